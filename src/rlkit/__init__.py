@@ -1,0 +1,108 @@
+"""rlkit: post-train open-weight language models by reinforcement learning through the Tinker API.
+
+Everything public is here. Names are loaded when they are first used, so that `import rlkit` costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rlkit.advantages import AdvantageEstimator
+    from rlkit.api import train
+    from rlkit.config import load_config
+    from rlkit.config.schema import Config
+    from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, TaskSource, ToolEnv
+    from rlkit.errors import (
+        ConfigError,
+        EnvironmentFault,
+        LimitReached,
+        MissingError,
+        RewardError,
+        RlkitError,
+        RunFailed,
+        ServiceError,
+        UsageError,
+    )
+    from rlkit.policy import Policy, Reply
+    from rlkit.run import RLTrainer, evaluate
+    from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
+    from rlkit.trainer import StopSignal, Trainer
+    from rlkit.types import Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
+
+_MODULES = {
+    "advantages": ["AdvantageEstimator"],
+    "api": ["train"],
+    "config": ["load_config"],
+    "config.schema": ["Config"],
+    "env": ["Env", "SingleTurnEnv", "Step", "StepEnv", "TaskSource", "ToolEnv"],
+    "errors": [
+        "ConfigError",
+        "EnvironmentFault",
+        "LimitReached",
+        "MissingError",
+        "RewardError",
+        "RlkitError",
+        "RunFailed",
+        "ServiceError",
+        "UsageError",
+    ],
+    "policy": ["Policy", "Reply"],
+    "run": ["RLTrainer", "evaluate"],
+    "trackers": ["Checkpoint", "Progress", "RunInfo", "RunResult", "Tracker"],
+    "trainer": ["StopSignal", "Trainer"],
+    "types": ["Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AdvantageEstimator",
+    "Checkpoint",
+    "Config",
+    "ConfigError",
+    "Env",
+    "EnvironmentFault",
+    "Episode",
+    "Group",
+    "LimitReached",
+    "Message",
+    "MissingError",
+    "Outcome",
+    "Policy",
+    "Progress",
+    "Prompt",
+    "RLTrainer",
+    "Reply",
+    "RewardError",
+    "RlkitError",
+    "RunFailed",
+    "RunInfo",
+    "RunResult",
+    "ServiceError",
+    "SingleTurnEnv",
+    "Step",
+    "StepEnv",
+    "StopSignal",
+    "TaskSource",
+    "Tool",
+    "ToolCall",
+    "ToolEnv",
+    "Tracker",
+    "Trainer",
+    "Turn",
+    "UsageError",
+    "evaluate",
+    "load_config",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rlkit' has no attribute {name!r}")
+    return getattr(import_module(f"rlkit.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,176 @@
+"""The commands and their options. Each body is imported when it runs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rlkit.cli.guard import command
+
+app = typer.Typer(
+    help="Post-train open-weight language models by reinforcement learning through the Tinker API.",
+    epilog="Exit codes: 0 done, 1 the run failed, 2 bad usage or configuration, 3 something is missing, "
+    "4 the budget is reached, 130 interrupted with a checkpoint.",
+    no_args_is_help=True,
+    # Drawing help with rich takes four times as long as everything else that --help does.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at a configuration.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+Configs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CONFIG... [KEY=VALUE]...",
+        help="YAML files, the later over the earlier, then single values such as steps=20.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from rlkit.cli.versions import rlkit_version
+
+        typer.echo(f"rlkit {rlkit_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Post-train open-weight language models by reinforcement learning through the Tinker API."""
+
+
+@app.command()
+def train(
+    config: Configs,
+    name: Annotated[str | None, typer.Option(help="Name of the run and of its folder.")] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    no_panel: Annotated[bool, typer.Option("--no-panel", help="Plain lines also on a terminal.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Train a model. Ctrl-C finishes the step and saves; a second one stops at once."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.train import run
+
+        raise typer.Exit(run(config, output, name=name, quiet=quiet, panel=not no_panel))
+
+
+@app.command("eval")
+def evaluate(
+    config: Configs,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="tinker:// path of the weights; without it, the model as it is.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Measure a model, without training, on `eval.envs` or else on the training environments, greedily."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.evaluate import run
+
+        raise typer.Exit(run(config, output, checkpoint=checkpoint, quiet=quiet))
+
+
+@config_app.command("show")
+def config_show(config: Configs, json: Json = False, debug: Debug = False) -> None:
+    """Print the whole configuration, with the place that each value comes from."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.config import show
+
+        raise typer.Exit(show(config, output))
+
+
+@config_app.command("schema")
+def config_schema(
+    json: Annotated[bool, typer.Option("--json", help="The same, on one line.")] = False, debug: Debug = False
+) -> None:
+    """Print the JSON schema of configurations, for editors."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.config import schema
+
+        raise typer.Exit(schema(output))
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads of the model; one for each core by default.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of its checkpoints.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Make this model ready at once; may be given several times.")
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Run the embedded engine alone, for any program that speaks to Tinker, until Ctrl-C."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.serve import run
+
+        raise typer.Exit(run(output, host=host, port=port, threads=threads, root=root, models=model or []))
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist or is empty.")],
+    name: Annotated[str | None, typer.Option(help="Name of the environment; the folder's by default.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Start a project: an environment, its configuration, a test that passes and a README."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.init import run
+
+        raise typer.Exit(run(directory, output, name=name))
+
+
+@app.command()
+def check(
+    target: Annotated[str, typer.Argument(help="A built-in environment, file.py:Name, or a configuration file.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The same as --args.", show_default=False)
+    ] = None,
+    args: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="An argument of the environment (a value of the configuration)."),
+    ] = None,
+    tasks: Annotated[int, typer.Option(min=1, help="Tasks that are tried.")] = 5,
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that one rollout may take.")] = 10.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the environment and of the odd replies.")] = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find what is wrong with an environment before a run does. Exit code 1 if something is."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.check import run
+
+        given = [*(args or []), *(arguments or [])]
+        raise typer.Exit(run(target, given, output, tasks=tasks, timeout_s=timeout_s, seed=seed))
+
+
+@app.command()
+def doctor(
+    no_engine: Annotated[bool, typer.Option("--no-engine", help="Do not try the embedded engine.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find what is wrong with this machine, with the fix of each thing. Exit code 3 if something needed is missing."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.doctor import run
+
+        raise typer.Exit(run(output, engine=not no_engine))

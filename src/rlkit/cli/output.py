@@ -1,0 +1,114 @@
+"""What a command prints.
+
+Invariant: results go to stdout and everything else to stderr; no value of a secret in the environment goes to either; a
+reader that has gone away is not an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+type Data = None | bool | int | float | str | Sequence[Data] | Mapping[str, Data]
+
+REDACTED = "***"
+SHORTEST_SECRET_CHARS = 6
+
+_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
+    """`text` without the values of the variables whose names contain KEY, TOKEN, SECRET or PASSWORD.
+
+    Short values (`TOKENIZERS_PARALLELISM=false`) and paths that exist are words of every other message, not secrets.
+    """
+    for secret in _secrets(os.environ if environ is None else environ):
+        text = text.replace(secret, REDACTED)
+    return text
+
+
+def printable(text: str) -> str:
+    """`text` without secrets, and without what would steer a terminal: its control characters become `?`."""
+    return _CONTROL.sub("?", redact(text).replace("\r\n", "\n"))
+
+
+def to_json(value: Data) -> str:
+    """One line of strict JSON: secrets are taken out, and numbers that JSON does not have become null."""
+    return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
+
+
+def styled(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `stream` is a terminal that may be given colours and redrawn."""
+    env = os.environ if environ is None else environ
+    return stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where one command prints.
+
+    Args:
+        out: results.
+        err: everything else.
+        json: the user asked for JSON.
+    """
+
+    out: TextIO
+    err: TextIO
+    json: bool = False
+
+    def line(self, text: str = "") -> None:
+        """A line of a result."""
+        _write(self.out, printable(text))
+
+    def data(self, value: Data) -> None:
+        """A result as one line of JSON."""
+        _write(self.out, to_json(value))
+
+    def note(self, text: str) -> None:
+        """Something that a person should read."""
+        _write(self.err, printable(text))
+
+    def error(self, text: str) -> None:
+        """What went wrong."""
+        label = "\x1b[31merror:\x1b[0m" if styled(self.err) else "error:"
+        _write(self.err, f"{label} {printable(text)}")
+
+
+def _secrets(environ: Mapping[str, str]) -> list[str]:
+    values = {value for name, value in environ.items() if _SECRET_NAME.search(name)}
+    secret = [
+        value
+        for value in values
+        if len(value) >= SHORTEST_SECRET_CHARS and not os.path.exists(value)  # noqa: PTH110  Path.exists raises for a value too long to be a path
+    ]
+    return sorted(secret, key=len, reverse=True)
+
+
+def _strict(value: Data) -> Data:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {redact(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_strict(item) for item in value]
+    return value
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        # Nobody reads any more: what follows, and the interpreter's own flush at exit, goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -1,0 +1,234 @@
+"""The one schema of a run, for YAML, the command line and Python.
+
+Invariant: every field is used by the run that it configures; an unknown or contradictory one is an error. The default of a
+field carries its reason.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+type Positive = Annotated[int, Field(ge=1)]
+type Probability = Annotated[float, Field(gt=0, le=1)]
+type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, with no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class SamplingConfig(Section):
+    """How completions are drawn in training."""
+
+    max_tokens: Positive = 256
+    """Tokens that one completion may have. Short by default: the longest rollout of a batch decides how long a step takes."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    """1 samples from the model itself, which is what the policy gradient assumes."""
+    top_p: Probability = 1.0
+    """Below 1 the sampled tokens are no longer those of the policy that is trained."""
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    """-1 keeps every token, for the same reason."""
+    stop: list[str] | None = None
+    """Strings that end a completion; null for the model's own end of turn."""
+
+
+class EnvConfig(Section):
+    """One environment of a run. What is null is inherited from the run."""
+
+    env: str | None = None
+    """A built-in name (`arithmetic`), `package.module:name` or `file.py:name`; null takes the key that it stands under."""
+    args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    """Arguments of the environment."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Its share of the groups, relative to the other environments."""
+    group_size: Positive | None = None
+    """Rollouts of one task; null for `batch.group_size`."""
+    max_tokens: Positive | None = None
+    """Tokens that one completion may have; null for `sampling.max_tokens`."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """Null for `sampling.temperature`."""
+    max_turns: Positive | None = None
+    """Completions that one rollout may ask for; null leaves it to the environment."""
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
+    max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
+    """Failed episodes of a group that are played again; null for `rollouts.max_failing_rollouts`."""
+
+
+class EvalEnvConfig(Section):
+    """One environment that is evaluated, never trained on."""
+
+    env: str | None = None
+    """As in `envs`; null takes the key that it stands under."""
+    args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    """Arguments of the environment; choose them so that its tasks are not those of training."""
+    tasks: Positive = 100
+    """Tasks that are played, the first of the environment's own order."""
+    attempts: Positive = 1
+    """Rollouts of each task."""
+    max_tokens: Positive | None = None
+    """Null for `sampling.max_tokens`."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Greedy, so that two evaluations differ only by the weights."""
+    max_turns: Positive | None = None
+    """Completions that one rollout may ask for; null leaves it to the environment."""
+
+
+class BatchConfig(Section):
+    """What one optimiser step is computed from."""
+
+    groups: Positive = 16
+    """Tasks in a step."""
+    group_size: Annotated[int, Field(ge=1)] = 8
+    """Rollouts of each task: the group's own mean is the baseline, and eight estimate it well enough."""
+
+
+class RolloutsConfig(Section):
+    """How rollouts are played."""
+
+    max_live: Positive = 256
+    """Rollouts at once. The Tinker service queues what it cannot take, so more is rarely faster."""
+    timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that one rollout may take before it counts as failed."""
+    max_failing_rollouts: Annotated[int, Field(ge=0)] = 2
+    """Failed episodes of a group that are played again; past that the group goes on with those that are valid."""
+
+
+class LoraConfig(Section):
+    """The adapter that is trained."""
+
+    rank: Positive = 32
+    """Enough for reinforcement learning, which learns few bits an episode."""
+    train_attn: bool = True
+    """Adapt the attention projections."""
+    train_mlp: bool = True
+    """Adapt the MLP projections, which carry most of the gain."""
+    train_unembed: bool = False
+    """Adapt the output head. Off: it costs a gradient over the whole vocabulary and gains little."""
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if not (self.train_attn or self.train_mlp or self.train_unembed):
+            raise ValueError("nothing is trained: set train_attn, train_mlp or train_unembed to true")
+        return self
+
+
+class ImportanceSamplingLoss(Section):
+    """−Σ (p/q)·A, the policy gradient corrected for the sampler's probabilities."""
+
+    name: Literal["importance_sampling"] = "importance_sampling"
+    """The loss."""
+
+
+class PPOLoss(Section):
+    """PPO's clipped surrogate."""
+
+    name: Literal["ppo"]
+    """The loss."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Lower bound of the ratio p/q itself, as the Tinker service takes it."""
+    clip_high: Annotated[float, Field(ge=1)] = 1.2
+    """Upper bound of the ratio p/q."""
+
+
+type LossConfig = Annotated[ImportanceSamplingLoss | PPOLoss, Field(discriminator="name")]
+
+
+class OptimizerConfig(Section):
+    """Adam."""
+
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """LoRA wants ten times what full fine-tuning does, or more."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the mean of squared gradients: shorter than Adam's own, since the gradients of RL change quickly."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Off: the adapter starts at zero and stays small."""
+    grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Largest norm of a step's gradient; 0 is off."""
+
+
+class CheckpointConfig(Section):
+    """When the weights are saved. The last step always is."""
+
+    every: Annotated[int, Field(ge=0)] = 20
+    """Steps between checkpoints; 0 saves only the last."""
+    ttl_days: Annotated[float, Field(ge=1 / 24, le=3650)] | None = 30.0
+    """Days until the service deletes a checkpoint, since storage is billed; null keeps them."""
+
+
+class EvalConfig(Section):
+    """Evaluation during training, on the weights as they are: before the first step, every so often, and after the last."""
+
+    every: Annotated[int, Field(ge=0)] = 10
+    """Steps between evaluations; 0 evaluates only before and after."""
+    envs: dict[EnvName, EvalEnvConfig] = Field(default_factory=dict[EnvName, EvalEnvConfig])
+    """What is evaluated, by a name of your choice."""
+
+
+class ServiceConfig(Section):
+    """Where the model runs. With neither a credential nor a URL, rlkit starts its own engine."""
+
+    base_url: str | None = None
+    """A Tinker service; null reads TINKER_BASE_URL, then the hosted service if there is a credential, then the engine."""
+    engine_threads: Positive | None = None
+    """CPU threads of the embedded engine; null takes one for each core."""
+
+
+class ChatConfig(Section):
+    """How conversations become tokens."""
+
+    renderer: str | None = None
+    """A renderer of tinker-cookbook, or `chat_template` for the tokenizer's own; null takes the one recommended for the model."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    model: Annotated[str, Field(min_length=1)] = DEFAULT_MODEL
+    """A model of the service, a name on the hub, or a directory. The default is small enough for a laptop."""
+    name: EnvName | None = None
+    """Name of the run and of its folder; null makes one from the environments and the time."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Everything random follows from it."""
+    steps: Positive = 100
+    """Optimiser steps."""
+    load_checkpoint: str | None = None
+    """A `tinker://` path of training state to start from, instead of a fresh adapter."""
+    envs: Annotated[dict[EnvName, EnvConfig], Field(min_length=1)]
+    """What is trained on, by a name of your choice."""
+    sampling: SamplingConfig = SamplingConfig()
+    batch: BatchConfig = BatchConfig()
+    rollouts: RolloutsConfig = RolloutsConfig()
+    advantage: str = "group_mean"
+    """`group_mean`, `grpo`, or your own function as `package.module:name` or `file.py:name`."""
+    loss: LossConfig = ImportanceSamplingLoss()
+    lora: LoraConfig = LoraConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+    service: ServiceConfig = ServiceConfig()
+    chat: ChatConfig = ChatConfig()
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        if self.load_checkpoint is not None and not self.load_checkpoint.startswith("tinker://"):
+            raise ValueError(
+                f"load_checkpoint: {self.load_checkpoint!r} is not a path of the form tinker://…/weights/…"
+            )
+        for name, env in self.envs.items():
+            if (env.group_size or self.batch.group_size) < 2 and self.advantage in ("group_mean", "grpo"):
+                raise ValueError(
+                    f"envs.{name}: a group of 1 has no baseline, so {self.advantage} would train nothing; "
+                    "set group_size to 2 or more"
+                )
+        return self

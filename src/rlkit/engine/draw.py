@@ -1,0 +1,103 @@
+"""Drawing tokens from logits.
+
+Invariant: what a row draws depends on its own logits, settings and uniform number only, bit for bit.
+
+A token is drawn by inverting the cumulative distribution with one uniform number: first over blocks of 64 tokens, then
+inside the block, so that no cumulative sum over the whole vocabulary is needed. The log-probability that is reported is
+of the model's own distribution, before temperature, top-k and top-p: it is what the trainer computes for that token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_BLOCK_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSettings:
+    """How a row draws: temperature 0 takes the likeliest token; `top_k` < 1 and `top_p` ≥ 1 keep every token."""
+
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_k >= 1 or self.top_p < 1.0
+
+
+def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """One token a row.
+
+    Args:
+        logits: [n, V] float32, changed by the call.
+        settings: n of them.
+        uniforms: [n] float64 in [0, 1).
+
+    Returns:
+        tokens [n] int64 and log-probabilities [n] float32.
+    """
+    peak, best = logits.max(-1, keepdim=True)
+    logits -= peak
+    temperatures = torch.tensor([s.temperature for s in settings])
+    greedy = temperatures == 0
+    plain = all(s.temperature in (0.0, 1.0) and not s.filtered for s in settings)
+    masses = _block_sums(torch.exp(logits))
+    normaliser = masses[0].sum(-1).log()
+    if plain:
+        tokens = _invert(*masses, uniforms)
+    else:
+        shaped = logits / torch.where(greedy, 1.0, temperatures)[:, None]
+        for row, s in enumerate(settings):
+            if s.filtered and s.temperature > 0:
+                shaped[row] = _filter(shaped[row], s)
+        tokens = _invert(*_block_sums(torch.exp(shaped)), uniforms)
+    tokens = torch.where(greedy, best[:, 0], tokens)
+    chosen = logits.gather(1, tokens[:, None])[:, 0]
+    return tokens, (chosen - normaliser).to(torch.float32)
+
+
+def _block_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums [n, blocks] float64 of `weights [n, V]`, and the weights as [n, blocks, 64]."""
+    blocks = functional.pad(weights, (0, -weights.shape[1] % _BLOCK_TOKENS)).view(len(weights), -1, _BLOCK_TOKENS)
+    return blocks.sum(-1).double(), blocks
+
+
+def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
+    """The token at which the cumulative weight passes `uniforms` times the total; never one of weight 0."""
+    cumulative = sums.cumsum(-1)
+    aim = uniforms * cumulative[:, -1]
+    block = _first_above(cumulative, aim, sums)
+    rows = torch.arange(len(sums))
+    inside = blocks[rows, block].double()
+    rest = aim - (cumulative[rows, block] - sums[rows, block])
+    return block * _BLOCK_TOKENS + _first_above(inside.cumsum(-1), rest, inside)
+
+
+def _first_above(cumulative: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
+    """The first index whose cumulative weight exceeds `aim`, or, where rounding leaves none, the last of positive weight."""
+    index = torch.searchsorted(cumulative, aim[:, None], right=True)[:, 0]
+    width = weights.shape[1]
+    last = width - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _filter(logits: Tensor, settings: DrawSettings) -> Tensor:
+    """`logits [V]` with −∞ where top-k and then top-p (Holtzman et al. 2020) leave a token out."""
+    ranked, order = logits.sort(descending=True, stable=True)
+    keep = len(ranked)
+    if settings.top_k >= 1:
+        keep = min(keep, settings.top_k)
+    if settings.top_p < 1.0:
+        before = torch.softmax(ranked[:keep].double(), 0).cumsum(0)
+        keep = int(torch.searchsorted(before, torch.tensor(settings.top_p, dtype=torch.float64))) + 1
+    filtered = torch.full_like(logits, -torch.inf)
+    filtered[order[:keep]] = ranked[:keep]
+    return filtered

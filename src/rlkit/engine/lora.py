@@ -1,0 +1,193 @@
+"""Low-rank adapters (Hu et al. 2021): y = x W + (α / r) x A B.
+
+Invariant: all parameters of an adapter live in one flat float32 vector in a fixed order, so that the optimiser, a snapshot
+and a checkpoint each are one operation on one tensor; `views` are windows into it.
+
+α is 32 whatever the rank. Hosted Tinker does the same as far as can be seen from outside: the cookbook's
+`get_lora_lr_over_full_finetune_lr` takes `lora_alpha=32` for every rank, and its learning rates do not depend on the rank.
+A starts uniform in ±1/√fan_in (the default of the `peft` package, Kaiming with a = √5) and B at zero, so that a new
+adapter changes nothing. Query, key and value read the same input and share one A matrix [in, 3r], a third each; so do
+gate and up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rlkit.engine.config import ModelConfig
+from rlkit.engine.weights import Layer, Weights
+
+ALPHA = 32.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """What a client asks for when it makes a model."""
+
+    rank: int
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lora:
+    """The adapter of one fused matrix: `a [in, parts · r]`, one `b [r, out]` for each part."""
+
+    a: Tensor
+    bs: tuple[Tensor, ...]
+    scale: float
+
+    def delta(self, x: Tensor) -> Tensor:
+        """The low-rank term of `x [N, in]`, [N, out of all parts]."""
+        rank = self.bs[0].shape[0]
+        inner = (x @ self.a) * self.scale
+        parts = [inner[:, i * rank : (i + 1) * rank] @ b for i, b in enumerate(self.bs)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    def merged(self, weight: Tensor) -> Tensor:
+        """`weight [in, out]` plus the adapter's own matrix."""
+        rank = self.bs[0].shape[0]
+        parts = [self.a[:, i * rank : (i + 1) * rank] @ b for i, b in enumerate(self.bs)]
+        return torch.add(weight, torch.cat(parts, -1), alpha=self.scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerAdapter:
+    """The adapters of one layer; None where nothing is trained."""
+
+    qkv: Lora | None
+    o: Lora | None
+    gate_up: Lora | None
+    down: Lora | None
+
+    @staticmethod
+    def none() -> LayerAdapter:
+        """The adapter that changes nothing."""
+        return _NO_ADAPTER
+
+
+_NO_ADAPTER = LayerAdapter(None, None, None, None)
+
+
+class Adapter:
+    """All LoRA parameters of one model.
+
+    Args:
+        flat: [P] float32; `views` are windows into it, each of them a leaf for autograd when `trainable`.
+    """
+
+    def __init__(self, config: ModelConfig, settings: LoraSettings, flat: Tensor, *, trainable: bool = False) -> None:
+        self.config = config
+        self.settings = settings
+        self.flat = flat
+        self.views = {name: flat[s].view(shape).requires_grad_(trainable) for name, s, shape in slots(config, settings)}
+        self.scale = ALPHA / settings.rank
+
+    def layer(self, index: int) -> LayerAdapter:
+        """The adapters of layer `index`."""
+        return LayerAdapter(
+            *(self._lora(f"layers.{index}.{group}", parts) for group, parts in _GROUPS.items() if group != "unembed")
+        )
+
+    def unembed(self) -> Lora | None:
+        """The adapter of the output layer, which takes the hidden state to logits."""
+        return self._lora("unembed", _GROUPS["unembed"])
+
+    def snapshot(self) -> Adapter:
+        """A frozen copy."""
+        return Adapter(self.config, self.settings, self.flat.detach().clone())
+
+    def _lora(self, group: str, parts: tuple[str, ...]) -> Lora | None:
+        a = self.views.get(f"{group}.lora_A")
+        if a is None:
+            return None
+        stem = group.rpartition(".")[0]
+        bs = tuple(self.views[f"{stem}.{part}.lora_B" if stem else f"{part}.lora_B"] for part in parts)
+        return Lora(a, bs, self.scale)
+
+
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("q", "k", "v"),
+    "o": ("o",),
+    "gate_up": ("gate", "up"),
+    "down": ("down",),
+    "unembed": ("unembed",),
+}
+
+
+def slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, slice, tuple[int, int]]]:
+    """Name, place in the flat vector and shape of each parameter, in order."""
+    start = 0
+    for name, shape in _shapes(config, settings):
+        size = shape[0] * shape[1]
+        yield name, slice(start, start + size), shape
+        start += size
+
+
+def size(config: ModelConfig, settings: LoraSettings) -> int:
+    """How many parameters the adapter has."""
+    return sum(shape[0] * shape[1] for _, shape in _shapes(config, settings))
+
+
+def new_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Adapter:
+    """A fresh trainable adapter, the same for the same seed."""
+    flat = torch.zeros(size(config, settings))
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    for name, place, shape in slots(config, settings):
+        if name.endswith("lora_A"):
+            flat[place].uniform_(-1 / math.sqrt(shape[0]), 1 / math.sqrt(shape[0]), generator=generator)
+    return Adapter(config, settings, flat, trainable=True)
+
+
+def merge(weights: Weights, adapter: Adapter) -> Weights:
+    """New weights with the adapter added in; what it does not touch is shared."""
+
+    def merged(weight: Tensor, lora: Lora | None) -> Tensor:
+        return weight if lora is None else lora.merged(weight)
+
+    def merged_layer(layer: Layer, lora: LayerAdapter) -> Layer:
+        return replace(
+            layer,
+            qkv=merged(layer.qkv, lora.qkv),
+            o=merged(layer.o, lora.o),
+            gate_up=merged(layer.gate_up, lora.gate_up),
+            down=merged(layer.down, lora.down),
+        )
+
+    unembed = adapter.unembed()
+    with torch.no_grad():
+        return replace(
+            weights,
+            layers=tuple(merged_layer(layer, adapter.layer(i)) for i, layer in enumerate(weights.layers)),
+            head=weights.head
+            if unembed is None
+            else torch.addmm(weights.head, unembed.bs[0].t(), unembed.a.t(), alpha=unembed.scale),
+        )
+
+
+def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, tuple[int, int]]]:
+    rank, hidden, inner = settings.rank, config.hidden_size, config.intermediate_size
+    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    for i in range(config.layers):
+        stem = f"layers.{i}"
+        if settings.train_attn:
+            yield f"{stem}.qkv.lora_A", (hidden, 3 * rank)
+            for part, width in (("q", query), ("k", key), ("v", key)):
+                yield f"{stem}.{part}.lora_B", (rank, width)
+            yield f"{stem}.o.lora_A", (query, rank)
+            yield f"{stem}.o.lora_B", (rank, hidden)
+        if settings.train_mlp:
+            yield f"{stem}.gate_up.lora_A", (hidden, 2 * rank)
+            for part in ("gate", "up"):
+                yield f"{stem}.{part}.lora_B", (rank, inner)
+            yield f"{stem}.down.lora_A", (inner, rank)
+            yield f"{stem}.down.lora_B", (rank, hidden)
+    if settings.train_unembed:
+        yield "unembed.lora_A", (hidden, rank)
+        yield "unembed.lora_B", (rank, config.vocab_size)

@@ -1,0 +1,103 @@
+"""The loss functions of the Tinker API: each a sum over tokens, never a mean.
+
+Invariant: a loss is a function of each token's own log-probability, so that its gradient can be had before the output
+layer's backward pass and no logits need be kept.
+
+With logp the trained model's log-probability of the target, q the sampler's, A the advantage, ratio = exp(logp − q):
+
+    cross_entropy         −w · logp
+    importance_sampling   −ratio · A
+    ppo                   −min(ratio · A, clip(ratio, low, high) · A)      low 0.8, high 1.2 (Schulman et al. 2017, eq. 7)
+    cispo                 −stop_gradient(clip(ratio, low, high)) · logp · A    low 0, high 4 (MiniMax-M1 2025, eq. 4)
+    dro                   −(logp · A − ½ β (logp − q)²)                        β 0.05 (Richemond et al. 2024)
+
+Thresholds are ratios, not distances from 1. They may also be given per token, as loss inputs of the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlkit.errors import UsageError, did_you_mean
+
+type Inputs = Mapping[str, Tensor]
+"""The loss inputs of a batch by name, each [N] float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """What a loss needs: inputs that must be there, inputs that may be, settings with their defaults."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    settings: Mapping[str, float]
+
+
+_CLIPS = ("clip_low_threshold", "clip_high_threshold")
+
+LOSSES: Mapping[str, LossSpec] = {
+    "cross_entropy": LossSpec((), ("weights",), {}),
+    "importance_sampling": LossSpec(("logprobs", "advantages"), (), {}),
+    "ppo": LossSpec(("logprobs", "advantages"), _CLIPS, dict(zip(_CLIPS, (0.8, 1.2), strict=True))),
+    "cispo": LossSpec(("logprobs", "advantages"), _CLIPS, dict(zip(_CLIPS, (0.0, 4.0), strict=True))),
+    "dro": LossSpec(("logprobs", "advantages"), (), {"beta": 0.05}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A loss function with its settings; make one with `make_loss`."""
+
+    name: str
+    settings: Mapping[str, float]
+
+    def __call__(self, logp: Tensor, inputs: Inputs) -> Tensor:
+        """Each token's loss, [N], of `logp [N]`."""
+        if self.name == "cross_entropy":
+            return -inputs["weights"] * logp if "weights" in inputs else -logp
+        advantage, q = inputs["advantages"], inputs["logprobs"]
+        if self.name == "dro":
+            return -(logp * advantage - 0.5 * self.settings["beta"] * (logp - q).square())
+        ratio = torch.exp(logp - q)
+        if self.name == "importance_sampling":
+            return -ratio * advantage
+        low, high = (inputs[name] if name in inputs else torch.tensor(self.settings[name]) for name in _CLIPS)
+        clipped = torch.minimum(torch.maximum(ratio, low), high)
+        if self.name == "ppo":
+            return -torch.minimum(ratio * advantage, clipped * advantage)
+        return -clipped.detach() * logp * advantage
+
+    def gradient(self, logp: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Each token's loss and its derivative with respect to `logp`, both [N]."""
+        leaf = logp.detach().requires_grad_(True)
+        with torch.enable_grad():
+            losses = self(leaf, inputs)
+            (gradient,) = torch.autograd.grad(losses.sum(), leaf)
+        return losses.detach(), gradient
+
+
+def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:
+    """The loss called `name`.
+
+    Raises:
+        UsageError: the loss is unknown or not supported, or does not take one of `settings`.
+    """
+    if name not in LOSSES:
+        raise UsageError(
+            f"loss_fn {name!r} is not supported by the embedded engine; it computes {', '.join(LOSSES)}."
+            f"{did_you_mean(name, LOSSES)}"
+        )
+    defaults = LOSSES[name].settings
+    numbers = dict(defaults)
+    for key, value in settings.items():
+        if key not in defaults:
+            known = f"it takes {', '.join(defaults)}" if defaults else "it takes none"
+            raise UsageError(f"loss_fn_config: {name} has no setting {key!r}; {known}.{did_you_mean(key, defaults)}")
+        if isinstance(value, str):
+            raise UsageError(f"loss_fn_config: {key} must be a number, not {value!r}")
+        numbers[key] = value
+    return Loss(name, numbers)

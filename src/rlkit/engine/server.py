@@ -1,0 +1,135 @@
+"""The embedded engine as a server: the Tinker REST protocol on loopback.
+
+Invariant: no request, however malformed, ends the server, and `stop` leaves no thread behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import uvicorn
+
+from rlkit.engine.routes import make_app
+from rlkit.engine.service import Service
+from rlkit.errors import UsageError
+from rlkit.paths import engine_dir
+
+_POLL_S = 0.005
+_START_S = 30.0
+_GRACE_S = 5
+
+
+class EngineServer:
+    """A Tinker-compatible server in this process, on a port of its own.
+
+    Use it as a context manager::
+
+        with EngineServer() as server:
+            client = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
+
+    HTTP runs on one daemon thread, torch on another.
+
+    Args:
+        host: the address to listen on.
+        port: 0 for any free one.
+        api_key: the key that clients must send; a random one by default. It must start with `tml-`, as the SDK checks.
+        threads: how many threads torch uses; the number of cores by default.
+        root: where checkpoints are kept, across servers; by default `rlkit.paths.engine_dir()`.
+        resolve: a model's name to its directory; by default `rlkit.engine.models.resolve_model`.
+        models: names to advertise; others can be used too.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        threads: int | None = None,
+        root: Path | None = None,
+        resolve: Callable[[str], Path] | None = None,
+        models: Sequence[str] = (),
+    ) -> None:
+        self.api_key = api_key or f"tml-{secrets.token_urlsafe(24)}"
+        if not self.api_key.startswith("tml-"):
+            raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other")
+        self._address = (host, port)
+        self._service = Service(resolve=resolve or _resolve, root=root or engine_dir(), threads=threads)
+        app = make_app(self._service, api_key=self.api_key, models=models)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=_GRACE_S
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients, once the server is started."""
+        if not self._url:
+            raise UsageError("the engine has no URL before start()")
+        return self._url
+
+    def start(self) -> Self:
+        """Listen, and return once requests are answered.
+
+        Raises:
+            UsageError: the address cannot be listened on, or the server was started before.
+        """
+        if self._thread is not None:
+            raise UsageError("this engine was started before: make a new EngineServer")
+        try:
+            listener = socket.create_server(self._address)
+        except OSError as error:
+            raise UsageError(f"cannot listen on {self._address[0]}:{self._address[1]}: {error}") from error
+        host, port = listener.getsockname()[:2]
+        self._url = f"http://{host}:{port}"
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listener)), name="rlkit-engine-http", daemon=True
+        )
+        self._service.start()
+        self._thread.start()
+        if not self._ready.wait(_START_S):
+            raise RuntimeError(f"the engine's HTTP server did not start within {_START_S} s")
+        return self
+
+    def stop(self) -> None:
+        """Answer what is open with an error and end both threads; checkpoints stay. May be called twice."""
+        if self._thread is None or not self._thread.is_alive() or self._loop is None:
+            return
+        with contextlib.suppress(RuntimeError):  # the loop may close between the check and the call
+            self._loop.call_soon_threadsafe(self._service.promises.fail_all, "the engine was stopped")
+        self._server.should_exit = True
+        self._thread.join()
+        self._service.stop()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not serving.done():
+            await asyncio.sleep(_POLL_S)
+        self._ready.set()
+        await serving
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _resolve(name: str) -> Path:
+    from rlkit.engine.models import resolve_model
+
+    return resolve_model(name)

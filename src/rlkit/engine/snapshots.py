@@ -1,0 +1,66 @@
+"""Sampler weights that have no name: what `save_weights_and_get_sampling_client` makes.
+
+Invariant: a snapshot never changes and is there until its session ends. The newest stay in memory; older ones wait on
+disk, because a long run makes thousands and a client never says that it is done with one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import OrderedDict
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from rlkit.engine.config import ModelConfig
+from rlkit.engine.lora import Adapter, LoraSettings
+
+_MEMORY_BYTES_MAX = 512 << 20
+
+
+class Snapshots:
+    """Frozen adapters by id, spilled to `folder`, which is theirs alone and goes with `close`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._recent: OrderedDict[str, Adapter] = OrderedDict()
+        self._spilled: dict[str, tuple[ModelConfig, LoraSettings, Path]] = {}
+
+    def put(self, key: str, adapter: Adapter) -> None:
+        """Keep a frozen adapter under a new key."""
+        self._recent[key] = adapter
+        while sum(_bytes(a) for a in self._recent.values()) > _MEMORY_BYTES_MAX and len(self._recent) > 1:
+            self._spill(*self._recent.popitem(last=False))
+
+    def get(self, key: str) -> Adapter | None:
+        """The adapter of `key`, or None if its session has ended."""
+        if key in self._recent:
+            self._recent.move_to_end(key)
+            return self._recent[key]
+        if key not in self._spilled:
+            return None
+        config, settings, path = self._spilled[key]
+        return Adapter(config, settings, load_file(path)["flat"])
+
+    def drop(self, prefix: str) -> None:
+        """Forget every snapshot whose key starts with `prefix`."""
+        for key in [key for key in self._recent if key.startswith(prefix)]:
+            del self._recent[key]
+        for key in [key for key in self._spilled if key.startswith(prefix)]:
+            self._spilled.pop(key)[2].unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._recent.clear()
+        self._spilled.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _spill(self, key: str, adapter: Adapter) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{len(self._spilled)}-{key.replace(':', '_')}.safetensors"
+        save_file({"flat": adapter.flat}, path)
+        self._spilled[key] = (adapter.config, adapter.settings, path)
+
+
+def _bytes(adapter: Adapter) -> int:
+    return adapter.flat.numel() * adapter.flat.element_size()

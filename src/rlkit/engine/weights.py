@@ -1,0 +1,129 @@
+"""A model's frozen weights, laid out for speed.
+
+Invariant: weights are never changed in place; merging an adapter makes new matrices and shares every other one.
+
+Matrices are stored [in, out], so that a product is `x @ w`; query, key and value are one matrix, and so are gate and up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from rlkit.engine.config import ModelConfig, read_config
+from rlkit.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One decoder layer; H query heads, K key/value heads of size D, hidden size E, intermediate size I.
+
+    Args:
+        attention_norm: [E].
+        qkv: [E, (H + 2K) · D].
+        qkv_bias: [(H + 2K) · D], or None.
+        q_norm: [D], or None without QK-norm; `k_norm` alike.
+        o: [H · D, E].
+        mlp_norm: [E].
+        gate_up: [E, 2I].
+        down: [I, E].
+    """
+
+    attention_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    o: Tensor
+    mlp_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """A whole model. `embedding [V, E]` and `head [V, E]` are one tensor where the configuration ties them."""
+
+    config: ModelConfig
+    embedding: Tensor
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Tensor
+
+
+def load_weights(directory: Path) -> Weights:
+    """Read `directory` (config.json, *.safetensors) as float32.
+
+    Raises:
+        UsageError: the architecture is not supported, or a tensor is missing or has another shape than the configuration.
+    """
+    config = read_config(directory)
+    with _Reader(directory) as read:
+        hidden, vocab = config.hidden_size, config.vocab_size
+        embedding = read("model.embed_tokens.weight", vocab, hidden)
+        head = embedding if config.tied else read("lm_head.weight", vocab, hidden)
+        layers = tuple(_read_layer(read, config, index) for index in range(config.layers))
+        return Weights(config, embedding, layers, read("model.norm.weight", hidden), head)
+
+
+def _read_layer(read: _Reader, config: ModelConfig, index: int) -> Layer:
+    prefix, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
+    attention, size = f"{prefix}.self_attn", config.head_dim
+    widths = {"q": config.heads * size, "k": config.kv_heads * size, "v": config.kv_heads * size}
+
+    def transposed(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts).t().contiguous()
+
+    return Layer(
+        attention_norm=read(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=transposed([read(f"{attention}.{n}_proj.weight", width, hidden) for n, width in widths.items()]),
+        qkv_bias=torch.cat([read(f"{attention}.{n}_proj.bias", width) for n, width in widths.items()])
+        if config.qkv_bias
+        else None,
+        q_norm=read(f"{attention}.q_norm.weight", size) if config.qk_norm else None,
+        k_norm=read(f"{attention}.k_norm.weight", size) if config.qk_norm else None,
+        o=transposed([read(f"{attention}.o_proj.weight", hidden, config.heads * size)]),
+        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=transposed([read(f"{prefix}.mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]),
+        down=transposed([read(f"{prefix}.mlp.down_proj.weight", hidden, inner)]),
+    )
+
+
+class _Reader:
+    """Reads named tensors from all the safetensors files of a directory, one at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        from safetensors import safe_open
+
+        self._directory = directory
+        files = sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise UsageError(f"{directory} holds no .safetensors file: the embedded engine reads no other format")
+        try:
+            self._files = [safe_open(file, framework="pt") for file in files]
+        except Exception as error:
+            raise UsageError(f"{directory}: the weights cannot be read: {error}") from error
+        self._read: dict[str, Callable[[str], Tensor]] = {
+            name: file.get_tensor
+            for file in self._files
+            for name in file.keys()  # noqa: SIM118  not a mapping
+        }
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._read.clear()
+        self._files.clear()
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        if name not in self._read:
+            raise UsageError(f"{self._directory}: the weights hold no tensor {name!r}, which config.json asks for")
+        tensor = self._read[name](name)
+        if tuple(tensor.shape) != shape:
+            raise UsageError(f"{self._directory}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}")
+        return tensor.to(torch.float32)

@@ -1,0 +1,64 @@
+"""The thread that owns torch.
+
+Invariant: jobs run one at a time, in the order in which they were given; between them, and while there are none, running
+samples advance a token at a time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+# Requests that a client sends together arrive a little apart; one batch of them is faster than two.
+_GATHER_S = 0.004
+
+
+class Worker:
+    """Runs jobs on a thread of its own.
+
+    Args:
+        advance: decodes one token of everything that is being sampled, and says whether there is more.
+        threads: how many threads torch may use; None for its own choice, the number of cores.
+    """
+
+    def __init__(self, advance: Callable[[], bool], *, threads: int | None = None) -> None:
+        self._advance = advance
+        self._threads = threads
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="rlkit-engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Queue a job, which must not raise."""
+        self._jobs.put(job)
+
+    def stop(self) -> None:
+        """End after the job that is running; samples that are not finished are left."""
+        self._stopping = True
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        import torch
+
+        if self._threads is not None:
+            torch.set_num_threads(self._threads)
+        busy = False
+        while True:
+            wait_s = 0.0 if busy else None
+            while True:
+                try:
+                    job = self._jobs.get(block=wait_s != 0.0, timeout=wait_s)
+                except queue.Empty:
+                    break
+                if job is None or self._stopping:
+                    return
+                job()
+                wait_s = 0.0 if busy else _GATHER_S
+            busy = self._advance()

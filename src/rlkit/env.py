@@ -1,0 +1,217 @@
+"""What an environment is: one task, and playing it is a coroutine.
+
+Invariant: an `Env` holds the task and never changes; the state of an episode lives in the local variables of `rollout`,
+so that the same object can be played G times at once to make a group, and can be pickled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from rlkit.errors import LimitReached
+from rlkit.policy import Policy, Reply
+from rlkit.types import Group, Json, Message, Outcome, Tool, ToolCall
+
+
+@runtime_checkable
+class Env(Protocol):
+    """One task.
+
+    A whole environment::
+
+        class Reverse(rlkit.Env):
+            def __init__(self, word: str): self.word = word
+            async def rollout(self, policy: rlkit.Policy) -> float:
+                reply = await policy.chat([{"role": "user", "content": f"Spell {self.word} backwards."}])
+                return float(reply.text.strip() == self.word[::-1])
+
+    Two attributes are optional. `task_id: str` names the task in records. `gold: str` is a reply that deserves the full
+    reward; `rlkit check` plays it.
+    """
+
+    async def rollout(self, policy: Policy) -> Outcome | float:
+        """Play one episode and return its outcome. An exception means that it failed, and so has no reward."""
+        ...
+
+
+class TaskSource(Protocol):
+    """Decides what is played next. Deterministic, given its seed and what it was told by `observe`."""
+
+    def next(self) -> Env | None:
+        """The next task, or None when there are no more."""
+        ...
+
+    def observe(self, group: Group) -> None:
+        """Learn from a finished group (difficulty filters and archives do)."""
+        ...
+
+    def state_dict(self) -> Mapping[str, Json]:
+        """Everything that `load_state_dict` needs to go on from here, as JSON."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        ...
+
+
+class SingleTurnEnv(ABC, Env):
+    """One prompt, one reply, one reward.
+
+    The `prompt` is messages, rendered with the model's chat template, or a plain string, sampled as it stands::
+
+        class Sum(rlkit.SingleTurnEnv):
+            def __init__(self, a: int, b: int): self.a, self.b = a, b
+            def prompt(self): return f"{self.a} + {self.b} ="
+            def grade(self, reply): return float(reply.text.strip() == str(self.a + self.b))
+    """
+
+    @abstractmethod
+    def prompt(self) -> str | Sequence[Message]:
+        """What the model is asked."""
+
+    @abstractmethod
+    def grade(self, reply: Reply) -> Outcome | float:
+        """The reward of a reply. It must be a function of the reply alone."""
+
+    async def rollout(self, policy: Policy) -> Outcome | float:
+        """Ask once, grade once."""
+        prompt = self.prompt()
+        reply = await (policy.sample(prompt) if isinstance(prompt, str) else policy.chat(prompt))
+        return self.grade(reply)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the world answers to one reply.
+
+    Args:
+        messages: the observation that follows, ignored when done.
+        reward: of this turn; the episode's reward is the sum.
+        done: the episode is over.
+        metrics: numbers to report; a later value replaces an earlier one.
+    """
+
+    messages: Sequence[Message] = ()
+    reward: float = 0.0
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+class StepEnv[State](ABC, Env):
+    """A conversation in steps: the model replies, the world answers.
+
+    `reset` makes the state of one episode; `step` may change that state, never `self`::
+
+        class Guess(rlkit.StepEnv[list[int]]):
+            max_turns = 5
+            def reset(self): return [], [{"role": "user", "content": "Guess a number from 1 to 9."}]
+            def step(self, state, reply): ...
+    """
+
+    max_turns: int = 16
+    """The episode is truncated after this many replies."""
+
+    @abstractmethod
+    def reset(self) -> tuple[State, Sequence[Message]]:
+        """A fresh state and the first messages."""
+
+    @abstractmethod
+    async def step(self, state: State, reply: Reply) -> Step:
+        """Answer one reply."""
+
+    async def close(self, state: State) -> None:
+        """Free what the episode holds; runs whatever happened."""
+
+    async def rollout(self, policy: Policy) -> Outcome:
+        """Play until a step is done, a limit of the run is reached or `max_turns` have passed."""
+        state, opening = self.reset()
+        messages = list(opening)
+        total, metrics = 0.0, dict[str, float]()
+        try:
+            for _ in range(self.max_turns):
+                try:
+                    reply = await policy.chat(messages)
+                except LimitReached:
+                    break
+                step = await self.step(state, reply)
+                policy.reward(step.reward)
+                total += step.reward
+                metrics |= step.metrics
+                messages += [reply.message, *step.messages]
+                if step.done:
+                    return Outcome(total, metrics)
+            return Outcome(total, metrics, truncated=True)
+        finally:
+            await self.close(state)
+
+
+class ToolEnv[State](ABC, Env):
+    """A model that works with tools until it answers without calling one.
+
+    A malformed call or an unknown tool is told to the model as the tool's answer and counted; `call` itself may raise
+    `ValueError` to tell the model what was wrong with the arguments. Anything else that it raises fails the episode.
+    """
+
+    max_turns: int = 16
+    """The episode is truncated, and still graded, after this many replies."""
+
+    @abstractmethod
+    def reset(self) -> tuple[State, Sequence[Message]]:
+        """A fresh state and the first messages."""
+
+    @abstractmethod
+    def tools(self) -> Sequence[Tool]:
+        """The tools that the model is shown."""
+
+    @abstractmethod
+    async def call(self, state: State, call: ToolCall) -> str:
+        """Run one call and return what the model is told."""
+
+    @abstractmethod
+    async def grade(self, state: State, reply: Reply | None) -> Outcome | float:
+        """The reward of the whole episode, given the last reply (None if a limit allowed none)."""
+
+    async def close(self, state: State) -> None:
+        """Free what the episode holds; runs whatever happened."""
+
+    async def rollout(self, policy: Policy) -> Outcome:
+        """Alternate replies and tool answers, then grade."""
+        state, opening = self.reset()
+        tools = self.tools()
+        messages = list(opening)
+        reply, truncated, malformed = None, True, 0
+        try:
+            for _ in range(self.max_turns):
+                try:
+                    reply = await policy.chat(messages, tools=tools)
+                except LimitReached:
+                    break
+                malformed += len(reply.malformed)
+                if not reply.tool_calls and not reply.malformed:
+                    truncated = reply.turn.stop == "length"
+                    break
+                answers = [await self._answer(state, call, tools) for call in reply.tool_calls]
+                complaints: list[Message] = [
+                    {"role": "tool", "content": f"error: not a valid tool call: {text}"} for text in reply.malformed
+                ]
+                messages += [reply.message, *answers, *complaints]
+            graded = await self.grade(state, reply)
+            outcome = graded if isinstance(graded, Outcome) else Outcome(graded)
+            metrics = {**outcome.metrics, "malformed_tool_calls": float(malformed)}
+            return Outcome(outcome.reward, metrics, outcome.info, truncated or outcome.truncated)
+        finally:
+            await self.close(state)
+
+    async def _answer(self, state: State, call: ToolCall, tools: Sequence[Tool]) -> Message:
+        names = [tool["name"] for tool in tools]
+        if call["name"] not in names:
+            content = f"error: there is no tool {call['name']!r}; the tools are {', '.join(names)}"
+        else:
+            try:
+                content = await self.call(state, call)
+            except ValueError as error:
+                content = f"error: {error}"
+        return {"role": "tool", "content": content, "tool_call_id": call["id"], "name": call["name"]}

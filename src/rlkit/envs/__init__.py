@@ -1,0 +1,1 @@
+"""The environments that rlkit brings. They build on the core, which knows none of them."""

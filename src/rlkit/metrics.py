@@ -1,0 +1,82 @@
+"""What a step is measured by.
+
+Invariant: every number is a function of the batch's episodes and of what the service answered, so it can be recounted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from rlkit.batch import Batch
+from rlkit.service import Update
+from rlkit.types import Episode, Group
+
+
+def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
+    """Rewards and outcomes, by environment and over all, under `<prefix>/<env>/…` and `<prefix>/all/…`.
+
+    Failed episodes count only in `failed`. `groups/mixed` is the share of groups with different rewards, which teach.
+    """
+    metrics = dict[str, float]()
+    names = list(dict.fromkeys(group.env for group in groups))
+    for name in names:
+        metrics |= _named(f"{prefix}/{name}", [group for group in groups if group.env == name])
+    return metrics | _named(f"{prefix}/all", groups)
+
+
+def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
+    episodes = [episode for group in groups for episode in group.episodes]
+    valid = [episode for episode in episodes if episode.reward is not None]
+    metrics = {
+        f"{prefix}/groups": float(len(groups)),
+        f"{prefix}/episodes": float(len(episodes)),
+        f"{prefix}/failed": float(len(episodes) - len(valid)),
+    }
+    if not valid:
+        return metrics
+    rewards = np.array([episode.reward for episode in valid], dtype=np.float64)
+    metrics |= {
+        f"{prefix}/reward/mean": float(rewards.mean()),
+        f"{prefix}/reward/std": float(rewards.std()),
+        f"{prefix}/reward/min": float(rewards.min()),
+        f"{prefix}/reward/max": float(rewards.max()),
+        f"{prefix}/groups/mixed": _mean(float(np.ptp(g.rewards[g.valid]) > 0) for g in groups if g.valid.any()),
+        f"{prefix}/truncated": _mean(float(episode.status == "truncated") for episode in valid),
+        f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
+        f"{prefix}/segments": _mean(float(episode.segments) for episode in valid),
+        f"{prefix}/tokens": _mean(float(episode.sampled_tokens) for episode in valid),
+        f"{prefix}/cut_turns": _mean(float(t.stop == "length") for episode in valid for t in episode.turns),
+    }
+    return metrics | {f"{prefix}/{key}": value for key, value in _own(valid).items()}
+
+
+def _own(episodes: Sequence[Episode]) -> dict[str, float]:
+    keys = dict.fromkeys(key for episode in episodes for key in episode.metrics)
+    return {key: _mean(float(e.metrics[key]) for e in episodes if key in e.metrics) for key in keys}
+
+
+def update_metrics(batch: Batch, update: Update) -> Mapping[str, float]:
+    """How far the sampler and the trainer agree on the sampled tokens, and what the service reported.
+
+    With d = log q(sampler) − log p(trainer): `kl_sample_train_v1` is mean d and `v2` is ½ mean d², both estimates of
+    KL(q‖p) (Schulman, "Approximating KL divergence", 2020); `entropy` is −mean log q.
+    """
+    sampled = np.concatenate([datum.logprobs[datum.mask] for datum in batch.data]).astype(np.float64)
+    pairs = zip(batch.data, update.logprobs, strict=True)
+    trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs]).astype(np.float64)
+    difference = sampled - trained
+    return {
+        "optim/kl_sample_train_v1": float(difference.mean()),
+        "optim/kl_sample_train_v2": float(np.square(difference).mean() / 2),
+        "optim/entropy": float(-sampled.mean()),
+        "optim/sequences": float(len(batch.data)),
+        "optim/tokens": float(len(sampled)),
+        **{f"service/{key}": float(value) for key, value in update.metrics.items()},
+    }
+
+
+def _mean(values: Iterable[float]) -> float:
+    collected = list(values)
+    return float(np.mean(collected)) if collected else 0.0

@@ -1,0 +1,30 @@
+"""Where rlkit keeps things: runs and engine state in the user's home, models in the user's cache.
+
+Never a temporary directory: many machines clear those on reboot, and a run is worth more than that.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def runs_dir() -> Path:
+    """The folder of all runs: `$RLKIT_RUNS_DIR`, by default `~/rlkit-runs`."""
+    return _from_env("RLKIT_RUNS_DIR") or Path.home() / "rlkit-runs"
+
+
+def engine_dir() -> Path:
+    """The embedded engine's checkpoints: `$RLKIT_ENGINE_DIR`, by default `.engine` in the folder of runs."""
+    return _from_env("RLKIT_ENGINE_DIR") or runs_dir() / ".engine"
+
+
+def cache_dir() -> Path:
+    """Models that were fetched or converted: `$RLKIT_CACHE_DIR`, by default `rlkit` in the user's cache."""
+    base = _from_env("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return _from_env("RLKIT_CACHE_DIR") or base / "rlkit"
+
+
+def _from_env(name: str) -> Path | None:
+    value = os.environ.get(name)
+    return Path(value).expanduser() if value else None

@@ -1,0 +1,281 @@
+"""What a rollout talks to, and the record that it leaves.
+
+Invariant: every completion that a rollout is given is recorded, as sampled, before the rollout sees it; the record is
+the only source of training data.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+
+from rlkit.chat import ChatFormat, extend
+from rlkit.errors import LimitReached, UsageError
+from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reply:
+    """A completion as the environment sees it.
+
+    Args:
+        text: what the model said, thinking and tool calls taken out.
+        message: the same as a message, to be appended to the conversation unchanged.
+        turn: the tokens that it stands for.
+        malformed: raw texts of tool calls that could not be parsed.
+    """
+
+    text: str
+    message: Message
+    turn: Turn
+    malformed: tuple[str, ...] = ()
+
+    @property
+    def thinking(self) -> str:
+        """The model's reasoning, "" where there is none."""
+        return self.message.get("thinking", "")
+
+    @property
+    def tool_calls(self) -> Sequence[ToolCall]:
+        """The tool calls that the model asked for."""
+        return self.message.get("tool_calls", [])
+
+    @property
+    def truncated(self) -> bool:
+        """Whether `max_tokens` cut the reply off."""
+        return self.turn.stop == "length"
+
+
+class Policy(Protocol):
+    """The model as a rollout uses it."""
+
+    async def sample(
+        self,
+        prompt: str | Prompt | Sequence[int] | Tokens,
+        *,
+        forced: str | Sequence[int] = (),
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        stop: Sequence[str] | Sequence[int] | None = None,
+    ) -> Reply:
+        """Complete a prompt as it stands, with no chat template.
+
+        Args:
+            prompt: text or tokens. One that continues the tokens of an earlier turn is recorded as its extension.
+            forced: text or tokens that the completion must begin with; they get no advantage.
+            max_tokens: less than the run's setting, if less is wanted.
+            temperature: instead of the run's setting.
+            stop: strings or token ids, instead of the run's setting.
+
+        Raises:
+            LimitReached: the rollout has used up its turns or its context.
+            ServiceError: the service failed after retries.
+        """
+        ...
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        forced: str | Sequence[int] = (),
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> Reply:
+        """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens."""
+        ...
+
+    def reward(self, value: float) -> None:
+        """Give the last turn a reward of its own, for estimators that assign credit by turn."""
+        ...
+
+
+class Sampler(Protocol):
+    """One version of the weights, ready to be sampled from."""
+
+    @property
+    def version(self) -> int:
+        """Optimiser steps that these weights have taken."""
+        ...
+
+    async def sample(
+        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+    ) -> Sequence[Completion]:
+        """Draw completions of one prompt.
+
+        Raises:
+            ServiceError: the service failed after retries.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a rollout may use: turns in all, and tokens in one prompt and its completion together."""
+
+    max_turns: int | None = None
+    context_tokens: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Tip:
+    """The end of a segment: its last turn, all its tokens, and the conversation that they stand for where it is one."""
+
+    index: int
+    turn: Turn
+    tokens: Prompt
+    messages: list[Message] = field(default_factory=list[Message])
+    tools: list[Tool] = field(default_factory=list[Tool])
+
+
+class RecordingPolicy(Policy):
+    """The policy handle of one episode: samples, records, and keeps conversations token-exact.
+
+    A prompt that continues the tokens of a segment becomes the next turn of that segment. A rollout may hold several
+    conversations at once, and ask for completions concurrently; each extends its own segment.
+
+    Args:
+        sampler: called for each turn, so that long rollouts can move to newer weights.
+        chat: the model's format.
+        sampling: the run's settings for this environment.
+        seed: called with the turn's number; the same episode asks for the same seeds.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: Callable[[], Sampler],
+        chat: ChatFormat,
+        sampling: Sampling,
+        seed: Callable[[int], int],
+        limits: Limits = Limits(),
+    ) -> None:
+        self._sampler = sampler
+        self._chat = chat
+        self._sampling = sampling
+        self._seed = seed
+        self._limits = limits
+        self._turns: list[Turn] = []
+        self._tips: list[_Tip] = []
+        self._asked = 0
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The record so far."""
+        return tuple(self._turns)
+
+    async def sample(  # noqa: D102  inherited
+        self,
+        prompt: str | Prompt | Sequence[int] | Tokens,
+        *,
+        forced: str | Sequence[int] = (),
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        stop: Sequence[str] | Sequence[int] | None = None,
+    ) -> Reply:
+        given = as_prompt(self._chat.encode(prompt) if isinstance(prompt, str) else prompt)
+        sampling = self._settings(max_tokens, temperature, stop)
+        turn = (await self._complete(given, sampling, forced=forced)).turn
+        text = self._chat.decode(turn.completion)
+        return Reply(text, {"role": "assistant", "content": text}, turn)
+
+    async def chat(  # noqa: D102  inherited
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        forced: str | Sequence[int] = (),
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> Reply:
+        if not messages:
+            raise UsageError("chat needs at least one message")
+        sampling = self._settings(max_tokens, temperature, None)
+        if sampling.stop is None:
+            sampling = replace(sampling, stop=self._chat.stop)
+        prompt = self._continued(messages, tools) or self._chat.render(messages, tools)
+        tip = await self._complete(prompt, sampling, forced=forced)
+        parsed = self._chat.parse(tip.turn.completion)
+        # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
+        tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
+        text = parsed.message["content"]
+        return Reply(text if isinstance(text, str) else "", parsed.message, tip.turn, parsed.malformed)
+
+    def reward(self, value: float) -> None:  # noqa: D102  inherited
+        if not self._turns:
+            raise UsageError("reward() needs a turn to give the reward to: sample or chat first")
+        last = self._turns[-1]
+        self._turns[-1] = replace(last, reward=value + (last.reward or 0.0))
+
+    def _settings(
+        self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
+    ) -> Sampling:
+        run = self._sampling
+        return replace(
+            run,
+            max_tokens=min(max_tokens or run.max_tokens, run.max_tokens),
+            temperature=run.temperature if temperature is None else temperature,
+            stop=run.stop if stop is None else tuple(stop),  # pyright: ignore[reportArgumentType]  one kind in, one kind out
+        )
+
+    def _continued(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt | None:
+        for tip in reversed(self._tips):
+            count = len(tip.messages)
+            if count and len(messages) > count and list(messages[:count]) == tip.messages and list(tools) == tip.tools:
+                return extend(self._chat, tip.tokens, tip.turn, messages, replied=count - 1, tools=tools)
+        return None
+
+    async def _complete(
+        self,
+        prompt: Prompt,
+        sampling: Sampling,
+        *,
+        forced: str | Sequence[int],
+    ) -> _Tip:
+        prefix = self._chat.encode(forced) if isinstance(forced, str) else np.asarray(forced, dtype=np.int32)
+        given = prompt + as_prompt(prefix)
+        sampling = self._admit(given, sampling)
+        seed = self._seed(self._asked)
+        self._asked += 1
+        sampler = self._sampler()
+        started = time.monotonic()
+        (completion,) = await sampler.sample(given, sampling, seed=seed)
+        parent = self._parent(prompt)
+        turn = Turn(
+            prompt=prompt if parent is None else prompt.after(len(parent.tokens)),
+            completion=np.concatenate([prefix, completion.tokens]),
+            logprobs=np.concatenate([np.zeros(len(prefix), np.float32), completion.logprobs]),
+            sampled=np.concatenate([np.zeros(len(prefix), np.bool_), np.ones(len(completion.tokens), np.bool_)]),
+            stop=completion.stop,
+            version=sampler.version,
+            parent=None if parent is None else parent.index,
+            seconds=time.monotonic() - started,
+            request_id=completion.request_id,
+        )
+        self._turns.append(turn)
+        if parent is not None:
+            self._tips.remove(parent)
+        tip = _Tip(len(self._turns) - 1, turn, given + as_prompt(completion.tokens))
+        self._tips.append(tip)
+        return tip
+
+    def _admit(self, given: Prompt, sampling: Sampling) -> Sampling:
+        most = self._limits.max_turns
+        if most is not None and self._asked >= most:
+            raise LimitReached(f"the rollout has had its {most} turns (max_turns)")
+        context = self._limits.context_tokens
+        if context is None:
+            return sampling
+        room = context - len(given)
+        if room < 1:
+            raise LimitReached(f"a prompt of {len(given)} tokens fills the context of {context}")
+        return replace(sampling, max_tokens=min(sampling.max_tokens, room))
+
+    def _parent(self, prompt: Prompt) -> _Tip | None:
+        fitting = [tip for tip in self._tips if len(tip.tokens) <= len(prompt) and prompt.starts_with(tip.tokens)]
+        return max(fitting, key=lambda tip: len(tip.tokens), default=None)

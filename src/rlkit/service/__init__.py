@@ -1,0 +1,132 @@
+"""Where the model runs: the hosted Tinker service, a compatible server, or the engine that rlkit embeds.
+
+Invariant: the three differ only by an address and a key. This folder is the only place that knows the Tinker SDK.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from rlkit.losses import Loss
+from rlkit.policy import Sampler
+from rlkit.types import Datum, Floats
+
+if TYPE_CHECKING:
+    from rlkit.config.schema import LoraConfig, OptimizerConfig, ServiceConfig
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What a gradient step gave back.
+
+    Args:
+        logprobs: for each datum, [N] float32, the trainer's log-probability of each target before the step.
+        metrics: what the service reported, names as it gave them.
+    """
+
+    logprobs: Sequence[Floats]
+    metrics: Mapping[str, float]
+
+
+class Learner(Protocol):
+    """The weights that are trained."""
+
+    @property
+    def version(self) -> int:
+        """Optimiser steps taken."""
+        ...
+
+    async def update(self, data: Sequence[Datum], loss: Loss, optimizer: OptimizerConfig) -> Update:
+        """One optimiser step on the sum of the data's losses. Gradient and step are submitted together."""
+        ...
+
+    async def sampler(self) -> Sampler:
+        """A sampler of the weights as they are now."""
+        ...
+
+    async def save(self, name: str, *, ttl_s: int | None) -> tuple[str, str]:
+        """Save the training state and the sampler's weights; their `tinker://` paths."""
+        ...
+
+
+class Service(Protocol):
+    """A connection to a Tinker service."""
+
+    async def learner(self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None) -> Learner:
+        """A fresh adapter, or the one that a checkpoint of training state holds, optimiser included."""
+        ...
+
+    async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:
+        """A sampler of the base model, or of a checkpoint of sampler weights."""
+        ...
+
+    async def context_tokens(self, model: str) -> int | None:
+        """The longest context that the service offers for the model; None where it does not say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceChoice:
+    """Which service a run uses.
+
+    Args:
+        kind: `url` is any server whose address was given.
+        base_url: None for the hosted service's own address and for the engine, which has none before it starts.
+        reason: one phrase that says why.
+    """
+
+    kind: Literal["hosted", "url", "engine"]
+    base_url: str | None
+    reason: str
+
+
+def choose(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:
+    """An address that was given wins; then the hosted service, if there is a credential; then the embedded engine."""
+    if config.base_url:
+        return ServiceChoice("url", config.base_url, "service.base_url is set")
+    if url := environ.get("TINKER_BASE_URL"):
+        return ServiceChoice("url", url, "TINKER_BASE_URL is set")
+    if found := credential(environ=environ):
+        return ServiceChoice("hosted", None, f"{found} is set")
+    return ServiceChoice("engine", None, "there is neither a Tinker credential nor TINKER_BASE_URL")
+
+
+def credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Where the Tinker SDK would find a credential, or None; the credential itself is not read."""
+    for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
+        if environ.get(name):
+            return name
+    stored = Path.home() / ".tinker" / "credentials.json"
+    return str(stored) if stored.exists() else None
+
+
+@asynccontextmanager
+async def connect(config: ServiceConfig, *, choice: ServiceChoice | None = None) -> AsyncGenerator[Service]:
+    """A connection to the chosen service; the engine is started and stopped with it.
+
+    Raises:
+        ServiceError: the service cannot be reached.
+        MissingError: it refused the key.
+    """
+    import asyncio
+
+    from rlkit.service.sdk import TinkerService
+
+    chosen = choice or choose(config)
+    if chosen.kind != "engine":
+        async with TinkerService(base_url=chosen.base_url) as service:
+            yield service
+        return
+    from rlkit.engine import EngineServer
+
+    engine = await asyncio.to_thread(EngineServer(threads=config.engine_threads).start)
+    try:
+        async with TinkerService(base_url=engine.url, api_key=engine.api_key) as service:
+            yield service
+    finally:
+        await asyncio.to_thread(engine.stop)

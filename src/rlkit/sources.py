@@ -1,0 +1,126 @@
+"""Which task comes next: a shuffled sequence, and a mixture of several sources.
+
+Invariant: the order of tasks is a function of the seed and of what `observe` was told, never of timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from rlkit.env import Env, TaskSource
+from rlkit.errors import UsageError
+from rlkit.seeds import derive
+from rlkit.types import Group, Json
+
+
+class SequenceSource(TaskSource):
+    """The tasks of a sequence, for ever: shuffled anew in each epoch, each task once an epoch.
+
+    Args:
+        envs: the tasks.
+        seed: of the shuffling.
+    """
+
+    def __init__(self, envs: Iterable[Env], *, seed: int) -> None:
+        self._envs = list(envs)
+        if not self._envs:
+            raise UsageError("there are no tasks: give at least one Env")
+        self._seed = seed
+        self._drawn = 0
+        self._order = self._shuffled(0)
+
+    def next(self) -> Env:  # noqa: D102  inherited
+        epoch, index = divmod(self._drawn, len(self._envs))
+        if index == 0:
+            self._order = self._shuffled(epoch)
+        self._drawn += 1
+        return self._envs[self._order[index]]
+
+    def observe(self, group: Group) -> None:
+        """Nothing to learn: the order is fixed."""
+
+    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
+        self._drawn = cast("int", state["drawn"])
+        self._order = self._shuffled(self._drawn // len(self._envs))
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        return np.random.default_rng([self._seed, epoch]).permutation(len(self._envs)).tolist()
+
+
+def as_source(tasks: TaskSource | Iterable[Env], *, seed: int) -> TaskSource:
+    """A source from what a user may give: a source of their own, or any collection of tasks."""
+    if hasattr(tasks, "next") and hasattr(tasks, "observe"):
+        return cast("TaskSource", tasks)
+    return SequenceSource(cast("Iterable[Env]", tasks), seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a run: the `draw`-th, of the environment `name`."""
+
+    draw: int
+    name: str
+    env: Env
+
+
+class Mixture:
+    """Several sources, each drawn from in proportion to its weight.
+
+    Args:
+        sources: by name of the environment.
+        weights: by the same names; only their ratios count.
+        seed: of the choice between sources.
+    """
+
+    def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float], seed: int) -> None:
+        self._sources = dict(sources)
+        self._weights = dict(weights)
+        self._seed = seed
+        self._drawn = 0
+        self._exhausted: set[str] = set()
+
+    def draw(self, count: int) -> Sequence[Task]:
+        """The next tasks; fewer than `count` only when every source has run dry."""
+        tasks = list[Task]()
+        while len(tasks) < count and (names := [name for name in self._sources if name not in self._exhausted]):
+            name = self._choose(names)
+            env = self._sources[name].next()
+            if env is None:
+                self._exhausted.add(name)
+                continue
+            tasks.append(Task(self._drawn, name, env))
+            self._drawn += 1
+        return tasks
+
+    def observe(self, group: Group) -> None:
+        """Pass a finished group on to its source."""
+        self._sources[group.env].observe(group)
+
+    def state_dict(self) -> Mapping[str, Json]:
+        """The place in the sequence of draws, and every source's own state."""
+        return {
+            "drawn": self._drawn,
+            "exhausted": sorted(self._exhausted),
+            "sources": {name: source.state_dict() for name, source in self._sources.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state_dict` gave."""
+        self._drawn = cast("int", state["drawn"])
+        self._exhausted = set(cast("Sequence[str]", state["exhausted"]))
+        for name, own in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
+            self._sources[name].load_state_dict(own)
+
+    def _choose(self, names: list[str]) -> str:
+        if len(names) == 1:
+            return names[0]
+        weights = np.array([self._weights[name] for name in names])
+        rng = np.random.default_rng(derive(self._seed, "mixture", self._drawn, len(names)))
+        return names[int(rng.choice(len(names), p=weights / weights.sum()))]

@@ -1,0 +1,251 @@
+"""Random models small enough for tests, written as ordinary Hugging Face directories.
+
+Invariant: a directory depends on the arguments only (and, for `tiny_model`, on the Python version, whose manual its
+tokenizer is trained on). Nothing is downloaded, and neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, cast
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from tokenizers import Tokenizer
+
+Family = Literal["llama", "qwen3"]
+Setting = str | int | float | bool | list[str]
+
+_TINY_VOCABULARY_TOKENS = 2304
+_TRAINING_TEXT_CHARACTERS = 200_000
+
+BYTE_TEMPLATE = (
+    "{% for message in messages %}<bos>{{ message['role'] }}\n{{ message['content'] }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<bos>assistant\n{% endif %}"
+)
+
+# ChatML with tools in the Hermes form: signatures as JSON in the system message, calls and results between tags.
+CHATML_TEMPLATE = """\
+{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n' + system + ('\\n\\n' if system else '') + '# Tools\\n\\n<tools>' }}
+    {%- for tool in tools %}{{- '\\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\\n</tools>\\n\\nTo call one, reply with\\n<tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>' }}
+    {{- '<|im_end|>\\n' }}
+{%- elif system %}
+    {{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message['role'] == 'tool' %}
+        {{- '<|im_start|>tool\\n<tool_response>\\n' + message['content'] + '\\n</tool_response><|im_end|>\\n' }}
+    {%- elif message['role'] != 'system' or not loop.first %}
+        {{- '<|im_start|>' + message['role'] + '\\n' + (message['content'] or '') }}
+        {%- for call in message['tool_calls'] or [] %}
+            {%- set call = call['function'] if 'function' in call else call %}
+            {{- '\\n' if message['content'] or not loop.first else '' }}
+            {{- '<tool_call>\\n{"name": ' + (call['name'] | tojson) + ', "arguments": ' }}
+            {{- call['arguments'] if call['arguments'] is string else (call['arguments'] | tojson) }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+
+
+def byte_model(path: Path, *, seed: int = 0) -> Path:
+    """Write a Llama of 131,776 parameters that reads and writes bytes, and return `path`.
+
+    Token id b < 256 is the byte b; 256, 257 and 258 are `<bos>`, `<eos>` and `<pad>`. Its chat template wraps a message
+    as `<bos>role`, a newline, the content, `<eos>`, a newline.
+    """
+    tokenizer = _byte_tokenizer()
+    config = _config(
+        "llama", vocab=259, hidden=64, intermediate=192, layers=2, heads=4, kv_heads=2, head_dim=16, tied=False
+    )
+    specials = {"bos": "<bos>", "eos": "<eos>", "pad": "<pad>"}
+    return _write(path, config, tokenizer, specials=specials, template=BYTE_TEMPLATE, seed=seed)
+
+
+def tiny_model(path: Path, *, family: Family = "llama", seed: int = 0) -> Path:
+    """Write a random model of about a million parameters with a trained BPE tokenizer, and return `path`.
+
+    The tokenizer is byte-level BPE of 2,304 tokens with ChatML's special tokens and a ChatML template that knows the
+    roles system, user, assistant and tool. Input and output embeddings are tied.
+
+    Args:
+        path: the directory to write; its parents are made.
+        family: `llama`, or `qwen3` (query and key norms, heads wider than hidden/heads).
+        seed: of the weights.
+    """
+    head_dim = 32 if family == "llama" else 48
+    config = _config(
+        family,
+        vocab=_TINY_VOCABULARY_TOKENS,
+        hidden=128,
+        intermediate=384,
+        layers=4,
+        heads=4,
+        kv_heads=2,
+        head_dim=head_dim,
+        tied=True,
+    )
+    specials = {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|endoftext|>"}
+    return _write(path, config, _trained_tokenizer(), specials=specials, template=CHATML_TEMPLATE, seed=seed)
+
+
+def _config(
+    family: Family,
+    *,
+    vocab: int,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    tied: bool,
+) -> dict[str, Setting]:
+    return {
+        "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
+        "model_type": family,
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": tied,
+        "dtype": "float32",
+    }
+
+
+def _write(
+    path: Path,
+    config: dict[str, Setting],
+    tokenizer: Tokenizer,
+    *,
+    specials: Mapping[str, str],
+    template: str,
+    seed: int,
+) -> Path:
+    from safetensors.numpy import save
+
+    path.mkdir(parents=True, exist_ok=True)
+    ids = {f"{role}_token_id": cast("int", tokenizer.token_to_id(token)) for role, token in specials.items()}
+    named = {f"{role}_token": token for role, token in specials.items()}
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+        **named,
+        "chat_template": template,
+    }
+    (path / "model.safetensors").write_bytes(save(_weights(config, seed), metadata={"format": "pt"}))
+    tokenizer.save(str(path / "tokenizer.json"))
+    for name, content in {
+        "config.json": {**config, **ids},
+        "generation_config.json": ids,
+        "tokenizer_config.json": tokenizer_config,
+    }.items():
+        (path / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray[np.float32]]:
+    """Every tensor of the model: norms are ones, matrices `[out, in]` normal with standard deviation in^-1/2.
+
+    At that scale logits have a standard deviation near one, so the next token is neither certain nor uniform.
+    """
+    import numpy as np
+
+    generator = np.random.default_rng(seed)
+    size = {key: value for key, value in config.items() if isinstance(value, int)}
+    hidden, intermediate, head_dim = size["hidden_size"], size["intermediate_size"], size["head_dim"]
+    query, key = size["num_attention_heads"] * head_dim, size["num_key_value_heads"] * head_dim
+
+    def matrix(rows: int, columns: int) -> NDArray[np.float32]:
+        return generator.standard_normal((rows, columns), dtype=np.float32) / np.float32(columns**0.5)
+
+    def ones(length: int) -> NDArray[np.float32]:
+        return np.ones(length, np.float32)
+
+    weights = {"model.embed_tokens.weight": matrix(size["vocab_size"], hidden), "model.norm.weight": ones(hidden)}
+    if not config["tie_word_embeddings"]:
+        weights["lm_head.weight"] = matrix(size["vocab_size"], hidden)
+    for layer in range(size["num_hidden_layers"]):
+        block = {
+            "input_layernorm": ones(hidden),
+            "self_attn.q_proj": matrix(query, hidden),
+            "self_attn.k_proj": matrix(key, hidden),
+            "self_attn.v_proj": matrix(key, hidden),
+            "self_attn.o_proj": matrix(hidden, query),
+            "post_attention_layernorm": ones(hidden),
+            "mlp.gate_proj": matrix(intermediate, hidden),
+            "mlp.up_proj": matrix(intermediate, hidden),
+            "mlp.down_proj": matrix(hidden, intermediate),
+        }
+        if config["model_type"] == "qwen3":
+            block |= {"self_attn.q_norm": ones(head_dim), "self_attn.k_norm": ones(head_dim)}
+        weights |= {f"model.layers.{layer}.{name}.weight": value for name, value in block.items()}
+    return weights
+
+
+def _byte_tokenizer() -> Tokenizer:
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokenizer = Tokenizer(BPE(vocab={_byte_character(byte): byte for byte in range(256)}, merges=[]))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<bos>", "<eos>", "<pad>"])
+    return tokenizer
+
+
+def _byte_character(byte: int) -> str:
+    """The printable character that stands for `byte` in byte-level vocabularies (GPT-2, `bytes_to_unicode`)."""
+    if _stands_for_itself(byte):
+        return chr(byte)
+    return chr(256 + sum(not _stands_for_itself(lower) for lower in range(byte)))
+
+
+def _stands_for_itself(byte: int) -> bool:
+    return 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
+
+
+@cache
+def _trained_tokenizer() -> Tokenizer:
+    """A byte-level BPE tokenizer trained on the Python manual that ships with the interpreter."""
+    from pydoc_data.topics import topics  # pyright: ignore[reportUnknownVariableType]  # the stub leaves it open
+
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
+    from tokenizers.trainers import BpeTrainer
+
+    manual = "\n".join(topics[name] for name in sorted(topics))[:_TRAINING_TEXT_CHARACTERS]
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
+    tokenizer.decoder = ByteLevelDecoder()
+    trainer = BpeTrainer(
+        vocab_size=_TINY_VOCABULARY_TOKENS,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=cast("list[str]", ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(manual.splitlines(keepends=True), trainer)
+    return tokenizer

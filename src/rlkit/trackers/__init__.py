@@ -1,0 +1,161 @@
+"""Who is told about a run: the console, a tracking service, a file.
+
+Invariant: a tracker only listens. Whatever it does or raises, the run goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+type Phase = Literal["preparing", "sampling", "training", "evaluating", "saving", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a run stands at this moment.
+
+    Args:
+        step: optimiser steps taken.
+        steps: optimiser steps of the whole run.
+        phase: what it is doing.
+        queued: rollouts of this step that wait to be played.
+        live: rollouts that are being played.
+        done: rollouts of this step that are finished.
+        failed: episodes of this step that failed, played again or not.
+        tokens: tokens sampled since the run started.
+        seconds: since the run started.
+    """
+
+    step: int = 0
+    steps: int = 0
+    phase: Phase = "preparing"
+    queued: int = 0
+    live: int = 0
+    done: int = 0
+    failed: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """At the pace so far; None before the first step is done."""
+        return self.seconds / self.step * (self.steps - self.step) if self.step else None
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What a tracker is told when a run starts.
+
+    Args:
+        name: of the run.
+        directory: its folder.
+        model: that is trained.
+        envs: names of the environments.
+        service: where the model runs, as a phrase for people.
+        progress: gives the current `Progress` from any thread.
+    """
+
+    name: str
+    directory: Path
+    model: str
+    envs: tuple[str, ...]
+    service: str
+    progress: Callable[[], Progress]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights that the service keeps.
+
+    Args:
+        step: optimiser steps that they have taken.
+        state: `tinker://` path of the training state, optimiser included.
+        sampler: `tinker://` path of the weights for sampling.
+        expires: seconds since the epoch, None for never.
+    """
+
+    step: int
+    state: str
+    sampler: str
+    expires: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended.
+
+    Args:
+        name: of the run.
+        directory: its folder.
+        status: `interrupted` runs have saved a checkpoint of what they did.
+        steps: optimiser steps taken.
+        metrics: of the last step.
+        checkpoint: the last one, if any was saved.
+    """
+
+    name: str
+    directory: Path
+    status: Literal["completed", "interrupted"]
+    steps: int
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    checkpoint: Checkpoint | None = None
+
+
+class Tracker(Protocol):
+    """Told about a run as it happens; every method must return at once."""
+
+    def started(self, run: RunInfo) -> None:
+        """The run begins."""
+        ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A step (or, as step 0, the evaluation before the first one) is done."""
+        ...
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint was saved."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Something a person should read."""
+        ...
+
+    def finished(self, result: RunResult | None) -> None:
+        """The run is over; None when it failed."""
+        ...
+
+
+class Broadcast(Tracker):
+    """Several trackers as one that cannot fail: what one of them raises is told to the others, once, and dropped."""
+
+    def __init__(self, trackers: Iterable[Tracker]) -> None:
+        self._trackers = list(trackers)
+        self._complained: set[str] = set()
+
+    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
+        self._each(lambda tracker: tracker.started(run))
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+        self._each(lambda tracker: tracker.step(step, metrics))
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
+        self._each(lambda tracker: tracker.checkpoint(checkpoint))
+
+    def note(self, message: str) -> None:  # noqa: D102  inherited
+        self._each(lambda tracker: tracker.note(message))
+
+    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
+        self._each(lambda tracker: tracker.finished(result))
+
+    def _each(self, tell: Callable[[Tracker], None]) -> None:
+        for tracker in self._trackers:
+            name = type(tracker).__name__
+            try:
+                tell(tracker)
+            except Exception as error:  # a tracker may raise anything, and the run must go on
+                if name not in self._complained:
+                    self._complained.add(name)
+                    self.note(f"the tracker {name} failed and will miss things: {type(error).__name__}: {error}")

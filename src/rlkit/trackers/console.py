@@ -1,0 +1,113 @@
+"""A run as plain lines or as JSON.
+
+Invariant: a step is one line. Where the lines go is the caller's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
+
+KL = "optim/kl_sample_train_v1"
+
+
+def rewards(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The mean reward of each environment of a step, those of an evaluation as `eval <name>`."""
+    found = dict[str, float]()
+    for prefix, label in (("env/", ""), ("eval/", "eval ")):
+        for key, value in metrics.items():
+            name = key.removeprefix(prefix).removesuffix("/reward/mean")
+            if key == f"{prefix}{name}/reward/mean" and name != "all":
+                found[label + name] = value
+    return found
+
+
+def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
+    """`step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, with what the metrics have of it."""
+    parts = [f"step {step}/{steps}", *(f"{name} {number(value)}" for name, value in rewards(metrics).items())]
+    if KL in metrics:
+        parts.append(f"kl {metrics[KL]:.4f}")
+    seconds, tokens = metrics.get("time/step_s"), metrics.get("tokens/sampled")
+    if seconds and tokens:
+        parts.append(f"{tokens / seconds:.0f} tok/s")
+    if failed := metrics.get("rollouts/failed"):
+        parts.append(f"{failed:.0f} failed")
+    if seconds is not None:
+        parts.append(duration(seconds))
+    return "  ".join(parts)
+
+
+def number(value: float) -> str:
+    """Two decimals where they tell something, four digits otherwise."""
+    return f"{value:.2f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """`2.1 s`, `3 min 20 s`, `2 h 5 min`."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+class LineTracker(Tracker):
+    """One plain line a step, where there is no terminal to draw on.
+
+    Args:
+        say: takes a line without its end.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._steps = 0
+
+    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
+        self._steps = run.progress().steps
+        self._say(f"run {run.name} in {run.directory}")
+        self._say(f"training {run.model} on {', '.join(run.envs)} with {run.service}")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+        self._say(step_line(step, self._steps, metrics))
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
+        self._say(f"checkpoint of step {checkpoint.step}: {checkpoint.state}")
+
+    def note(self, message: str) -> None:  # noqa: D102  inherited
+        self._say(message)
+
+    def finished(self, result: RunResult | None) -> None:
+        """Nothing: the result is printed by whoever asked for the run."""
+
+
+class JsonTracker(Tracker):
+    """One JSON object a step, with the keys of `metrics.jsonl`.
+
+    Args:
+        emit: takes an object.
+        say: takes what is not a step.
+    """
+
+    def __init__(self, emit: Callable[[Mapping[str, float]], None], *, say: Callable[[str], None]) -> None:
+        self._emit = emit
+        self._say = say
+
+    def started(self, run: RunInfo) -> None:
+        """Nothing: the result names the run."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+        self._emit({"step": step, **{key: float(value) for key, value in metrics.items()}})
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Nothing: the result names the last one."""
+
+    def note(self, message: str) -> None:  # noqa: D102  inherited
+        self._say(message)
+
+    def finished(self, result: RunResult | None) -> None:
+        """Nothing: the result is printed by whoever asked for the run."""

@@ -1,0 +1,200 @@
+"""A run as a panel that is redrawn in place.
+
+Invariant: it is never wider than the terminal, and no higher than `MOST_ROWS` environments need.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+
+from rich.box import ROUNDED
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
+from rlkit.trackers.console import duration, number, rewards
+
+REFRESHES_PER_SECOND = 4
+RATE_WINDOW_S = 60.0
+MOST_ROWS = 8
+WIDEST_NAME_CHARS = 28
+WIDEST_PANEL_CHARS = 120
+NARROW_CHARS = 64
+HISTORY_STEPS = 200
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], cells: int) -> str:
+    """The last `cells` values, the lowest of them as the lowest bar."""
+    shown = list(values)[-cells:] if cells > 0 else []
+    if not shown:
+        return ""
+    low, high = min(shown), max(shown)
+    span = (high - low) or 1.0
+    return "".join(_BARS[round((value - low) / span * (len(_BARS) - 1))] for value in shown)
+
+
+def draw(
+    run: RunInfo,
+    progress: Progress,
+    *,
+    history: Mapping[str, Sequence[float]],
+    tokens_per_s: float | None,
+    width: int,
+    unicode: bool = True,
+) -> RenderableType:
+    """The panel at one moment.
+
+    Args:
+        history: the rewards so far, by label, the last one last.
+        tokens_per_s: None where nothing was sampled yet.
+        width: of the terminal, in characters.
+        unicode: the terminal can show bars.
+    """
+    width = min(width, WIDEST_PANEL_CHARS)
+    body = Table.grid(expand=True)
+    body.add_row(_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
+    body.add_row(_rollouts(progress))
+    names = list(dict.fromkeys([*run.envs, *history]))
+    shown = names if len(names) <= MOST_ROWS else names[: MOST_ROWS - 1]
+    body.add_row(_environments(shown, history, width=width - 4, unicode=unicode))
+    if len(shown) < len(names):
+        body.add_row(Text(f"and {len(names) - len(shown)} more", style="dim"))
+    return Panel(
+        body,
+        box=ROUNDED,
+        width=width,
+        title=_cut(run.name, width - 8),
+        title_align="left",
+        subtitle=_cut(f"{run.model} on {run.service}", width - 8),
+        subtitle_align="left",
+        border_style="dim",
+    )
+
+
+def _head(progress: Progress, tokens_per_s: float | None, *, narrow: bool) -> RenderableType:
+    step = Text(f"step {progress.step}/{progress.steps}", style="bold")
+    phase = Text(progress.phase, style="cyan")
+    remaining = progress.seconds_left
+    left = Text(duration(progress.seconds) if remaining is None else f"{duration(remaining)} left")
+    if narrow:
+        line = Text("  ").join([step, phase, left])
+        line.no_wrap, line.overflow = True, "ellipsis"
+        return line
+    row = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    for _ in range(3):
+        row.add_column(no_wrap=True, justify="right")
+    bar = ProgressBar(total=max(progress.steps, 1), completed=progress.step)
+    rate = Text("" if tokens_per_s is None else f"{tokens_per_s:.0f} tok/s")
+    row.add_row(step, bar, phase, rate, left)
+    return row
+
+
+def _rollouts(progress: Progress) -> Text:
+    failed = Text(f"{progress.failed} failed", style="red" if progress.failed else "")
+    counts = f"{progress.live} live  {progress.queued} queued  {progress.done} done  "
+    return Text("rollouts  ", no_wrap=True, overflow="ellipsis").append(counts).append_text(failed)
+
+
+def _environments(
+    names: Sequence[str], history: Mapping[str, Sequence[float]], *, width: int, unicode: bool
+) -> RenderableType:
+    name_width = min(max(map(len, names), default=0), WIDEST_NAME_CHARS)
+    number_width = 8
+    rows = Table.grid(padding=(0, 2, 0, 0))
+    rows.add_column(width=name_width)
+    rows.add_column(justify="right", width=number_width)
+    rows.add_column(no_wrap=True)
+    for name in names:
+        values = history.get(name, ())
+        bars = sparkline(values, width - name_width - number_width - 6) if unicode else ""
+        last = Text(number(values[-1]) if values else "…" if unicode else "-", style="bold" if values else "dim")
+        rows.add_row(_cut(name, name_width), last, Text(bars, style="green"))
+    return rows
+
+
+def _cut(text: str, cells: int) -> Text:
+    """`text` in one line of at most `cells` cells, its end left out where it is longer."""
+    cut = Text(text, no_wrap=True, overflow="ellipsis")
+    cut.truncate(max(cells, 1), overflow="ellipsis")
+    return cut
+
+
+class PanelTracker(Tracker):
+    """Draws the panel four times a second while a run lives; notes scroll by above it.
+
+    Args:
+        console: on a terminal.
+        clean: makes a note fit to be shown.
+    """
+
+    def __init__(self, console: Console, *, clean: Callable[[str], str] = str) -> None:
+        self._console = console
+        self._clean = clean
+        self._run: RunInfo | None = None
+        self._live: Live | None = None
+        self._history: dict[str, deque[float]] = {}
+        self._rate = TokenRate()
+
+    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
+        self._run = run
+        self.note(f"run {run.name} in {run.directory}")
+        self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESHES_PER_SECOND)
+        self._live.start(refresh=True)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
+        for name, value in rewards(metrics).items():
+            self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Nothing: the last one is part of the result."""
+
+    def note(self, message: str) -> None:  # noqa: D102  inherited
+        self._console.print(Text(self._clean(message)))
+
+    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
+        self.close()
+
+    def close(self) -> None:
+        """Leave the terminal as it was, with the last panel on it."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def _draw(self) -> RenderableType:
+        if self._run is None:
+            return Text("")
+        progress = self._run.progress()
+        history = {name: list(values) for name, values in self._history.copy().items()}
+        return draw(
+            self._run,
+            progress,
+            history=history,
+            tokens_per_s=self._rate.update(progress.seconds, progress.tokens),
+            width=self._console.width,
+            unicode=self._console.encoding.lower().startswith("utf"),
+        )
+
+
+class TokenRate:
+    """Tokens per second over the last `window_s`, by the run's own clock."""
+
+    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._seen = deque[tuple[float, int]]()
+
+    def update(self, seconds: float, tokens: int) -> float | None:
+        """The rate after `tokens` in all at `seconds`; None as long as there is none."""
+        self._seen.append((seconds, tokens))
+        while seconds - self._seen[0][0] > self._window_s:
+            self._seen.popleft()
+        since, before = self._seen[0]
+        return (tokens - before) / (seconds - since) if tokens > before and seconds > since else None

