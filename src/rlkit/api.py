@@ -67,9 +67,12 @@ def train(
         RlkitError: as `RLTrainer.train` says.
     """
     given = _named(envs)
-    resolved = _resolved(
-        config, {**settings, **({"advantage": advantage} if isinstance(advantage, str) else {})}, given
-    )
+    chosen: dict[str, object] = {**settings}
+    if given:
+        chosen["envs"] = {name: {} for name in given}
+    if isinstance(advantage, str):
+        chosen["advantage"] = advantage
+    resolved = _resolved(config, chosen)
     estimators = dict.fromkeys(resolved.config.envs, advantage) if callable(advantage) else None
     if trackers is None:
         from rlkit.trackers.console import ConsoleTracker
@@ -91,27 +94,11 @@ def _named(envs: Tasks | Mapping[str, Tasks] | None) -> Mapping[str, Tasks]:
     return {type(tasks[0]).__name__ if tasks else "env": tasks}
 
 
-def _resolved(
-    config: Config | Path | str | None, settings: Mapping[str, object], envs: Mapping[str, Tasks]
-) -> Resolved:
+def _resolved(config: Config | Path | str | None, settings: Mapping[str, object]) -> Resolved:
     if isinstance(config, Path | str):
-        base = load_config([Path(config)]).config.model_dump()
-    else:
-        base = {} if config is None else config.model_dump()
-    merged = _merge(base, settings)
-    if envs:
-        known = cast("Mapping[str, object]", base.get("envs", {}))
-        merged["envs"] = {name: known.get(name, {}) for name in envs}
-    return Resolved.from_python(merged)
-
-
-def _merge(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        merged[key] = _merge(cast("Mapping[str, object]", old), cast("Mapping[str, object]", value)) if both else value
-    return merged
+        return load_config([Path(config)], settings=settings)
+    set_before: dict[str, object] = {} if config is None else {n: getattr(config, n) for n in config.model_fields_set}
+    return load_config([], settings={**set_before, **settings})
 
 
 def _wait[T](make: Callable[[], Coroutine[Any, Any, T]], stop: StopSignal) -> T:

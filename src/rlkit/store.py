@@ -15,15 +15,13 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, TextIO
+from typing import Literal, Self, TextIO
 
 from rlkit import atomic
+from rlkit.config import Resolved, show_lines
 from rlkit.errors import UsageError
 from rlkit.trackers import Checkpoint
 from rlkit.types import Json
-
-if TYPE_CHECKING:
-    from rlkit.config import Resolved
 
 FORMAT_VERSION = 1
 """Of the run directory; a reader refuses one that is newer than it knows."""
@@ -55,8 +53,7 @@ class RunStore:
             "started": time.time(),
             "versions": {"python": platform.python_version(), **{name: version(name) for name in RECORDED_PACKAGES}},
         }
-        config = {"config": resolved.tree, "origins": resolved.origins}
-        atomic.write_text(directory / "config.yaml", _yaml(config))
+        atomic.write_text(directory / "config.yaml", "\n".join(show_lines(resolved)) + "\n")
         self.set_status("running")
 
     def __enter__(self) -> Self:
@@ -102,9 +99,3 @@ def _locked(directory: Path) -> TextIO:
         lock.close()
         raise UsageError(f"another process is writing to {directory}") from None
     return lock
-
-
-def _yaml(document: Mapping[str, object]) -> str:
-    import yaml
-
-    return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)

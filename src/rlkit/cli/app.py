@@ -25,8 +25,8 @@ app.add_typer(config_app, name="config")
 Configs = Annotated[
     list[str],
     typer.Argument(
-        metavar="CONFIG... [KEY=VALUE]...",
-        help="YAML files, the later over the earlier, then single values such as steps=20.",
+        metavar="CONFIG",
+        help="YAML files, the later over the earlier, and then single values such as steps=20.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
@@ -42,17 +42,33 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+def _help(context: typer.Context, asked: bool) -> None:
+    if asked:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+# Typer's own --help of a group has no default, for lack of which Typer imports pydantic, also for `train --help`.
+Help = Annotated[bool, typer.Option("--help", "-h", callback=_help, is_eager=True, help="Show this message and exit.")]
+
+
+@config_app.callback(add_help_option=False)
+def config_root(show_help: Help = False) -> None:
+    """Look at a configuration."""
+
+
+@app.callback(add_help_option=False)
 def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    show_help: Help = False,
 ) -> None:
     """Post-train open-weight language models by reinforcement learning through the Tinker API."""
 
 
 @app.command()
-def train(
+def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
     config: Configs,
     name: Annotated[str | None, typer.Option(help="Name of the run and of its folder.")] = None,
     json: Json = False,
@@ -77,7 +93,10 @@ def evaluate(
     quiet: Quiet = False,
     debug: Debug = False,
 ) -> None:
-    """Measure a model, without training, on `eval.envs` or else on the training environments, greedily."""
+    """Measure a model without training it.
+
+    It plays `eval.envs`, or else the environments of training, greedily.
+    """
     with command(json=json, debug=debug) as output:
         from rlkit.cli.evaluate import run
 
@@ -98,14 +117,14 @@ def config_schema(
     json: Annotated[bool, typer.Option("--json", help="The same, on one line.")] = False, debug: Debug = False
 ) -> None:
     """Print the JSON schema of configurations, for editors."""
-    with command(json=json, debug=debug) as output:
+    with command(json=json, debug=debug, dotenv=False) as output:
         from rlkit.cli.config import schema
 
         raise typer.Exit(schema(output))
 
 
 @app.command()
-def serve(
+def serve(  # noqa: PLR0917  Typer reads options from parameters of any kind
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     threads: Annotated[
@@ -118,7 +137,10 @@ def serve(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the embedded engine alone, for any program that speaks to Tinker, until Ctrl-C."""
+    """Run the embedded engine alone.
+
+    Any program that speaks to Tinker can use it, until Ctrl-C.
+    """
     with command(json=json, debug=debug) as output:
         from rlkit.cli.serve import run
 
@@ -132,18 +154,21 @@ def init(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Start a project: an environment, its configuration, a test that passes and a README."""
-    with command(json=json, debug=debug) as output:
+    """Start a project.
+
+    It gets an environment, its configuration, a test that passes and a README.
+    """
+    with command(json=json, debug=debug, dotenv=False) as output:
         from rlkit.cli.init import run
 
         raise typer.Exit(run(directory, output, name=name))
 
 
 @app.command()
-def check(
+def check(  # noqa: PLR0917  Typer reads options from parameters of any kind
     target: Annotated[str, typer.Argument(help="A built-in environment, file.py:Name, or a configuration file.")],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="The same as --args.", show_default=False)
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="The same as --args.", show_default=False)
     ] = None,
     args: Annotated[
         list[str] | None,
@@ -155,7 +180,10 @@ def check(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find what is wrong with an environment before a run does. Exit code 1 if something is."""
+    """Find what is wrong with an environment.
+
+    Exit code 1 if something is.
+    """
     with command(json=json, debug=debug) as output:
         from rlkit.cli.check import run
 
@@ -169,7 +197,10 @@ def doctor(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find what is wrong with this machine, with the fix of each thing. Exit code 3 if something needed is missing."""
+    """Find what is wrong with this machine.
+
+    Each thing comes with its fix. Exit code 3 if something needed is missing.
+    """
     with command(json=json, debug=debug) as output:
         from rlkit.cli.doctor import run
 

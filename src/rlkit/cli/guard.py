@@ -1,7 +1,7 @@
 """How a command ends: exceptions become one line and an exit code.
 
-Invariant: a traceback is shown only to those who ask for one; an exception that nobody expected is called a bug, and its
-traceback is kept in a file.
+Invariant: a traceback is shown only to those who ask for one; an exception that nobody expected is called a bug, and
+its traceback is kept in a file.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import platform
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
+from typing import cast
 
 import typer
 
@@ -34,15 +35,17 @@ _SYSTEM_ERRORS = {
     errno.EMFILE,
     errno.ENFILE,
     errno.EIO,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
 }
 
 
 @contextmanager
-def command(*, json: bool, debug: bool) -> Iterator[Output]:
+def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output]:
     """Run the body of a command.
 
     With `json`, stdout belongs to the results alone: whatever else prints there, such as a user's environment, goes to
-    stderr.
+    stderr. With `dotenv`, the working directory's `.env` is part of the environment.
 
     Raises:
         typer.Exit: with the exit code of what the body raised.
@@ -50,6 +53,10 @@ def command(*, json: bool, debug: bool) -> Iterator[Output]:
     output = Output(out=sys.stdout, err=sys.stderr, json=json)
     try:
         with redirect_stdout(sys.stderr) if json else nullcontext():
+            if dotenv:
+                from rlkit.config import export_dotenv
+
+                export_dotenv()
             yield output
     except (typer.Exit, typer.Abort):
         raise
@@ -65,8 +72,10 @@ def command(*, json: bool, debug: bool) -> Iterator[Output]:
 
 def _only(error: Exception) -> Exception:
     """The one exception that a group of exceptions holds, or the group."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
+    if isinstance(error, ExceptionGroup):
+        inside = cast("ExceptionGroup[Exception]", error).exceptions
+        if len(inside) == 1:
+            return _only(inside[0])
     return error
 
 
@@ -74,7 +83,7 @@ def _report(error: Exception, output: Output, *, debug: bool) -> int:
     if isinstance(error, RlkitError):
         code, message = error.exit_code, str(error)
     elif isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
-        code, message = RUN_FAILED, str(error)
+        code, message = RUN_FAILED, f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
     else:
         kept = "" if debug else f"; the traceback is in {_keep(error, output)}"
         text = " ".join(str(error).split())

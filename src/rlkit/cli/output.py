@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-type Data = None | bool | int | float | str | Sequence[Data] | Mapping[str, Data]
+type Data = bool | int | float | str | Sequence[Data] | Mapping[str, Data] | None
 
 REDACTED = "***"
 SHORTEST_SECRET_CHARS = 6
@@ -43,10 +43,16 @@ def to_json(value: Data) -> str:
     return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
 
 
-def styled(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
-    """Whether `stream` is a terminal that may be given colours and redrawn."""
+def redrawable(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `stream` is a terminal that can be redrawn."""
     env = os.environ if environ is None else environ
-    return stream.isatty() and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    return stream.isatty() and env.get("TERM") != "dumb"
+
+
+def coloured(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `stream` is a terminal that may be given colours (no-color.org)."""
+    env = os.environ if environ is None else environ
+    return redrawable(stream, env) and not env.get("NO_COLOR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +81,12 @@ class Output:
         """Something that a person should read."""
         _write(self.err, printable(text))
 
+    def silent(self, text: str) -> None:
+        """Nothing: what takes the place of `note` where the user wants none."""
+
     def error(self, text: str) -> None:
         """What went wrong."""
-        label = "\x1b[31merror:\x1b[0m" if styled(self.err) else "error:"
+        label = "\x1b[31merror:\x1b[0m" if coloured(self.err) else "error:"
         _write(self.err, f"{label} {printable(text)}")
 
 

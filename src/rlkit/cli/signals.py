@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,11 +20,14 @@ CLEAN_UP_S = 10.0
 
 @contextmanager
 def graceful(
-    request: Callable[[], None], say: Callable[[str], None], *, clean_up_s: float = CLEAN_UP_S
-) -> Iterator[None]:
+    request: Callable[[], None], say: Callable[[str], None], *, message: str, clean_up_s: float = CLEAN_UP_S
+) -> Generator[None]:
     """While it is open, the first SIGINT or SIGTERM calls `request` and the second raises KeyboardInterrupt.
 
     A clean-up that takes longer than `clean_up_s` after that, or a third signal, ends the process with code 130.
+
+    Args:
+        say: is given `message` at the first signal, on another thread.
     """
     received = 0
 
@@ -34,7 +37,6 @@ def graceful(
         if received == 1:
             request()
             # Another thread, because this one may be inside a write to the same stream.
-            message = "finishing this step, then saving (Ctrl-C again to stop at once)"
             threading.Thread(target=say, args=(message,), daemon=True).start()
         elif received == 2:
             threading.Thread(target=_end_in, args=(clean_up_s,), daemon=True).start()

@@ -1,7 +1,7 @@
 """The one schema of a run, for YAML, the command line and Python.
 
-Invariant: every field is used by the run that it configures; an unknown or contradictory one is an error. The default of a
-field carries its reason.
+Invariant: every field is used by the run that it configures; an unknown or contradictory one is an error. The default
+of a field carries its reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SamplingConfig(Section):
     """How completions are drawn in training."""
 
     max_tokens: Positive = 256
-    """Tokens that one completion may have. Short by default: the longest rollout of a batch decides how long a step takes."""
+    """Tokens that one completion may have. Short by default: the longest rollout of a batch sets the time of a step."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """1 samples from the model itself, which is what the policy gradient assumes."""
     top_p: Probability = 1.0
@@ -42,7 +42,7 @@ class EnvConfig(Section):
     """One environment of a run. What is null is inherited from the run."""
 
     env: str | None = None
-    """A built-in name (`arithmetic`), `package.module:name` or `file.py:name`; null takes the key that it stands under."""
+    """A built-in name (`arithmetic`), `package.module:name` or `file.py:name`; null takes the key that holds it."""
     args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """Arguments of the environment."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -167,28 +167,40 @@ class CheckpointConfig(Section):
 
 
 class EvalConfig(Section):
-    """Evaluation during training, on the weights as they are: before the first step, every so often, and after the last."""
+    """Evaluation during training, on the weights as they are: before the first step, at times, and after the last."""
 
     every: Annotated[int, Field(ge=0)] = 10
     """Steps between evaluations; 0 evaluates only before and after."""
     envs: dict[EnvName, EvalEnvConfig] = Field(default_factory=dict[EnvName, EvalEnvConfig])
     """What is evaluated, by a name of your choice."""
 
+    @model_validator(mode="after")
+    def _evaluates_something(self) -> Self:
+        if not self.envs and self.every not in (0, type(self).model_fields["every"].default):
+            raise ValueError("`every` has no effect: name what is evaluated in eval.envs")
+        return self
+
 
 class ServiceConfig(Section):
     """Where the model runs. With neither a credential nor a URL, rlkit starts its own engine."""
 
     base_url: str | None = None
-    """A Tinker service; null reads TINKER_BASE_URL, then the hosted service if there is a credential, then the engine."""
+    """A Tinker service; null takes TINKER_BASE_URL, or the hosted service if there is a credential, or the engine."""
     engine_threads: Positive | None = None
     """CPU threads of the embedded engine; null takes one for each core."""
+
+    @model_validator(mode="after")
+    def _is_one_service(self) -> Self:
+        if self.base_url is not None and self.engine_threads is not None:
+            raise ValueError("engine_threads has no effect: with a base_url the embedded engine is not started")
+        return self
 
 
 class ChatConfig(Section):
     """How conversations become tokens."""
 
     renderer: str | None = None
-    """A renderer of tinker-cookbook, or `chat_template` for the tokenizer's own; null takes the one recommended for the model."""
+    """A renderer of tinker-cookbook, or `chat_template` for the tokenizer's own; null for the model's own."""
 
 
 class Config(Section):

@@ -1,12 +1,13 @@
 """Saved weights and training states on disk.
 
-Invariant: a checkpoint is there whole or not at all (it is written into a temporary folder, flushed and renamed), and no
-name a client gives can lead outside the root.
+Invariant: a checkpoint is there whole or not at all (it is written into a temporary folder, flushed and renamed), and
+no name a client gives can lead outside the root.
 
     <root>/<model id>/weights/<name>/            tinker://<model id>/weights/<name>: adapter, Adam's moments, step
     <root>/<model id>/sampler_weights/<name>/    tinker://<model id>/sampler_weights/<name>: adapter only
 
-A folder holds `tensors.safetensors` (each LoRA matrix by name; `adam.mean` and `adam.square`, flat) and `checkpoint.json`.
+A folder holds `tensors.safetensors` (each LoRA matrix by name; `adam.mean` and `adam.square`, flat) and
+`checkpoint.json`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlkit.engine.config import ModelConfig
 from rlkit.engine.lora import Adapter, LoraSettings, slots
+from rlkit.engine.tensorfile import read_tensors, write_tensors
 from rlkit.errors import MissingError, UsageError
 
 FORMAT = 1
@@ -82,7 +83,7 @@ class CheckpointStore:
         temporary = folder.with_name(f".{name}.{secrets.token_hex(4)}.tmp")
         temporary.mkdir(parents=True)
         try:
-            save_file(tensors, temporary / "tensors.safetensors")
+            write_tensors(temporary / "tensors.safetensors", tensors)
             (temporary / "checkpoint.json").write_text(json.dumps({"format": FORMAT, **asdict(info)}, indent=1))
             for file in (*temporary.iterdir(), temporary):
                 _sync(file)
@@ -114,7 +115,7 @@ class CheckpointStore:
             UsageError, MissingError: as `info`; also where the tensors do not fit the base model.
         """
         settings = self.info(path).settings
-        tensors = load_file(self._folder(path) / "tensors.safetensors")
+        tensors = read_tensors(self._folder(path) / "tensors.safetensors")
         flat = _flatten(path, tensors, config, settings)
         mean, square = tensors.get("adam.mean"), tensors.get("adam.square")
         moments = None if mean is None or square is None else torch.stack([mean, square])
@@ -157,7 +158,7 @@ def _folder_name(model_id: str) -> str:
 
 
 def _replace(temporary: Path, folder: Path) -> None:
-    """Rename, with an old checkpoint of that name moved out of the way first; a folder cannot be renamed over another."""
+    """Rename, with an old checkpoint of that name moved out of the way first: no folder can be renamed over another."""
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.old")
     if folder.exists():
         folder.rename(old)

@@ -1,7 +1,7 @@
 """What a model directory says about its architecture.
 
-Invariant: a `ModelConfig` describes a model that `rlkit.engine.model` computes exactly; anything else is refused by name
-before a weight is read.
+Invariant: a `ModelConfig` describes a model that `rlkit.engine.model` computes exactly; anything else is refused by
+name before a weight is read.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from rlkit.errors import UsageError, did_you_mean
 
@@ -70,8 +71,7 @@ def read_config(directory: Path) -> ModelConfig:
     """
     path = directory / "config.json"
     raw = _Fields(path, _read_json(path))
-    architectures = raw.raw.get("architectures")
-    architecture = str(architectures[0]) if isinstance(architectures, list) and architectures else "none"
+    architecture = next((str(name) for name in _list(raw.raw.get("architectures"))), "none")
     if architecture not in ARCHITECTURES:
         raise UsageError(
             f"{path}: the embedded engine cannot run the architecture {architecture!r}; it runs "
@@ -85,7 +85,7 @@ def read_config(directory: Path) -> ModelConfig:
         raise UsageError(f"{path}: rotary scaling {kind!r} is not supported; known are default, linear, llama3")
     heads, hidden = raw.integer("num_attention_heads"), raw.integer("hidden_size")
     generation = directory / "generation_config.json"
-    eos = _tokens(raw.raw) | (_tokens(_read_json(generation)) if generation.exists() else frozenset())
+    eos = _tokens(raw.raw) | (_tokens(_read_json(generation)) if generation.exists() else frozenset[int]())
     return ModelConfig(
         architecture=architecture,
         vocab_size=raw.integer("vocab_size"),
@@ -137,7 +137,7 @@ class _Fields:
 
     def section(self, name: str) -> _Fields | None:
         value = self.raw.get(name)
-        return _Fields(self.path, {str(k): v for k, v in value.items()}) if isinstance(value, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType] JSON
+        return _Fields(self.path, cast("dict[str, object]", value)) if isinstance(value, dict) else None
 
 
 def _refuse_variants(config: _Fields) -> None:
@@ -167,9 +167,12 @@ def _llama3(frequency: float, scaling: Llama3Scaling) -> float:
 
 
 def _tokens(raw: Mapping[str, object]) -> frozenset[int]:
-    value = raw.get("eos_token_id")
-    values: list[object] = value if isinstance(value, list) else [value]  # pyright: ignore[reportUnknownVariableType] JSON
-    return frozenset(v for v in values if isinstance(v, int))
+    return frozenset[int](token for token in _list(raw.get("eos_token_id")) if isinstance(token, int))
+
+
+def _list(value: object) -> list[object]:
+    """A JSON list, or the value as the only element of one."""
+    return cast("list[object]", value) if isinstance(value, list) else [value]
 
 
 def _read_json(path: Path) -> dict[str, object]:
@@ -181,4 +184,4 @@ def _read_json(path: Path) -> dict[str, object]:
         raise UsageError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise UsageError(f"{path} must hold a JSON object")
-    return raw  # pyright: ignore[reportUnknownVariableType] JSON
+    return cast("dict[str, object]", raw)

@@ -82,7 +82,7 @@ def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(cumulative: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
-    """The first index whose cumulative weight exceeds `aim`, or, where rounding leaves none, the last of positive weight."""
+    """The first index whose cumulative weight exceeds `aim`; if rounding leaves none, the last of positive weight."""
     index = torch.searchsorted(cumulative, aim[:, None], right=True)[:, 0]
     width = weights.shape[1]
     last = width - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)

@@ -1,15 +1,17 @@
 """Gradients and optimiser steps of one LoRA model.
 
-Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it; the same calls
-in the same order give the same bits.
+Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it; the same
+calls in the same order give the same bits.
 
-Memory stays bounded whatever the batch: sequences are packed into micro-batches of about 512 tokens, and logits exist for
-`_HEAD_ROWS` positions at a time. Every loss is a function of one token's log-probability, so its gradient is known as
-soon as the logits are, and the output layer's backward pass runs on the spot, for the positions that have a gradient.
+Memory stays bounded whatever the batch: sequences are packed into micro-batches of about 512 tokens, and logits exist
+for `_HEAD_ROWS` positions at a time. Every loss is a function of one token's log-probability, so its gradient is known
+as soon as the logits are, and the output layer's backward pass runs on the spot, for the positions that have a
+gradient.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -85,9 +87,9 @@ class Learner:
         return self._run(examples, loss, backward=True)
 
     def step(self, settings: AdamSettings) -> float:
-        """One step of Adam with decoupled weight decay (Loshchilov and Hutter 2019); the gradient's norm before clipping."""
-        norm = float(torch.linalg.vector_norm(self.gradient))
-        if not np.isfinite(norm):
+        """One step of AdamW (Loshchilov and Hutter 2019); returns the gradient's norm before clipping."""
+        norm = float(self.gradient.square().sum(dtype=torch.float64).sqrt())
+        if not math.isfinite(norm):
             self.gradient.zero_()
             raise UsageError(
                 "optim_step: the accumulated gradient is not finite, so the weights were left alone and the gradient "

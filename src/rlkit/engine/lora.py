@@ -1,10 +1,10 @@
 """Low-rank adapters (Hu et al. 2021): y = x W + (α / r) x A B.
 
-Invariant: all parameters of an adapter live in one flat float32 vector in a fixed order, so that the optimiser, a snapshot
-and a checkpoint each are one operation on one tensor; `views` are windows into it.
+Invariant: all parameters of an adapter live in one flat float32 vector in a fixed order, so that the optimiser, a
+snapshot and a checkpoint each are one operation on one tensor; `views` are windows into it.
 
 α is 32 whatever the rank. Hosted Tinker does the same as far as can be seen from outside: the cookbook's
-`get_lora_lr_over_full_finetune_lr` takes `lora_alpha=32` for every rank, and its learning rates do not depend on the rank.
+`get_lora_lr_over_full_finetune_lr` takes `lora_alpha=32` for every rank, and its learning rates do not depend on it.
 A starts uniform in ±1/√fan_in (the default of the `peft` package, Kaiming with a = √5) and B at zero, so that a new
 adapter changes nothing. Query, key and value read the same input and share one A matrix [in, 3r], a third each; so do
 gate and up.

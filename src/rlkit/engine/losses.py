@@ -7,10 +7,11 @@ With logp the trained model's log-probability of the target, q the sampler's, A 
 
     cross_entropy         −w · logp
     importance_sampling   −ratio · A
-    ppo                   −min(ratio · A, clip(ratio, low, high) · A)      low 0.8, high 1.2 (Schulman et al. 2017, eq. 7)
-    cispo                 −stop_gradient(clip(ratio, low, high)) · logp · A    low 0, high 4 (MiniMax-M1 2025, eq. 4)
-    dro                   −(logp · A − ½ β (logp − q)²)                        β 0.05 (Richemond et al. 2024)
+    ppo                   −min(ratio · A, clip(ratio, low, high) · A)          low 0.8, high 1.2
+    cispo                 −stop_gradient(clip(ratio, low, high)) · logp · A    low 0, high 4
+    dro                   −(logp · A − ½ β (logp − q)²)                        β 0.05
 
+(Schulman et al. 2017, eq. 7; MiniMax-M1 2025, eq. 4; Richemond et al. 2024; the sums as Tinker documents them.)
 Thresholds are ratios, not distances from 1. They may also be given per token, as loss inputs of the same names.
 """
 

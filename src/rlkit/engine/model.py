@@ -1,9 +1,9 @@
 """The forward pass of a dense decoder (Llama, Qwen2, Qwen3), over packed sequences.
 
-Invariant: the numbers of one sequence depend on its own tokens and the weights only, bit for bit, whatever it is packed
-with. Two things make it so. A float32 matrix product gives the same bits for a row at every row count that is a multiple
-of `ROWS` (small and odd counts take other kernels), so callers that need the invariant pad to it. Attention runs over each
-sequence alone when `isolate` is set; otherwise runs of equal length share a call, which is faster in training.
+Invariant: with `isolate`, and `tokens` padded to a multiple of `ROWS`, the numbers of one sequence depend on its own
+tokens and the weights only, bit for bit, whatever it is packed with. A float32 matrix product gives a row the same bits
+at every row count that is a multiple of 8 (small and odd counts take other kernels), and `isolate` runs attention over
+each sequence alone; without it, runs of equal length share a call, which is faster in training.
 
 Packed means: the sequences stand one behind the other in `tokens [N]`, and `lengths` tells them apart.
 """
@@ -38,7 +38,7 @@ def trunk(
     isolate: bool = False,
     keep: KeepKv | None = None,
 ) -> Tensor:
-    """Hidden states after the final norm, [N, E], of packed `tokens [N] int64`; tokens past `sum(lengths)` are padding."""
+    """Hidden states after the final norm, [N, E], of packed `tokens [N] int64`; what exceeds `lengths` is padding."""
     config = weights.config
     total = sum(lengths)
     positions = torch.cat([torch.arange(length) for length in lengths])
@@ -98,13 +98,13 @@ def rope_at(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [N, 1, D] of the rotary embedding at `positions [N]`."""
     last = int(positions.max()) if len(positions) else 0
     tables = [_rope_table(config, start) for start in range(0, last + 1, _TABLE_POSITIONS)]
-    cos, sin = (torch.cat(parts) if len(parts) > 1 else parts[0] for parts in zip(*tables, strict=True))
+    cos, sin = (torch.cat([table[i] for table in tables]) for i in (0, 1))
     return cos[positions][:, None], sin[positions][:, None]
 
 
 @lru_cache(maxsize=64)
 def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [1024, D] from position `start`, in pieces of one size so that no bit depends on what is asked."""
+    """Cosines and sines [1024, D] from position `start`: pieces of one size, so that no bit depends on the request."""
     frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
     angles = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)
@@ -126,8 +126,8 @@ def _attend(config: ModelConfig, qk: Tensor, v: Tensor, lengths: Sequence[int], 
     for count, length in runs:
         rows = slice(start, start + count * length)
         start = rows.stop
-        heads = [t[rows].view(count, length, -1, config.head_dim).transpose(1, 2) for t in (q, k, v)]
-        mixed = functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
+        qs, ks, vs = (t[rows].view(count, length, -1, config.head_dim).transpose(1, 2) for t in (q, k, v))
+        mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
         outputs.append(mixed.transpose(1, 2).reshape(count * length, -1))
     if start < len(qk):
         outputs.append(qk.new_zeros(len(qk) - start, config.heads * config.head_dim))

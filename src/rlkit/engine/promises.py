@@ -1,7 +1,7 @@
 """Answers that are not there yet.
 
-Invariant: a request id has at most one promise, and its answer, once given, is given again on every later question; only
-answers that were delivered are ever forgotten.
+Invariant: a request id has at most one promise, and its answer, once given, is given again on every later question;
+only answers that were delivered are ever forgotten.
 """
 
 from __future__ import annotations

@@ -39,6 +39,9 @@ class _Refused(Exception):
         self.status = status
 
 
+_STATUSES = ((UsageError, 400), (MissingError, 404), (ClientDisconnect, 400))
+
+
 def make_app(service: Service, *, api_key: str, models: Sequence[str]) -> Starlette:
     """The web application.
 
@@ -93,15 +96,11 @@ def _guarded(handler: Handler, api_key: str) -> Handler:
             return await handler(request)
         except _Refused as refused:
             return _error(refused.status, str(refused))
-        except UsageError as error:
-            return _error(400, str(error))
-        except MissingError as error:
-            return _error(404, str(error))
-        except ClientDisconnect:
-            return _error(400, "the client went away")
         except Exception as error:
-            _log.exception("%s failed", request.url.path)
-            return _error(500, f"{type(error).__name__}: {error}")
+            status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
+            if status == 500:
+                _log.exception("%s failed", request.url.path)
+            return _error(status, str(error) or type(error).__name__)
 
     return guarded
 
@@ -149,7 +148,8 @@ class _Handlers:
 
     async def client_config(self, _: Request) -> Response:
         """Flags for the SDK: its defaults suit."""
-        return JSONResponse({"pjwt_auth_enabled": False})
+        # The SDK asks this over a connection of its own, which it never closes.
+        return JSONResponse({"pjwt_auth_enabled": False}, headers={"Connection": "close"})
 
     async def create_session(self, request: Request) -> Response:
         """Open a session."""

@@ -1,8 +1,8 @@
 """Continuous batching: all requests to one set of weights are decoded together, a token a step.
 
-Invariant: the tokens and log-probabilities of a sample depend on the weights, the prompt, the settings, the seed and the
-sample's index only, bit for bit; never on what else is in the batch or when it arrived. Every matrix product runs over a
-multiple of 8 rows, attention runs over a row's own bucket, and each sample has a generator of its own.
+Invariant: the tokens and log-probabilities of a sample depend on the weights, the prompt, the settings, the seed and
+the sample's index only, bit for bit; never on what else is in the batch or when it arrived. Every matrix product runs
+over a multiple of 8 rows, attention runs over a row's own bucket, and each sample has a generator of its own.
 """
 
 from __future__ import annotations
@@ -244,10 +244,8 @@ class Decoder:
         """Draw a token for each row; False for those that are finished by it."""
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64)
         tokens, logprobs = draw(logits.clone(), [row.ticket.request.settings for row in rows], uniforms)
-        return [
-            self._extend(row, token, logprob)
-            for row, token, logprob in zip(rows, tokens.tolist(), logprobs.tolist(), strict=True)
-        ]
+        drawn = zip(rows, tokens.numpy(), logprobs.numpy(), strict=True)
+        return [self._extend(row, int(token), float(logprob)) for row, token, logprob in drawn]
 
     @staticmethod
     def _extend(row: _Row, token: int, logprob: float) -> bool:
@@ -288,7 +286,7 @@ def _check(request: SampleRequest, weights: Weights) -> int:
     limit = window - len(request.prompt) if request.max_tokens is None else request.max_tokens
     if limit < 1 or len(request.prompt) + limit > window:
         raise UsageError(
-            f"sample: {len(request.prompt)} prompt tokens and max_tokens {limit} do not fit the context window of {window}"
+            f"sample: {len(request.prompt)} prompt tokens and max_tokens {limit} do not fit the context of {window}"
         )
     return limit
 

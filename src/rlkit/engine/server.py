@@ -117,7 +117,7 @@ class EngineServer:
     async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
         serving = asyncio.create_task(self._server.serve(sockets=[listener]))
-        while not self._server.started and not serving.done():
+        while not self._server.started and not serving.done():  # noqa: ASYNC110  uvicorn offers no event
             await asyncio.sleep(_POLL_S)
         self._ready.set()
         await serving

@@ -1,7 +1,8 @@
 """Sessions, the order of requests, and what each request becomes on the worker.
 
-Invariant: the requests of one model run in the order of their `seq_id`, each of them once, however often and in whatever
-order they arrive. Everything here runs on the server's own thread except the jobs that it hands to the worker.
+Invariant: the requests of one model run in the order of their `seq_id`, each of them once, however often and in
+whatever order they arrive. Everything here runs on the server's own thread except the jobs that it hands to the
+worker.
 """
 
 from __future__ import annotations

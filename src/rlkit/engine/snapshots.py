@@ -10,10 +10,9 @@ import shutil
 from collections import OrderedDict
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
-
 from rlkit.engine.config import ModelConfig
 from rlkit.engine.lora import Adapter, LoraSettings
+from rlkit.engine.tensorfile import read_tensors, write_tensors
 
 _MEMORY_BYTES_MAX = 512 << 20
 
@@ -40,7 +39,7 @@ class Snapshots:
         if key not in self._spilled:
             return None
         config, settings, path = self._spilled[key]
-        return Adapter(config, settings, load_file(path)["flat"])
+        return Adapter(config, settings, read_tensors(path)["flat"])
 
     def drop(self, prefix: str) -> None:
         """Forget every snapshot whose key starts with `prefix`."""
@@ -58,7 +57,7 @@ class Snapshots:
     def _spill(self, key: str, adapter: Adapter) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{len(self._spilled)}-{key.replace(':', '_')}.safetensors"
-        save_file({"flat": adapter.flat}, path)
+        write_tensors(path, {"flat": adapter.flat})
         self._spilled[key] = (adapter.config, adapter.settings, path)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-# A tokeniser may treat the first tokens of what it decodes specially (it strips a space, or holds back half a character).
+# A tokeniser may treat the first tokens of what it decodes specially: it strips a space, or holds back a character.
 _MARGIN_TOKENS = 8
 
 

@@ -2,7 +2,7 @@
 
 Invariant: weights are never changed in place; merging an adapter makes new matrices and shares every other one.
 
-Matrices are stored [in, out], so that a product is `x @ w`; query, key and value are one matrix, and so are gate and up.
+Matrices are stored [in, out], so that a product is `x @ w`; query, key and value are one matrix, as are gate and up.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def load_weights(directory: Path) -> Weights:
     """Read `directory` (config.json, *.safetensors) as float32.
 
     Raises:
-        UsageError: the architecture is not supported, or a tensor is missing or has another shape than the configuration.
+        UsageError: the architecture is not supported, or a tensor is missing or not of the shape that it should have.
     """
     config = read_config(directory)
     with _Reader(directory) as read:
@@ -107,11 +108,10 @@ class _Reader:
             self._files = [safe_open(file, framework="pt") for file in files]
         except Exception as error:
             raise UsageError(f"{directory}: the weights cannot be read: {error}") from error
-        self._read: dict[str, Callable[[str], Tensor]] = {
-            name: file.get_tensor
-            for file in self._files
-            for name in file.keys()  # noqa: SIM118  not a mapping
-        }
+        self._read: dict[str, Callable[[str], Tensor]] = {}
+        for file in self._files:
+            names = cast("list[str]", file.keys())
+            self._read |= dict.fromkeys(names, cast("Callable[[str], Tensor]", file.get_tensor))
 
     def __enter__(self) -> _Reader:
         return self

@@ -1,7 +1,7 @@
 """The thread that owns torch.
 
-Invariant: jobs run one at a time, in the order in which they were given; between them, and while there are none, running
-samples advance a token at a time.
+Invariant: jobs run one at a time, in the order in which they were given; between them, and while there are none,
+running samples advance a token at a time.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ Invariant: a step is one line. Where the lines go is the caller's choice.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 
-from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
+from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
 
 KL = "optim/kl_sample_train_v1"
 
@@ -23,16 +24,20 @@ def rewards(metrics: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
-def step_line(step: int, steps: int, metrics: Mapping[str, float]) -> str:
-    """`step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, with what the metrics have of it."""
+def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
+    """`step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, with what the metrics have of it.
+
+    Args:
+        tokens: that were sampled in this step.
+    """
     parts = [f"step {step}/{steps}", *(f"{name} {number(value)}" for name, value in rewards(metrics).items())]
     if KL in metrics:
         parts.append(f"kl {metrics[KL]:.4f}")
-    seconds, tokens = metrics.get("time/step_s"), metrics.get("tokens/sampled")
+    if failed := metrics.get("env/all/failed"):
+        parts.append(f"{failed:.0f} failed")
+    seconds = metrics.get("time/step_s")
     if seconds and tokens:
         parts.append(f"{tokens / seconds:.0f} tok/s")
-    if failed := metrics.get("rollouts/failed"):
-        parts.append(f"{failed:.0f} failed")
     if seconds is not None:
         parts.append(duration(seconds))
     return "  ".join(parts)
@@ -56,24 +61,27 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min"
 
 
-class LineTracker(Tracker):
-    """One plain line a step, where there is no terminal to draw on.
+class ConsoleTracker(Tracker):
+    """One plain line a step.
 
     Args:
-        say: takes a line without its end.
+        say: takes a line without its end; prints it on stderr by default.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._steps = 0
+    def __init__(self, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or _to_stderr
+        self._progress: Callable[[], Progress] = Progress
+        self._tokens = 0
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
-        self._steps = run.progress().steps
+        self._progress = run.progress
         self._say(f"run {run.name} in {run.directory}")
         self._say(f"training {run.model} on {', '.join(run.envs)} with {run.service}")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
-        self._say(step_line(step, self._steps, metrics))
+        now = self._progress()
+        self._say(step_line(step, now.steps, metrics, tokens=now.tokens - self._tokens))
+        self._tokens = now.tokens
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
         self._say(f"checkpoint of step {checkpoint.step}: {checkpoint.state}")
@@ -83,6 +91,10 @@ class LineTracker(Tracker):
 
     def finished(self, result: RunResult | None) -> None:
         """Nothing: the result is printed by whoever asked for the run."""
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 class JsonTracker(Tracker):

@@ -143,6 +143,7 @@ class PanelTracker(Tracker):
         self._live: Live | None = None
         self._history: dict[str, deque[float]] = {}
         self._rate = TokenRate()
+        self._last: RenderableType = Text("")
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._run = run
@@ -170,14 +171,21 @@ class PanelTracker(Tracker):
             live.stop()
 
     def _draw(self) -> RenderableType:
+        try:
+            self._last = self._now()
+        # The redrawing thread reads what the run is changing; a moment that cannot be read is not worth its life.
+        except Exception:
+            return self._last
+        return self._last
+
+    def _now(self) -> RenderableType:
         if self._run is None:
             return Text("")
         progress = self._run.progress()
-        history = {name: list(values) for name, values in self._history.copy().items()}
         return draw(
             self._run,
             progress,
-            history=history,
+            history={name: list(values) for name, values in self._history.copy().items()},
             tokens_per_s=self._rate.update(progress.seconds, progress.tokens),
             width=self._console.width,
             unicode=self._console.encoding.lower().startswith("utf"),

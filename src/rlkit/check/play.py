@@ -1,0 +1,286 @@
+"""Playing an environment under watch.
+
+Invariant: a play ends. What the environment raises, returns or does to the conversation is data; only a rollout that
+outlives its time, or its cancellation, is raised, as `Hang`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Literal, TypeGuard, override
+
+import numpy as np
+
+from rlkit.chat import ChatFormat
+from rlkit.env import Env
+from rlkit.errors import LimitReached
+from rlkit.policy import Limits, Reply
+from rlkit.testing.policies import MAX_TOKENS, ScriptedPolicy
+from rlkit.types import Message, Outcome, Prompt, Tokens, Tool, Turn
+
+GRACE_S = 1.0
+"""How long a cancelled rollout may take to clean up."""
+
+MAX_TURNS = 8
+"""How many times an environment that goes on is given the same reply."""
+
+
+class Hang(Exception):
+    """A rollout did not end in time (`swallowed`: nor when it was cancelled)."""
+
+    def __init__(self, message: str, *, swallowed: bool) -> None:
+        super().__init__(message)
+        self.swallowed = swallowed
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """One rollout that ended.
+
+    Args:
+        end: "done" with a reward; "limit" when it let `LimitReached` through; "raised"; "no reward" when what it
+            returned is not an outcome.
+        detail: one line that says what was raised or returned.
+        rewritten: what an environment made of a reply that it should have kept, if it did.
+    """
+
+    end: Literal["done", "limit", "raised", "no reward"]
+    reward: float | None
+    detail: str
+    turns: tuple[Turn, ...]
+    prompts: tuple[str, ...]
+    tools: tuple[Tool, ...]
+    rewritten: str | None
+    seconds: float
+
+    def same_reward(self, other: Play) -> bool:
+        """Whether both ended alike; rewards are compared as computed numbers are."""
+        if self.reward is None or other.reward is None:
+            return self.end == other.end
+        return math.isclose(self.reward, other.reward, rel_tol=1e-9, abs_tol=1e-12)
+
+    @property
+    def told(self) -> str:
+        """The end in a few words."""
+        return self.detail if self.reward is None else f"reward {self.reward:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Plays environments with one reply at a time.
+
+    Args:
+        timeout_s: for one rollout.
+        say: told what is about to be played; whoever listens knows by it that the checker is alive.
+    """
+
+    chat: ChatFormat
+    timeout_s: float
+    say: Callable[[str], None]
+    plays: list[Play] = field(default_factory=list[Play])
+
+    async def play(
+        self,
+        env: Env,
+        reply: str,
+        *,
+        max_turns: int = MAX_TURNS,
+        max_tokens: int = MAX_TOKENS,
+        delay_s: float = 0.0,
+        under: str = "",
+    ) -> Play:
+        """Play once; every completion is `reply`.
+
+        Raises:
+            Hang: it did not end within `timeout_s`.
+        """
+        what = f"{name_of(env)}, reply {shown(reply)}{under and f', {under}'}"
+        self.say(what)
+        policy = WatchedPolicy(
+            reply, chat=self.chat, max_tokens=max_tokens, limits=Limits(max_turns=max_turns), delay_s=delay_s
+        )
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        task = asyncio.create_task(_ended(env, policy))
+        await asyncio.wait({task}, timeout=self.timeout_s)
+        if not task.done():
+            raise await self._stopped(task, f"{what}: not done after {self.timeout_s:g} s")
+        end, reward, detail = task.result()
+        play = Play(
+            end,
+            reward,
+            detail,
+            policy.turns,
+            policy.prompts,
+            tuple(policy.tools),
+            policy.rewritten,
+            clock() - started,
+        )
+        self.plays.append(play)
+        return play
+
+    async def cancel(self, env: Env, reply: str, *, turn: int) -> str | None:
+        """Cancel a rollout while it waits for completion number `turn`; None if it never asks for that one.
+
+        Returns:
+            "" when the rollout ended as it should, else what it did instead.
+
+        Raises:
+            Hang: it did not end within `GRACE_S`, or did not ask within `timeout_s`.
+        """
+        what = f"{name_of(env)}, cancelled while it waits for reply {turn + 1}"
+        self.say(what)
+        policy = WatchedPolicy(reply, chat=self.chat, limits=Limits(max_turns=MAX_TURNS), stuck_at=turn)
+        task = asyncio.create_task(_ended(env, policy))
+        stuck = asyncio.create_task(policy.stuck.wait())
+        await asyncio.wait({task, stuck}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        stuck.cancel()
+        if task.done():
+            return None
+        hang = await self._stopped(task, what)
+        if hang.swallowed:
+            raise hang
+        if task.cancelled():
+            return ""
+        return f"{what}: it should end with CancelledError, but gave {task.result()[2] or 'a reward'}"
+
+    async def _stopped(self, task: asyncio.Task[_Ended], what: str) -> Hang:
+        task.cancel()
+        await asyncio.wait({task}, timeout=GRACE_S)
+        swallowed = not task.done()
+        return Hang(what + (", and cancellation does not end it" if swallowed else ""), swallowed=swallowed)
+
+
+class WatchedPolicy(ScriptedPolicy):
+    """Gives one reply for ever, and sees what the environment does with it.
+
+    Args:
+        delay_s: how long each completion takes.
+        stuck_at: the number of a completion that never comes; `stuck` is set when it is asked for.
+    """
+
+    def __init__(
+        self,
+        reply: str,
+        *,
+        chat: ChatFormat,
+        limits: Limits,
+        max_tokens: int = MAX_TOKENS,
+        delay_s: float = 0.0,
+        stuck_at: int | None = None,
+    ) -> None:
+        super().__init__(lambda prompt: reply, chat=chat, max_tokens=max_tokens, limits=limits)
+        self.stuck = asyncio.Event()
+        self.tools: list[Tool] = []
+        self.rewritten: str | None = None
+        self._delay_s = delay_s
+        self._stuck_at = stuck_at
+        self._begun = 0
+        self._said: list[tuple[list[Message], Message]] = []
+
+    @override
+    async def sample(
+        self,
+        prompt: str | Prompt | Sequence[int] | Tokens,
+        *,
+        forced: str | Sequence[int] = (),
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        stop: Sequence[str] | Sequence[int] | None = None,
+    ) -> Reply:
+        await self._wait()
+        return await super().sample(prompt, forced=forced, max_tokens=max_tokens, temperature=temperature, stop=stop)
+
+    @override
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool] = (),
+        forced: str | Sequence[int] = (),
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+    ) -> Reply:
+        await self._wait()
+        asked = deepcopy(list(messages))
+        self.tools += [tool for tool in tools if tool not in self.tools]
+        self.rewritten = self.rewritten or self._rewriting(asked)
+        reply = await super().chat(messages, tools=tools, forced=forced, max_tokens=max_tokens, temperature=temperature)
+        self._said.append((asked, deepcopy(reply.message)))
+        return reply
+
+    async def _wait(self) -> None:
+        number = self._begun
+        self._begun += 1
+        if number == self._stuck_at:
+            self.stuck.set()
+            await asyncio.Event().wait()
+        await asyncio.sleep(self._delay_s)
+
+    def _rewriting(self, messages: Sequence[Message]) -> str | None:
+        """What stands in the place of an earlier reply; the same question may have had several replies."""
+        places = [
+            (messages[len(before)], said)
+            for before, said in self._said
+            if len(messages) > len(before) and messages[: len(before)] == before
+        ]
+        changed = [(now, said) for now, said in places if now["role"] == "assistant" and now != said]
+        if not changed or any(now == said for now, said in places if now in [n for n, _ in changed]):
+            return None
+        now, said = changed[0]
+        return f"the reply {shown(json.dumps(said))} became {shown(json.dumps(now, default=str))}"
+
+
+type _Ended = tuple[Literal["done", "limit", "raised", "no reward"], float | None, str]
+
+
+async def _ended(env: Env, policy: WatchedPolicy) -> _Ended:
+    try:
+        value: object = await env.rollout(policy)
+    except asyncio.CancelledError:
+        raise
+    except LimitReached as error:
+        return "limit", None, f"let LimitReached through: {error}"
+    except BaseException as error:  # an environment may even call sys.exit()
+        return "raised", None, f"raised {type(error).__name__}: {shown(str(error))}"
+    return _read(value)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float | np.integer | np.floating | np.bool_)
+
+
+def _read(value: object) -> _Ended:
+    reward: object = value.reward if isinstance(value, Outcome) else value
+    if not _is_number(reward):
+        return "no reward", None, f"returned {type(reward).__name__} {shown(repr(reward))}, which is not a number"
+    try:
+        number = float(reward)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        return "no reward", None, f"returned the reward {number}, which is not finite"
+    if isinstance(value, Outcome):
+        odd = [name for name, metric in value.metrics.items() if not _is_number(metric)]
+        if odd:
+            return "no reward", None, f"returned an outcome whose metric {odd[0]!r} is not a number"
+        try:
+            json.dumps(dict(value.info))
+        except (TypeError, ValueError, RecursionError) as error:
+            return "no reward", None, f"returned an outcome whose info cannot be written as JSON: {error}"
+    return "done", number, ""
+
+
+def name_of(env: object) -> str:
+    """How a finding names a task."""
+    return str(getattr(env, "task_id", type(env).__name__))
+
+
+def shown(text: str) -> str:
+    """A text on one line, shortened."""
+    return repr(text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)")

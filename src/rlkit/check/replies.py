@@ -1,0 +1,73 @@
+"""What the checker lets the model say.
+
+Invariant: every reply could come out of a tokenizer: lone surrogates appear only as JSON escapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from rlkit.types import Json, Tool
+
+PLAIN = "42"
+"""An ordinary reply, most likely wrong."""
+
+EMPTY = ("", " \n", "<think></think>")
+"""Replies that answer nothing."""
+
+MADE_UP_CALL = '<tool_call>\n{"name": "no_such_tool", "arguments": {}}\n</tool_call>'
+
+THOUGHTFUL = "<think>\nLet me see.\n</think>\n\n  42  "
+"""A reply of which an environment that keeps only the text would lose a part."""
+
+NUMBERS = (
+    "1" * 5_000, "9**9**9", "1e999", "-1e999", "nan", "-inf", "Infinity", "0/0", "1/0", "½", "²", "٣", "－１", "1_000",
+    "1,000", "0x1F", "--1", "+", ".", "1.2.3", "%", "\\boxed{", "\\boxed{}", "\\boxed{42", "\\boxed{\\frac{1}{0}}",
+    "\\frac{1}", "$$", "\\sqrt{-1}", "\\", "}{",
+)  # fmt: skip
+
+JSON = (
+    '{"answer": ', '{"answer": NaN}', '{"answer": 1e999}', "[]", "{}", "null", "true", '"\\ud800"', '{"a":' * 200,
+    "[" * 2_000, "(" * 500,
+)  # fmt: skip
+
+MARKUP = (
+    "<think>", "</think>", "<think>never closed", "<think>a</think><think>b</think>", "<tool_call>", "</tool_call>",
+    "<tool_call>{}</tool_call>", '<tool_call>{"name": 3, "arguments": []}</tool_call>', "<tool_call>[1]</tool_call>",
+    '<tool_call>{"name": "no_such_tool", "arguments": {}}', "<tool_call><tool_call>",
+    '<tool_call>{"name": "\\ud800", "arguments": {"a": 1e999}}</tool_call>', "<answer>", "</answer><answer>",
+    "<answer></answer>", "```", "```python\n", "```python\nwhile",
+)  # fmt: skip
+
+TEXT = (
+    "x" * 50_000, "word " * 5_000, "\x00", "\x1b[31mred", "\u202eleft", "\ufeff1", "\ufffd\ufffd", "e\u0301", "\u2028",
+    "🙂👩‍👩‍👧", "日本語", "a\r\nb\rc", "a\tb", "'", '"', "--", "%s %d {} {0}", "../../etc/passwd", "$(id)",
+)  # fmt: skip
+
+ODD = (*NUMBERS, *JSON, *MARKUP, *TEXT)
+"""Replies that graders stumble over: numbers out of range, broken notation, nothing but markup, odd characters."""
+
+
+def calls_of(tools: Sequence[Tool]) -> list[str]:
+    """Calls as a model writes them: with arguments that fit the schema, with none, and with ones of the wrong type."""
+    arguments = [(tool["name"], choice) for tool in tools for choice in _choices(tool["parameters"])]
+    calls = [json.dumps({"name": name, "arguments": chosen}) for name, chosen in arguments]
+    return [f"<tool_call>\n{call}\n</tool_call>" for call in calls]
+
+
+def _choices(schema: Mapping[str, Json]) -> list[dict[str, Json]]:
+    fields = cast("dict[str, Json]", schema.get("properties") or {})
+    return [{name: _value(field) for name, field in fields.items()}, {}, {name: [None] for name in fields}]
+
+
+def _value(field: Json) -> Json:
+    if not isinstance(field, Mapping):
+        return "a"
+    options = field.get("enum")
+    if isinstance(options, list) and options:
+        return options[0]
+    samples: dict[Json, Json] = {"integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}, "null": None}
+    kind = field.get("type")
+    return samples.get(kind, "a") if isinstance(kind, str) else "a"

@@ -1,0 +1,39 @@
+"""What a check of an environment found.
+
+Invariant: a check that does not apply is `skipped` with its reason; it neither passes nor fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+type Status = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check.
+
+    Args:
+        check: what was checked, a few words.
+        detail: what was seen, or why the check does not apply.
+        fix: what to do about a failed check; "" for the others.
+    """
+
+    check: str
+    status: Status
+    detail: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings, in the order of the checks."""
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing failed."""
+        return not any(finding.status == "failed" for finding in self.findings)

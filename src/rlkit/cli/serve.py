@@ -1,0 +1,39 @@
+"""`rlkit serve`."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlkit.cli.output import Output
+from rlkit.cli.signals import graceful
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def run(output: Output, *, host: str, port: int, threads: int | None, root: Path | None, models: Sequence[str]) -> int:
+    """Serve until SIGINT or SIGTERM. Returns the exit code."""
+    from rlkit.engine import EngineServer
+    from rlkit.engine.models import resolve_model
+
+    for model in models:
+        output.note(f"{model}: {resolve_model(model, progress=lambda message, _: output.note(message))}")
+    ended = threading.Event()
+    engine = EngineServer(host=host, port=port, threads=threads, root=root, models=models)
+    with graceful(ended.set, output.note, message="stopping"), engine:
+        _announce(output, url=engine.url, key=engine.api_key)
+        if host not in LOOPBACK:
+            output.note("other machines can reach it, and the key travels unencrypted: use a trusted network")
+        ended.wait()
+    return 0
+
+
+def _announce(output: Output, *, url: str, key: str) -> None:
+    if output.json:
+        output.data({"url": url, "api_key": key})
+        return
+    output.line(f"export TINKER_BASE_URL={shlex.quote(url)}")
+    output.line(f"export TINKER_API_KEY={shlex.quote(key)}")
+    output.note("these two lines point any Tinker program at the engine; Ctrl-C stops it")

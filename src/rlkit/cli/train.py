@@ -1,0 +1,108 @@
+"""`rlkit train`."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlkit.cli.arguments import resolve
+from rlkit.cli.guard import INTERRUPTED
+from rlkit.cli.output import Data, Output, printable, redrawable
+from rlkit.cli.signals import graceful
+from rlkit.trackers import RunResult, Tracker
+
+if TYPE_CHECKING:
+    from rlkit.trackers.panel import PanelTracker
+
+FINISHING = "finishing this step, then saving (Ctrl-C again to stop at once)"
+
+
+def run(arguments: Sequence[str], output: Output, *, name: str | None, quiet: bool, panel: bool) -> int:
+    """Train, and print how it ended. Returns the exit code."""
+    resolved = resolve(arguments, name=name)
+    if not quiet:
+        output.note("preparing the run")
+    from rlkit.run import RLTrainer
+    from rlkit.trainer import StopSignal
+
+    stop = StopSignal()
+    drawn = _panel(output) if panel and not quiet and _drawable(output) else None
+    say = output.note if drawn is None else drawn.note
+    trainer = RLTrainer(resolved, trackers=_trackers(output, drawn, quiet=quiet), stop=stop)
+    try:
+        with graceful(stop.request, say, message=FINISHING):
+            result = asyncio.run(trainer.train())
+    finally:
+        if drawn is not None:
+            drawn.close()
+    if output.json:
+        output.data(_record(result))
+    else:
+        output.line(_summary(result))
+    if result.status == "completed":
+        return 0
+    output.note(_how_to_go_on(arguments, result, steps=resolved.config.steps))
+    return INTERRUPTED
+
+
+def _drawable(output: Output) -> bool:
+    """Whether a panel on stderr would not be torn by what goes to stdout."""
+    return redrawable(output.err) and not (output.json and output.out.isatty())
+
+
+def _panel(output: Output) -> PanelTracker:
+    from rich.console import Console
+
+    from rlkit.trackers.panel import PanelTracker
+
+    return PanelTracker(Console(file=output.err), clean=printable)
+
+
+def _trackers(output: Output, panel: PanelTracker | None, *, quiet: bool) -> list[Tracker]:
+    from rlkit.trackers.console import ConsoleTracker, JsonTracker
+
+    trackers: list[Tracker] = []
+    if panel is not None:
+        trackers.append(panel)
+    elif not quiet and not output.json:
+        trackers.append(ConsoleTracker(output.note))
+    if output.json:
+        silent = panel is not None or quiet
+        trackers.append(JsonTracker(output.data, say=output.silent if silent else output.note))
+    return trackers
+
+
+def _record(result: RunResult) -> dict[str, Data]:
+    saved = result.checkpoint
+    return {
+        "run": result.name,
+        "directory": str(result.directory),
+        "status": result.status,
+        "steps": result.steps,
+        "metrics": dict(result.metrics),
+        "checkpoint": None
+        if saved is None
+        else {"step": saved.step, "state": saved.state, "sampler": saved.sampler, "expires": saved.expires},
+    }
+
+
+def _summary(result: RunResult) -> str:
+    from rlkit.trackers.console import number, rewards
+
+    lines = [f"{result.status} after {result.steps} steps: {result.directory}"]
+    if last := rewards(result.metrics):
+        lines.append("last rewards  " + "  ".join(f"{name} {number(value)}" for name, value in last.items()))
+    if result.checkpoint is not None:
+        lines.append(f"checkpoint    {result.checkpoint.state}")
+        lines.append(f"weights       {result.checkpoint.sampler}")
+    return "\n".join(lines)
+
+
+def _how_to_go_on(arguments: Sequence[str], result: RunResult, *, steps: int) -> str:
+    if result.checkpoint is None:
+        return "interrupted before there was anything to save"
+    kept = [argument for argument in arguments if not argument.startswith(("steps=", "load_checkpoint="))]
+    more = [f"load_checkpoint={result.checkpoint.state}", f"steps={steps - result.steps}"]
+    return f"to go on: {shlex.join(['rlkit', 'train', *kept, *more])}"

@@ -1,0 +1,140 @@
+"""From files and overrides to a checked configuration.
+
+Invariant: later files win over earlier ones and the command line over all; whatever is wrong is a `ConfigError` of one
+line a mistake, before anything else happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from rlkit.config.dotenv import read_dotenv
+from rlkit.config.interpolate import interpolate
+from rlkit.config.messages import TYPE_ERRORS, explain
+from rlkit.config.nodes import Node, Origin, Steps, dotted, find, from_python, merge, plain, replace, rewrite
+from rlkit.config.objects import FILE_OBJECT, missing_file
+from rlkit.config.outline import locate, without_nulls
+from rlkit.config.overrides import apply
+from rlkit.config.resolved import Resolved
+from rlkit.config.schema import Config
+from rlkit.config.secrets import refuse_secrets
+from rlkit.config.yaml_text import read_file, scalar
+from rlkit.errors import ConfigError
+
+
+def load_config(
+    files: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    settings: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Resolved:
+    """The configuration that files and overrides describe together.
+
+    ::
+
+        resolved = load_config([Path("base.yaml"), Path("mine.yaml")], ["sampling.stop=[a, b]", "name=null"])
+
+    Mappings are merged key by key; a list or a scalar replaces the one before it. A null in place of a section stands
+    for its defaults, also for what earlier files say: `envs=null` forgets their environments. `${NAME}` and
+    `${NAME:-default}` in a string take a value of the environment or of `.env` in the working directory. A relative
+    `file.py:name`, or a directory of a model, is looked for beside the file that names it, then in the working
+    directory.
+
+    Args:
+        files: YAML files, merged in this order.
+        overrides: `path=value`, applied in this order on top of the files.
+        settings: values of Python, as nested mappings or sections of the schema, merged on top of all. Their strings
+            are taken as they stand.
+        environ: what `${NAME}` reads; None for the process's environment and `.env`.
+
+    Raises:
+        ConfigError: a file cannot be read, or a value is unknown, ill-typed, contradictory or a secret written out.
+    """
+    if environ is None:
+        environ = {**read_dotenv(), **os.environ}
+    root = Node({}, Origin(""))
+    for path in files:
+        read = read_file(path)
+        refuse_secrets(read)
+        root = merge(root, read)
+    for override in overrides:
+        root = apply(root, override)
+        refuse_secrets(root)
+    root = interpolate(without_nulls(root), environ)
+    if settings is not None:
+        root = merge(root, from_python(settings))
+    root = rewrite(without_nulls(root), _found)
+    config, root = _checked(root)
+    return Resolved.from_nodes(config, root)
+
+
+def _checked(root: Node) -> tuple[Config, Node]:
+    """The configuration, and its nodes with numbers where an environment variable was asked for one."""
+    try:
+        # JSON mode is strict about types, yet takes a list or mapping for what it is
+        return Config.model_validate_json(json.dumps(plain(root)), strict=True), root
+    except ValidationError as error:
+        retyped = _retyped(error, root)
+        if retyped is None:
+            raise ConfigError(explain(error, root)) from None
+    try:
+        return Config.model_validate_json(json.dumps(plain(retyped)), strict=True), retyped
+    except ValidationError as error:
+        raise ConfigError(explain(error, retyped)) from None
+
+
+def _retyped(error: ValidationError, root: Node) -> Node | None:
+    """The configuration with `${NAME}` read as YAML where a string is the wrong type; None if that changes nothing."""
+    changed = False
+    for details in error.errors(include_url=False, include_input=False, include_context=False):
+        steps = locate(details["loc"])[0]
+        node = find(root, steps)
+        if details["type"] in TYPE_ERRORS and node and node.template is not None and isinstance(node.value, str):
+            try:
+                value = scalar(node.value)
+            except ValueError:
+                continue
+            if not isinstance(value, str):
+                root, changed = replace(root, steps, Node(value, node.origin, node.template)), True
+    return root if changed else None
+
+
+def _found(steps: Steps, node: Node) -> Node:
+    """The node with the path of a user's file, or of a model's directory, made absolute."""
+    if not isinstance(node.value, str):
+        return node
+    folder = node.origin.folder
+    if steps == ("model",) and folder is not None and node.value:
+        path = folder / Path(node.value).expanduser()
+        return Node(str(path.resolve()), node.origin, node.template) if path.is_dir() else node
+    named, role = FILE_OBJECT.fullmatch(node.value), _role(steps)
+    if named is None or role is None:
+        return node
+    places = [place / Path(named["file"]).expanduser() for place in (folder, Path.cwd()) if place is not None]
+    for path in places:
+        if path.is_file():
+            return Node(f"{path.resolve()}:{named['name']}", node.origin, node.template)
+    if role == "argument":
+        return node
+    shown = node.template or named["file"]
+    raise ConfigError(
+        f"{node.origin}: {dotted(steps)}: {missing_file(shown, places, hidden=node.template is not None)}"
+    )
+
+
+def _role(steps: Steps) -> Literal["object", "argument"] | None:
+    """Whether a field names an object of the user's, or is an argument that may."""
+    match steps[1:] if steps[0] == "eval" else steps:
+        case ("envs", _, "env") | ("advantage",):
+            return "object"
+        case ("envs", _, "args", *_):
+            return "argument"
+        case _:
+            return None

@@ -1,0 +1,164 @@
+"""A configuration before it is checked: JSON values that know where they were written.
+
+Invariant: every node knows its origin, and merging keeps the origin of whichever value wins.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeGuard, cast
+
+from pydantic import BaseModel
+
+from rlkit.errors import ConfigError
+from rlkit.types import Json
+
+type Scalar = bool | int | float | str | None
+type Steps = tuple[str | int, ...]
+"""A path into a configuration: keys of mappings and indices of lists."""
+
+PLAIN_KEY = re.compile(r"[A-Za-z0-9_\-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value was written.
+
+    Args:
+        source: the file as the user named it, or `command line`.
+        line: of the file, from 1; None where there are no lines.
+        folder: what relative paths in the value start from; None for the working directory.
+    """
+
+    source: str
+    line: int | None = None
+    folder: Path | None = None
+
+    def __str__(self) -> str:
+        return self.source if self.line is None else f"{self.source}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A value and its origin.
+
+    Args:
+        value: a scalar, or a list or mapping of nodes.
+        origin: for an entry of a mapping, the place of its key.
+        template: the text as it was written, where `value` came out of it by interpolation.
+    """
+
+    value: Scalar | list[Node] | dict[str, Node]
+    origin: Origin
+    template: str | None = None
+
+
+def is_mapping(value: object) -> TypeGuard[dict[str, Node]]:
+    """Whether a node's value is a mapping."""
+    return isinstance(value, dict)
+
+
+def is_list(value: object) -> TypeGuard[list[Node]]:
+    """Whether a node's value is a list."""
+    return isinstance(value, list)
+
+
+def from_python(value: object) -> Node:
+    """A tree of plain Python values, or of pydantic models, of which only what was set counts."""
+    origin = Origin("python")
+    if isinstance(value, BaseModel):
+        value = {name: getattr(value, name) for name in value.model_fields_set}
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value)
+        return Node({str(key): from_python(child) for key, child in entries.items()}, origin)
+    if isinstance(value, list | tuple):
+        return Node([from_python(child) for child in cast("Sequence[object]", value)], origin)
+    if isinstance(value, Path):
+        return Node(str(value), origin)
+    if value is None or isinstance(value, bool | int | float | str):
+        return Node(value, origin)
+    raise ConfigError(f"a setting is a value of type {type(value).__name__}: give numbers, strings, lists or mappings")
+
+
+def merge(base: Node, over: Node) -> Node:
+    """`over` on top of `base`: mappings are merged key by key, anything else replaces what was there."""
+    if not (is_mapping(base.value) and is_mapping(over.value)):
+        return over
+    merged = dict(base.value)
+    for key, node in over.value.items():
+        merged[key] = merge(merged[key], node) if key in merged else node
+    return Node(merged, over.origin)
+
+
+def plain(node: Node) -> Json:
+    """The value alone."""
+    if is_mapping(node.value):
+        return {key: plain(child) for key, child in node.value.items()}
+    if is_list(node.value):
+        return [plain(child) for child in node.value]
+    return cast("Scalar", node.value)
+
+
+def find(root: Node, steps: Steps) -> Node | None:
+    """The node at that path, or None."""
+    node = root
+    for step in steps:
+        if is_mapping(node.value) and step in node.value:
+            node = node.value[str(step)]
+        elif is_list(node.value) and isinstance(step, int) and step < len(node.value):
+            node = node.value[step]
+        else:
+            return None
+    return node
+
+
+def replace(root: Node, steps: Steps, new: Node) -> Node:
+    """A copy of the tree with `new` at a path that exists."""
+    if not steps:
+        return new
+    first, rest = steps[0], steps[1:]
+    if is_mapping(root.value):
+        key = str(first)
+        return Node({**root.value, key: replace(root.value[key], rest, new)}, root.origin)
+    assert is_list(root.value)
+    items = [replace(item, rest, new) if index == first else item for index, item in enumerate(root.value)]
+    return Node(items, root.origin)
+
+
+def scalars(root: Node, steps: Steps = ()) -> Iterator[tuple[Steps, Node]]:
+    """Every scalar under `root`, with its path."""
+    if is_mapping(root.value):
+        for key, child in root.value.items():
+            yield from scalars(child, (*steps, key))
+    elif is_list(root.value):
+        for index, child in enumerate(root.value):
+            yield from scalars(child, (*steps, index))
+    else:
+        yield steps, root
+
+
+def rewrite(node: Node, change: Callable[[Steps, Node], Node], *, steps: Steps = ()) -> Node:
+    """The tree with every scalar replaced by what `change` makes of it and its path."""
+    if is_mapping(node.value):
+        entries = {key: rewrite(child, change, steps=(*steps, key)) for key, child in node.value.items()}
+        return Node(entries, node.origin)
+    if is_list(node.value):
+        items = [rewrite(child, change, steps=(*steps, index)) for index, child in enumerate(node.value)]
+        return Node(items, node.origin)
+    return change(steps, node)
+
+
+def dotted(steps: Steps) -> str:
+    """`envs."my.env".weight`: the path as overrides and messages write it."""
+    return ".".join(_quoted(step) for step in steps)
+
+
+def _quoted(step: str | int) -> str:
+    text = str(step)
+    if PLAIN_KEY.fullmatch(text):
+        return text
+    return json.dumps(text, ensure_ascii=not text.isprintable())

@@ -1,0 +1,102 @@
+"""Credentials that were written where they do not belong.
+
+Invariant: nothing that is found here is ever repeated in a message; only the field is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from rlkit.config.nodes import Node, Steps, dotted, is_list, is_mapping
+from rlkit.errors import ConfigError
+from rlkit.types import Json
+
+REDACTED = "[redacted]"
+
+KNOWN_SHAPES = re.compile(
+    r"""
+      (?<![A-Za-z0-9]) (?:
+          tml-[A-Za-z0-9_\-]{8,}                      # Tinker
+        | sk-[A-Za-z0-9_\-]{16,}                      # OpenAI, Anthropic and their like
+        | hf_[A-Za-z0-9]{16,}                         # Hugging Face
+        | (?:AKIA|ASIA)[A-Z0-9]{16}                   # AWS
+        | gh[pousr]_[A-Za-z0-9]{20,}                  # GitHub
+        | AIza[A-Za-z0-9_\-]{30,}                     # Google
+        | eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*   # JSON web token
+      )
+      | (?<=://) [^\s/:@]+ : [^\s/@]+ (?=@)           # the user and password of a URL
+      | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----
+    """,
+    re.VERBOSE,
+)
+
+ALWAYS_SECRET = frozenset({"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
+"""Words of a key under which any long literal is a secret."""
+
+OFTEN_SECRET = frozenset({"key", "token"})
+"""Words of a key under which a long literal is a secret if it looks random. `max_tokens` has the word `tokens`."""
+
+LONG_LITERAL = re.compile(r"[^\s<>{}$]{16,}")
+RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
+
+
+def redact(text: str) -> str:
+    """The text without anything that has the shape of a well-known credential."""
+    return KNOWN_SHAPES.sub(REDACTED, text)
+
+
+def is_secret(key: str, text: str) -> bool:
+    """Whether `text`, written under `key`, is a credential; a reference to an environment variable is none."""
+    literal = REFERENCE.sub(lambda found: found[1] or "", text)
+    if KNOWN_SHAPES.search(literal):
+        return True
+    words = {word.lower() for word in WORDS.findall(key)}
+    if words & ALWAYS_SECRET:
+        return LONG_LITERAL.fullmatch(literal) is not None
+    return bool(words & OFTEN_SECRET) and RANDOM_LITERAL.fullmatch(literal) is not None
+
+
+def refuse_secrets(root: Node, steps: Steps = (), *, key: str = "") -> None:
+    """Check a configuration as it was written, before anything is interpolated.
+
+    Raises:
+        ConfigError: it holds a credential.
+    """
+    if is_mapping(root.value):
+        for name, child in root.value.items():
+            if is_secret("", name):
+                raise ConfigError(f"{child.origin}: a key under {dotted(steps) or 'the top'} looks like a secret")
+            refuse_secrets(child, (*steps, name), key=name)
+    elif is_list(root.value):
+        for index, child in enumerate(root.value):
+            refuse_secrets(child, (*steps, index), key=key)
+    elif isinstance(root.value, str) and is_secret(key, root.value):
+        raise ConfigError(
+            f"{root.origin}: {dotted(steps)} holds a secret: write ${{NAME}} instead and set NAME in the environment "
+            "or in .env"
+        )
+
+
+def without_secrets(value: Json, *, key: str = "") -> Json:
+    """A copy in which every credential is replaced by `[redacted]`."""
+    if isinstance(value, str):
+        return REDACTED if is_secret(key, value) else value
+    if isinstance(value, dict):
+        return {name: without_secrets(child, key=name) for name, child in value.items()}
+    if isinstance(value, list):
+        return [without_secrets(child, key=key) for child in value]
+    return value
+
+
+def secrets_in(value: Json, *, key: str = "") -> list[str]:
+    """Every credential in a JSON value."""
+    if isinstance(value, str):
+        return [value] if is_secret(key, value) else []
+    if isinstance(value, Mapping):
+        return [found for name, child in value.items() for found in secrets_in(child, key=name)]
+    if isinstance(value, Sequence):
+        return [found for child in value for found in secrets_in(child, key=key)]
+    return []

@@ -1,0 +1,270 @@
+"""What is wrong with this machine, and how to mend it.
+
+Invariant: it looks and changes nothing; of a key it reads whether it is there and has the right shape, and tells only
+its name. Nothing heavy is imported before the service is asked or the engine tried.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rlkit import paths
+
+if TYPE_CHECKING:
+    from rlkit.service import ServiceChoice
+
+PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "harbor", "openreward")
+KEYS = ("TINKER_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENREWARD_API_KEY")
+
+SERVICE_TIMEOUT_S = 5.0
+ENGINE_TIMEOUT_S = 60.0
+LITTLE_DISK_BYTES = 5 * 10**9
+NO_DISK_BYTES = 500 * 10**6
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Args:
+        subject: what it is.
+        status: `fail` stops a run, `warn` may.
+        detail: what was found.
+        fix: what to do, where something is not well.
+    """
+
+    subject: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def examine(*, engine: bool = True, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Look at everything that a run with the default settings needs, one thing after the other.
+
+    Args:
+        engine: also start the embedded engine with a tiny random model and draw one sample, which takes some seconds.
+        environ: the environment variables.
+    """
+    from rlkit.config.schema import ServiceConfig
+    from rlkit.service import choose
+
+    choice = choose(ServiceConfig(), environ=environ)
+    needed = choice.kind == "engine"
+    yield python()
+    yield from packages()
+    yield keys(environ)
+    yield service(choice)
+    yield default_model(needed=needed)
+    yield runs_folder()
+    yield from optional_parts()
+    if engine:
+        yield embedded_engine(needed=needed)
+
+
+def python() -> Finding:
+    """The interpreter."""
+    from packaging.specifiers import SpecifierSet
+
+    found = platform.python_version()
+    try:
+        wanted = metadata.metadata("rlkit")["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return Finding("python", "ok", found)
+    if SpecifierSet(wanted).contains(found, prereleases=True):
+        return Finding("python", "ok", found)
+    return Finding("python", "fail", f"{found}, but rlkit needs {wanted}", "run `uv python install 3.12`")
+
+
+def packages() -> Iterator[Finding]:
+    """The packages that rlkit stands on, against the versions that it was made for."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = {r.name: r for r in map(Requirement, metadata.requires("rlkit") or []) if r.marker is None}
+    except metadata.PackageNotFoundError:
+        yield Finding("rlkit", "fail", "not installed, only importable", "run `uv sync`, or `pip install .`")
+        wanted = dict[str, Requirement]()
+    for name in PACKAGES:
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name != "rlkit":
+                yield Finding(name, "fail", "not installed", "run `uv sync`, or `pip install .`")
+            continue
+        range_ = wanted[name].specifier if name in wanted else None
+        if range_ is None or range_.contains(found, prereleases=True):
+            yield Finding(name, "ok", found)
+        else:
+            yield Finding(name, "fail", f"{found}, but rlkit needs {range_}", f"install '{wanted[name]}'")
+
+
+def keys(environ: Mapping[str, str]) -> Finding:
+    """Which keys are set, by name."""
+    present = [name for name in KEYS if environ.get(name)]
+    absent = [name for name in KEYS if not environ.get(name)]
+    detail = "; ".join(
+        f"{word} {', '.join(names)}" for word, names in (("set:", present), ("not set:", absent)) if names
+    )
+    for name in present:
+        value = environ[name]
+        if value != value.strip() or value[0] in "'\"":
+            return Finding("keys", "warn", detail, f"{name} has quotes or spaces around it: set it again without them")
+    tinker = environ.get("TINKER_API_KEY", "tml-")
+    if tinker and not tinker.startswith(("tml-", "eyJ")):
+        return Finding("keys", "warn", detail, "TINKER_API_KEY does not begin with tml-: copy the key again")
+    return Finding("keys", "ok", detail)
+
+
+def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> Finding:
+    """The service that a run would use, and whether it answers."""
+    if choice.kind == "engine":
+        return Finding("service", "ok", f"the embedded engine ({choice.reason})")
+    if choice.base_url is None:
+        from tinker.lib.base_url import DEFAULT_BASE_URL
+
+        url = DEFAULT_BASE_URL
+    else:
+        url = choice.base_url
+    problem = _within(lambda: _ask(url, timeout_s), timeout_s=timeout_s + 1)
+    if problem is None:
+        return Finding("service", "ok", f"{url} answers ({choice.reason})")
+    fix = "check the address and the network, or unset what chooses it to use the embedded engine"
+    return Finding("service", "fail", f"{url} ({choice.reason}): {problem}", fix)
+
+
+def default_model(*, needed: bool) -> Finding:
+    """Where the default model is, or would come from."""
+    from rlkit.config.schema import DEFAULT_MODEL
+
+    subject = "default model"
+    own = paths.cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
+    if (own / "config.json").is_file():
+        return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {own}")
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(DEFAULT_MODEL, "config.json")
+    if isinstance(cached, str):
+        return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {Path(cached).parent}")
+    detail = f"{DEFAULT_MODEL} will be fetched when it is first used, from the Hugging Face hub or the package index"
+    return Finding(subject, "ok" if not needed else "warn", detail, "run once with a network connection" * needed)
+
+
+def embedded_engine(*, needed: bool, timeout_s: float = ENGINE_TIMEOUT_S) -> Finding:
+    """Whether the engine starts and the Tinker SDK can draw a sample from it."""
+    started = time.monotonic()
+    problem = _within(_sample, timeout_s=timeout_s)
+    if problem is None:
+        return Finding("engine", "ok", f"started and sampled in {time.monotonic() - started:.1f} s")
+    fix = "run `rlkit serve --debug` to see why; with a Tinker service the engine is not needed"
+    return Finding("engine", "fail" if needed else "warn", problem, fix)
+
+
+def runs_folder() -> Finding:
+    """Whether runs can be written, and how much space there is."""
+    folder = paths.runs_dir()
+    standing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    elsewhere = "set RLKIT_RUNS_DIR to a folder that can be written"
+    if not standing.is_dir():
+        return Finding("runs folder", "fail", f"{folder}: {standing} is not a folder", elsewhere)
+    try:
+        tempfile.TemporaryFile(dir=standing).close()
+    except OSError as error:
+        return Finding("runs folder", "fail", f"{folder} cannot be written: {error.strerror}", elsewhere)
+    free = shutil.disk_usage(standing).free
+    detail = f"{folder}, {free / GB:.1f} GB free"
+    if free < LITTLE_DISK_BYTES:
+        fix = "free some space, or set RLKIT_RUNS_DIR to a larger disk"
+        return Finding("runs folder", "fail" if free < NO_DISK_BYTES else "warn", detail, fix)
+    return Finding("runs folder", "ok", detail)
+
+
+def optional_parts() -> Iterator[Finding]:
+    """What only some runs need."""
+    if shutil.which("docker"):
+        yield Finding("docker", "ok", "found")
+    else:
+        yield Finding("docker", "warn", "not found", "only Harbor tasks in local containers need it: install Docker")
+    try:
+        extras = metadata.metadata("rlkit").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return
+    for extra in extras:
+        absent = [name for name in _needed_by(extra) if not _installed(name)]
+        if not absent:
+            yield Finding(f"extra {extra}", "ok", "installed")
+        elif extra != "all":
+            fix = f"if you want it, run `uv sync --extra {extra}`"
+            yield Finding(f"extra {extra}", "ok", f"optional, and not installed: {', '.join(absent)}", fix)
+
+
+def _needed_by(extra: str) -> Iterator[str]:
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, metadata.requires("rlkit") or []):
+        if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+            yield requirement.name
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _within(look: Callable[[], str | None], *, timeout_s: float) -> str | None:
+    """What `look` returns, or that it took too long; what it raises as one line."""
+    answer: list[str | None] = []
+
+    def ask() -> None:
+        try:
+            answer.append(look())
+        # A doctor reports whatever is broken, however it is broken.
+        except Exception as error:
+            text = (str(error).strip().splitlines() or [""])[0]
+            answer.append(f"{type(error).__name__}: {text}".rstrip(": "))
+
+    # A daemon thread, because looking up a host name has no timeout of its own.
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    return answer[0] if answer else f"no answer within {timeout_s:.0f} s"
+
+
+def _ask(url: str, timeout_s: float) -> str | None:
+    import httpx
+
+    answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
+    # A service may want a key even for this: it is there all the same.
+    return None if answer.is_success or answer.status_code in (401, 403) else f"it answered {answer.status_code}"
+
+
+def _sample() -> str | None:
+    import tinker
+
+    from rlkit.engine import EngineServer
+    from rlkit.testing import byte_model
+
+    with tempfile.TemporaryDirectory(prefix="rlkit-doctor-", ignore_cleanup_errors=True) as folder:
+        model = byte_model(Path(folder) / "model")
+        with EngineServer(resolve=lambda _: model, root=Path(folder) / "engine") as server:
+            client = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
+            sampler = client.create_sampling_client(base_model=str(model)).result()
+            prompt = tinker.ModelInput.from_ints([104, 105])
+            parameters = tinker.SamplingParams(max_tokens=4, seed=0)
+            drawn = sampler.sample(prompt, num_samples=1, sampling_params=parameters).result()
+            client.close("success").result()
+    return None if drawn.sequences[0].tokens else "the engine gave an empty sample"

@@ -1,0 +1,45 @@
+"""Small builders of the core's data, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlkit.types import Episode, Group, Prompt, Turn
+
+
+def turn(
+    prompt: Sequence[int], completion: Sequence[int], *, forced: int = 0, parent: int | None = None, version: int = 0
+) -> Turn:
+    """A turn whose log-probabilities are −0.1, −0.2, … for the sampled tokens."""
+    count = len(completion)
+    sampled = np.arange(count) >= forced
+    logprobs = np.where(sampled, -(np.arange(count) + 1) / 10, 0).astype(np.float32)
+    return Turn(
+        prompt=Prompt(np.array(prompt, np.int32)),
+        completion=np.array(completion, np.int32),
+        logprobs=logprobs,
+        sampled=sampled,
+        stop="stop",
+        version=version,
+        parent=parent,
+    )
+
+
+def episode(reward: float | None, *, member: int = 0, turns: Sequence[Turn] = ()) -> Episode:
+    return Episode(
+        member=member,
+        attempt=0,
+        turns=tuple(turns) or (turn([1, 2], [3, 4]),),
+        status="failed" if reward is None else "completed",
+        reward=reward,
+        metrics={},
+        info={},
+        seconds=1.0,
+        error="boom" if reward is None else None,
+    )
+
+
+def group(rewards: Sequence[float | None], *, env: str = "env", draw: int = 0) -> Group:
+    return Group(env, "task", draw, tuple(episode(reward, member=i) for i, reward in enumerate(rewards)))

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+COMMANDS = ("train", "eval", "config", "serve", "init", "check", "doctor")
+HEAVY = (
+    "torch",
+    "transformers",
+    "tinker",
+    "harbor",
+    "openreward",
+    "wandb",
+    "numpy",
+    "pydantic",
+    "yaml",
+    "rich",
+    "httpx",
+)
+HELP_CPU_S = 0.3
+
+LOOK = f"""
+import sys
+from rlkit.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+print("loaded:", *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "rlkit", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
+    )
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["config", "show", "-h"]])
+def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
+    command = [sys.executable, "-c", LOOK, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == "loaded:\n"
+    assert done.stdout
+
+
+def test_help_takes_less_than_a_third_of_a_second_of_cpu() -> None:
+    def cpu_s() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert run("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert any(cpu_s() < HELP_CPU_S for _ in range(5))
+
+
+def test_help_names_every_command_and_exit_code(rlkit: Callable[..., Any]) -> None:
+    shown = rlkit("--help").stdout
+    assert all(f"\n  {command} " in shown for command in COMMANDS)
+    assert "130" in shown
+    assert "..." not in shown.split("Commands:")[1].split("Exit codes")[0], "a command's help is cut off"
+
+
+@pytest.mark.parametrize("arguments", [[command] for command in COMMANDS] + [["config", "show"], ["config", "schema"]])
+def test_every_command_has_json_and_help(arguments: list[str], rlkit: Callable[..., Any]) -> None:
+    result = rlkit(*arguments, "--help")
+    assert result.exit_code == 0
+    assert "--json" in result.stdout or arguments == ["config"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["train"],
+        ["train", "--nonsense"],
+        ["eval"],
+        ["config", "nonsense"],
+        ["config", "show"],
+        ["init"],
+        ["check"],
+        ["check", "arithmetic", "--tasks", "0"],
+        ["check", "arithmetic", "--tasks", "many"],
+        ["serve", "--port", "70000"],
+        ["serve", "--threads", "0"],
+        ["doctor", "extra"],
+    ],
+)
+def test_bad_usage_is_2_and_never_a_traceback(arguments: list[str], rlkit: Callable[..., Any]) -> None:
+    result = rlkit(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Error" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_module_and_the_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout.split()[0]) == (0, "rlkit")
+
+
+def test_shell_completion_offers_the_commands() -> None:
+    done = run(_RLKIT_COMPLETE="complete_bash", COMP_WORDS="rlkit d", COMP_CWORD="1")
+    assert done.stdout.split() == ["doctor"]
+
+
+def test_a_reader_that_goes_away_sees_no_traceback() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "rlkit", "config", "schema"]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 0

@@ -1,0 +1,79 @@
+"""Whole commands in processes of their own, with the real engine and a tiny random model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+
+from rlkit.scaffold import scaffold
+from rlkit.testing import byte_model
+
+RLKIT = [sys.executable, "-m", "rlkit"]
+
+
+def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    scaffold(tmp_path / "project", name="largest")
+    model = byte_model(tmp_path / "model")
+    arguments = ["config.yaml", f"model={model}", "steps=100000", "batch.groups=2", "eval.every=0"]
+    with subprocess.Popen(
+        [*RLKIT, "train", *arguments, "--name", "first", "--json"],
+        cwd=tmp_path / "project",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        records = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        records += [json.loads(line) for line in process.stdout]
+        notes = process.stderr.read()
+        assert process.wait() == 130, notes
+    result = records[-1]
+    steps = result["steps"]
+    assert [record["step"] for record in records[:-1]] == list(range(steps + 1))
+    assert result["status"] == "interrupted"
+    assert "finishing this step, then saving" in notes
+    state = result["checkpoint"]["state"]
+    assert f"load_checkpoint={state} steps={100000 - steps}\n" in notes
+    assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_serve_says_where_it_is_and_stops_when_told() -> None:
+    with subprocess.Popen([*RLKIT, "serve"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(2)]
+        found = re.fullmatch(r"export TINKER_BASE_URL=(\S+)\nexport TINKER_API_KEY=(tml-\S+)\n", "".join(lines))
+        assert found is not None, lines
+        health = httpx.get(f"{found[1]}/api/v1/healthz", headers={"x-api-key": found[2]})
+        assert health.is_success
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_serve_on_an_address_that_is_not_there_is_2() -> None:
+    done = subprocess.run(
+        [*RLKIT, "serve", "--host", "203.0.113.1", "--json"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot listen on 203.0.113.1")
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
+def test_doctor_finds_this_machine_fit_and_keeps_secrets(tmp_path: Path) -> None:
+    environ = {**os.environ, "WANDB_API_KEY": "canary-0123456789"}
+    done = subprocess.run(
+        [*RLKIT, "doctor", "--json"], capture_output=True, text=True, timeout=100, check=False, env=environ
+    )
+    findings = {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["engine"]["status"] == "ok", findings["engine"]
+    assert "WANDB_API_KEY" in findings["keys"]["detail"]
+    assert "canary" not in done.stdout + done.stderr
+    assert done.returncode == (0 if json.loads(done.stdout)["ok"] else 3)

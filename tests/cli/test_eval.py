@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit.cli.evaluate import summary, table
+from rlkit.errors import ServiceError
+
+METRICS = {
+    "eval/sums/groups": 100.0,
+    "eval/sums/episodes": 102.0,
+    "eval/sums/failed": 1.0,
+    "eval/sums/reward/mean": 0.83,
+    "eval/sums/reward/std": 0.4,
+    "eval/all/reward/mean": 0.83,
+}
+CONFIG = "envs: {arithmetic: {}}\neval: {envs: {sums: {env: arithmetic}}}\n"
+
+
+@pytest.fixture(autouse=True)
+def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def evaluate(resolved: object, *, checkpoint: str | None, note: Callable[[str], None]) -> Mapping[str, float]:
+        note("fetching the model")
+        if checkpoint == "tinker://gone/sampler_weights/x":
+            raise ServiceError("the checkpoint does not exist", request_id="r-1")
+        return METRICS
+
+    monkeypatch.setattr("rlkit.run.evaluate", evaluate)
+    (tmp_path / "a.yaml").write_text(CONFIG)
+
+
+def test_the_standard_error_is_that_of_the_mean_over_valid_episodes() -> None:
+    row = summary(METRICS, "eval/sums")
+    assert row == {"episodes": 102, "failed": 1, "reward": 0.83, "stderr": pytest.approx(0.04)}
+
+
+@pytest.mark.parametrize(("episodes", "failed"), [(0.0, 0.0), (3.0, 3.0)])
+def test_where_nothing_is_valid_there_is_no_mean(episodes: float, failed: float) -> None:
+    row = summary({"eval/x/episodes": episodes, "eval/x/failed": failed}, "eval/x")
+    assert row == {"episodes": episodes, "failed": failed}
+    assert " - " in table({"x": row})
+
+
+def test_one_episode_has_no_standard_error() -> None:
+    row = summary({"eval/x/episodes": 1.0, "eval/x/reward/mean": 1.0, "eval/x/reward/std": 0.0}, "eval/x")
+    assert "stderr" not in row
+
+
+def test_the_table_is_the_result(rlkit: Callable[..., Any]) -> None:
+    result = rlkit("eval", "a.yaml")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[1].split() == ["sums", "0.830", "±", "0.040", "102", "1"]
+    assert result.stderr == "fetching the model\n"
+
+
+def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:
+    record = json.loads(rlkit("eval", "a.yaml", "--json", "--quiet").stdout)
+    assert record["envs"]["sums"]["reward"] == 0.83
+    assert record["metrics"] == METRICS
+    assert record["checkpoint"] is None
+
+
+@pytest.mark.parametrize("checkpoint", ["", "step-3", "/tmp/x", "http://x"])
+def test_a_checkpoint_that_is_no_path_of_the_service_is_2(rlkit: Callable[..., Any], checkpoint: str) -> None:
+    result = rlkit("eval", "a.yaml", "--checkpoint", checkpoint)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: --checkpoint: ")
+
+
+def test_a_service_that_fails_is_1_with_its_request(rlkit: Callable[..., Any]) -> None:
+    result = rlkit("eval", "a.yaml", "--checkpoint", "tinker://gone/sampler_weights/x")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == "error: the checkpoint does not exist (request r-1)"

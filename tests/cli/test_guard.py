@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import errno
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from rlkit.cli.guard import command
+from rlkit.errors import ConfigError, MissingError, RlkitError, RunFailed, ServiceError, UsageError
+
+
+class BudgetReached(RlkitError):
+    exit_code = 4
+
+
+def ended(error: BaseException, *, json: bool = False, debug: bool = False) -> int:
+    with pytest.raises(typer.Exit) as exited, command(json=json, debug=debug):
+        raise error
+    return exited.value.exit_code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("steps: too few"), 2),
+        (ConfigError("steps: too few"), 2),
+        (MissingError("steps: too few"), 3),
+        (RunFailed("steps: too few"), 1),
+        (ServiceError("steps: too few"), 1),
+        (BudgetReached("steps: too few"), 4),
+    ],
+)
+def test_an_error_is_one_line_and_the_exit_code_of_its_class(
+    error: RlkitError, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ended(error) == code
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "error: steps: too few\n")
+
+
+def test_with_json_the_error_is_also_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    ended(ConfigError("steps: too few"), json=True)
+    assert json.loads(capsys.readouterr().out) == {"error": "steps: too few", "type": "ConfigError", "exit_code": 2}
+
+
+def test_an_unexpected_exception_is_called_a_bug_and_its_traceback_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_API_KEY", "tml-canary-1234")
+    assert ended(ValueError("odd\ntml-canary-1234")) == 1
+    (kept,) = (tmp_path / "runs").glob("bug-*.txt")
+    shown = capsys.readouterr().err
+    assert shown == f"error: this is a bug in rlkit: ValueError: odd ***; the traceback is in {kept}\n"
+    assert "Traceback (most recent call last)" in kept.read_text()
+    assert "canary" not in kept.read_text()
+
+
+def test_debug_shows_the_traceback_instead(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(ValueError("odd"), debug=True) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.endswith("error: this is a bug in rlkit: ValueError: odd\n")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_traceback_that_cannot_be_kept_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "file"))
+    assert ended(ValueError("odd")) == 1
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_group_of_one_exception_is_that_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    group = ExceptionGroup("unhandled errors in a TaskGroup", [ExceptionGroup("", [MissingError("no model")])])
+    assert ended(group) == 3
+    assert capsys.readouterr().err == "error: no model\n"
+
+
+def test_a_full_disk_is_not_a_bug(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(OSError(errno.ENOSPC, "No space left on device", "/runs/x")) == 1
+    assert "bug" not in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_ctrl_c_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(KeyboardInterrupt()) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_with_json_stdout_belongs_to_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+    with command(json=True, debug=False) as output:
+        print("an environment that prints")
+        output.data({"a": 1})
+    captured = capsys.readouterr()
+    assert captured.out == '{"a": 1}\n'
+    assert captured.err == "an environment that prints\n"
+
+
+def test_dotenv_becomes_part_of_the_environment_and_its_secrets_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DOTENV_CANARY_KEY", "")
+    monkeypatch.delenv("DOTENV_CANARY_KEY")
+    (tmp_path / ".env").write_text("DOTENV_CANARY_KEY=tml-canary-1234\n")
+    assert ended(UsageError("tml-canary-1234")) == 2
+    assert capsys.readouterr().err == "error: ***\n"
+
+
+def test_a_message_in_another_script_does_not_break_an_ascii_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    monkeypatch.setattr(sys, "stderr", ascii_stream)
+    assert ended(UsageError("größer")) == 2

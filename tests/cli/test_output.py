@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.cli.output import Output, coloured, printable, redact, redrawable, to_json
+
+SECRET = 'tml-"canary"\\0123'
+
+
+@pytest.mark.parametrize("name", ["TINKER_API_KEY", "hf_token", "MY_SECRET_THING", "DB_PASSWORD"])
+def test_the_value_of_a_secret_is_never_printed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, SECRET)
+    out, err = io.StringIO(), io.StringIO()
+    output = Output(out, err)
+    output.line(f"a {SECRET} b")
+    output.note(SECRET)
+    output.error(SECRET)
+    output.data({"key": [SECRET, {SECRET: f"x{SECRET}"}]})
+    assert "canary" not in out.getvalue() + err.getvalue()
+    assert out.getvalue().startswith("a *** b\n")
+    assert json.loads(out.getvalue().splitlines()[1]) == {"key": ["***", {"***": "x***"}]}
+
+
+def test_a_secret_that_holds_another_is_taken_out_whole() -> None:
+    environ = {"A_KEY": "abcdef", "B_KEY": "abcdef123456"}
+    assert redact("abcdef123456 abcdef", environ) == "*** ***"
+
+
+@pytest.mark.parametrize("value", ["", "false", "1", "0"])
+def test_words_of_every_message_are_not_secrets(value: str) -> None:
+    assert redact(f"parallel {value} run", {"TOKENIZERS_PARALLELISM": value}) == f"parallel {value} run"
+
+
+def test_a_path_that_exists_is_not_a_secret(tmp_path: Path) -> None:
+    assert redact(f"in {tmp_path}", {"KEY_FOLDER": str(tmp_path)}) == f"in {tmp_path}"
+
+
+def test_a_variable_of_another_name_is_not_a_secret() -> None:
+    assert redact("production", {"STAGE": "production"}) == "production"
+
+
+@given(st.text())
+def test_nothing_printed_steers_the_terminal(text: str) -> None:
+    shown = printable(text)
+    assert not any((ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160 for c in shown)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_json_has_null_for_numbers_that_it_does_not_know(value: float) -> None:
+    assert to_json({"a": [value, 1.5]}) == '{"a": [null, 1.5]}'
+
+
+def test_json_is_one_line() -> None:
+    assert "\n" not in to_json({"text": "two\nlines\u2028"}).replace("\\n", "")
+
+
+def test_a_reader_that_has_gone_away_is_not_an_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stream:
+        output = Output(stream, stream)
+        output.line("nobody reads this")
+        output.line("nor this")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "dumb"}, False)],
+)
+def test_colours_are_for_terminals_that_want_them(environ: dict[str, str], expected: bool) -> None:
+    assert coloured(Terminal(), environ) is expected
+    assert coloured(io.StringIO(), environ) is False
+    assert redrawable(Terminal(), environ) is (environ.get("TERM") != "dumb")
+
+
+def test_errors_are_red_only_on_such_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    Output(terminal, terminal).error("x")
+    assert terminal.getvalue() == "\x1b[31merror:\x1b[0m x\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    plain = Terminal()
+    Output(plain, plain).error("x")
+    assert plain.getvalue() == "error: x\n"

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rlkit.cli.signals import graceful
+
+# A run that waits; `stubborn` ones also hold up their own end.
+PROGRAM = """
+import sys, time
+from rlkit.cli.signals import graceful
+said = lambda text: print(text, flush=True)
+try:
+    with graceful(lambda: said("requested"), said, message="finishing", clean_up_s=0.5):
+        said("ready")
+        try:
+            time.sleep(30)
+        finally:
+            if "stubborn" in sys.argv:
+                time.sleep(30)
+except KeyboardInterrupt:
+    said("stopped")
+    sys.exit(130)
+"""
+
+
+def started(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", PROGRAM, *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def said(process: subprocess.Popen[str], lines: int) -> set[str]:
+    assert process.stdout is not None
+    return {process.stdout.readline().strip() for _ in range(lines)}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_asks_and_the_second_stops(number: signal.Signals) -> None:
+    with started() as process:
+        process.send_signal(number)
+        assert said(process, 2) == {"requested", "finishing"}
+        assert process.poll() is None
+        process.send_signal(number)
+        assert process.wait(10) == 130
+        assert said(process, 1) == {"stopped"}
+
+
+def test_what_holds_up_the_end_is_not_waited_for() -> None:
+    with started("stubborn") as process:
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            said(process, 1)
+            time.sleep(0.1)
+        begun = time.monotonic()
+        assert process.wait(10) == 130
+        assert time.monotonic() - begun < 5
+
+
+def test_the_handlers_of_the_caller_are_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    asked = threading.Event()
+    with graceful(asked.set, lambda _: None, message=""):
+        assert signal.getsignal(signal.SIGINT) != before[0]
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.is_set()
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_run_without_signals_changes_nothing(tmp_path: Path) -> None:
+    with graceful(lambda: None, lambda _: None, message=""):
+        (tmp_path / "x").write_text("")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

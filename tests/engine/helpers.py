@@ -1,0 +1,39 @@
+"""Building SDK requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tinker
+from tinker import types
+
+
+def prompt(*tokens: int) -> tinker.ModelInput:
+    return tinker.ModelInput.from_ints(list(tokens))
+
+
+def rl_datum(tokens: Sequence[int], sequence: types.SampledSequence, advantage: float) -> types.Datum:
+    """A prompt and a completion, with the advantage on the sampled tokens only."""
+    whole = [*tokens, *sequence.tokens]
+    before = len(tokens) - 1
+    return types.Datum(
+        model_input=tinker.ModelInput.from_ints(whole[:-1]),
+        loss_fn_inputs={
+            "target_tokens": whole[1:],
+            "logprobs": [0.0] * before + list(sequence.logprobs or []),
+            "advantages": [0.0] * before + [advantage] * len(sequence.tokens),
+        },
+    )
+
+
+def ce_datum(tokens: Sequence[int]) -> types.Datum:
+    """Next-token prediction over a whole text."""
+    return types.Datum(
+        model_input=tinker.ModelInput.from_ints(list(tokens[:-1])),
+        loss_fn_inputs={"target_tokens": list(tokens[1:]), "weights": [1.0] * (len(tokens) - 1)},
+    )
+
+
+def logprobs_of(output: types.ForwardBackwardOutput) -> list[np.ndarray]:
+    return [np.array(record["logprobs"].data, dtype=np.float32) for record in output.loss_fn_outputs]

@@ -1,0 +1,266 @@
+"""The engine as the unmodified Tinker SDK sees it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+from tinker import types
+
+from rlkit.engine import EngineServer
+from rlkit.errors import UsageError
+
+from .conftest import connect
+from .helpers import ce_datum, logprobs_of, prompt, rl_datum
+
+TEXT = [72, 101, 108, 108, 111, 44, 32]
+ADAM = types.AdamParams(learning_rate=1e-2)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_sampler_and_trainer_agree_before_and_after_training_steps(client: tinker.ServiceClient, family: str) -> None:
+    trainer = client.create_lora_training_client(base_model=family, rank=8, seed=1).result()
+    for _ in range(3):
+        sampler = trainer.save_weights_and_get_sampling_client().result()
+        params = types.SamplingParams(max_tokens=12, seed=3, stop=[])
+        sequences = sampler.sample(prompt(*TEXT), 4, params).result().sequences
+        data = [rl_datum(TEXT, s, a) for s, a in zip(sequences, (1.0, -1.0, 0.5, 0.0), strict=True)]
+        output = trainer.forward(data, "importance_sampling").result()
+        for trained, sequence in zip(logprobs_of(output), sequences, strict=True):
+            np.testing.assert_allclose(trained[len(TEXT) - 1 :], sequence.logprobs, atol=1e-4)
+        trainer.forward_backward(data, "importance_sampling")
+        trainer.optim_step(ADAM).result()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_result_does_not_depend_on_the_batch(
+    resolve: Callable[[str], Path], tmp_path: Path, threads: int
+) -> None:
+    with EngineServer(root=tmp_path, resolve=resolve, threads=threads) as server, connect(server) as client:
+        _check_batch_independence(client)
+
+
+def _check_batch_independence(client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="qwen3", rank=8, seed=1).result()
+    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
+    trainer.optim_step(ADAM).result()
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    lengths = [7, 1, 30, 62, 64, 65, 130, 3]
+    prompts = [[(i * 31 + j) % 256 for j in range(n)] for i, n in enumerate(lengths)]
+    params = [types.SamplingParams(max_tokens=5 + 9 * i, seed=i, stop=[], top_p=1 - 0.1 * (i % 2)) for i in range(8)]
+
+    def ask(i: int) -> tinker.APIFuture[types.SampleResponse]:
+        return sampler.sample(prompt(*prompts[i]), 1 + i % 3, params[i], include_prompt_logprobs=True)
+
+    def flat(response: types.SampleResponse) -> list[np.ndarray]:
+        sequences = [part for s in response.sequences for part in (s.tokens_np, s.logprobs_np)]
+        return [np.asarray(response.prompt_logprobs_np), *(np.asarray(part) for part in sequences)]
+
+    alone = [flat(ask(i).result()) for i in range(8)]
+    together = [flat(future.result()) for future in [ask(i) for i in range(8)]]
+    order = [5, 2, 7, 0, 6, 1, 4, 3]
+    shuffled = dict(zip(order, [flat(future.result()) for future in [ask(i) for i in order]], strict=True))
+    for i in range(8):
+        for first, second, third in zip(alone[i], together[i], shuffled[i], strict=True):
+            np.testing.assert_array_equal(first, second)
+            np.testing.assert_array_equal(first, third)
+
+
+def test_a_training_loop_is_repeated_bit_for_bit_on_a_fresh_server(
+    resolve: Callable[[str], Path], tmp_path: Path
+) -> None:
+    def run(root: Path) -> list[np.ndarray]:
+        seen: list[np.ndarray] = []
+        with EngineServer(root=root, resolve=resolve, threads=2) as server, connect(server) as client:
+            trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=7).result()
+            for step in range(4):
+                sampler = trainer.save_weights_and_get_sampling_client().result()
+                params = types.SamplingParams(max_tokens=8, seed=step, stop=[])
+                futures = [sampler.sample(prompt(*TEXT, i), 4, params) for i in range(4)]
+                sequences = [(i, s) for i, f in enumerate(futures) for s in f.result().sequences]
+                data = [rl_datum([*TEXT, i], s, float(s.tokens[0] % 3 - 1)) for i, s in sequences]
+                output = trainer.forward_backward(data, "ppo").result()
+                trainer.optim_step(ADAM).result()
+                seen += logprobs_of(output)
+            seen += logprobs_of(trainer.forward(data, "ppo").result())
+        return seen
+
+    for first, second in zip(run(tmp_path / "a"), run(tmp_path / "b"), strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_an_old_sampler_keeps_its_weights(client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=8, seed=1).result()
+    unnamed = trainer.save_weights_and_get_sampling_client().result()
+    named = client.create_sampling_client(trainer.save_weights_for_sampler("start").result().path).result()
+    before = unnamed.compute_logprobs(prompt(*TEXT)).result()
+    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
+    trainer.optim_step(ADAM).result()
+    newer = [trainer.save_weights_and_get_sampling_client().result() for _ in range(4)]
+    assert all(sampler.compute_logprobs(prompt(*TEXT)).result() != before for sampler in newer)
+    assert unnamed.compute_logprobs(prompt(*TEXT)).result() == before
+    assert named.compute_logprobs(prompt(*TEXT)).result() == before
+
+
+@pytest.mark.parametrize("with_optimiser", [True, False])
+def test_training_goes_on_identically_in_a_new_server(
+    resolve: Callable[[str], Path], tmp_path: Path, with_optimiser: bool
+) -> None:
+    data = [ce_datum(TEXT), ce_datum(TEXT[::-1])]
+
+    def steps(trainer: tinker.TrainingClient, count: int) -> list[np.ndarray]:
+        seen: list[np.ndarray] = []
+        for _ in range(count):
+            seen += logprobs_of(trainer.forward_backward(data, "cross_entropy").result())
+            trainer.optim_step(ADAM).result()
+        return seen
+
+    with EngineServer(root=tmp_path, resolve=resolve, threads=1) as server, connect(server) as client:
+        trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=7).result()
+        steps(trainer, 2)
+        path = trainer.save_state("two").result().path
+        expected = steps(trainer, 3)
+    with EngineServer(root=tmp_path, resolve=resolve, threads=1) as server, connect(server) as client:
+        if with_optimiser:
+            resumed = client.create_training_client_from_state_with_optimizer(path).result()
+        else:
+            resumed = client.create_training_client_from_state(path).result()
+        assert resumed.get_info().lora_rank == 4
+        actual = steps(resumed, 3)
+        assert resumed.save_state("two").result().path != path
+    same = [np.array_equal(a, b) for a, b in zip(expected, actual, strict=True)]
+    assert same[:2] == [True, True]
+    assert all(same) == with_optimiser
+
+
+def test_the_digit_task_is_learnt_in_twenty_steps(client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=16, seed=0).result()
+    digits = set(range(48, 58))
+    reward = 0.0
+    for step in range(20):
+        sampler = trainer.save_weights_and_get_sampling_client().result()
+        params = types.SamplingParams(max_tokens=4, seed=step, stop=[])
+        sequences = sampler.sample(prompt(*TEXT), 64, params).result().sequences
+        rewards = np.array([np.mean([t in digits for t in s.tokens]) for s in sequences])
+        reward = float(rewards.mean())
+        data = [rl_datum(TEXT, s, float(r - reward)) for s, r in zip(sequences, rewards, strict=True)]
+        trainer.forward_backward(data, "importance_sampling")
+        trainer.optim_step(types.AdamParams(learning_rate=3e-2)).result()
+    assert reward > 0.9
+
+
+def test_a_custom_loss_runs_on_the_client(client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
+    output = trainer.forward_backward_custom([ce_datum(TEXT)], lambda _, logps: (-logps[0].sum(), {"n": 6.0})).result()
+    reference = trainer.forward([ce_datum(TEXT)], "cross_entropy").result()
+    assert output.metrics["n"] == 6.0
+    assert output.metrics["loss:sum"] == pytest.approx(reference.metrics["loss:sum"], rel=1e-5)
+    assert trainer.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] > 0
+
+
+def test_chunks_that_arrive_out_of_order_run_in_order(client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
+    data = [ce_datum([i % 256, (i * 7) % 256, 5]) for i in range(1500)]  # more than the SDK sends in one request
+    output = trainer.forward(data, "cross_entropy").result()
+    assert len(output.loss_fn_outputs) == 1500
+    alone = trainer.forward(data[1400:1401], "cross_entropy").result()
+    np.testing.assert_allclose(logprobs_of(output)[1400], logprobs_of(alone)[0], atol=1e-5)
+
+
+def test_stop_conditions(client: tinker.ServiceClient) -> None:
+    sampler = client.create_sampling_client(base_model="llama").result()
+
+    def lengths(stop: list[int] | None) -> list[int]:
+        params = types.SamplingParams(max_tokens=40, seed=0, temperature=20.0, stop=stop)
+        return [len(s.tokens) for s in sampler.sample(prompt(*TEXT), 32, params).result().sequences]
+
+    assert set(lengths([])) == {40}
+    stopped = lengths(list(range(100)))
+    assert max(stopped) < 40
+    params = types.SamplingParams(max_tokens=40, seed=0, temperature=20.0, stop=list(range(100)))
+    for sequence in sampler.sample(prompt(*TEXT), 4, params).result().sequences:
+        assert sequence.stop_reason == "stop"
+        assert sequence.tokens[-1] < 100 <= min(sequence.tokens[:-1], default=100)
+    assert len(set(lengths(None))) > 1  # the end token, 258, comes up now and then
+
+
+@pytest.mark.parametrize(
+    ("loss", "config", "field"),
+    [
+        ("gspo", None, "gspo"),
+        ("stable_reinforce", None, "stable_reinforce"),
+        ("ppo", {"clip_low": 0.8}, "clip_low"),
+        ("cross_entropy", None, "advantages"),
+    ],
+)
+def test_a_loss_that_is_not_supported_is_refused_by_name(
+    client: tinker.ServiceClient, loss: types.LossFnType, config: dict[str, float | str] | None, field: str
+) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
+    datum = ce_datum(TEXT)
+    if loss == "cross_entropy":
+        datum.loss_fn_inputs["advantages"] = datum.loss_fn_inputs["weights"]
+    with pytest.raises(tinker.RequestFailedError, match=field) as failure:
+        trainer.forward_backward([datum], loss, config).result()
+    assert failure.value.category is types.RequestErrorCategory.User
+    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result()  # the client is not poisoned
+
+
+def test_an_unknown_model_fails_its_future_with_the_resolvers_message(client: tinker.ServiceClient) -> None:
+    with pytest.raises(tinker.RequestFailedError, match="'nope' was not found") as failure:
+        client.create_lora_training_client(base_model="nope").result()
+    assert failure.value.category is types.RequestErrorCategory.User
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".hidden", "", "x" * 200])
+def test_a_checkpoint_name_cannot_leave_its_folder(client: tinker.ServiceClient, name: str) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    with pytest.raises(tinker.RequestFailedError, match="checkpoint name"):
+        trainer.save_state(name).result()
+
+
+def test_malformed_requests_are_refused_and_the_server_lives(server: EngineServer) -> None:
+    def post(path: str, body: bytes, key: str = server.api_key, kind: str = "application/json") -> int:
+        request = urllib.request.Request(f"{server.url}/api/v1/{path}", body, {"X-API-Key": key, "Content-Type": kind})
+        try:
+            with urllib.request.urlopen(request, timeout=20) as reply:
+                return reply.status
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+
+    session = json.dumps({"tags": [], "user_metadata": None, "sdk_version": "0"}).encode()
+    assert post("create_session", session) == 200
+    assert post("create_session", session, key="tml-wrong") == 401
+    assert post("create_session", session, key="") == 401
+    assert post("create_session", b"{") == 422
+    assert post("create_session", b"[]") == 422
+    assert post("forward_backward", b"\xff\xfe garbage", kind="application/x-protobuf") == 400
+    assert post("forward_backward", b"", kind="application/x-protobuf") == 404
+    assert post("retrieve_future", b'{"request_id": "none"}') == 404
+    assert post("optim_step", b'{"model_id": "none", "seq_id": 1, "adam_params": {}}') == 404
+    assert post("asample", b'{"sampling_session_id": "none"}') == 422
+    assert post("load_weights", b'{"path": "tinker://../x", "optimizer": false}') == 400
+    assert post("weights_info", b'{"tinker_path": "tinker://x:train:0/weights/../../y"}') == 400
+    assert post("telemetry", b"x" * (65 << 20)) == 413
+    assert post("nowhere", b"{}") == 404
+    assert post("create_session", session) == 200
+
+
+def test_stop_leaves_no_thread_and_can_be_repeated(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    server = EngineServer(root=tmp_path, resolve=resolve)
+    with pytest.raises(UsageError, match="before start"):
+        _ = server.url
+    server.start()
+    assert len(set(threading.enumerate()) - before) == 2
+    server.stop()
+    server.stop()
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.advantages import group_mean
+from rlkit.batch import episode_data, make_batch
+from rlkit.types import IMAGE_TOKEN, Image, Prompt, Turn
+from tests.builders import episode, group, turn
+
+
+def data_of(*turns: Turn, advantages: list[float] | None = None):
+    values = np.array(advantages or [1.0] * len(turns))
+    return list(episode_data(episode(1.0, turns=turns), values))
+
+
+def test_a_single_turn_is_aligned_for_next_token_prediction() -> None:
+    (datum,) = data_of(turn([1, 2], [3, 4, 5], forced=1), advantages=[2.0])
+    assert datum.prompt.tokens.tolist() == [1, 2, 3, 4]
+    assert datum.targets.tolist() == [2, 3, 4, 5]
+    assert datum.mask.tolist() == [False, False, True, True]
+    assert datum.advantages.tolist() == [0, 0, 2, 2]
+    np.testing.assert_allclose(datum.logprobs, [0, 0, -0.2, -0.3])
+
+
+def test_turns_that_extend_each_other_become_one_sequence() -> None:
+    (datum,) = data_of(turn([1], [2]), turn([3, 4], [5], parent=0), advantages=[1.0, -1.0])
+    assert datum.prompt.tokens.tolist() == [1, 2, 3, 4]
+    assert datum.targets.tolist() == [2, 3, 4, 5]
+    assert datum.advantages.tolist() == [1, 0, 0, -1]
+
+
+def test_a_broken_history_becomes_two_sequences() -> None:
+    first, second = data_of(turn([1], [2]), turn([9, 1], [3]))
+    assert first.prompt.tokens.tolist() == [1]
+    assert second.prompt.tokens.tolist() == [9, 1]
+
+
+def test_two_branches_of_one_turn_train_it_once() -> None:
+    first, second = data_of(turn([1], [2]), turn([3], [4], parent=0), turn([5], [6], parent=0))
+    assert first.targets[first.mask].tolist() == [2, 4]
+    assert second.targets[second.mask].tolist() == [6]
+    assert second.prompt.tokens.tolist() == [1, 2, 5]
+
+
+def test_images_pass_through_and_are_never_a_target() -> None:
+    tokens = np.array([1, IMAGE_TOKEN, IMAGE_TOKEN, 2], np.int32)
+    prompt = Prompt(tokens, (Image(1, 2, b"png", "png"),))
+    seen = turn([], [7, 8])
+    seen = Turn(prompt, seen.completion, seen.logprobs, seen.sampled, "stop", 0)
+    (datum,) = data_of(seen)
+    assert datum.prompt.images == prompt.images
+    assert datum.targets.tolist() == [0, 0, 2, 7, 8]
+
+
+def test_a_group_with_equal_rewards_costs_nothing() -> None:
+    batch = make_batch([group([1, 1]), group([0, 1], draw=1)], {"env": group_mean})
+    assert len(batch.data) == 2
+    assert [row.tolist() for row in batch.advantages[0]] == [[0.0], [0.0]]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Turn]:
+    """Any episode: each turn starts a segment or extends an earlier turn."""
+    turns, token = list[Turn](), 0
+    for index in range(draw(st.integers(1, 6))):
+        prompt_size, completion_size = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+        ids = list(range(token, token + prompt_size + completion_size))
+        token += len(ids)
+        parent = draw(st.one_of(st.none(), st.integers(0, index - 1))) if index else None
+        forced = draw(st.integers(0, completion_size))
+        turns.append(turn(ids[:prompt_size], ids[prompt_size:], forced=forced, parent=parent))
+    return turns
+
+
+@given(histories())
+def test_every_sampled_token_is_trained_in_exactly_one_datum_and_no_other_token_is(turns: list[Turn]) -> None:
+    trained = [int(token) for datum in data_of(*turns) for token in datum.targets[datum.mask]]
+    sampled = [int(token) for t in turns for token in t.completion[t.sampled]]
+    assert sorted(trained) == sorted(sampled)
+    for datum in data_of(*turns):
+        assert not datum.advantages[~datum.mask].any()
+        assert len(datum.prompt) == len(datum.targets) == len(datum.logprobs) == len(datum.mask)
+
+
+@given(histories())
+def test_every_target_is_the_next_token_of_its_own_conversation(turns: list[Turn]) -> None:
+    def whole(index: int | None) -> list[int]:
+        if index is None:
+            return []
+        t = turns[index]
+        return [*whole(t.parent), *t.prompt.tokens.tolist(), *t.completion.tolist()]
+
+    conversations = [whole(index) for index in range(len(turns))]
+    for datum in data_of(*turns):
+        sequence = [*datum.prompt.tokens.tolist(), int(datum.targets[-1])]
+        assert sequence[1:] == datum.targets.tolist()
+        assert sequence in conversations

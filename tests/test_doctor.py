@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from rlkit import doctor
+from rlkit.service import ServiceChoice
+
+SECRET = "tml-canary-0123456789"
+
+
+@contextmanager
+def answering(status: int) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_this_machine_is_examined_without_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    findings = {finding.subject: finding for finding in doctor.examine(engine=False, environ={})}
+    for subject in ("python", *doctor.PACKAGES, "keys", "service", "default model", "runs folder", "docker"):
+        assert subject in findings
+    assert "engine" not in findings
+    assert all(finding.fix for finding in findings.values() if finding.status != "ok")
+    assert "embedded engine" in findings["service"].detail
+
+
+def test_of_a_key_only_the_name_is_told() -> None:
+    finding = doctor.keys({"TINKER_API_KEY": SECRET, "HF_TOKEN": ""})
+    assert finding.status == "ok"
+    assert "set: TINKER_API_KEY;" in finding.detail
+    assert "HF_TOKEN" in finding.detail.split("not set:")[1]
+    assert SECRET not in repr(finding)
+
+
+@pytest.mark.parametrize("value", [f" {SECRET}", f"'{SECRET}'", f'"{SECRET}"', f"{SECRET}\n", "sk-canary-0123456789"])
+def test_a_key_of_the_wrong_shape_is_a_warning_with_a_fix(value: str) -> None:
+    finding = doctor.keys({"TINKER_API_KEY": value})
+    assert finding.status == "warn"
+    assert "TINKER_API_KEY" in finding.fix
+    assert "canary" not in repr(finding)
+
+
+@pytest.mark.parametrize("status", [200, 401, 403])
+def test_a_service_that_answers_is_reachable(status: int) -> None:
+    with answering(status) as url:
+        assert doctor.service(ServiceChoice("url", url + "/", "TINKER_BASE_URL is set")).status == "ok"
+
+
+@pytest.mark.parametrize("status", [404, 502])
+def test_a_server_that_is_no_tinker_service_fails(status: int) -> None:
+    with answering(status) as url:
+        finding = doctor.service(ServiceChoice("url", url, "TINKER_BASE_URL is set"))
+    assert finding.status == "fail"
+    assert str(status) in finding.detail
+    assert finding.fix
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "not a url", "ftp://127.0.0.1", "http://[::1"])
+def test_an_address_where_nothing_answers_fails_in_one_line(url: str) -> None:
+    finding = doctor.service(ServiceChoice("url", url, "TINKER_BASE_URL is set"), timeout_s=2)
+    assert finding.status == "fail"
+    assert "\n" not in finding.detail
+
+
+def test_a_service_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(url: str, timeout_s: float) -> str | None:
+        time.sleep(4)
+        return None
+
+    monkeypatch.setattr(doctor, "_ask", hang)
+    started = time.monotonic()
+    finding = doctor.service(ServiceChoice("url", "http://127.0.0.1", "x"), timeout_s=0.1)
+    assert finding.status == "fail"
+    assert time.monotonic() - started < 3
+
+
+def test_a_runs_folder_below_a_file_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "file" / "runs"))
+    finding = doctor.runs_folder()
+    assert finding.status == "fail"
+    assert "RLKIT_RUNS_DIR" in finding.fix
+
+
+def test_a_runs_folder_that_does_not_exist_yet_is_not_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "a" / "b"))
+    assert doctor.runs_folder().status != "fail"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("free", "status"), [(10**12, "ok"), (10**9, "warn"), (10**6, "fail")])
+def test_free_space_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, status: str) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+
+    class Usage:
+        def __init__(self) -> None:
+            self.free = free
+
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage())
+    assert doctor.runs_folder().status == status
+
+
+def test_an_engine_that_cannot_start_fails_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> str | None:
+        raise OSError("no threads left\nat all")
+
+    monkeypatch.setattr(doctor, "_sample", broken)
+    assert doctor.embedded_engine(needed=True).status == "fail"
+    assert doctor.embedded_engine(needed=False).status == "warn"
+    assert doctor.embedded_engine(needed=True).detail == "OSError: no threads left"
+
+
+def test_a_package_that_is_too_old_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.metadata.version
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: "0.1" if name == "tinker" else real(name))
+    findings = {finding.subject: finding for finding in doctor.packages()}
+    assert findings["tinker"].status == "fail"
+    assert "0.1, but rlkit needs" in findings["tinker"].detail
+    assert findings["torch"].status == "ok"

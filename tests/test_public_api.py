@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import rlkit
+
+HEAVY = ("torch", "transformers", "tinker", "tinker_cookbook", "harbor", "openreward", "wandb")
+
+IMPORT = """
+import json, sys, time
+from pathlib import Path
+before = time.process_time()
+import rlkit
+seconds = time.process_time() - before
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+peak_mib = int(status["VmHWM"].split()[0]) / 1024
+print(json.dumps({"seconds": seconds, "peak_mib": peak_mib, "modules": sorted(sys.modules)}))
+"""
+
+
+def test_the_public_names_are_sorted_and_each_can_be_had() -> None:
+    assert rlkit.__all__ == sorted(rlkit.__all__)
+    for name in rlkit.__all__:
+        assert getattr(rlkit, name) is not None
+    assert set(rlkit.__all__) == set(rlkit._HOME)
+
+
+def test_importing_rlkit_is_cheap_and_loads_no_heavy_library() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert not [name for name in HEAVY if name in found["modules"]]
+    assert found["seconds"] <= 0.25
+    assert found["peak_mib"] <= 60
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(rlkit, "nonsense")

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+import math
+
+import numpy as np
+import pytest
+
+from rlkit.env import Env
+from rlkit.errors import RewardError, ServiceError, UsageError
+from rlkit.policy import Limits, Policy
+from rlkit.rollouts import EnvSettings, Player, as_outcome
+from rlkit.sources import Task
+from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.types import Episode, Group, Outcome, Sampling
+
+
+class Scripted(Env):
+    """Plays a list of results, one a rollout; an exception is raised, None hangs."""
+
+    def __init__(self, *results: object) -> None:
+        self.results = list(results)
+        self.played = 0
+        self.live = self.most_live = 0
+
+    async def rollout(self, policy: Policy) -> Outcome | float:
+        result = self.results[min(self.played, len(self.results) - 1)]
+        self.played += 1
+        self.live += 1
+        self.most_live = max(self.live, self.most_live)
+        try:
+            await policy.chat([{"role": "user", "content": "hello"}])
+            if result is None:
+                await asyncio.Event().wait()
+            if isinstance(result, BaseException):
+                raise result
+            return result  # type: ignore[return-value]  whatever the test says
+        finally:
+            self.live -= 1
+
+
+def play(env: Env, *, group_size: int = 4, retries: int = 2, timeout_s: float = 60, max_live: int = 100, **limits):
+    settings = EnvSettings(group_size, Sampling(max_tokens=16), timeout_s, retries, Limits(**limits))
+    chat = ByteChat()
+    sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=chat)
+    finished = list[Episode]()
+    player = Player(
+        chat, {"e": settings}, seed=0, max_live=max_live, finished=lambda task, episode: finished.append(episode)
+    )
+    group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler))
+    return group, finished, player, sampler
+
+
+def statuses(group: Group) -> list[str]:
+    return [episode.status for episode in group.episodes]
+
+
+def test_a_group_is_one_task_played_many_times() -> None:
+    group, _, player, _ = play(Scripted(1.0, 0.0, Outcome(0.5, {"right": 1.0}, truncated=True), True))
+    assert group.rewards.tolist() == [1.0, 0.0, 0.5, 1.0]
+    assert statuses(group) == ["completed", "completed", "truncated", "completed"]
+    assert [episode.member for episode in group.episodes] == [0, 1, 2, 3]
+    assert group.episodes[2].metrics == {"right": 1.0}
+    assert (player.counts.queued, player.counts.live, player.counts.done) == (0, 0, 4)
+
+
+def test_every_turn_of_the_group_has_a_seed_of_its_own() -> None:
+    *_, sampler = play(Scripted(1.0))
+    assert len({asked.seed for asked in sampler.asked}) == 4
+
+
+def test_a_failure_is_played_again_and_never_becomes_a_reward() -> None:
+    group, finished, player, _ = play(Scripted(1.0, ValueError("sandbox died"), 1.0, 1.0, 0.0))
+    assert statuses(group) == ["completed"] * 4
+    assert sorted(episode.attempt for episode in group.episodes) == [0, 0, 0, 1]
+    failed = [episode for episode in finished if episode.status == "failed"]
+    assert len(failed) == player.counts.failed == 1
+    assert failed[0].reward is None
+    assert "ValueError: sandbox died at " in (failed[0].error or "")
+    assert "test_rollouts.py:" in (failed[0].error or "")
+
+
+def test_past_the_budget_the_group_goes_on_with_those_that_are_valid() -> None:
+    group, finished, *_ = play(Scripted(1.0, *[ValueError("x")] * 10), retries=2)
+    assert statuses(group).count("failed") == 3
+    assert len(finished) == 4 + 2
+    assert group.valid.sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (math.nan, "reward nan; rewards must be finite"),
+        (math.inf, "must be finite"),
+        ("one", "str 'one'"),
+        (Outcome("1"), "str '1'"),  # type: ignore[arg-type]
+        (np.zeros(2), "ndarray"),
+        (asyncio.CancelledError(), "cancelled its own rollout"),
+        (TimeoutError("mine"), "TimeoutError: mine"),
+    ],
+    ids=str,
+)
+def test_what_is_not_a_finite_number_is_a_failure(result: object, said: str) -> None:
+    group, *_ = play(Scripted(result), retries=0)
+    assert set(statuses(group)) == {"failed"}
+    assert said in (group.episodes[0].error or "")
+
+
+def test_an_environment_that_hangs_is_timed_out() -> None:
+    group, *_ = play(Scripted(1.0, None), retries=0, timeout_s=0.05)
+    assert statuses(group)[1] == "failed"
+    assert "longer than 0.05 s" in (group.episodes[1].error or "")
+
+
+def test_no_more_rollouts_are_live_than_allowed() -> None:
+    env = Scripted(1.0)
+    play(env, group_size=20, max_live=3)
+    assert env.most_live == 3
+
+
+def test_a_limit_that_nobody_catches_says_what_to_do() -> None:
+    class Talkative(Env):
+        async def rollout(self, policy: Policy) -> float:
+            while True:
+                await policy.chat([{"role": "user", "content": "more"}])
+
+    group, *_ = play(Talkative(), retries=0, max_turns=3)
+    assert "max_turns" in (group.episodes[0].error or "")
+    assert "rlkit.LimitReached" in (group.episodes[0].error or "")
+    assert len(group.episodes[0].turns) == 3
+
+
+@pytest.mark.parametrize("error", [ServiceError("gone", request_id="r1"), UsageError("no chat template")])
+def test_what_is_not_the_environments_fault_ends_the_run(error: Exception) -> None:
+    env = Scripted(error)
+    with pytest.raises(type(error), match=str(error).split(" ", maxsplit=1)[0]):
+        play(env)
+    assert env.live == 0
+
+
+@pytest.mark.parametrize("number", [1, 0.5, True, np.float32(0.5), np.int64(3)])
+def test_any_real_number_is_a_reward(number) -> None:
+    assert as_outcome(number).reward == float(number)
+
+
+def test_a_list_is_no_reward() -> None:
+    with pytest.raises(RewardError, match="list"):
+        as_outcome([1.0])

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.errors import UsageError
+from rlkit.sources import Mixture, SequenceSource
+
+
+def source(count: int, *, seed: int = 0) -> SequenceSource:
+    return SequenceSource(list(range(count)), seed=seed)  # type: ignore[arg-type]  any object stands for a task
+
+
+class Dry:
+    """A source that gives three tasks and then no more."""
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    def next(self):
+        self.left -= 1
+        return self.left if self.left >= 0 else None
+
+    def observe(self, group) -> None: ...
+
+    def state_dict(self):
+        return {"left": self.left}
+
+    def load_state_dict(self, state) -> None:
+        self.left = state["left"]
+
+
+@given(st.integers(1, 20), st.integers(0, 1000))
+def test_each_epoch_plays_every_task_once(count: int, seed: int) -> None:
+    tasks = source(count, seed=seed)
+    for _ in range(3):
+        assert sorted(tasks.next() for _ in range(count)) == list(range(count))
+
+
+@given(st.integers(1, 20), st.integers(0, 50))
+def test_a_restored_source_goes_on_where_it_was(count: int, drawn: int) -> None:
+    first, second = source(count), source(count)
+    for _ in range(drawn):
+        first.next()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [first.next() for _ in range(30)] == [second.next() for _ in range(30)]
+
+
+def test_no_tasks_is_refused() -> None:
+    with pytest.raises(UsageError, match="no tasks"):
+        source(0)
+
+
+def test_a_mixture_draws_in_proportion_and_repeats_with_its_seed() -> None:
+    def names() -> list[str]:
+        mixture = Mixture({"a": source(5), "b": source(7)}, weights={"a": 1, "b": 3}, seed=4)
+        return [task.name for task in mixture.draw(4000)]
+
+    drawn = names()
+    assert drawn == names()
+    assert drawn.count("b") / len(drawn) == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_restored_mixture_goes_on_where_it_was() -> None:
+    def mixture() -> Mixture:
+        return Mixture({"a": source(5), "b": Dry()}, weights={"a": 1, "b": 1}, seed=4)
+
+    first, second = mixture(), mixture()
+    first.draw(9)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert first.draw(20) == second.draw(20)
+
+
+def test_a_mixture_gives_fewer_tasks_only_when_every_source_is_dry() -> None:
+    mixture = Mixture({"a": Dry(), "b": Dry()}, weights={"a": 1, "b": 1}, seed=0)
+    assert len(mixture.draw(4)) == 4
+    assert [task.draw for task in mixture.draw(10)] == [4, 5]
+    assert not mixture.draw(1)

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult
+from rlkit.trackers.console import ConsoleTracker, JsonTracker, duration, number, step_line
+from rlkit.trackers.panel import MOST_ROWS, PanelTracker, TokenRate, draw, sparkline
+
+METRICS = {
+    "env/arithmetic/reward/mean": 0.8312,
+    "env/all/reward/mean": 0.8312,
+    "env/all/failed": 0.0,
+    "optim/kl_sample_train_v1": 0.0004,
+    "time/step_s": 2.1,
+}
+IDLE = Progress()
+
+
+def run_info(
+    *, envs: tuple[str, ...] = ("arithmetic",), progress: Progress = IDLE, name: str = "first"
+) -> RunInfo:
+    return RunInfo(name, Path("/runs") / name, "acme/tiny", envs, "the embedded engine", lambda: progress)
+
+
+def rendered(info: RunInfo, *, width: int, history: dict[str, list[float]] | None = None, unicode: bool = True) -> str:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    panel = draw(info, info.progress(), history=history or {}, tokens_per_s=412.0, width=width, unicode=unicode)
+    with console.capture() as captured:
+        console.print(panel)
+    return captured.get()
+
+
+def test_a_step_is_one_line() -> None:
+    assert step_line(3, 20, METRICS, tokens=865) == "step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s"
+
+
+def test_a_step_line_says_what_failed_and_what_was_evaluated() -> None:
+    metrics = {"eval/hard/reward/mean": 0.5, "eval/all/reward/mean": 0.5, "env/all/failed": 3.0}
+    assert step_line(0, 5, metrics) == "step 0/5  eval hard 0.50  3 failed"
+
+
+def test_a_step_without_metrics_is_still_a_line() -> None:
+    assert step_line(1, 2, {}) == "step 1/2"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.7, "1 min 0 s"), (3599.6, "1 h 0 min"), (7500, "2 h 5 min")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0.00"), (0.8312, "0.83"), (0.00012, "0.00012"), (-0.5, "-0.50"), (123456, "1.235e+05")]
+)
+def test_number(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_plain_lines_tell_the_story_of_a_run() -> None:
+    lines: list[str] = []
+    tracker = ConsoleTracker(lines.append)
+    progress = [Progress(steps=20, tokens=0), Progress(step=1, steps=20, tokens=865)]
+    tracker.note("fetching the model")
+    tracker.started(
+        RunInfo("first", Path("/runs/first"), "acme/tiny", ("arithmetic",), "the engine", lambda: progress[-1])
+    )
+    tracker.step(1, METRICS)
+    tracker.checkpoint(Checkpoint(1, "tinker://x/weights/a", "tinker://x/sampler_weights/a"))
+    tracker.finished(None)
+    assert lines == [
+        "fetching the model",
+        "run first in /runs/first",
+        "training acme/tiny on arithmetic with the engine",
+        "step 1/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s",
+        "checkpoint of step 1: tinker://x/weights/a",
+    ]
+
+
+def test_tokens_per_second_are_those_of_the_step_alone() -> None:
+    lines: list[str] = []
+    now = [Progress(steps=2, tokens=1000)]
+    tracker = ConsoleTracker(lines.append)
+    tracker.started(RunInfo("a", Path("/a"), "m", ("e",), "s", lambda: now[0]))
+    tracker.step(1, {"time/step_s": 1.0})
+    now[0] = Progress(steps=2, tokens=1500)
+    tracker.step(2, {"time/step_s": 1.0})
+    assert lines[-2:] == ["step 1/2  1000 tok/s  1.0 s", "step 2/2  500 tok/s  1.0 s"]
+
+
+def test_the_default_console_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    ConsoleTracker().note("hello")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "hello\n")
+
+
+def test_json_steps_have_the_keys_of_metrics_jsonl() -> None:
+    steps: list[str] = []
+    notes: list[str] = []
+    tracker = JsonTracker(lambda record: steps.append(json.dumps(record)), say=notes.append)
+    tracker.started(run_info())
+    tracker.step(1, METRICS)
+    tracker.note("odd")
+    tracker.checkpoint(Checkpoint(1, "a", "b"))
+    tracker.finished(RunResult("first", Path("/runs/first"), "completed", 1))
+    assert [json.loads(step) for step in steps] == [{"step": 1, **METRICS}]
+    assert notes == ["odd"]
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 120, 200])
+@pytest.mark.parametrize("count", [1, 5, 40])
+def test_the_panel_is_never_wider_than_the_terminal_and_never_high(width: int, count: int) -> None:
+    names = tuple(f"environment-with-a-long-name-{i}-{'x' * 40}" for i in range(count))
+    progress = Progress(3, 20, "sampling", queued=400, live=120, done=76, failed=2, tokens=10**6, seconds=200)
+    info = run_info(envs=names, progress=progress, name="run-" + "y" * 100)
+    text = rendered(info, width=width, history={name: [i / 9 for i in range(200)] for name in names})
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= min(width, 120)
+    assert len(lines) <= 4 + MOST_ROWS
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_panel_shows_what_matters(width: int) -> None:
+    progress = Progress(3, 20, "sampling", queued=40, live=12, done=76, failed=2, tokens=1234, seconds=30)
+    envs = ("arithmetic", "gsm8k", "erdos", "harbor.terminal", "openreward-session-with-a-name-that-never-ends")
+    text = rendered(run_info(envs=envs, progress=progress), width=width, history={"arithmetic": [0.1, 0.5, 0.83]})
+    for part in (
+        "step 3/20",
+        "sampling",
+        "412 tok/s",
+        "2 min 50 s left",
+        "12 live  40 queued  76 done  2 failed",
+        "arithmetic",
+        "0.83  ▁▅█",
+        "openreward-session-with-a-n…",
+        "acme/tiny on the embedded engine",
+        "first",
+    ):
+        assert part in text
+
+
+def test_a_terminal_without_unicode_gets_no_bars() -> None:
+    text = rendered(run_info(), width=80, history={"arithmetic": [0.1, 0.5]}, unicode=False)
+    assert not set(text) & set("▁▂▃▄▅▆▇█…")
+
+
+@given(st.lists(st.floats(-1e12, 1e12), max_size=50), st.integers(-3, 60))
+def test_a_sparkline_has_a_bar_for_each_of_the_last_values(values: list[float], cells: int) -> None:
+    assert len(sparkline(values, cells)) == max(0, min(len(values), cells))
+
+
+def test_a_sparkline_runs_from_the_lowest_to_the_highest() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    rate = TokenRate(window_s=60)
+    assert rate.update(0, 0) is None
+    assert rate.update(10, 1000) == 100
+    assert rate.update(60, 1000) == pytest.approx(1000 / 60)
+    assert rate.update(100, 3000) == pytest.approx(2000 / 40)
+
+
+def test_the_panel_lives_from_start_to_finish_and_notes_appear_above_it() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    tracker = PanelTracker(console, clean=lambda text: text.replace("secret", "***"))
+    tracker.note("before [bold]the[/] secret run")
+    tracker.started(run_info())
+    tracker.step(1, METRICS)
+    tracker.note("a note")
+    tracker.finished(None)
+    tracker.close()
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "before [bold]the[/] *** run" in text
+    assert "a note" in text
+    assert "0.83" in text
+    assert text.rstrip().endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_a_run_whose_progress_cannot_be_read_does_not_break_the_terminal() -> None:
+    def broken() -> Progress:
+        raise RuntimeError("dictionary changed size during iteration")
+
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    tracker = PanelTracker(console)
+    tracker.started(RunInfo("a", Path("/a"), "m", ("e",), "s", broken))
+    tracker.step(1, METRICS)
+    tracker.finished(None)
+    assert "\x1b[?25h" in console.file.getvalue()  # type: ignore[attr-defined]
