@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import rlkit
 
-HIGHEST = 9
+HIGHEST = 7
 OPENING: Sequence[rlkit.Message] = [
-    {"role": "system", "content": f"Guess the number from 1 to {HIGHEST}. Reply with a digit."},
-    {"role": "user", "content": "Guess."},
+    {"role": "system", "content": f"Guess my number from 1 to {HIGHEST}."},
+    {"role": "user", "content": "Guess"},
     {"role": "assistant", "content": "4"},
-    {"role": "user", "content": "Higher."},
-    {"role": "assistant", "content": "7"},
-    {"role": "user", "content": "Right! A new number: guess."},
+    {"role": "user", "content": "Higher"},
+    {"role": "assistant", "content": "6"},
+    {"role": "user", "content": "Right. Guess"},
 ]
 
 
@@ -36,7 +36,7 @@ class Game:
 class Guess(rlkit.StepEnv[Game]):
     """1 for finding the number within `max_turns`, less 0.1 for each reply that the hints rule out."""
 
-    max_turns = 4
+    max_turns = 3
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -49,7 +49,7 @@ class Guess(rlkit.StepEnv[Game]):
     async def step(self, state: Game, reply: rlkit.Reply) -> rlkit.Step:
         digit = re.fullmatch(rf"[1-{HIGHEST}]", reply.text.strip())
         if digit is None:
-            return rlkit.Step([{"role": "user", "content": "Reply with a digit."}], reward=-0.1)
+            return rlkit.Step([{"role": "user", "content": "A digit"}], reward=-0.1)
         guess = int(digit[0])
         if guess == self.number:
             return rlkit.Step(reward=1.0, done=True)
@@ -58,7 +58,7 @@ class Guess(rlkit.StepEnv[Game]):
             state.low = max(state.low, guess + 1)
         else:
             state.high = min(state.high, guess - 1)
-        hint = "Higher." if guess < self.number else "Lower."
+        hint = "Higher" if guess < self.number else "Lower"
         return rlkit.Step([{"role": "user", "content": hint}], reward=0.0 if sensible else -0.1)
 
 
@@ -75,7 +75,7 @@ def main() -> None:
         model=arguments.model,
         envs=games(),
         steps=arguments.steps,
-        batch={"groups": HIGHEST, "group_size": 8},
+        batch={"groups": HIGHEST, "group_size": 6},
         sampling={"max_tokens": 3},
         optimizer={"learning_rate": 3e-4},
     )

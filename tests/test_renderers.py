@@ -26,7 +26,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory):
     return load_tokenizer(tiny_model(tmp_path_factory.mktemp("tiny") / "model"))
 
 
-@pytest.fixture(scope="module", params=["chat_template", "qwen3", "qwen3_disable_thinking", "role_colon", "qwen3_instruct"])
+@pytest.fixture(
+    scope="module", params=["chat_template", "qwen3", "qwen3_disable_thinking", "role_colon", "qwen3_instruct"]
+)
 def chat(request: pytest.FixtureRequest, tokenizer) -> ChatFormat:
     return chat_format("mine", tokenizer, renderer=request.param)
 
@@ -70,7 +72,9 @@ def ending(chat: ChatFormat) -> list[int]:
     return [stop] if isinstance(stop, int) else tokens(chat, stop)
 
 
-def test_a_follow_up_extends_the_exact_tokens_even_where_the_text_would_be_tokenised_otherwise(chat: ChatFormat) -> None:
+def test_a_follow_up_extends_the_exact_tokens_even_where_the_text_would_be_tokenised_otherwise(
+    chat: ChatFormat,
+) -> None:
     letters = [token for letter in "hello there" for token in tokens(chat, letter)]
     assert letters != tokens(chat, "hello there")
     sampler = Says([*letters, *ending(chat)])

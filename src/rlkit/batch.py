@@ -31,10 +31,16 @@ class Batch:
     data: tuple[Datum, ...]
 
 
-def make_batch(groups: Sequence[Group], estimators: Mapping[str, AdvantageEstimator]) -> Batch:
+def make_batch(
+    groups: Sequence[Group], estimators: Mapping[str, AdvantageEstimator], *, every_sequence: bool = False
+) -> Batch:
     """Estimate advantages, each group with its environment's estimator, and assemble the sequences.
 
-    A sequence whose advantages are all 0 has a gradient of 0; it is left out and costs nothing.
+    Args:
+        groups: of one step.
+        estimators: by name of the environment.
+        every_sequence: keep those whose advantages are all 0. Under the service's own losses their gradient is 0, so
+            they are left out and cost nothing.
 
     Raises:
         EnvironmentFault: an estimator gave advantages of the wrong number or value.
@@ -45,7 +51,7 @@ def make_batch(groups: Sequence[Group], estimators: Mapping[str, AdvantageEstima
         for group, rows in zip(groups, advantages, strict=True)
         for episode, row in zip(group.episodes, rows, strict=True)
         for datum in episode_data(episode, row)
-        if datum.advantages.any()
+        if every_sequence or datum.advantages.any()
     ]
     return Batch(tuple(groups), advantages, tuple(data))
 

@@ -107,7 +107,6 @@ THINKING = re.compile(r"\s*<think>(.*?)(?:</think>|\Z)\s*", re.DOTALL)
 TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 """A tool call in the notation that most open chat templates share (Hermes)."""
 
-
 MAX_NESTING = 64
 """Tool-call arguments nested deeper are malformed: what copies or writes them recurses, and stacks end."""
 
@@ -141,7 +140,7 @@ def _read_call(block: str, *, number: int) -> ToolCall | None:
     except (ValueError, RecursionError):  # a model may nest brackets deeper than the parser's stack
         return None
     match call:
-        case {"name": str(name), "arguments": dict()}:
+        case {"name": str(name), "arguments": dict()} if _nests_within(MAX_NESTING, call["arguments"]):
             return {"id": f"call_{number}", "name": name, "arguments": call["arguments"]}
         case _:
             return None

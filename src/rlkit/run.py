@@ -77,6 +77,7 @@ class RLTrainer(Trainer):
         self._tasks = Mixture(sources, weights=weights, seed=config.seed)
         configured = estimator(config.advantage)
         self._estimators = {name: (estimators or {}).get(name, configured) for name in config.envs}
+        self._loss = loss(config.loss)
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
 
     async def train(self) -> RunResult:
@@ -124,7 +125,7 @@ class RLTrainer(Trainer):
                 schedule=Synchronous(tasks=self._tasks, player=player, groups_per_step=config.batch.groups),
                 player=player,
                 estimators=self._estimators,
-                loss=loss(config.loss),
+                loss=self._loss,
                 optimizer=config.optimizer,
                 steps=config.steps,
                 evaluation=evaluation,

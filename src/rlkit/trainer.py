@@ -196,7 +196,7 @@ class Loop:
     async def _learn(self, groups: Sequence[Group]) -> Mapping[str, float]:
         """One optimiser step; none when every advantage is 0, since there is no gradient then."""
         _require_some_valid(groups, step=self._step + 1)
-        batch = make_batch(groups, self._estimators)
+        batch = make_batch(groups, self._estimators, every_sequence=self._loss.needs_every_sequence)
         if not batch.data:
             self._trackers.note(f"step {self._step + 1}: every group's rewards are equal, so there is nothing to learn")
             return {"optim/skipped": 1.0}

@@ -89,8 +89,10 @@ def test_a_full_disk_is_not_a_bug(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_ctrl_c_is_130(capsys: pytest.CaptureFixture[str]) -> None:
-    assert ended(KeyboardInterrupt()) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert ended(KeyboardInterrupt(), json=True) == 130
+    captured = capsys.readouterr()
+    assert captured.err == "interrupted\n"
+    assert json.loads(captured.out)["exit_code"] == 130
 
 
 def test_with_json_stdout_belongs_to_the_results(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,9 +48,7 @@ def _no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server(resolve: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    # Matrices of this size gain nothing from a second thread, and lose much where other work runs beside the tests.
-    root = tmp_path_factory.mktemp("root")
-    with EngineServer(root=root, resolve=resolve, models=["llama"], threads=1) as server:
+    with EngineServer(root=tmp_path_factory.mktemp("root"), resolve=resolve, models=["llama"]) as server:
         yield server
 
 

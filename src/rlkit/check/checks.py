@@ -60,6 +60,7 @@ async def gold_answer(exam: Exam) -> Finding:
         return problems.skipped("the environment offers no `gold: str`")
     for env, gold in golden:
         play = await exam.player.play(env, gold)
+        exam.golden = max(exam.golden, play.reward or 0.0)
         if play.reward is None or play.reward < full_reward(env) - 1e-9:
             problems.lines.append(f"{name_of(env)}: {shown(gold)} gets {play.told}, not {full_reward(env):g}")
     return problems.finding(f"gets the full reward on {len(golden)} tasks")
@@ -74,7 +75,7 @@ async def empty_answer(exam: Exam) -> Finding:
         if reward is None:
             continue
         rewards.append(reward)
-        if reward >= full_reward(env) - 1e-9:
+        if reward >= (full_reward(env) if hasattr(env, "max_reward") else exam.golden) - 1e-9:
             problems.lines.append(f"{name_of(env)}: the reply {shown(reply)} gets the full reward, {reward:g}")
     if not rewards:
         return problems.skipped("no empty answer had a reward, or it is the right answer")

@@ -53,6 +53,7 @@ class Exam:
     Args:
         before: each task as it was.
         first: each task's first play.
+        golden: the best reward that a gold answer had.
         long: task and reply of rollouts that asked for more than one completion.
     """
 
@@ -61,6 +62,7 @@ class Exam:
     seed: int
     before: Sequence[Snapshot]
     first: list[Play] = field(default_factory=list[Play])
+    golden: float = FULL
     long: list[tuple[Env, str]] = field(default_factory=list[tuple[Env, str]])
 
     @property

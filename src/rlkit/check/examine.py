@@ -62,7 +62,9 @@ def draw(source: TaskSource | Sequence[Env], *, tasks: int, seed: int) -> tuple[
     """Some tasks to play, and whether the source that gave them can be trusted to give them again."""
     if isinstance(source, Sequence):
         chosen = random.Random(seed).sample(range(len(source)), min(tasks, len(source)))
-        return [source[index] for index in sorted(chosen)], Finding(SOURCE, "skipped", "tasks were given as a sequence")
+        return [source[index] for index in sorted(chosen)], Finding(
+            SOURCE, "skipped", "the tasks were given themselves"
+        )
     problems = Problems(SOURCE, "make next() a function of the seed and of what state_dict() holds")
     start = source.state_dict()
     envs = list(_next(source, tasks))

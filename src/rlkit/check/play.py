@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import numbers
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard, override
-
-import numpy as np
 
 from rlkit.chat import ChatFormat
 from rlkit.env import Env
@@ -252,7 +251,7 @@ async def _ended(env: Env, policy: WatchedPolicy) -> _Ended:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float | np.integer | np.floating | np.bool_)
+    return isinstance(value, numbers.Real)  # as a run reads it: numpy's scalars are among them
 
 
 def _read(value: object) -> _Ended:

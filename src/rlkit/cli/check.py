@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -49,10 +50,10 @@ def environments(target: str, arguments: Sequence[str], *, seed: int) -> dict[st
         return {
             name: load_envs(name, spec, field=f"envs.{name}", seed=config.seed) for name, spec in config.envs.items()
         }
-    from rlkit.config.schema import EnvConfig
-
-    spec = EnvConfig(env=target, args=dict(_argument(text) for text in arguments))
-    return {target: load_envs(target, spec, field="TARGET", seed=seed)}
+    # As a configuration of its own, so that values mean and errors say what they do everywhere else.
+    given = [f"envs.target.env={json.dumps(target)}", *(f"envs.target.args.{argument}" for argument in arguments)]
+    spec = load_config([], given).config.envs["target"]
+    return {target: load_envs(target, spec, field="target", seed=seed)}
 
 
 def table(report: Report) -> str:
@@ -64,20 +65,6 @@ def table(report: Report) -> str:
         if finding.status == "failed" and finding.fix:
             lines.append(f"  {'':8}{'':{width}}  fix: {finding.fix}")
     return "\n".join(lines)
-
-
-def _argument(text: str) -> tuple[str, Data]:
-    import yaml
-
-    from rlkit.errors import UsageError
-
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise UsageError(f"--args: {text!r} is not of the form KEY=VALUE")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise UsageError(f"--args: the value of {key} is not YAML; put quotes around it") from error
 
 
 def _record(report: Report) -> Data:

@@ -62,6 +62,8 @@ def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output
         raise
     except KeyboardInterrupt:
         output.note("interrupted")
+        if output.json:
+            output.data({"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": INTERRUPTED})
         raise typer.Exit(INTERRUPTED) from None
     except Exception as raised:
         error = _only(raised)
@@ -72,11 +74,10 @@ def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output
 
 def _only(error: Exception) -> Exception:
     """The one exception that a group of exceptions holds, or the group."""
-    if isinstance(error, ExceptionGroup):
-        inside = cast("ExceptionGroup[Exception]", error).exceptions
-        if len(inside) == 1:
-            return _only(inside[0])
-    return error
+    if not isinstance(error, ExceptionGroup):
+        return error
+    group = cast("ExceptionGroup[Exception]", error)
+    return _only(group.exceptions[0]) if len(group.exceptions) == 1 else group
 
 
 def _report(error: Exception, output: Output, *, debug: bool) -> int:

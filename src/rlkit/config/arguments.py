@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from types import UnionType
-from typing import Annotated, Protocol, TypeAliasType, Union, get_args, get_origin, get_type_hints
+from contextlib import suppress
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Protocol, TypeAliasType, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -46,9 +47,8 @@ def bind(
     Raises:
         ConfigError: an argument is unknown, missing or of the wrong type.
     """
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
+    parameters = _parameters(function)
+    if parameters is None:
         return dict(given)
     named = {
         name: parameter
@@ -74,12 +74,28 @@ def bind(
     }
 
 
-def _hints(function: Callable[..., object]) -> dict[str, object]:
-    target = function.__init__ if isinstance(function, type) else function
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
+    """None where the function, being no Python, does not tell."""
+    if isinstance(function, type) and function.__new__ is object.__new__:
+        made_by: object = function.__init__
+        # a protocol stands in for the initialiser that a subclass of it lacks
+        if made_by is object.__init__ or getattr(made_by, "__name__", "") == "_no_init_or_replace_init":
+            return {}
     try:
-        return get_type_hints(target, include_extras=True)
-    except Exception:  # annotations may name what is only imported for type checkers
-        return {}
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def _hints(function: Callable[..., object]) -> dict[str, object]:
+    target: object = function.__init__ if isinstance(function, type) else function
+    names: dict[str, object] = getattr(inspect.unwrap(cast("Callable[..., object]", target)), "__globals__", {})
+    hints = dict[str, object]()
+    for name, annotation in getattr(target, "__annotations__", {}).items():
+        alone = SimpleNamespace(__annotations__={name: annotation})
+        with suppress(Exception):  # it may name what is only imported for type checkers
+            hints |= get_type_hints(alone, globalns=names, include_extras=True)
+    return hints
 
 
 def _converted(value: object, annotation: object, *, field: str, load: Load) -> object:

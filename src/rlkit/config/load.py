@@ -130,11 +130,11 @@ def _found(steps: Steps, node: Node) -> Node:
 
 
 def _role(steps: Steps) -> Literal["object", "argument"] | None:
-    """Whether a field names an object of the user's, or is an argument that may."""
-    match steps[1:] if steps[0] == "eval" else steps:
-        case ("envs", _, "env") | ("advantage",):
-            return "object"
-        case ("envs", _, "args", *_):
+    """Whether text like `file.py:name` in a field names an object of the user's, or is an argument that may."""
+    match steps:
+        case ("envs", _, "args", *_) | ("eval", "envs", _, "args", *_):
             return "argument"
+        case (*_, str()):
+            return "object"
         case _:
             return None

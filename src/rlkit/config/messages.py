@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rlkit.config.nodes import Node, Steps, dotted, find, is_list, is_mapping, scalars
@@ -95,7 +96,7 @@ def _told(details: ErrorDetails, steps: Steps, parent: Shape | None, tag: str, r
     if kind.startswith("union_tag"):
         known = list(parent.choices) if parent else []
         near = did_you_mean(node.value, known) if node and isinstance(node.value, str) and not node.template else ""
-        return f"expected {' or '.join(known)}, found {found}{'.' if near else ''}{near}"
+        return f"expected {one_of(known)}, found {found}{'.' if near else ''}{near}"
     if kind == "string_pattern_mismatch":
         name = "the name" if details["loc"][-1] == "[key]" else found
         return f"{name} may hold letters, digits and the signs . _ - only, and begins with a letter or digit"
@@ -136,13 +137,18 @@ def _owners(steps: Steps) -> list[str]:
 def told_of_type(error: ValidationError, value: object) -> str:
     """What was expected of an argument and what kind of value was found, but not the value itself."""
     details = error.errors(include_url=False, include_input=False)
-    expected = " or ".join(dict.fromkeys(_expected(each) for each in details))
+    expected = one_of(list(dict.fromkeys(_expected(each) for each in details)))
     if all(each["type"] in _BOUNDS for each in details):
         return f"expected {expected}"
     words = [word for each in details for word in re.findall(r"'([^']*)'", each.get("ctx", {}).get("expected", ""))]
     if isinstance(value, str) and (near := did_you_mean(value, words)):
         return f"expected {expected}.{near}"
     return f"expected {expected}, found {_KINDS.get(type(value), 'a mapping')}"
+
+
+def one_of(words: Sequence[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
 def describe(node: Node) -> str:

@@ -10,12 +10,14 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeGuard, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from pydantic import BaseModel
 
 from rlkit.errors import ConfigError
-from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
 
 type Scalar = bool | int | float | str | None
 type Steps = tuple[str | int, ...]

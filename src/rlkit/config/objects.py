@@ -235,8 +235,9 @@ def _blamed(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> G
     try:
         yield
     except UsageError as error:
-        message = str(error)
-        raise (error if message.startswith(field) else type(error)(f"{field}: {message}")) from error.__cause__
+        if str(error).startswith(field):
+            raise
+        raise ConfigError(f"{field}: {error}") from error
     except RlkitError:
         raise
     except (Exception, SystemExit) as error:

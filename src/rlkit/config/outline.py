@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from rlkit.config.nodes import Node, Steps, is_mapping
 from rlkit.config.schema import Config
-from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
 
 type Schema = Mapping[str, Json]
 

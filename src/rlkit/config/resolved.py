@@ -9,14 +9,16 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Self, cast
+from typing import TYPE_CHECKING, Self, cast
 
 from rlkit.config.interpolate import escape
 from rlkit.config.nodes import Node, Steps, dotted, find, scalars
 from rlkit.config.schema import Config
 from rlkit.config.secrets import without_secrets
 from rlkit.config.yaml_text import scalar
-from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
 
 DEFAULT = "default"
 PYTHON = "python"

@@ -137,7 +137,16 @@ class PPOLoss(Section):
     """Upper bound of the ratio p/q."""
 
 
-type LossConfig = Annotated[ImportanceSamplingLoss | PPOLoss, Field(discriminator="name")]
+class CustomLoss(Section):
+    """A function of your own, run on this machine. It costs a second pass over the batch."""
+
+    name: Literal["custom"]
+    """The loss."""
+    function: str
+    """`package.module:name` or `file.py:name` of a function from (data, log-probabilities) to (loss, metrics)."""
+
+
+type LossConfig = Annotated[ImportanceSamplingLoss | PPOLoss | CustomLoss, Field(discriminator="name")]
 
 
 class OptimizerConfig(Section):

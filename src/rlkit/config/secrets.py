@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rlkit.config.nodes import Node, Steps, dotted, is_list, is_mapping
 from rlkit.errors import ConfigError
-from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
 
 REDACTED = "[redacted]"
 

@@ -20,13 +20,16 @@ from yaml.reader import Reader, ReaderError
 from yaml.resolver import BaseResolver
 from yaml.scanner import Scanner
 
-from rlkit.config.nodes import Node, Origin, Scalar
+from rlkit.config.nodes import Node, Origin, Scalar, is_mapping
 from rlkit.errors import ConfigError
 
-LARGEST_FILE_BYTES = 1_000_000
+LARGEST_FILE_BYTES = 200_000
 MOST_NODES = 100_000
 """Aliases can make a document of a few lines expand without end."""
 DEEPEST_NESTING = 100
+
+RECORD_KEYS = {"config", "origins"}
+"""Of a run's own `config.yaml`."""
 
 EXAMPLE = "for instance `envs: {arithmetic: {}}`"
 
@@ -62,7 +65,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 def read_file(path: Path) -> Node:
-    """The mapping that a file holds.
+    """The configuration that a file holds, or that the `config.yaml` of a run recorded.
 
     Raises:
         ConfigError: there is no such file, it is not YAML 1.2 or it is not a mapping.
@@ -85,7 +88,9 @@ def read_file(path: Path) -> Node:
     root = parse(text, source=str(path), folder=path.absolute().parent)
     if root is None or (root.value is None and not text.strip().strip("-~")):
         raise ConfigError(f"{path}: is empty: write a mapping, {EXAMPLE}")
-    if not isinstance(root.value, dict):
+    if is_mapping(root.value) and set(root.value) == RECORD_KEYS:
+        root = root.value["config"]
+    if not is_mapping(root.value):
         raise ConfigError(f"{root.origin}: a configuration is a mapping of fields to values, {EXAMPLE}")
     return root
 

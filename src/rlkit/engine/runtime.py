@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import torch
+
 from rlkit.engine import wire
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.config import ModelConfig
 from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, merge, new_adapter
 from rlkit.engine.losses import make_loss
@@ -27,6 +30,8 @@ from rlkit.errors import MissingError, RlkitError, UsageError
 
 _log = logging.getLogger(__name__)
 
+_CORES = torch.get_num_threads()
+_ONE_THREAD_BELOW = 256
 _BASES_MAX = 2
 _MERGED_MAX = 2
 
@@ -63,9 +68,13 @@ class Runtime:
         resolve: a base model's name to its directory.
         store: where checkpoints go.
         scratch: a folder of this server's own, removed by `close`.
+        threads: how many threads torch uses; by default one for a tiny model and the number of cores for others.
     """
 
-    def __init__(self, resolve: Callable[[str], Path], store: CheckpointStore, scratch: Path) -> None:
+    def __init__(
+        self, resolve: Callable[[str], Path], store: CheckpointStore, scratch: Path, threads: int | None
+    ) -> None:
+        self._threads = threads
         self._resolve = resolve
         self._store = store
         self._snapshots = Snapshots(scratch)
@@ -97,6 +106,7 @@ class Runtime:
     def train(self, request: wire.TrainRequest) -> bytes:
         """Run a forward or forward-backward request."""
         learner = self._model(request.model_id).learner
+        self._set_threads(learner.weights.config)
         loss = make_loss(request.loss, request.settings)
         examples = wire.decode_examples(request.data)
         run = learner.forward if request.forward_only else learner.forward_backward
@@ -165,6 +175,7 @@ class Runtime:
         for ref, decoder in list(self._decoders.items()):
             if not decoder.busy:
                 continue
+            self._set_threads(decoder.config)
             try:
                 decoder.step()
             except Exception as error:
@@ -191,6 +202,13 @@ class Runtime:
         self._bases.clear()
         self._decoders.clear()
         self._snapshots.close()
+
+    def _set_threads(self, config: ModelConfig) -> None:
+        """Choose for each model anew: the choice decides the last bits, so that it may depend on the model only."""
+        # A thread that waits for another spins. Under a tiny model that is all it does, and where other work runs on
+        # the same cores it made decoding twenty times slower.
+        tiny = config.hidden_size < _ONE_THREAD_BELOW
+        torch.set_num_threads(self._threads or (1 if tiny else _CORES))
 
     def _model(self, model_id: str) -> _Model:
         if model_id not in self._models:

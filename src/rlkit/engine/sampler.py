@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from rlkit.engine.config import ModelConfig
 from rlkit.engine.draw import DrawSettings, draw
 from rlkit.engine.kv import KvBlock, bucket, kv_bytes
 from rlkit.engine.lora import LayerAdapter
@@ -108,6 +109,11 @@ class Decoder:
         self._weights = weights
         self._waiting: deque[_Row] = deque()
         self._blocks: dict[int, KvBlock[_Row]] = {}
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's shape."""
+        return self._weights.config
 
     @property
     def busy(self) -> bool:

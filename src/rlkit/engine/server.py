@@ -40,7 +40,7 @@ class EngineServer:
         host: the address to listen on.
         port: 0 for any free one.
         api_key: the key that clients must send; a random one by default. It must start with `tml-`, as the SDK checks.
-        threads: how many threads torch uses; the number of cores by default.
+        threads: how many threads torch uses; by default one for a tiny model and the number of cores for others.
         root: where checkpoints are kept, across servers; by default `rlkit.paths.engine_dir()`.
         resolve: a model's name to its directory; by default `rlkit.engine.models.resolve_model`.
         models: names to advertise; others can be used too.

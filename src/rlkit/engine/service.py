@@ -48,8 +48,8 @@ class Service:
     def __init__(self, *, resolve: Callable[[str], Path], root: Path, threads: int | None) -> None:
         self.promises = Promises()
         self.store = CheckpointStore(root)
-        self._runtime = Runtime(resolve, self.store, root / f".scratch-{secrets.token_hex(8)}")
-        self._worker = Worker(self._runtime.advance, threads=threads)
+        self._runtime = Runtime(resolve, self.store, root / f".scratch-{secrets.token_hex(8)}", threads)
+        self._worker = Worker(self._runtime.advance)
         self._sessions: set[str] = set()
         self._lines: dict[str, _Line] = {}
         self._samplers: dict[str, SamplerRef] = {}

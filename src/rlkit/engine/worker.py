@@ -19,12 +19,10 @@ class Worker:
 
     Args:
         advance: decodes one token of everything that is being sampled, and says whether there is more.
-        threads: how many threads torch may use; None for its own choice, the number of cores.
     """
 
-    def __init__(self, advance: Callable[[], bool], *, threads: int | None = None) -> None:
+    def __init__(self, advance: Callable[[], bool]) -> None:
         self._advance = advance
-        self._threads = threads
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="rlkit-engine", daemon=True)
@@ -45,10 +43,6 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        import torch
-
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
         busy = False
         while True:
             wait_s = 0.0 if busy else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -20,7 +21,13 @@ from rlkit.service import Learner, Service, Update
 from rlkit.types import Completion, Datum, Prompt, Sampling
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from rlkit.config.schema import LoraConfig, OptimizerConfig
+
+
+CLOSING_S = 10.0
+"""How long to wait for the service when leaving it; the SDK itself would retry for minutes."""
 
 
 class TinkerService(Service):
@@ -41,11 +48,9 @@ class TinkerService(Service):
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         status = "success" if kind is None else "errored" if issubclass(kind, Exception) else "interrupted"
-        try:
-            await self._client.close(status)
-        except tinker.TinkerError:
-            if kind is None:
-                raise
+        with suppress(tinker.TinkerError, TimeoutError):  # the work is done or lost; leaving changes neither
+            async with asyncio.timeout(CLOSING_S):
+                await self._client.close(status)
 
     async def learner(  # noqa: D102  inherited
         self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None
@@ -74,10 +79,12 @@ class TinkerService(Service):
         return TinkerSampler(await _created(create, f"preparing to sample from {checkpoint or model}"), version=0)
 
     async def context_tokens(self, model: str) -> int | None:  # noqa: D102  inherited
-        def ask() -> Awaitable[types.GetServerCapabilitiesResponse]:
-            return tinker.RestClient(base_url=self._base_url, api_key=self._api_key).get_server_capabilities()
-
-        offered = await _created(ask, "asking for the service's models")
+        what = "asking for the service's models"
+        client = await _opened(lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what)
+        try:
+            offered = await _answered(client.get_server_capabilities(), what)
+        finally:
+            await client.holder.run_coroutine_threadsafe(client.holder.aclose())
         return next((m.max_context_length for m in offered.supported_models if m.model_name == model), None)
 
 
@@ -93,8 +100,7 @@ class TinkerLearner(Learner):
         return self._version
 
     async def update(self, data: Sequence[Datum], loss: Loss, optimizer: OptimizerConfig) -> Update:  # noqa: D102
-        wire = [_datum(datum) for datum in data]
-        gradient = self._client.forward_backward(wire, loss.name, dict(loss.settings) or None)  # pyright: ignore[reportArgumentType]  the configuration allows only the SDK's own names
+        gradient = self._gradient(data, loss)
         step = self._client.optim_step(
             types.AdamParams(
                 learning_rate=optimizer.learning_rate,
@@ -110,6 +116,21 @@ class TinkerLearner(Learner):
         self._version += 1
         logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
         return Update(logprobs, {**computed.metrics, **(stepped.metrics or {})})
+
+    def _gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[types.ForwardBackwardOutput]:
+        wire = [_datum(datum) for datum in data]
+        function = loss.function
+        if function is None:
+            return self._client.forward_backward(wire, loss.name, dict(loss.settings) or None)  # pyright: ignore[reportArgumentType]  the configuration allows only the SDK's own names
+
+        def custom(_: list[types.Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+            try:
+                value, metrics = function(data, logprobs)
+            except Exception as error:
+                raise UsageError(f"loss.function: {type(error).__name__}: {error}") from error
+            return value, dict(metrics)
+
+        return self._client.forward_backward_custom(wire, custom)
 
     async def sampler(self) -> Sampler:  # noqa: D102  inherited
         client = await _answered(
@@ -184,12 +205,15 @@ def _datum(datum: Datum) -> types.Datum:
 
 
 async def _created[T](create: Callable[[], Awaitable[T]], what: str) -> T:
-    """Call in a thread, since the SDK opens its session there and then, and await the answer."""
+    return await _answered(await _opened(create, what), what)
+
+
+async def _opened[T](open_: Callable[[], T], what: str) -> T:
+    """Call in a thread: the SDK connects there and then."""
     try:
-        future = await asyncio.to_thread(create)
+        return await asyncio.to_thread(open_)
     except tinker.TinkerError as error:
         raise _translated(error, what) from error
-    return await _answered(future, what)
 
 
 async def _answered[T](future: Awaitable[T], what: str) -> T:
@@ -204,6 +228,8 @@ def _translated(error: tinker.TinkerError, what: str) -> RlkitError:
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     request_id = getattr(error, "request_id", None) or headers.get("x-request-id")
     match error:
+        case _ if type(error) is tinker.TinkerError and "api_key" in str(error):
+            return MissingError(f"{what}: {_plain(error)}; check TINKER_API_KEY")
         case tinker.AuthenticationError() | tinker.PermissionDeniedError():
             return MissingError(f"{what}: the Tinker service refused the key; check TINKER_API_KEY")
         case tinker.RequestFailedError() if str(getattr(error, "category", "")).lower().endswith("user"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Literal
@@ -28,6 +28,8 @@ TEST_SHARE = 5
 type Split = Literal["all", "train", "test"]
 type Match = Literal["exact", "first_integer"]
 
+type Grader = Callable[[str, int], float]
+
 
 @dataclass(frozen=True)
 class Sum(SingleTurnEnv):
@@ -38,11 +40,13 @@ class Sum(SingleTurnEnv):
         right: second summand.
         match: `exact` wants the line to hold the sum and nothing else; `first_integer` reads the number that the reply
             begins with and ignores what follows.
+        grader: instead of `match`, a function of the reply's text and the right sum that gives the reward.
     """
 
     left: int
     right: int
     match: Match = "exact"
+    grader: Grader | None = None
 
     @property
     def task_id(self) -> str:
@@ -59,7 +63,9 @@ class Sum(SingleTurnEnv):
         return f"{EXAMPLE}\n{self.left} + {self.right} ="
 
     def grade(self, reply: Reply) -> Outcome:
-        """1 for the right sum, 0 for anything else."""
+        """1 for the right sum, 0 for anything else, unless a grader says otherwise."""
+        if self.grader is not None:
+            return Outcome(self.grader(reply.text, self.left + self.right))
         answer = reply.text.split("\n", 1)[0].strip()
         if self.match == "first_integer":
             found = FIRST_INTEGER.match(reply.text)
@@ -73,6 +79,7 @@ def arithmetic(
     count: Annotated[int, Field(ge=1, le=10**6)] = 1000,
     split: Split = "all",
     match: Match = "exact",
+    grader: Grader | None = None,
     seed: int = 0,
 ) -> Sequence[Sum]:
     """Sums of two numbers from 0 to `max_operand`.
@@ -82,6 +89,7 @@ def arithmetic(
         count: at most this many tasks, all different.
         split: `test` is a fifth of all sums, `train` the rest, whatever the seed: the two never share a task.
         match: how a reply is read, see `Sum`.
+        grader: a function of your own, see `Sum`.
         seed: decides which sums, and their order.
 
     Raises:
@@ -91,7 +99,7 @@ def arithmetic(
     pairs = dict.fromkeys(pair for pair in _pairs(base, count, seed) if split in ("all", _split(*pair)))
     if not pairs:
         raise UsageError(f"split: no sum up to {max_operand} is in the {split} split; raise max_operand")
-    return [Sum(left, right, match) for left, right in islice(pairs, count)]
+    return [Sum(left, right, match, grader) for left, right in islice(pairs, count)]
 
 
 def _pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:

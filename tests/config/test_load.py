@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.config import Config, Resolved, load_config, show_lines
+from rlkit.config.nodes import Node, Origin, merge, plain
+from rlkit.config.resolved import leaves
+from rlkit.config.schema import EnvConfig, PPOLoss
+from rlkit.config.yaml_text import parse
+from rlkit.errors import ConfigError
+from tests.config.conftest import Load, Refused
+
+ENVS = "envs: {arithmetic: {}}\n"
+
+# Trees of one shape: every path is a mapping in all of them or in none.
+TREES = st.fixed_dictionaries(
+    {},
+    optional={
+        "a": st.integers() | st.lists(st.integers(), max_size=2),
+        "b": st.fixed_dictionaries({}, optional={"c": st.text(max_size=3), "d": st.none() | st.booleans()}),
+        "e": st.dictionaries(st.sampled_from(["x", "y"]), st.fixed_dictionaries({}, optional={"z": st.integers()})),
+    },
+)
+
+
+def nodes(value: object, source: str) -> Node:
+    origin = Origin(source)
+    if isinstance(value, dict):
+        return Node({key: nodes(child, source) for key, child in value.items()}, origin)
+    if isinstance(value, list):
+        return Node([nodes(child, source) for child in value], origin)
+    return Node(value, origin)
+
+
+@given(TREES, TREES, TREES)
+def test_merging_is_associative_idempotent_and_keeps_origins(a: object, b: object, c: object) -> None:
+    first, second, third = nodes(a, "a"), nodes(b, "b"), nodes(c, "c")
+    left, right = merge(merge(first, second), third), merge(first, merge(second, third))
+    assert left == right
+    assert merge(left, left) == left
+    assert plain(merge(first, nodes({}, "b"))) == plain(first)
+
+
+def test_later_files_win_and_the_command_line_wins_over_all(folder: Path) -> None:
+    (folder / "base.yaml").write_text(f"{ENVS}steps: 1\nsampling:\n  max_tokens: 5\n  stop: [a, b]\n")
+    (folder / "mine.yaml").write_text("steps: 2\nsampling:\n  stop: [c]\n")
+    resolved = load_config([Path("base.yaml"), Path("mine.yaml")], ["steps=3"], environ={})
+    assert (resolved.config.steps, resolved.config.sampling.max_tokens, resolved.config.sampling.stop) == (3, 5, ["c"])
+    wanted = {"steps": "command line", "sampling.max_tokens": "base.yaml:4", "sampling.stop.0": "mine.yaml:3"}
+    assert resolved.origins.items() >= wanted.items()
+    assert resolved.origins["sampling.top_p"] == "default"
+
+
+def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
+    resolved = load("envs:\n  arithmetic:\nsampling:\nloss: null\neval: {envs: null}\nservice: ~\n")
+    assert resolved.config == Config(envs={"arithmetic": EnvConfig()})
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("batch:\n  group_sizee: 3", "a.yaml:3: batch.group_sizee: unknown field. Did you mean 'group_size'?"),
+        ("group_size: 4", "a.yaml:2: group_size: unknown field. Did you mean 'batch.group_size'?"),
+        ("batch.groups: 4", 'a.yaml:2: "batch.groups": unknown field. Write it as batch: {groups: …}'),
+        ("zzz: 4", "a.yaml:2: zzz: unknown field. Known: model, name, "),
+        ("steps: -5", "a.yaml:2: steps: expected at least 1, found -5"),
+        ("steps: true", "a.yaml:2: steps: expected an integer, found true"),
+        ("steps: '10'", "a.yaml:2: steps: expected an integer, found '10'"),
+        ("steps: 1.0", "a.yaml:2: steps: expected an integer, found 1.0"),
+        ("steps: null", "a.yaml:2: steps: expected an integer, found null"),
+        ("lora: {train_mlp: yes}", "a.yaml:2: lora.train_mlp: expected true or false, found 'yes'"),
+        ("sampling: 5", "a.yaml:2: sampling: expected a mapping, found 5"),
+        ("sampling: {stop: a}", "a.yaml:2: sampling.stop: expected a list, found 'a'"),
+        ("sampling:\n  stop:\n    - a\n    - 1", "a.yaml:5: sampling.stop.1: expected a string, found 1"),
+        ("optimizer: {learning_rate: 0}", "a.yaml:2: optimizer.learning_rate: expected a value above 0, found 0"),
+        ("model: ''", "a.yaml:2: model: must not be empty"),
+        ("name: a/b", "a.yaml:2: name: 'a/b' may hold letters, digits and the signs . _ - only"),
+        (
+            "loss: {name: pppo}",
+            "found 'pppo'. Did you mean 'ppo'?",
+        ),
+        ("loss: {clip_low: 0.5}", "a.yaml:2: loss.name: expected importance_sampling, "),
+        (
+            "loss: {name: importance_sampling, clip_low: 1}",
+            "loss.clip_low: is no field of importance_sampling, it belongs to ppo",
+        ),
+        ("loss: {name: ppo, clip_lo: 1}", "a.yaml:2: loss.clip_lo: is no field of ppo. Did you mean 'clip_low'?"),
+        ("loss: {name: ppo, clip_low: 2}", "a.yaml:2: loss.clip_low: expected at most 1, found 2"),
+        ("lora: {train_attn: false, train_mlp: false}", "a.yaml:2: lora: nothing is trained: set"),
+        ("batch: {group_size: 1}", "a.yaml:1: envs.arithmetic: a group of 1 has no baseline"),
+        ("load_checkpoint: here", "a.yaml:2: load_checkpoint: 'here' is not a path of the form tinker://"),
+        ("eval: {every: 3}", "a.yaml:2: eval: `every` has no effect"),
+        ("service: {base_url: 'http://x', engine_threads: 2}", "a.yaml:2: service: engine_threads has no effect"),
+        ('"a\\nb": 1', 'a.yaml:2: "a\\nb": unknown field'),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_with_its_place_and_the_way_out(refused: Refused, text: str, told: str) -> None:
+    message = refused(ENVS + text)
+    assert message.startswith(told) or told in message
+    assert "\n" not in message
+    assert "Value error" not in message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("steps: 3", "a.yaml: envs: is missing: say what to train on"),
+        ("envs:", "a.yaml: envs: is missing: say what to train on"),
+        ("envs: {}", "a.yaml:1: envs: is empty: name at least one"),
+        ("envs: [arithmetic]", "a.yaml:1: envs: expected a mapping, found a list"),
+        ("envs: {'bad name': {}}", 'a.yaml:1: envs."bad name": the name may hold letters'),
+    ],
+)
+def test_a_run_needs_an_environment(refused: Refused, text: str, told: str) -> None:
+    assert told in refused(text)
+
+
+def test_several_mistakes_are_one_line_each(refused: Refused) -> None:
+    lines = refused(f"{ENVS}steps: 0\nbatch: {{group: 1}}\nseed: x").splitlines()
+    assert sorted(line.split(": ")[1] for line in lines) == ["batch.group", "seed", "steps"]
+
+
+def test_every_value_has_an_origin_and_the_record_loads_as_the_same_configuration(load: Load, folder: Path) -> None:
+    resolved = load(
+        f"{ENVS}name: ${{RUN}}\nsampling: {{stop: ['a b', '$${{x}}', on, '']}}",
+        "loss={name: ppo}",
+        environ={"RUN": "r"},
+    )
+    assert set(resolved.origins) == {".".join(map(str, path)) for path, _ in leaves(resolved.tree)}
+    (folder / "again.yaml").write_text(yaml.safe_dump(resolved.tree))
+    again = load_config([Path("again.yaml")], environ={"RUN": "r"})
+    assert again.config == resolved.config
+    assert again.tree == resolved.tree
+
+
+def test_the_record_of_a_run_is_a_configuration(load: Load, folder: Path) -> None:
+    resolved = load(f"{ENVS}steps: 3")
+    (folder / "config.yaml").write_text(yaml.safe_dump({"config": resolved.tree, "origins": resolved.origins}))
+    again = load_config([Path("config.yaml")], environ={})
+    assert again.config == resolved.config
+    assert again.origins["steps"].startswith("config.yaml:")
+
+
+def test_what_is_shown_is_the_record_with_the_origin_of_every_value(load: Load) -> None:
+    args = "envs.arithmetic.args={l: [], m: {}, n: [1, [2.5e-7, null]], 'a b': 'x: y', y: no, t: \"1\", e: ''}"
+    resolved = load(f"{ENVS}optimizer: {{eps: 1e-7}}\nsampling: {{stop: [yes, '#x', \"\\n\", é]}}", args)
+    text = "\n".join(show_lines(resolved))
+    node = parse(text, source="shown")
+    assert node is not None
+    assert plain(node) == resolved.tree
+    assert yaml.safe_load(text) == resolved.tree
+    assert "  eps: 1.0e-07" in text
+    assert next(line for line in show_lines(resolved) if "  eps:" in line).endswith("  # a.yaml:2")
+
+
+def test_a_configuration_made_in_python_knows_what_was_given() -> None:
+    config = Config(
+        envs={"a": EnvConfig(env="arithmetic", args={"x": "${HOME}"})}, loss=PPOLoss(name="ppo", clip_low=0.5)
+    )
+    resolved = Resolved.from_python(config)
+    assert resolved.config is config
+    assert {key for key, origin in resolved.origins.items() if origin == "python"} == {
+        "envs.a.env",
+        "envs.a.args.x",
+        "loss.name",
+        "loss.clip_low",
+    }
+    args = load_config([], [f"envs.a.args={resolved.tree['envs']['a']['args']}"], environ={}).config.envs["a"].args  # type: ignore[index,call-overload]
+    assert args == {"x": "${HOME}"}
+
+
+def test_a_file_of_the_users_is_found_beside_the_configuration_that_names_it(folder: Path) -> None:
+    examples = folder / "examples"
+    examples.mkdir()
+    (examples / "my_env.py").touch()
+    (folder / "other.py").touch()
+    (examples / "model").mkdir()
+    text = """
+envs: {a: {env: my_env.py:Reverse, args: {grader: my_env.py:grade, text: gone.py:x}}, b: {env: other.py:X.y}}
+model: model
+advantage: ./my_env.py:advantage
+sampling: {stop: ["gone.py:x"]}
+loss: {name: custom, function: my_env.py:loss}
+"""
+    (examples / "a.yaml").write_text(text)
+    config = load_config([Path("examples/a.yaml")], environ={}).config
+    assert config.envs["a"].env == f"{examples / 'my_env.py'}:Reverse"
+    assert config.envs["a"].args == {"grader": f"{examples / 'my_env.py'}:grade", "text": "gone.py:x"}
+    assert config.envs["b"].env == f"{folder / 'other.py'}:X.y"
+    assert config.model == str(examples / "model")
+    assert config.loss.model_dump()["function"] == f"{examples / 'my_env.py'}:loss"
+    assert config.advantage == f"{examples / 'my_env.py'}:advantage"
+    with pytest.raises(
+        ConfigError, match=r"examples/a\.yaml:2: envs\.a\.env|command line: envs\.a\.env: there is no file"
+    ):
+        load_config([Path("examples/a.yaml")], ["envs.a.env=my_env.py:Reverse"], environ={})
+
+
+def test_a_missing_file_of_the_users_is_answered_with_the_nearest_one(refused: Refused, folder: Path) -> None:
+    (folder / "my_env.py").touch()
+    message = refused("envs: {a: {env: my_evn.py:X}}")
+    assert message == "a.yaml:1: envs.a.env: there is no file 'my_evn.py'. Did you mean 'my_env.py'?"
+
+
+def test_importing_the_package_loads_neither_pydantic_nor_yaml() -> None:
+    code = "import sys, rlkit, rlkit.config; print({'pydantic', 'yaml', 'numpy', 'torch'} & set(sys.modules))"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"
+
+
+def test_loading_a_configuration_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; from rlkit.config import load_config; load_config([], ['envs.arithmetic={}']);"
+        "print({'numpy', 'torch', 'tinker', 'transformers'} & set(sys.modules))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

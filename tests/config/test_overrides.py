@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.config.nodes import Node, Origin, dotted, find, plain
+from rlkit.config.overrides import apply, split
+from tests.config.conftest import Load, Refused
+from tests.config.strategies import KEYS, json_values
+
+EMPTY = Node({}, Origin(""))
+ENVS = "envs: {arithmetic: {}}\n"
+
+
+@given(st.lists(KEYS, min_size=1, max_size=4), json_values())
+def test_any_json_value_set_at_any_path_is_read_back(keys: list[str], value: object) -> None:
+    override = f"{dotted(tuple(keys))}={json.dumps(value)}"
+    assert split(override)[0] == tuple(keys)
+    node = find(apply(EMPTY, override), tuple(keys))
+    assert node is not None
+    assert plain(node) == value
+
+
+def test_a_value_means_what_it_means_in_a_file(load: Load) -> None:
+    resolved = load(
+        ENVS, "sampling.stop=[a, b]", "checkpoint.ttl_days=null", "optimizer.learning_rate=1e-5", "name='7'"
+    )
+    assert resolved.config.sampling.stop == ["a", "b"]
+    assert resolved.config.checkpoint.ttl_days is None
+    assert resolved.config.optimizer.learning_rate == 1e-5
+    assert resolved.config.name == "7"
+    assert resolved.origins["sampling.stop.1"] == "command line"
+
+
+def test_arguments_of_an_environment_are_set_one_by_one(load: Load) -> None:
+    resolved = load("envs: {arithmetic: {args: {count: 3}}}", "envs.arithmetic.args.max_operand=99")
+    assert resolved.config.envs["arithmetic"].args == {"count": 3, "max_operand": 99}
+
+
+def test_one_item_of_a_list_is_replaced_or_appended(load: Load) -> None:
+    text = f"{ENVS}sampling: {{stop: [a, b]}}"
+    assert load(text, "sampling.stop.0=x").config.sampling.stop == ["x", "b"]
+    assert load(text, "sampling.stop.2=x").config.sampling.stop == ["a", "b", "x"]
+    assert load(ENVS, "sampling.stop.0=x").config.sampling.stop == ["x"]
+    assert load(text, "sampling.stop.0=x").origins["sampling.stop.1"] == "a.yaml:2"
+
+
+def test_a_key_with_a_dot_stands_in_quotes(load: Load) -> None:
+    resolved = load(ENVS, 'envs."my.env".env=arithmetic', "envs.'my.env'.weight=2")
+    assert resolved.config.envs["my.env"].weight == 2
+    assert resolved.origins['envs."my.env".weight'] == "command line"
+
+
+def test_an_equals_sign_may_be_part_of_the_value_and_of_a_quoted_key(load: Load) -> None:
+    assert load(ENVS, "sampling.stop=[a=b]").config.sampling.stop == ["a=b"]
+    args = load(ENVS, 'envs.arithmetic.args."a=b"=c').config.envs["arithmetic"].args
+    assert args == {"a=b": "c"}
+
+
+def test_a_mapping_is_merged_and_null_forgets(load: Load) -> None:
+    text = "envs: {a: {env: arithmetic}, b: {env: arithmetic}}\nsampling: {max_tokens: 5}"
+    assert load(text, "sampling={top_k: 3}").config.sampling.max_tokens == 5
+    assert load(text, "sampling=null").config.sampling.max_tokens == 256
+    assert list(load(text, "envs=null", "envs.b.env=arithmetic").config.envs) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("steps", "'steps' is not of the form path=value"),
+        ("=3", "'=3' is not of the form path=value"),
+        ("a..b=3", "is not of the form path=value"),
+        (".a=3", "is not of the form path=value"),
+        ('"a=3', "is not of the form path=value"),
+        ("a." * 5000 + "b=1", "is not of the form path=value"),
+        ("sampling.stop=[a", "sampling.stop: not valid YAML"),
+        ("model.x=1", "model.x: model is a single value (from a.yaml:2)"),
+        ("sampling.stop.7=x", "sampling.stop is a list, it takes an index from 0 to 1"),
+        ("sampling.stop.x=x", "sampling.stop is a list, it takes an index from 0 to 1"),
+        ("sampling.stop." + "9" * 5000 + "=x", "sampling.stop is a list"),
+        ("stpes=3", "stpes: unknown field. Did you mean 'steps'?"),
+        ("name=\ud800", "name: "),
+    ],
+)
+def test_a_faulty_override_is_refused_with_one_line(refused: Refused, override: str, told: str) -> None:
+    message = refused(f"{ENVS}model: m\nsampling: {{stop: [a]}}", override)
+    assert message.startswith("command line: ")
+    assert told in message
+    assert "\n" not in message

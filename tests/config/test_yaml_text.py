@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.config.nodes import Node, find, plain
+from rlkit.config.yaml_text import parse, read_file
+from rlkit.errors import ConfigError
+from tests.config.conftest import Refused
+from tests.config.strategies import json_values
+
+
+def read(text: str) -> Node:
+    node = parse(text, source="a.yaml")
+    assert node is not None
+    return node
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-4", 1e-4),
+        ("-2.5E+3", -2500.0),
+        (".5", 0.5),
+        ("5.", 5.0),
+        ("007", 7),
+        ("0x1F", 31),
+        ("0o17", 15),
+        ("1_000", "1_000"),
+        ("1:30", "1:30"),
+        ("2024-01-01", "2024-01-01"),
+        ("on", "on"),
+        ("yes", "yes"),
+        ("NO", "NO"),
+        ("true", True),
+        ("~", None),
+        ("", None),
+        ("'1'", "1"),
+        ("!!str 12", "12"),
+        ("&x !!str 12", "12"),
+        ('"\\ud83d\\ude00"', "😀"),
+    ],
+)
+def test_a_scalar_means_what_yaml_1_2_says(text: str, value: object) -> None:
+    found = plain(read(f"key: {text}"))["key"]  # type: ignore[index]
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_keys_are_strings_whatever_they_look_like() -> None:
+    assert plain(read("1: a\nnull: b\ntrue: c")) == {"1": "a", "null": "b", "true": "c"}
+
+
+@given(json_values())
+def test_json_is_read_as_it_is(value: object) -> None:
+    assert plain(read(json.dumps(value))) == value
+
+
+@given(st.text(max_size=60))
+def test_any_text_is_read_or_refused_with_one_line(text: str) -> None:
+    try:
+        parse(text, source="a.yaml")
+    except ConfigError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_value_knows_the_line_of_its_key_and_an_item_its_own() -> None:
+    root = read("a:\n  b:\n    1\n  c:\n    - x\n    - y\n")
+    lines = {path: find(root, path) for path in [("a",), ("a", "b"), ("a", "c"), ("a", "c", 1)]}
+    assert [node and node.origin.line for node in lines.values()] == [1, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: 1\na: 2", "a.yaml:2: 'a' is given twice, first at a.yaml:1"),
+        ("x:\n  a: 1\n  'a': 2", "a.yaml:3: 'a' is given twice, first at a.yaml:2"),
+        ("a: b: c", "a.yaml:1: not valid YAML: a second ': ' in one line"),
+        ("a:\n\tb: 1", "a.yaml:2: not valid YAML: a tab"),
+        ("a: 1\n---\nb: 2", "several documents"),
+        ("a: !!python/object:os.system x", "the tag !!python/object:os.system means nothing here"),
+        ("a: !!int x", "the tag !!int"),
+        ("? [a]\n: 1", "a key must be a word"),
+        ("<<: {a: 1}", "merge keys (<<) are not read"),
+        ("a: &x {b: *x}", "nested too deeply"),
+        ("a: *x", "undefined alias"),
+        ("[" * 5000, "nested too deeply"),
+        ("[" * 150 + "]" * 150, "nested too deeply"),
+        ("a: .inf", ".inf is not a finite number"),
+        ("a: -.INF", "is not a finite number"),
+        ("a: .nan", ".nan is not a finite number"),
+        ("a: 1e999", "1e999 is too large a number"),
+        ("a: " + "9" * 5000, "is too long a number"),
+        ('a: "\\ud800"', "a lone surrogate"),
+        ("a: [1, 2", "not valid YAML: expected ',' or ']', but got the end of the text"),
+        ("a: @b", "put the value in quotes"),
+        ("a\n\0", "a.yaml:2: not a text file: it holds the character U+0000"),
+    ],
+)
+def test_what_is_not_plain_yaml_is_refused_with_its_line(text: str, told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, source="a.yaml")
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_aliases_that_expand_without_end_are_refused() -> None:
+    levels = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    with pytest.raises(ConfigError, match="too many values"):
+        parse("\n".join(levels), source="a.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "a.yaml: is empty"),
+        (b"# nothing\n", "a.yaml: is empty"),
+        (b"\n- a\n", "a.yaml:2: a configuration is a mapping"),
+        (b"hello", "a.yaml:1: a configuration is a mapping"),
+        (b"null", "a.yaml:1: a configuration is a mapping"),
+        (b"\xff\xfe\x00", "a.yaml: is not UTF-8 text"),
+        (b"\x7fELF\x00\x01", "a.yaml:1: not a text file"),
+        (b"a: " + b"x" * 200_001, "a.yaml: is larger than 200 kB"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_refused(refused: Refused, content: bytes, told: str) -> None:
+    assert told in refused(content)
+
+
+def test_a_byte_order_mark_is_ignored(folder: Path) -> None:
+    (folder / "a.yaml").write_bytes(b"\xef\xbb\xbfa: 1")
+    assert plain(read_file(Path("a.yaml"))) == {"a": 1}
+
+
+def test_a_missing_file_is_answered_with_the_nearest_one(folder: Path) -> None:
+    (folder / "train.yaml").write_text("a: 1")
+    with pytest.raises(ConfigError, match=r"trian\.yaml: no such file\. Did you mean 'train\.yaml'"):
+        read_file(Path("trian.yaml"))
+    with pytest.raises(ConfigError, match="There is no folder gone either"):
+        read_file(Path("gone/train.yaml"))
+    with pytest.raises(ConfigError, match="is a directory"):
+        read_file(folder)

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rlkit.testing import byte_model
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No test reads or writes the user's runs, nor finds the user's credentials."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(home / "runs"))
+    for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD", "RLKIT_ENGINE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    yield
+
+
+@pytest.fixture(scope="session")
+def byte_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The byte-level test model: one token a byte, 131,776 parameters."""
+    return byte_model(tmp_path_factory.mktemp("models") / "byte")

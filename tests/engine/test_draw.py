@@ -1,0 +1,74 @@
+"""Drawing tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlkit.engine.draw import DrawSettings, draw
+from rlkit.engine.stops import StopRule
+
+
+def drawn(logits: torch.Tensor, s: DrawSettings, count: int = 20_000) -> np.ndarray:
+    uniforms = torch.from_numpy(np.random.default_rng(0).random(count))
+    tokens, _ = draw(logits.expand(count, -1).clone(), [s] * count, uniforms)
+    return np.bincount(tokens.numpy(), minlength=logits.shape[-1]) / count
+
+
+def test_tokens_are_drawn_in_proportion_to_their_probability() -> None:
+    logits = torch.randn(150, generator=torch.Generator().manual_seed(0))
+    for temperature in (1.0, 0.5, 2.0):
+        expected = torch.softmax(logits / temperature, -1).numpy()
+        np.testing.assert_allclose(drawn(logits, DrawSettings(temperature)), expected, atol=0.012)
+
+
+def test_top_k_and_top_p_leave_the_tail_out() -> None:
+    logits = torch.log(torch.tensor([0.4, 0.05, 0.3, 0.15, 0.1]))
+    np.testing.assert_allclose(drawn(logits, DrawSettings(top_k=2)), [4 / 7, 0, 3 / 7, 0, 0], atol=0.02)
+    np.testing.assert_allclose(drawn(logits, DrawSettings(top_p=0.8)), [40 / 85, 0, 30 / 85, 15 / 85, 0], atol=0.02)
+    np.testing.assert_array_equal(drawn(logits, DrawSettings(top_k=1), 10), [1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(drawn(logits, DrawSettings(temperature=0.0), 10), [1, 0, 0, 0, 0])
+
+
+def test_the_reported_log_probability_is_of_the_untempered_distribution() -> None:
+    logits = torch.randn(6, 70, generator=torch.Generator().manual_seed(0)) * 4
+    rows = [DrawSettings(), DrawSettings(0.3), DrawSettings(0.0), DrawSettings(top_k=3), DrawSettings(top_p=0.5)]
+    tokens, logprobs = draw(logits[:5].clone(), rows, torch.full((5,), 0.6, dtype=torch.float64))
+    expected = torch.log_softmax(logits[:5], -1).gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
+
+
+@given(st.floats(0, 1, exclude_max=True), st.integers(1, 200), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_a_token_of_probability_zero_is_never_drawn(uniform: float, width: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.where(torch.rand(width, generator=generator) < 0.5, -torch.inf, 0.0)
+    logits[int(torch.randint(width, (1,), generator=generator))] = 0.0
+    tokens, logprobs = draw(logits[None].clone(), [DrawSettings()], torch.tensor([uniform], dtype=torch.float64))
+    assert logits[int(tokens)] == 0.0
+    assert torch.isfinite(logprobs).all()
+
+
+def test_a_row_draws_the_same_whatever_its_neighbours_ask_for() -> None:
+    logits = torch.randn(40, 259, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    rows = [DrawSettings(1.0 if i % 2 else 0.7, top_p=1.0 if i % 3 else 0.9) for i in range(40)]
+    together = draw(logits.clone(), rows, uniforms)
+    for i in range(40):
+        alone = draw(logits[i : i + 1].clone(), rows[i : i + 1], uniforms[i : i + 1])
+        assert torch.equal(alone[0], together[0][i : i + 1])
+        assert torch.equal(alone[1], together[1][i : i + 1])
+
+
+def test_a_stop_string_may_lie_across_tokens() -> None:
+    rule = StopRule(strings=("END", "é"), decode=lambda ids: bytes(ids).decode(errors="replace"))
+    text = list(b"this is the E")
+    assert not rule.ends(text)
+    assert not rule.ends([*text, *b"N"])
+    assert rule.ends([*text, *b"ND"])
+    assert not rule.ends([*text, 0xC3])
+    assert rule.ends([*text, 0xC3, 0xA9])
+    assert StopRule(tokens=frozenset({5})).ends([1, 5])
+    assert not StopRule(tokens=frozenset({5})).ends([5, 1])

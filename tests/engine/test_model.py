@@ -1,0 +1,80 @@
+"""The forward pass against an independent implementation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlkit.engine.model import trunk
+from rlkit.engine.weights import load_weights
+from rlkit.errors import UsageError
+
+from .tiny_models import VOCABULARY, write_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {"tied": True}),
+    "llama3-rope": ("llama", {"tied": False, "rope_scaling": LLAMA3}),
+    "rope-parameters": ("llama", {"rope_parameters": {**LLAMA3, "rope_theta": 500.0}}),
+    "qwen2": ("qwen2", {"tied": False}),
+    "qwen3": ("qwen3", {"tied": True}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    family, options = CASES[case]
+    directory = write_model(tmp_path / "m", family, **options)  # pyright: ignore[reportArgumentType]
+    lengths = [3, 90, 17]
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths)))
+    weights = load_weights(directory)
+    with torch.inference_mode():
+        actual = torch.log_softmax(trunk(weights, tokens, lengths) @ weights.head.t(), -1)
+        isolated = trunk(weights, tokens, lengths, isolate=True)
+        torch.testing.assert_close(isolated, trunk(weights, tokens, lengths), atol=1e-4, rtol=1e-4)
+        reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        for part, logprobs in zip(tokens.split(lengths), actual.split(lengths), strict=True):
+            expected = torch.log_softmax(reference(part[None]).logits[0], -1)
+            torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 3}, "model.layers.2"),
+        ({"vocab_size": 300}, "embed_tokens"),
+    ],
+)
+def test_a_model_that_cannot_be_computed_is_refused_by_name(
+    extra: dict[str, object], named: str, tmp_path: Path
+) -> None:
+    import json
+
+    directory = write_model(tmp_path / "m")
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | extra))
+    with pytest.raises(UsageError, match=named):
+        load_weights(directory)
+
+
+def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "m")
+    (directory / "generation_config.json").write_text('{"eos_token_id": [257, 5]}')
+    assert load_weights(directory).config.eos == {258, 257, 5}

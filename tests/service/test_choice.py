@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlkit.config.schema import ServiceConfig
+from rlkit.service import choose, credential
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def test_with_neither_credential_nor_address_the_engine_is_chosen_and_says_why() -> None:
+    choice = choose(ServiceConfig(), environ={})
+    assert (choice.kind, choice.base_url) == ("engine", None)
+    assert choice.reason == "there is neither a Tinker credential nor TINKER_BASE_URL"
+
+
+def test_a_credential_chooses_the_hosted_service() -> None:
+    assert choose(ServiceConfig(), environ={"TINKER_API_KEY": "tml-secret"}).kind == "hosted"
+    assert "tml-secret" not in str(choose(ServiceConfig(), environ={"TINKER_API_KEY": "tml-secret"}))
+
+
+def test_an_address_wins_over_a_credential_and_the_configuration_over_the_environment() -> None:
+    environ = {"TINKER_API_KEY": "tml-x", "TINKER_BASE_URL": "http://a"}
+    assert choose(ServiceConfig(), environ=environ).base_url == "http://a"
+    assert choose(ServiceConfig(base_url="http://b"), environ=environ).base_url == "http://b"
+
+
+def test_a_stored_login_counts_as_a_credential(tmp_path: Path) -> None:
+    assert credential(environ={}) is None
+    (tmp_path / ".tinker").mkdir()
+    (tmp_path / ".tinker" / "credentials.json").write_text("{}")
+    assert credential(environ={}) == str(tmp_path / ".tinker" / "credentials.json")

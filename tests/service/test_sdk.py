@@ -1,0 +1,104 @@
+"""The SDK adapter against the embedded engine: what the service refuses is told in rlkit's own errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlkit.config.schema import LoraConfig, OptimizerConfig
+from rlkit.engine import EngineServer
+from rlkit.errors import MissingError, ServiceError, UsageError
+from rlkit.losses import Loss
+from rlkit.service.sdk import TinkerService, model_input
+from rlkit.types import IMAGE_TOKEN, Datum, Image, Prompt, Sampling, as_prompt
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+    with EngineServer(threads=1, root=tmp_path_factory.mktemp("engine")) as server:
+        yield server
+
+
+def on(engine: EngineServer, coroutine):
+    """Run `coroutine(service)` on a connection to the engine."""
+
+    async def run():
+        async with TinkerService(base_url=engine.url, api_key=engine.api_key) as service:
+            return await coroutine(service)
+
+    return asyncio.run(run())
+
+
+def test_a_sampler_draws_the_same_completion_for_the_same_seed(engine: EngineServer, byte_model_dir: Path) -> None:
+    async def draw(service: TinkerService):
+        sampler = await service.sampler(model=str(byte_model_dir))
+        return [
+            (await sampler.sample(as_prompt([65, 66]), Sampling(max_tokens=8, stop=("\x00",)), seed=seed))[0]
+            for seed in (1, 1, 2)
+        ]
+
+    first, again, other = on(engine, draw)
+    assert first.tokens.tolist() == again.tokens.tolist() != other.tokens.tolist()
+    np.testing.assert_array_equal(first.logprobs, again.logprobs)
+    assert (first.tokens.dtype, first.logprobs.dtype, first.stop) == (np.int32, np.float32, "length")
+
+
+def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, byte_model_dir: Path) -> None:
+    async def learn(service: TinkerService):
+        learner = await service.learner(model=str(byte_model_dir), lora=LoraConfig(), seed=1)
+        before = await learner.sampler()
+        advantages = np.array([0, 1, 1], np.float32)
+        datum = Datum(
+            as_prompt([65, 66, 67]),
+            np.array([66, 67, 68], np.int32),
+            np.array([0, -5, -5], np.float32),
+            advantages,
+            advantages > 0,
+        )
+        updates = [await learner.update([datum], Loss(), OptimizerConfig(learning_rate=1e-2)) for _ in range(3)]
+        return before.version, (await learner.sampler()).version, [update.logprobs[0][1:].sum() for update in updates]
+
+    before, after, likelihoods = on(engine, learn)
+    assert (before, after) == (0, 3)
+    assert likelihoods[0] < likelihoods[1] < likelihoods[2]
+
+
+def test_an_unknown_checkpoint_is_the_users_mistake(engine: EngineServer, byte_model_dir: Path) -> None:
+    with pytest.raises(UsageError, match="tinker://nobody:train:0/weights/none"):
+        on(
+            engine,
+            lambda s: s.learner(
+                model=str(byte_model_dir), lora=LoraConfig(), seed=0, checkpoint="tinker://nobody:train:0/weights/none"
+            ),
+        )
+
+
+def test_a_refused_key_names_the_variable_and_not_the_key(engine: EngineServer, byte_model_dir: Path) -> None:
+    async def connect() -> None:
+        async with TinkerService(base_url=engine.url, api_key="tml-wrong-key") as service:
+            await service.sampler(model=str(byte_model_dir))
+
+    with pytest.raises(MissingError, match="TINKER_API_KEY") as refused:
+        asyncio.run(connect())
+    assert "tml-wrong-key" not in str(refused.value)
+
+
+def test_a_key_that_is_none_is_refused_before_anything_is_sent() -> None:
+    async def connect() -> None:
+        async with TinkerService(base_url="http://127.0.0.1:9", api_key="not-a-key") as service:
+            await service.sampler(model="any")
+
+    with pytest.raises(MissingError, match="TINKER_API_KEY"):
+        asyncio.run(connect())
+
+
+def test_images_become_chunks_between_runs_of_tokens() -> None:
+    tokens = np.array([1, IMAGE_TOKEN, IMAGE_TOKEN, 2, 3], np.int32)
+    chunks = model_input(Prompt(tokens, (Image(1, 2, b"data", "png"),))).chunks
+    assert [chunk.type for chunk in chunks] == ["encoded_text", "image", "encoded_text"]
+    assert [chunk.length for chunk in chunks] == [1, 2, 2]
+    assert ServiceError("x", request_id="r").request_id == "r"

@@ -1,0 +1,218 @@
+"""The loop, through the real Tinker SDK, against the embedded engine and a small real model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import rlkit
+from rlkit.config import load_config
+from rlkit.run import RLTrainer, evaluate
+from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
+from rlkit.types import Datum
+
+
+@dataclass(frozen=True)
+class Digits(rlkit.SingleTurnEnv):
+    """Say digits: the reward is the share of the reply's four bytes that are digits."""
+
+    start: str
+
+    def prompt(self) -> str:
+        return self.start
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return float(np.mean([ord("0") <= token <= ord("9") for token in reply.turn.completion]))
+
+
+TASKS = [Digits(text) for text in ("one", "two", "six", "ten")]
+
+
+@dataclass
+class Listener(Tracker):
+    """Remembers everything it is told."""
+
+    told: list[str] = field(default_factory=list)
+    steps: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    stop: rlkit.StopSignal | None = None
+
+    def started(self, run: RunInfo) -> None:
+        self.told.append(f"started {run.progress().phase}")
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append((step, metrics))
+        if self.stop and step == 2:
+            self.stop.request()
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.told.append(f"checkpoint {checkpoint.step}")
+
+    def note(self, message: str) -> None:
+        self.told.append(message)
+
+    def finished(self, result: RunResult | None) -> None:
+        self.told.append(f"finished {result and result.status}")
+
+
+def settings(model: Path, **more: object) -> dict[str, object]:
+    return {
+        "model": str(model),
+        "envs": {"digits": {}},
+        "batch": {"groups": 4, "group_size": 8},
+        "sampling": {"max_tokens": 4, "stop": ["\x00"]},
+        "optimizer": {"learning_rate": 1e-2},
+        "lora": {"rank": 16, "train_unembed": True},
+        "service": {"engine_threads": 1},
+        **more,
+    }
+
+
+def trainer(
+    model: Path, *trackers: Tracker, tasks: Sequence[rlkit.Env] = TASKS, stop=None, **more: object
+) -> RLTrainer:
+    resolved = load_config([], settings=settings(model, **more))
+    return RLTrainer(resolved, envs={"digits": tasks}, trackers=trackers, stop=stop)
+
+
+def metrics_of(result: RunResult) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_small_model_learns_in_seconds(byte_model_dir: Path) -> None:
+    result = asyncio.run(trainer(byte_model_dir, steps=20).train())
+    rewards = [line["env/digits/reward/mean"] for line in metrics_of(result)]
+    assert rewards[0] < 0.15
+    assert rewards[-1] > 0.9
+
+
+def test_the_same_seed_gives_the_same_run_bit_for_bit(byte_model_dir: Path) -> None:
+    def run(seed: int) -> list[dict[str, float]]:
+        result = asyncio.run(trainer(byte_model_dir, steps=4, seed=seed).train())
+        return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in metrics_of(result)]
+
+    assert run(3) == run(3) != run(4)
+
+
+def test_sampler_and_trainer_agree_before_and_after_training(byte_model_dir: Path) -> None:
+    result = asyncio.run(trainer(byte_model_dir, steps=6).train())
+    for line in metrics_of(result):
+        assert abs(line["optim/kl_sample_train_v1"]) < 1e-4
+        assert line["optim/kl_sample_train_v2"] < 1e-8
+
+
+@pytest.mark.parametrize("loss", [{"name": "importance_sampling"}, {"name": "ppo", "clip_high": 1.3}])
+@pytest.mark.parametrize("advantage", ["group_mean", "grpo"])
+def test_every_loss_and_estimator_takes_a_step(byte_model_dir: Path, loss: dict[str, object], advantage: str) -> None:
+    result = asyncio.run(trainer(byte_model_dir, steps=1, loss=loss, advantage=advantage).train())
+    assert result.metrics["optim/skipped"] == 0
+    assert result.metrics["service/loss:sum"] != 0
+
+
+def reinforce(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    terms = [-(torch.tensor(d.advantages) * logp).sum() for d, logp in zip(data, logprobs, strict=True)]
+    return torch.stack(terms).sum(), {"sequences_seen": float(len(data))}
+
+
+def broken(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    raise KeyError("beta")
+
+
+def test_a_loss_of_ones_own_trains(byte_model_dir: Path) -> None:
+    own = {"name": "custom", "function": f"{__file__}:reinforce"}
+    result = asyncio.run(trainer(byte_model_dir, steps=12, loss=own).train())
+    rewards = [line["env/digits/reward/mean"] for line in metrics_of(result)]
+    assert rewards[-1] > rewards[0] + 0.2
+    assert result.metrics["service/sequences_seen"] == 32
+
+
+def test_a_broken_loss_of_ones_own_is_named(byte_model_dir: Path) -> None:
+    own = {"name": "custom", "function": f"{__file__}:broken"}
+    with pytest.raises(rlkit.UsageError, match=r"loss\.function: KeyError: 'beta'"):
+        asyncio.run(trainer(byte_model_dir, steps=1, loss=own).train())
+
+
+def test_trackers_hear_every_step_and_one_that_breaks_harms_nobody(byte_model_dir: Path) -> None:
+    class Broken(Listener):
+        def step(self, step: int, metrics: Mapping[str, float]) -> None:
+            raise OSError("no space")
+
+    listener = Listener()
+    asyncio.run(trainer(byte_model_dir, Broken(), listener, steps=3, checkpoint={"every": 2}).train())
+    assert [step for step, _ in listener.steps] == [1, 2, 3]
+    assert listener.told == [
+        "started preparing",
+        "the tracker Broken failed and will miss things: OSError: no space",
+        "checkpoint 2",
+        "checkpoint 3",
+        "finished completed",
+    ]
+
+
+def test_a_run_that_is_asked_to_stop_finishes_its_step_and_saves(byte_model_dir: Path) -> None:
+    stop = rlkit.StopSignal()
+    listener = Listener(stop=stop)
+    result = asyncio.run(trainer(byte_model_dir, listener, stop=stop, steps=50).train())
+    assert (result.status, result.steps) == ("interrupted", 2)
+    assert result.checkpoint and result.checkpoint.step == 2
+    assert json.loads((result.directory / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_evaluation_plays_its_own_tasks_and_a_checkpoint_can_be_evaluated_later(byte_model_dir: Path) -> None:
+    digits = {"env": f"{__file__}:TASKS", "tasks": 3, "attempts": 4, "temperature": 1.0}
+    evaluation = {"every": 2, "envs": {"held_out": digits}}
+    listener = Listener()
+    result = asyncio.run(trainer(byte_model_dir, listener, steps=3, eval=evaluation).train())
+    evaluated = [step for step, metrics in listener.steps if "eval/held_out/reward/mean" in metrics]
+    assert evaluated == [0, 2, 3]
+    assert listener.steps[0][1]["eval/held_out/groups"] == 3
+    resolved = load_config([], settings=settings(byte_model_dir, eval=evaluation))
+    assert result.checkpoint
+    later = asyncio.run(evaluate(resolved, checkpoint=result.checkpoint.sampler))
+    assert later["eval/held_out/reward/mean"] == result.metrics["eval/held_out/reward/mean"] > 0.1
+
+
+def test_a_run_that_starts_from_a_checkpoint_has_its_weights(byte_model_dir: Path) -> None:
+    evaluation = {"envs": {"digits": {"env": f"{__file__}:TASKS", "attempts": 4, "temperature": 1.0}}}
+    first = asyncio.run(trainer(byte_model_dir, steps=3, eval=evaluation, name="first").train())
+    assert first.checkpoint
+    listener = Listener()
+    more = {"steps": 1, "eval": evaluation, "name": "second", "load_checkpoint": first.checkpoint.state}
+    asyncio.run(trainer(byte_model_dir, listener, **more).train())
+    at_the_end = {k: v for k, v in first.metrics.items() if k.startswith("eval/")}
+    assert dict(listener.steps[0][1]) == at_the_end
+    assert at_the_end["eval/digits/reward/mean"] != metrics_of(first)[0]["eval/digits/reward/mean"]
+
+
+class Failing(rlkit.Env):
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        raise RuntimeError("the sandbox is gone")
+
+
+def test_a_run_in_which_nothing_works_fails_with_the_reason(byte_model_dir: Path) -> None:
+    listener = Listener()
+    with pytest.raises(rlkit.RunFailed, match="all 32 rollouts of step 1 failed; the first: RuntimeError: the sandbox"):
+        asyncio.run(trainer(byte_model_dir, listener, tasks=[Failing()], name="bad").train())
+    assert listener.told[-1] == "finished None"
+
+
+def test_an_unknown_model_is_the_users_mistake() -> None:
+    with pytest.raises((rlkit.UsageError, rlkit.MissingError), match="no-such/model"):
+        asyncio.run(trainer(Path("no-such/model")).train())
+
+
+def test_train_works_inside_a_running_event_loop(byte_model_dir: Path) -> None:
+    async def notebook() -> RunResult:
+        keywords = settings(byte_model_dir, steps=1)
+        keywords.pop("envs")
+        return rlkit.train(envs=TASKS, trackers=[], **keywords)  # type: ignore[arg-type]
+
+    result = asyncio.run(notebook())
+    assert result.status == "completed"
+    assert result.name.startswith("Digits-")
