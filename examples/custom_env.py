@@ -22,7 +22,7 @@ class Reverse(rlkit.Env):
         self.gold = f" {word[::-1]}\n"
 
     async def rollout(self, policy: rlkit.Policy) -> float:
-        reply = await policy.sample(f"x y z -> z y x\n{self.word} ->", stop=["\n"])
+        reply = await policy.sample(f"x y -> y x\np q -> q p\n{self.word} ->", stop=["\n"])
         return float(reply.text.strip() == self.word[::-1])
 
 
@@ -34,7 +34,7 @@ def words(length: int = 2) -> list[Reverse]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a name or a directory")
-    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--groups", type=int, default=8, help="words in a step")
     arguments = parser.parse_args()
     result = rlkit.train(
@@ -42,7 +42,7 @@ def main() -> None:
         envs=words(),
         steps=arguments.steps,
         batch={"groups": arguments.groups, "group_size": 8},
-        sampling={"max_tokens": 6},
+        sampling={"max_tokens": 4},
         optimizer={"learning_rate": 3e-4},
     )
     print(f"mean reward of the last step: {result.metrics['env/all/reward/mean']:.2f}; the run is {result.directory}")

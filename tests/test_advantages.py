@@ -60,7 +60,7 @@ def test_the_order_of_the_episodes_does_not_matter(estimate, values: list[int], 
 
 
 def test_an_unknown_estimator_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match="advantage: there is no estimator 'grop'. Did you mean 'grpo'"):
+    with pytest.raises(ConfigError, match=r"advantage: there is no estimator 'grop'\. Did you mean 'grpo'"):
         estimator("grop")
 
 

@@ -65,10 +65,11 @@ def histories(draw: st.DrawFn) -> list[Turn]:
     """Any episode: each turn starts a segment or extends an earlier turn."""
     turns, token = list[Turn](), 0
     for index in range(draw(st.integers(1, 6))):
-        prompt_size, completion_size = draw(st.integers(1, 4)), draw(st.integers(1, 4))
+        parent = draw(st.one_of(st.none(), st.integers(0, index - 1))) if index else None
+        prompt_size = draw(st.integers(1 if parent is None else 0, 4))  # a truncated reply may be continued as it is
+        completion_size = draw(st.integers(1, 4))
         ids = list(range(token, token + prompt_size + completion_size))
         token += len(ids)
-        parent = draw(st.one_of(st.none(), st.integers(0, index - 1))) if index else None
         forced = draw(st.integers(0, completion_size))
         turns.append(turn(ids[:prompt_size], ids[prompt_size:], forced=forced, parent=parent))
     return turns

@@ -48,7 +48,7 @@ class Countdown(StepEnv[list[str]]):
             [{"role": "user", "content": f"That was {len(state)}."}],
             reward=float(len(reply.text)),
             done=reply.text == "stop",
-            metrics={"steps": float(len(state))},
+            metrics={"steps": float(len(state)), f"said_{reply.text}": 1.0},
         )
 
     @override
@@ -110,7 +110,7 @@ def test_a_prompt_in_plain_text_is_sampled_as_it_stands() -> None:
 
 def test_a_step_env_adds_up_its_rewards_and_gives_each_to_its_turn() -> None:
     env, policy = Countdown(), ScriptedPolicy(["a", "stop"])
-    assert played(env, policy) == Outcome(5.0, {"steps": 2.0})
+    assert played(env, policy) == Outcome(5.0, {"steps": 2.0, "said_a": 1.0, "said_stop": 1.0})
     assert [turn.reward for turn in policy.turns] == [1.0, 4.0]
     assert [turn.parent for turn in policy.turns] == [None, 0]
     assert policy.prompts[1].endswith("That was 1.\n")
@@ -121,7 +121,7 @@ def test_a_step_env_that_reaches_a_limit_is_truncated(limits: Limits) -> None:
     env, policy = Countdown(), ScriptedPolicy(lambda prompt: "ab", limits=limits)
     outcome = played(env, policy)
     turns = limits.max_turns or Countdown.max_turns
-    assert outcome == Outcome(2.0 * turns, {"steps": float(turns)}, truncated=True)
+    assert outcome == Outcome(2.0 * turns, {"steps": float(turns), "said_ab": 1.0}, truncated=True)
     assert env.closed == [["ab"] * turns]
 
 

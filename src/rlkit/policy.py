@@ -27,12 +27,14 @@ class Reply:
         text: what the model said, thinking and tool calls taken out.
         message: the same as a message, to be appended to the conversation unchanged.
         turn: the tokens that it stands for.
+        tokens: the prompt and the completion, all of them; `sample` continues exactly from here.
         malformed: raw texts of tool calls that could not be parsed.
     """
 
     text: str
     message: Message
     turn: Turn
+    tokens: Prompt
     malformed: tuple[str, ...] = ()
 
     @property
@@ -180,9 +182,9 @@ class RecordingPolicy(Policy):
     ) -> Reply:
         given = as_prompt(self._chat.encode(prompt) if isinstance(prompt, str) else prompt)
         sampling = self._settings(max_tokens, temperature, stop)
-        turn = (await self._complete(given, sampling, forced=forced)).turn
-        text = self._chat.decode(turn.completion)
-        return Reply(text, {"role": "assistant", "content": text}, turn)
+        tip = await self._complete(given, sampling, forced=forced)
+        text = self._chat.decode(tip.turn.completion)
+        return Reply(text, {"role": "assistant", "content": text}, tip.turn, tip.tokens)
 
     async def chat(  # noqa: D102  inherited
         self,
@@ -204,7 +206,7 @@ class RecordingPolicy(Policy):
         # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
         tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
         text = parsed.message["content"]
-        return Reply(text if isinstance(text, str) else "", parsed.message, tip.turn, parsed.malformed)
+        return Reply(text if isinstance(text, str) else "", parsed.message, tip.turn, tip.tokens, parsed.malformed)
 
     def reward(self, value: float) -> None:  # noqa: D102  inherited
         if not self._turns:
@@ -218,7 +220,7 @@ class RecordingPolicy(Policy):
         run = self._sampling
         return replace(
             run,
-            max_tokens=min(max_tokens or run.max_tokens, run.max_tokens),
+            max_tokens=run.max_tokens if max_tokens is None else min(max_tokens, run.max_tokens),
             temperature=run.temperature if temperature is None else temperature,
             stop=run.stop if stop is None else tuple(stop),  # pyright: ignore[reportArgumentType]  one kind in, one kind out
         )
@@ -265,6 +267,10 @@ class RecordingPolicy(Policy):
         return tip
 
     def _admit(self, given: Prompt, sampling: Sampling) -> Sampling:
+        if not len(given):
+            raise UsageError("an environment asked for a completion of an empty prompt: give at least one token")
+        if sampling.max_tokens < 1:
+            raise UsageError(f"an environment asked for max_tokens={sampling.max_tokens}: it must be at least 1")
         most = self._limits.max_turns
         if most is not None and self._asked >= most:
             raise LimitReached(f"the rollout has had its {most} turns (max_turns)")

@@ -32,7 +32,7 @@ except KeyboardInterrupt:
 
 def started(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -63,6 +63,8 @@ def test_what_holds_up_the_end_is_not_waited_for() -> None:
         begun = time.monotonic()
         assert process.wait(10) == 130
         assert time.monotonic() - begun < 5
+        assert process.stderr is not None
+        assert process.stderr.read().startswith("stopped: cleaning up took longer")
 
 
 def test_the_handlers_of_the_caller_are_put_back() -> None:

@@ -142,7 +142,7 @@ def test_every_value_has_an_origin_and_the_record_loads_as_the_same_configuratio
 
 def test_the_record_of_a_run_is_a_configuration(load: Load, folder: Path) -> None:
     resolved = load(f"{ENVS}steps: 3")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"config": resolved.tree, "origins": resolved.origins}))
+    (folder / "config.yaml").write_text("\n".join(show_lines(resolved)))
     again = load_config([Path("config.yaml")], environ={})
     assert again.config == resolved.config
     assert again.origins["steps"].startswith("config.yaml:")

@@ -251,6 +251,48 @@ def test_malformed_requests_are_refused_and_the_server_lives(server: EngineServe
     assert post("create_session", session) == 200
 
 
+def test_stop_answers_what_is_open(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+    with EngineServer(root=tmp_path, resolve=resolve) as server:
+        service = server._service  # pyright: ignore[reportPrivateUsage]
+        waiting, _ = service.promises.make("never")
+        answers: list[bytes] = []
+
+        def ask() -> None:
+            headers = {"X-API-Key": server.api_key, "Content-Type": "application/json"}
+            url = f"{server.url}/api/v1/retrieve_future"
+            request = urllib.request.Request(url, b'{"request_id": "never"}', headers)
+            with urllib.request.urlopen(request, timeout=20) as reply:
+                answers.append(reply.read())
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        assert not waiting.done
+    asking.join()
+    assert b"the engine was stopped" in answers[0]
+
+
+def test_a_request_that_is_sent_twice_runs_once(server: EngineServer, client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
+    trainer.optim_step(ADAM).result()
+    before = trainer.forward([ce_datum(TEXT)], "cross_entropy").result()
+    again = types.OptimStepRequest(model_id=trainer.model_id, seq_id=2, optim_params=types.AdamParams(learning_rate=9))
+    promise = server._service.optim_step(again)  # pyright: ignore[reportPrivateUsage]
+    after = trainer.forward([ce_datum(TEXT)], "cross_entropy").result()
+    assert promise.done
+    assert after.metrics == before.metrics
+
+
+def test_named_sampler_weights_cannot_be_replaced(client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    trainer.save_weights_for_sampler("one").result()
+    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+        trainer.save_weights_for_sampler("one").result()
+    state = trainer.save_state("one").result().path
+    with pytest.raises(tinker.BadRequestError, match="save_weights_for_sampler"):
+        client.create_sampling_client(state).result()
+
+
 def test_stop_leaves_no_thread_and_can_be_repeated(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     before = set(threading.enumerate())
     server = EngineServer(root=tmp_path, resolve=resolve)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,14 +80,18 @@ def test_an_unknown_checkpoint_is_the_users_mistake(engine: EngineServer, byte_m
         )
 
 
-def test_a_refused_key_names_the_variable_and_not_the_key(engine: EngineServer, byte_model_dir: Path) -> None:
-    async def connect() -> None:
-        async with TinkerService(base_url=engine.url, api_key="tml-wrong-key") as service:
-            await service.sampler(model=str(byte_model_dir))
-
-    with pytest.raises(MissingError, match="TINKER_API_KEY") as refused:
-        asyncio.run(connect())
-    assert "tml-wrong-key" not in str(refused.value)
+def test_a_refused_key_names_the_variable_and_not_the_key(
+    engine: EngineServer, byte_model_dir: Path, tmp_path: Path
+) -> None:
+    """In a process of its own, since the SDK never closes the connection of a session that was refused."""
+    (tmp_path / "a.yaml").write_text(f"envs: {{arithmetic: {{}}}}\nmodel: {byte_model_dir}")
+    environ = {**os.environ, "TINKER_BASE_URL": engine.url, "TINKER_API_KEY": "tml-wrong-key"}
+    command = [sys.executable, "-m", "rlkit", "eval", str(tmp_path / "a.yaml")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert "check TINKER_API_KEY" in done.stderr
+    assert "tml-wrong-key" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_key_that_is_none_is_refused_before_anything_is_sent() -> None:

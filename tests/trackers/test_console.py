@@ -23,9 +23,7 @@ METRICS = {
 IDLE = Progress()
 
 
-def run_info(
-    *, envs: tuple[str, ...] = ("arithmetic",), progress: Progress = IDLE, name: str = "first"
-) -> RunInfo:
+def run_info(*, envs: tuple[str, ...] = ("arithmetic",), progress: Progress = IDLE, name: str = "first") -> RunInfo:
     return RunInfo(name, Path("/runs") / name, "acme/tiny", envs, "the embedded engine", lambda: progress)
 
 

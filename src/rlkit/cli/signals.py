@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Never
 
 from rlkit.cli.guard import INTERRUPTED
 
@@ -42,7 +43,7 @@ def graceful(
             threading.Thread(target=_end_in, args=(clean_up_s,), daemon=True).start()
             raise KeyboardInterrupt
         else:
-            os._exit(INTERRUPTED)
+            _end("stopped without cleaning up")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -55,4 +56,11 @@ def graceful(
 
 def _end_in(seconds: float) -> None:
     threading.Event().wait(seconds)
+    _end(f"stopped: cleaning up took longer than {seconds:.0f} s")
+
+
+def _end(message: str) -> Never:
+    """End the process, past every lock that may be held, with the cursor that a panel may have hidden shown again."""
+    show_cursor = "\x1b[?25h" if os.isatty(2) else ""
+    os.write(2, f"{show_cursor}{message}\n".encode())
     os._exit(INTERRUPTED)

@@ -247,6 +247,11 @@ class Config(Section):
                 f"load_checkpoint: {self.load_checkpoint!r} is not a path of the form tinker://…/weights/…"
             )
         for name, env in self.envs.items():
+            if (self.sampling.temperature if env.temperature is None else env.temperature) == 0:
+                raise ValueError(
+                    f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to learn "
+                    "from; set temperature above 0"
+                )
             if (env.group_size or self.batch.group_size) < 2 and self.advantage in ("group_mean", "grpo"):
                 raise ValueError(
                     f"envs.{name}: a group of 1 has no baseline, so {self.advantage} would train nothing; "

@@ -28,9 +28,6 @@ MOST_NODES = 100_000
 """Aliases can make a document of a few lines expand without end."""
 DEEPEST_NESTING = 100
 
-RECORD_KEYS = {"config", "origins"}
-"""Of a run's own `config.yaml`."""
-
 EXAMPLE = "for instance `envs: {arithmetic: {}}`"
 
 _INTEGER = re.compile(r"[-+]?[0-9]+")
@@ -65,7 +62,7 @@ class _Loader(Reader, Scanner, Parser, Composer, BaseResolver):
 
 
 def read_file(path: Path) -> Node:
-    """The configuration that a file holds, or that the `config.yaml` of a run recorded.
+    """The configuration that a file holds.
 
     Raises:
         ConfigError: there is no such file, it is not YAML 1.2 or it is not a mapping.
@@ -88,8 +85,6 @@ def read_file(path: Path) -> Node:
     root = parse(text, source=str(path), folder=path.absolute().parent)
     if root is None or (root.value is None and not text.strip().strip("-~")):
         raise ConfigError(f"{path}: is empty: write a mapping, {EXAMPLE}")
-    if is_mapping(root.value) and set(root.value) == RECORD_KEYS:
-        root = root.value["config"]
     if not is_mapping(root.value):
         raise ConfigError(f"{root.origin}: a configuration is a mapping of fields to values, {EXAMPLE}")
     return root

@@ -186,11 +186,11 @@ class _Handlers:
         return JSONResponse({"supported_models": models})
 
     async def get_info(self, request: Request) -> Response:
-        """A model's base and rank."""
+        """A model's base and rank, and the directory of its tokeniser, so that the SDK need not ask a hub."""
         model_id = (await _parse(request, types.GetInfoRequest)).model_id
-        base, rank = self._service.model_info(model_id)
-        data = {"model_name": base, "tokenizer_id": base, "arch": "decoder"}
-        info = {"type": "get_info", "model_id": model_id, "model_name": base, "is_lora": True, "lora_rank": rank}
+        model = self._service.model_info(model_id)
+        data = {"model_name": model.base_model, "tokenizer_id": str(model.directory), "arch": "decoder"}
+        info = {"type": "get_info", "model_id": model_id, "is_lora": True, "lora_rank": model.rank}
         return JSONResponse({**info, "model_data": data})
 
     async def weights_info(self, request: Request) -> Response:
@@ -224,7 +224,7 @@ class _Handlers:
         """Start sampling; the reply names every sample."""
         wanted = await _parse(request, types.SampleRequest)
         promise = self._service.sample(wanted)
-        ids = [f"{promise.request_id}.{index}" for index in range(wanted.num_samples)]
+        ids = [f"{promise.request_id}.{index}" for index in range(min(wanted.num_samples, wire.SAMPLES_MAX))]
         return JSONResponse({"request_id": promise.request_id, "sample_sequence_ids": ids})
 
     async def forward_backward(self, request: Request) -> Response:

@@ -45,6 +45,15 @@ class SamplerRef:
     snapshot: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a client may know of a model in training; `directory` holds the base model and its tokeniser."""
+
+    base_model: str
+    directory: Path
+    rank: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Model:
     """A model in training."""
@@ -83,18 +92,21 @@ class Runtime:
         self._decoders: OrderedDict[SamplerRef, Decoder] = OrderedDict()
         self._sampling: dict[Decoder, set[Promise]] = {}
 
-    def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> None:
+    def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
         """Make a model with a fresh adapter."""
-        weights = self._base(base_model).weights
+        base = self._base(base_model)
+        weights = base.weights
         adapter = new_adapter(weights.config, settings, seed=secrets.randbits(62) if seed is None else seed)
         self._models[model_id] = _Model(base_model, Learner(weights, adapter))
+        return ModelInfo(base_model, base.directory, settings.rank)
 
-    def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> None:
+    def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
         """Make a model from a checkpoint, or replace one; with Adam's state if `optimiser` is set."""
         info = self._store.info(path)
         if base_model not in (None, info.base_model):
             raise UsageError(f"{path} was trained from {info.base_model!r} and cannot be loaded into {base_model!r}")
-        weights = self._base(info.base_model).weights
+        base = self._base(info.base_model)
+        weights = base.weights
         adapter, moments = self._store.load(path, weights.config, trainable=True)
         if optimiser and moments is None:
             raise UsageError(f"{path} holds no optimiser state: save it with save_state, or load the weights only")
@@ -102,6 +114,7 @@ class Runtime:
             Learner(weights, adapter, moments=moments, steps=info.steps) if optimiser else Learner(weights, adapter)
         )
         self._models[model_id] = _Model(info.base_model, learner)
+        return ModelInfo(info.base_model, base.directory, info.settings.rank)
 
     def train(self, request: wire.TrainRequest) -> bytes:
         """Run a forward or forward-backward request."""
@@ -130,19 +143,15 @@ class Runtime:
         )
 
     def save_sampler(self, model_id: str, name: str) -> str:
-        """Write sampler weights; their tinker:// path."""
+        """Write sampler weights, which never change once they have a name; their tinker:// path."""
         model = self._model(model_id)
-        return self._store.save(model_id, "sampler_weights", name, _info(model), model.learner.adapter, overwrite=True)
+        return self._store.save(model_id, "sampler_weights", name, _info(model), model.learner.adapter)
 
     def snapshot(self, model_id: str, key: str) -> SamplerRef:
         """Keep a copy of the weights as they are now."""
         model = self._model(model_id)
         self._snapshots.put(key, model.learner.adapter.snapshot())
         return SamplerRef(model.base_model, snapshot=key)
-
-    def lora_rank(self, model_id: str) -> int:
-        """The rank of a model's adapter."""
-        return self._model(model_id).learner.adapter.settings.rank
 
     def sample(self, ref: SamplerRef, spec: wire.SamplingSpec, promise: Promise) -> None:
         """Queue a sampling request; its promise is kept by a later `advance`."""

@@ -29,7 +29,7 @@ from rlkit.errors import UsageError
 _PREFILL_TOKENS = 512
 _HEAD_ROWS = 64
 _ROWS_MAX = 128
-_KV_BYTES_MAX = 3 << 29  # 1.5 GiB: with a merged model of 135 M parameters the process stays under 4.5 GB
+_KV_BYTES_MAX = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,13 +140,12 @@ class Decoder:
 
     def _admit(self) -> None:
         """Prefill waiting samples while rows and memory last; equal prompts are computed once."""
-        rows = sum(len(block.rows) for block in self._blocks.values())
-        used = sum(kv_bytes(self._weights.config, b.tokens) * len(b.rows) for b in self._blocks.values())
+        running = [row for block in self._blocks.values() for row in block.rows]
+        used = sum(self._bytes(row) for row in running)
         admitted: list[_Row] = []
-        while self._waiting and len(admitted) + rows < _ROWS_MAX:
-            ticket = self._waiting[0].ticket
-            used += kv_bytes(self._weights.config, len(ticket.request.prompt) + ticket.limit)
-            if used > _KV_BYTES_MAX and rows + len(admitted):
+        while self._waiting and len(running) + len(admitted) < _ROWS_MAX:
+            used += self._bytes(self._waiting[0])
+            if used > _KV_BYTES_MAX and (running or admitted):
                 break
             admitted.append(self._waiting.popleft())
         by_prompt: dict[bytes, list[_Row]] = {}
@@ -163,6 +162,10 @@ class Decoder:
             tokens += length
         if groups:
             self._start(groups)
+
+    def _bytes(self, row: _Row) -> int:
+        """The cache that a row may come to need."""
+        return kv_bytes(self._weights.config, len(row.ticket.request.prompt) + row.ticket.limit)
 
     def _start(self, groups: Sequence[list[_Row]]) -> None:
         """Prefill one prompt for each group, and draw the first token of every row."""

@@ -20,7 +20,7 @@ from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.learner import AdamSettings
 from rlkit.engine.lora import LoraSettings
 from rlkit.engine.promises import Answer, Promise, Promises, json_answer, proto_answer
-from rlkit.engine.runtime import Runtime, SamplerRef, fail
+from rlkit.engine.runtime import ModelInfo, Runtime, SamplerRef, fail
 from rlkit.engine.worker import Worker
 from rlkit.errors import MissingError, UsageError
 
@@ -34,12 +34,11 @@ type Job = Callable[[Promise], Answer | None]
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """The requests of one model, waiting for their turn; `base_model` and `rank` are known once it is made."""
+    """The requests of one model, waiting for their turn; `info` is known once it is made."""
 
     next_seq: int = 1
     waiting: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
-    base_model: str | None = None
-    rank: int | None = None
+    info: ModelInfo | None = None
 
 
 class Service:
@@ -95,8 +94,7 @@ class Service:
             if request.optimizer_config.type != "adamw":
                 raise UsageError(f"optimizer_config: {request.optimizer_config.type!r} is not supported; use adamw")
             settings = LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
-            self._runtime.create(model_id, request.base_model, settings, lora.seed)
-            line.base_model, line.rank = request.base_model, lora.rank
+            line.info = self._runtime.create(model_id, request.base_model, settings, lora.seed)
             return json_answer({"model_id": model_id, "type": "create_model"})
 
         model_id, line = self._new_line(request.session_id, request.model_seq_id)
@@ -107,9 +105,7 @@ class Service:
 
         def job(_: Promise) -> Answer:
             base = request.base_model
-            self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
-            info = self.store.info(request.path)
-            line.base_model, line.rank = info.base_model, info.settings.rank
+            line.info = self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
             return json_answer({"path": request.path, "model_id": model_id, "type": "load_weights"})
 
         if request.model_id is not None and request.seq_id is not None:
@@ -179,17 +175,19 @@ class Service:
         self._line(request.model_id)
         return self._once(f"{request.model_id}#unload", job)
 
-    def model_info(self, model_id: str) -> tuple[str, int]:
-        """Base model and LoRA rank."""
-        line = self._line(model_id)
-        if line.base_model is None or line.rank is None:
+    def model_info(self, model_id: str) -> ModelInfo:
+        """What is known of a model that was made."""
+        info = self._line(model_id).info
+        if info is None:
             raise MissingError(f"model {model_id!r} is not ready")
-        return line.base_model, line.rank
+        return info
 
     def create_sampling_session(self, request: types.CreateSamplingSessionRequest) -> str:
         """A sampling session over a base model or a checkpoint; its id."""
         self.check_session(request.session_id)
         if request.model_path is not None:
+            if "/sampler_weights/" not in request.model_path:
+                raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
             ref = SamplerRef(self.store.info(request.model_path).base_model, path=request.model_path)
         elif request.base_model is not None:
             ref = SamplerRef(request.base_model)

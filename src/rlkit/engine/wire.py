@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
-_SAMPLES_MAX = 4096
+SAMPLES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,8 +120,8 @@ def decode_sample(request: types.SampleRequest) -> SamplingSpec:
     for name in (name for name, asked in unsupported.items() if asked):
         raise UsageError(f"sample: {name} is not supported by the embedded engine")
     params, prompt = request.sampling_params, _prompt(request.prompt)
-    if not 1 <= request.num_samples <= _SAMPLES_MAX:
-        raise UsageError(f"sample: num_samples must be 1 … {_SAMPLES_MAX}, not {request.num_samples}")
+    if not 1 <= request.num_samples <= SAMPLES_MAX:
+        raise UsageError(f"sample: num_samples must be 1 … {SAMPLES_MAX}, not {request.num_samples}")
     if params.max_tokens is not None and params.max_tokens < 1:
         raise UsageError(f"sample: max_tokens must be at least 1, not {params.max_tokens}")
     if not 0 <= params.temperature < np.inf:

@@ -32,7 +32,7 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: in
     """
     parts = [f"step {step}/{steps}", *(f"{name} {number(value)}" for name, value in rewards(metrics).items())]
     if KL in metrics:
-        parts.append(f"kl {metrics[KL]:.4f}")
+        parts.append(f"kl {round(metrics[KL], 4) + 0.0:.4f}")  # + 0.0 turns −0.0 into 0.0
     if failed := metrics.get("env/all/failed"):
         parts.append(f"{failed:.0f} failed")
     seconds = metrics.get("time/step_s")

@@ -1,0 +1,66 @@
+"""Draw the reward curves of runs from their metrics.jsonl.
+
+    python scripts/plot_run.py ~/rlkit-runs/arithmetic-20260101-120000 --out docs/assets/reward-curve.svg
+
+Solid lines are the mean reward of training, dots the mean reward of evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("agg")
+
+import matplotlib.pyplot as plt  # after the choice of backend  # noqa: E402
+
+COLOURS = ("#3b5bdb", "#e8590c", "#2b8a3e", "#862e9c")
+TRAINING, EVALUATION = "env/all/reward/mean", "eval/all/reward/mean"
+
+
+def curve(run: Path, key: str) -> tuple[list[int], list[float]]:
+    """Steps, and the values that a run has of `key`."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [(line["step"], line[key]) for line in lines if key in line]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def draw(runs: dict[str, Path], *, out: Path) -> None:
+    """Write the picture; SVG or PNG by the ending of its name."""
+    mpl.rcParams.update({"svg.hashsalt": "rlkit", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    figure, axes = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
+    for (label, run), colour in zip(runs.items(), COLOURS, strict=False):
+        axes.plot(*curve(run, TRAINING), color=colour, linewidth=1.8, label=f"{label}: training, sampled")
+        steps, rewards = curve(run, EVALUATION)
+        if steps:
+            axes.plot(steps, rewards, "o", color=colour, markersize=7, label=f"{label}: evaluation, greedy")
+    axes.set(xlabel="optimiser step", ylabel="mean reward", ylim=(0, 1.03), xlim=(0, None))
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=10, loc="lower right")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(out, dpi=160, facecolor="white", metadata={"Date": None} if out.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="[LABEL=]RUN", help="directories of runs")
+    parser.add_argument("--out", type=Path, required=True, help="the picture, .svg or .png")
+    arguments = parser.parse_args()
+    runs = dict[str, Path]()
+    for given in arguments.runs:
+        label, _, path = str(given).rpartition("=")
+        run = Path(path).expanduser()
+        if not (run / "metrics.jsonl").is_file():
+            parser.error(f"{run} holds no metrics.jsonl")
+        runs[label or run.name] = run
+    draw(runs, out=arguments.out)
+
+
+if __name__ == "__main__":
+    main()
