@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import rlkit
 
@@ -25,15 +24,7 @@ OPENING: Sequence[rlkit.Message] = [
 ]
 
 
-@dataclass
-class Game:
-    """What one episode knows: the number lies from `low` to `high`."""
-
-    low: int = 1
-    high: int = HIGHEST
-
-
-class Guess(rlkit.StepEnv[Game]):
+class Guess(rlkit.StepEnv[set[int]]):
     """1 for finding the number within `max_turns`, less 0.1 for each reply that the hints rule out."""
 
     max_turns = 3
@@ -43,22 +34,19 @@ class Guess(rlkit.StepEnv[Game]):
         self.task_id = str(number)
         self.gold = str(number)
 
-    def reset(self) -> tuple[Game, Sequence[rlkit.Message]]:
-        return Game(), OPENING
+    def reset(self) -> tuple[set[int], Sequence[rlkit.Message]]:
+        return set(range(1, HIGHEST + 1)), OPENING
 
-    async def step(self, state: Game, reply: rlkit.Reply) -> rlkit.Step:
-        digit = re.fullmatch(rf"[1-{HIGHEST}]", reply.text.strip())
-        if digit is None:
+    async def step(self, state: set[int], reply: rlkit.Reply) -> rlkit.Step:
+        """`state` holds the numbers that are still possible."""
+        if not re.fullmatch(rf"[1-{HIGHEST}]", reply.text):
             return rlkit.Step([{"role": "user", "content": "A digit"}], reward=-0.1)
-        guess = int(digit[0])
+        guess = int(reply.text)
         if guess == self.number:
             return rlkit.Step(reward=1.0, done=True)
-        sensible = state.low <= guess <= state.high
-        if guess < self.number:
-            state.low = max(state.low, guess + 1)
-        else:
-            state.high = min(state.high, guess - 1)
-        hint = "Higher" if guess < self.number else "Lower"
+        sensible, higher = guess in state, guess < self.number
+        state.intersection_update(range(guess + 1, HIGHEST + 1) if higher else range(1, guess))
+        hint = "Higher" if higher else "Lower"
         return rlkit.Step([{"role": "user", "content": hint}], reward=0.0 if sensible else -0.1)
 
 
@@ -69,13 +57,14 @@ def games() -> list[Guess]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a name or a directory")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--groups", type=int, default=HIGHEST, help="numbers in a step")
     arguments = parser.parse_args()
     result = rlkit.train(
         model=arguments.model,
         envs=games(),
         steps=arguments.steps,
-        batch={"groups": HIGHEST, "group_size": 6},
+        batch={"groups": arguments.groups, "group_size": 6},
         sampling={"max_tokens": 3},
         optimizer={"learning_rate": 3e-4},
     )

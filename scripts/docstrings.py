@@ -1,4 +1,4 @@
-"""An extension of griffe: `::` before an example in a docstring is shown as a colon, or not at all when it stands alone."""
+"""An extension of griffe: `::` before an example in a docstring becomes a colon, or nothing where it stands alone."""
 
 from __future__ import annotations
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import argparse
 import json
+from itertools import cycle
 from pathlib import Path
 
 import matplotlib as mpl
 
 mpl.use("agg")
 
-import matplotlib.pyplot as plt  # after the choice of backend  # noqa: E402
+import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 COLOURS = ("#3b5bdb", "#e8590c", "#2b8a3e", "#862e9c")
 TRAINING, EVALUATION = "env/all/reward/mean", "eval/all/reward/mean"
@@ -30,14 +32,19 @@ def curve(run: Path, key: str) -> tuple[list[int], list[float]]:
 
 def draw(runs: dict[str, Path], *, out: Path) -> None:
     """Write the picture; SVG or PNG by the ending of its name."""
-    mpl.rcParams.update({"svg.hashsalt": "rlkit", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False})
+    mpl.rcParams.update(
+        {"svg.hashsalt": "rlkit", "font.size": 11, "axes.spines.top": False, "axes.spines.right": False}
+    )
     figure, axes = plt.subplots(figsize=(7.2, 3.2), layout="constrained")
-    for (label, run), colour in zip(runs.items(), COLOURS, strict=False):
+    for (label, run), colour in zip(runs.items(), cycle(COLOURS), strict=False):
         axes.plot(*curve(run, TRAINING), color=colour, linewidth=1.8, label=f"{label}: training, sampled")
         steps, rewards = curve(run, EVALUATION)
         if steps:
-            axes.plot(steps, rewards, "o", color=colour, markersize=7, label=f"{label}: evaluation, greedy")
+            axes.plot(
+                steps, rewards, "o", color=colour, markersize=7, clip_on=False, label=f"{label}: evaluation, greedy"
+            )
     axes.set(xlabel="optimiser step", ylabel="mean reward", ylim=(0, 1.03), xlim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.legend(frameon=False, fontsize=10, loc="lower right")

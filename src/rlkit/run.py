@@ -143,7 +143,11 @@ class RLTrainer(Trainer):
                 progress=loop.progress,
             )
             self._trackers.started(info)
-            return await loop.run()
+            try:
+                return await loop.run()
+            except asyncio.CancelledError:
+                store.set_status("interrupted")  # at once: leaving the service may outlast our time
+                raise
 
 
 async def evaluate(

@@ -119,7 +119,7 @@ async def odd_replies(exam: Exam) -> Finding:
     """Whether any text has a reward."""
     problems = Problems("odd replies", "give text that cannot be read the reward of a wrong answer, a finite number")
     noise = [NoisyPolicy(exam.seed * NOISE + n, chat=exam.player.chat) for n in range(NOISE)]
-    replies = [*EMPTY, *ODD, *exam.replies, *[(await policy.sample("")).text for policy in noise]]
+    replies = [*EMPTY, *ODD, *exam.replies, *[(await policy.sample("?")).text for policy in noise]]
     played = 0
     for lap in range(len(exam.envs)):
         for index, (_, reply) in enumerate(exam.cases(exam.envs[:1], replies, budget_s=BUDGET_S / (lap + 1))):

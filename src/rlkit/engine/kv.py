@@ -15,7 +15,6 @@ from rlkit.engine.config import ModelConfig
 _SHORT_STEP_TOKENS = 64
 _LONG_STEP_TOKENS = 256
 _SHORT_TOKENS = 512
-_FIRST_ROWS = 4
 
 
 def bucket(tokens: int) -> int:
@@ -44,13 +43,17 @@ class KvBlock[Row]:
         self._keys = self._zeros(0)
         self._values = self._zeros(0)
 
+    def reserve(self, count: int) -> None:
+        """Make room for `count` more rows."""
+        extra = len(self.rows) + count - self._keys.shape[1]
+        if extra > 0:
+            self._keys = torch.cat([self._keys, self._zeros(extra)], 1)
+            self._values = torch.cat([self._values, self._zeros(extra)], 1)
+
     def add(self, row: Row, keys: Tensor, values: Tensor) -> None:
         """Append a row with the first n positions filled: keys and values [layers, K, n, D]."""
         index, length = len(self.rows), keys.shape[2]
-        if index == self._keys.shape[1]:
-            extra = max(index, _FIRST_ROWS)
-            self._keys = torch.cat([self._keys, self._zeros(extra)], 1)
-            self._values = torch.cat([self._values, self._zeros(extra)], 1)
+        self.reserve(1)
         self._keys[:, index, :, :length] = keys
         self._values[:, index, :, :length] = values
         self.rows.append(row)

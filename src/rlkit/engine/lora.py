@@ -50,11 +50,11 @@ class Lora:
         parts = [inner[:, i * rank : (i + 1) * rank] @ b for i, b in enumerate(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def merged(self, weight: Tensor) -> Tensor:
-        """`weight [in, out]` plus the adapter's own matrix."""
+    def merge(self, weight: Tensor, out: Tensor) -> Tensor:
+        """`weight [in, out]` plus the adapter's own matrix, written to `out`."""
         rank = self.bs[0].shape[0]
         parts = [self.a[:, i * rank : (i + 1) * rank] @ b for i, b in enumerate(self.bs)]
-        return torch.add(weight, torch.cat(parts, -1), alpha=self.scale)
+        return torch.add(weight, torch.cat(parts, -1), alpha=self.scale, out=out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,6 +121,9 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_MATRICES = ("qkv", "o", "gate_up", "down")
+
+
 def slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, slice, tuple[int, int]]]:
     """Name, place in the flat vector and shape of each parameter, in order."""
     start = 0
@@ -147,24 +150,27 @@ def new_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Ad
 
 def merge(weights: Weights, adapter: Adapter) -> Weights:
     """New weights with the adapter added in; what it does not touch is shared."""
-
-    def merged(weight: Tensor, lora: Lora | None) -> Tensor:
-        return weight if lora is None else lora.merged(weight)
+    loras = [adapter.layer(i) for i in range(len(weights.layers))]
+    pairs = zip(weights.layers, loras, strict=True)
+    touched: list[Tensor] = [getattr(layer, name) for layer, lora in pairs for name in _MATRICES if getattr(lora, name)]
+    # One large block goes back to the system as soon as these weights are dropped; many small ones would fragment.
+    sizes = [tensor.numel() for tensor in touched]
+    spaces: Iterator[Tensor] = iter(torch.split(torch.empty(sum(sizes)), sizes))
 
     def merged_layer(layer: Layer, lora: LayerAdapter) -> Layer:
-        return replace(
-            layer,
-            qkv=merged(layer.qkv, lora.qkv),
-            o=merged(layer.o, lora.o),
-            gate_up=merged(layer.gate_up, lora.gate_up),
-            down=merged(layer.down, lora.down),
-        )
+        changed: dict[str, Tensor] = {}
+        for name in _MATRICES:
+            part: Lora | None = getattr(lora, name)
+            if part is not None:
+                weight: Tensor = getattr(layer, name)
+                changed[name] = part.merge(weight, next(spaces).view(weight.shape))
+        return replace(layer, **changed)
 
     unembed = adapter.unembed()
     with torch.no_grad():
         return replace(
             weights,
-            layers=tuple(merged_layer(layer, adapter.layer(i)) for i, layer in enumerate(weights.layers)),
+            layers=tuple(merged_layer(layer, lora) for layer, lora in zip(weights.layers, loras, strict=True)),
             head=weights.head
             if unembed is None
             else torch.addmm(weights.head, unembed.bs[0].t(), unembed.a.t(), alpha=unembed.scale),

@@ -7,7 +7,7 @@ over a multiple of 8 rows, attention runs over a row's own bucket, and each samp
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -137,6 +137,7 @@ class Decoder:
             self._admit()
             if any(block.rows for block in self._blocks.values()):
                 self._decode()
+            self._blocks = {tokens: block for tokens, block in self._blocks.items() if block.rows}
 
     def _admit(self) -> None:
         """Prefill waiting samples while rows and memory last; equal prompts are computed once."""
@@ -183,9 +184,12 @@ class Decoder:
         logits = torch.cat([f.logits.expand(len(g), -1) for f, g in zip(filled, groups, strict=True)])
         alive = self._draw(rows, logits)
         prefilled = [f for f, g in zip(filled, groups, strict=True) for _ in g]
-        for row, source, goes_on in zip(rows, prefilled, alive, strict=True):
-            if goes_on:
-                self._block(source.keys.shape[2] + 1).add(row, source.keys, source.values)
+        staying = [(r, f) for r, f, goes_on in zip(rows, prefilled, alive, strict=True) if goes_on]
+        sizes = Counter(bucket(source.keys.shape[2] + 1) for _, source in staying)
+        for size, count in sizes.items():
+            self._block(size).reserve(count)
+        for row, source in staying:
+            self._block(source.keys.shape[2] + 1).add(row, source.keys, source.values)
 
     def _prefill(self, prompts: Sequence[NDArray[np.int64]]) -> tuple[list[_Prefilled], Tensor]:
         config = self._weights.config
@@ -229,19 +233,21 @@ class Decoder:
         logits = self._logits(rms_norm(x, self._weights.norm, config.norm_eps))[: len(rows)]
         alive = self._draw(rows, logits)
         for block, span in zip(blocks, spans, strict=True):
-            for index in reversed(range(len(block.rows))):  # from the end: dropping a row moves the last one
+            for index in reversed(range(len(block.rows))):
                 if not alive[span.start + index]:
                     block.drop(index)
 
     def _regroup(self) -> list[KvBlock[_Row]]:
         """Move rows that have filled their bucket to the next one; the blocks that hold rows."""
         for block in list(self._blocks.values()):
-            for index in reversed(range(len(block.rows))):
-                if block.lengths[index] == block.tokens:
-                    self._block(block.tokens + 1).add(block.rows[index], *block.read(index))
+            full = [index for index, length in enumerate(block.lengths) if length == block.tokens]
+            if full:
+                larger = self._block(block.tokens + 1)
+                larger.reserve(len(full))
+                for index in reversed(full):  # from the end: dropping a row moves the last one
+                    larger.add(block.rows[index], *block.read(index))
                     block.drop(index)
-        self._blocks = {tokens: block for tokens, block in self._blocks.items() if block.rows}
-        return list(self._blocks.values())
+        return [block for block in self._blocks.values() if block.rows]
 
     def _block(self, tokens: int) -> KvBlock[_Row]:
         size = bucket(tokens)

@@ -14,7 +14,7 @@ from rlkit.engine.config import ModelConfig
 from rlkit.engine.lora import Adapter, LoraSettings
 from rlkit.engine.tensorfile import read_tensors, write_tensors
 
-_MEMORY_BYTES_MAX = 512 << 20
+_MEMORY_BYTES_MAX = 256 << 20
 
 
 class Snapshots:

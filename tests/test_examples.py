@@ -1,0 +1,131 @@
+"""Every example runs, at small size, on a random model, without a download."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlkit
+from rlkit.testing import ScriptedPolicy
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+LONGEST_LINES = 80
+
+
+def load(path: str) -> object:
+    from rlkit.config import load_object
+
+    return load_object(path, field="envs", base=EXAMPLES.parent)
+
+
+def metrics(runs: Path) -> list[dict[str, float]]:
+    (run,) = [path for path in runs.iterdir() if (path / "run.json").exists()]
+    assert json.loads((run / "run.json").read_text())["status"] == "completed"
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("path", [path for path in sorted(EXAMPLES.iterdir()) if path.suffix in (".py", ".yaml")])
+def test_an_example_is_one_short_file(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < LONGEST_LINES
+
+
+@pytest.mark.parametrize("name", ["custom_env.py", "multi_turn.py"])
+def test_a_script_trains(name: str, byte_model_dir: Path, tmp_path: Path) -> None:
+    small = ["--steps", "1", "--groups", "2", "--model", str(byte_model_dir)]
+    environ = {**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *small], env=environ, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "mean reward" in done.stdout
+    assert metrics(tmp_path)[-1]["step"] == 1
+
+
+@pytest.mark.parametrize("name", ["arithmetic.yaml", "arithmetic_hard.yaml"])
+def test_a_configuration_trains(
+    name: str, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    evaluation = {"envs": {"arithmetic": {"tasks": 2}}}
+    batch = {"groups": 2, "group_size": 2}
+    result = rlkit.train(EXAMPLES / name, model=str(byte_model_dir), steps=1, batch=batch, eval=evaluation, trackers=[])
+    assert result.steps == 1
+    before, after = metrics(tmp_path)
+    assert before["eval/arithmetic/episodes"] == after["eval/arithmetic/episodes"] == 2
+    assert after["env/arithmetic/episodes"] == 4
+
+
+def test_the_hard_arithmetic_is_tested_on_sums_that_are_never_trained_on() -> None:
+    from rlkit.config import load_config, load_envs
+
+    config = load_config([EXAMPLES / "arithmetic_hard.yaml"]).config
+    spec, held_out = config.envs["arithmetic"], config.eval.envs["arithmetic"]
+    trained = load_envs("arithmetic", spec, field="envs.arithmetic", seed=0)
+    tested = load_envs("arithmetic", held_out, field="eval.envs.arithmetic", seed=0)
+    assert isinstance(trained, list)
+    assert isinstance(tested, list)
+    assert len(trained) > 1000
+    assert not {env.task_id for env in trained} & {env.task_id for env in tested}
+
+
+async def play(env: rlkit.Env, *replies: str) -> tuple[float, bool]:
+    outcome = await env.rollout(ScriptedPolicy(replies))
+    return (outcome.reward, outcome.truncated) if isinstance(outcome, rlkit.Outcome) else (outcome, False)
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        (["5"], (1.0, False)),
+        (["4", "6", "5"], (1.0, False)),
+        (["1", "2", "3"], (0.0, True)),  # sensible, and not found
+        (["4", "3", "5"], (0.9, False)),  # 3 was ruled out by the hint
+        (["four", "44", ""], (-0.3, True)),
+    ],
+)
+def test_the_guessing_game_pays_for_the_number_and_takes_for_senseless_guesses(
+    replies: list[str], expected: tuple[float, bool]
+) -> None:
+    import asyncio
+
+    game = load("examples/multi_turn.py:Guess")
+    assert callable(game)
+    reward, truncated = asyncio.run(play(game(5), *replies))
+    assert (pytest.approx(reward), truncated) == expected
+
+
+@pytest.mark.parametrize("path", ["examples/custom_env.py:words", "examples/multi_turn.py:games"])
+def test_an_example_keeps_the_promises_of_an_environment(path: str) -> None:
+    import asyncio
+
+    from rlkit.check import check
+
+    tasks = load(path)
+    assert callable(tasks)
+    report = asyncio.run(check(tasks(), tasks=2))
+    assert report.ok, [finding for finding in report.findings if finding.status == "failed"]
+
+
+def test_the_notebook_runs(byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.setenv("RLKIT_NOTEBOOK_MODEL", str(byte_model_dir))
+    monkeypatch.setenv("RLKIT_NOTEBOOK_STEPS", "2")
+    monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
+    notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert [line["step"] for line in metrics(tmp_path)] == [1, 2]
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
