@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import rlkit.engine  # noqa: F401  before torch is loaded: it tells torch's threads not to spin
 from rlkit.testing import byte_model
 
 

@@ -12,7 +12,7 @@ from rlkit.errors import UsageError
 from rlkit.policy import Limits, RecordingPolicy
 from rlkit.renderers import CookbookChat, TemplateChat, chat_format
 from rlkit.testing import tiny_model
-from rlkit.types import Completion, Message, Prompt, Sampling, StopReason, Tool
+from rlkit.types import IMAGE_TOKEN, Completion, Message, Prompt, Sampling, StopReason, Tool
 
 TOOL: Tool = {
     "name": "add",
@@ -166,3 +166,47 @@ def test_a_model_without_a_template_can_still_be_sampled(tmp_path: Path) -> None
     assert chat.decode(chat.encode("hello")) == "hello"
     with pytest.raises(UsageError, match="no chat template"):
         chat.render([{"role": "user", "content": "hello"}])
+
+
+def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:
+    from tinker.types import EncodedTextChunk, ImageChunk
+    from tinker_cookbook.renderers import Renderer, get_renderer
+    from tinker_cookbook.renderers.base import RenderedMessage
+
+    text = get_renderer("qwen3_instruct", tokenizer)
+
+    class Seeing(type(text)):  # type: ignore[misc]  a cookbook renderer that shows its images to the service
+        def render_message(self, message, ctx) -> RenderedMessage:
+            if isinstance(message["content"], str):
+                return super().render_message(message, ctx)
+            parts = [
+                ImageChunk(data=part["image"].encode(), format="png", expected_tokens=3)
+                if part["type"] == "image"
+                else EncodedTextChunk(tokens=tokenizer.encode(part["text"], add_special_tokens=False))
+                for part in message["content"]
+            ]
+            return RenderedMessage(header=EncodedTextChunk(tokens=[5]), output=parts)
+
+    renderer: Renderer = Seeing(tokenizer)
+    chat = CookbookChat(renderer)
+    seen: Message = {
+        "role": "user",
+        "content": [{"type": "text", "text": "look"}, {"type": "image", "image": "cat"}, {"type": "text", "text": "!"}],
+    }
+    sampler = Says([*tokens(chat, "a cat"), *ending(chat)])
+    policy = RecordingPolicy(
+        sampler=lambda: sampler, chat=chat, sampling=Sampling(max_tokens=99), seed=lambda turn: turn, limits=Limits()
+    )
+
+    async def play() -> None:
+        reply = await policy.chat([seen])
+        await policy.chat([seen, reply.message, {"role": "user", "content": "sure?"}])
+
+    asyncio.run(play())
+    first, second = sampler.prompts
+    (image,) = first.images
+    assert (image.data, image.length) == (b"cat", 3)
+    assert first.tokens[image.start : image.start + 3].tolist() == [IMAGE_TOKEN] * 3
+    assert second.images == first.images
+    assert [turn.parent for turn in policy.turns] == [None, 0]
+    assert policy.turns[1].prompt.images == ()

@@ -73,9 +73,24 @@ class RunFailed(RlkitError):
     """A run cannot go on. Everything that was finished is in the run directory."""
 
 
-def missing_extra(package: str, extra: str) -> MissingError:
-    """The error for an optional dependency that is not installed, with the command that installs it."""
-    return MissingError(f"{package} is not installed: run `uv sync --extra {extra}` (or `pip install '.[{extra}]'`)")
+EXTRAS = {
+    "beaker": "beaker",
+    "daytona": "daytona",
+    "docent": "docent",
+    "e2b": "e2b",
+    "math_verify": "math-verify",
+    "modal": "modal",
+    "ray": "ray",
+    "runloop_api_client": "runloop",
+    "trackio": "trackio",
+}
+"""Importable modules that are optional, and the extra of rlkit that brings each."""
+
+
+def missing_extra(module: str) -> MissingError:
+    """The error for an optional module that is not installed, with the command that installs it."""
+    extra = EXTRAS[module]
+    return MissingError(f"{module} is not installed: run `uv sync --extra {extra}` (or `pip install '.[{extra}]'`)")
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -8,11 +8,18 @@ from pathlib import Path
 
 import pytest
 import tinker
+import torch
 
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError
 
 from .tiny_models import write_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # Matrices as small as those of the tests only lose by a second thread; servers choose for themselves.
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlkit.config.arguments import bind
 from rlkit.config.secrets import REDACTED, redact, secrets_in
-from rlkit.errors import ConfigError, RlkitError, UsageError, did_you_mean
+from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
     from rlkit.config.schema import EnvConfig, EvalEnvConfig
@@ -244,8 +244,10 @@ def _blamed(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> G
         raise _blame(error, field, source, hidden=hidden) from error
 
 
-def _blame(error: BaseException, field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> ConfigError:
+def _blame(error: BaseException, field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> RlkitError:
     """`field: file:line: Exception: message`, at the deepest line of the user's own file."""
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return missing_extra(error.name)
     frames = traceback.extract_tb(error.__traceback__)
     place = ""
     if isinstance(error, SyntaxError) and error.filename:

@@ -256,9 +256,9 @@ class Decoder:
         return self._blocks[size]
 
     def _draw(self, rows: Sequence[_Row], logits: Tensor) -> list[bool]:
-        """Draw a token for each row; False for those that are finished by it."""
+        """Draw a token for each row of `logits [n, V]`, which it overwrites; False for rows that are finished by it."""
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64)
-        tokens, logprobs = draw(logits.clone(), [row.ticket.request.settings for row in rows], uniforms)
+        tokens, logprobs = draw(logits, [row.ticket.request.settings for row in rows], uniforms)
         drawn = zip(rows, tokens.numpy(), logprobs.numpy(), strict=True)
         return [self._extend(row, int(token), float(logprob)) for row, token, logprob in drawn]
 
