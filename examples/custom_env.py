@@ -34,7 +34,7 @@ def words(length: int = 2) -> list[Reverse]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a name or a directory")
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--groups", type=int, default=8, help="words in a step")
     arguments = parser.parse_args()
     result = rlkit.train(
