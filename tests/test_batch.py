@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.advantages import group_mean
 from rlkit.batch import episode_data, make_batch
+from rlkit.errors import EnvironmentFault
 from rlkit.types import IMAGE_TOKEN, Image, Prompt, Turn
 from tests.builders import episode, group, turn
 
@@ -58,6 +60,14 @@ def test_a_group_with_equal_rewards_costs_nothing() -> None:
     batch = make_batch([group([1, 1]), group([0, 1], draw=1)], {"env": group_mean})
     assert len(batch.data) == 2
     assert [row.tolist() for row in batch.advantages[0]] == [[0.0], [0.0]]
+
+
+def test_an_estimator_that_raises_is_named() -> None:
+    def broken(group):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(EnvironmentFault, match="estimator failed on a group of env: ZeroDivisionError: mine"):
+        make_batch([group([0, 1])], {"env": broken})
 
 
 @st.composite

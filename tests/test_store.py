@@ -42,9 +42,17 @@ def test_the_recorded_configuration_is_a_configuration(tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
-    RunStore(tmp_path / "run", resolved=RESOLVED).__exit__()
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        store.add_metrics(1, {})
     with pytest.raises(UsageError, match="already holds a run: choose another name"):
         RunStore(tmp_path / "run", resolved=RESOLVED)
+
+
+def test_a_run_that_never_began_is_replaced(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        store.set_status("failed", error="no such model")
+    with RunStore(tmp_path / "run", resolved=RESOLVED):
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
 
 
 def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:

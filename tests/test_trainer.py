@@ -202,6 +202,23 @@ def test_a_run_in_which_nothing_works_fails_with_the_reason(byte_model_dir: Path
     assert listener.told[-1] == "finished None"
 
 
+def test_what_was_learned_before_a_failure_is_saved(byte_model_dir: Path) -> None:
+    seen = list[int]()
+
+    def tired(group: rlkit.Group) -> np.ndarray:
+        seen.append(group.draw)
+        if len(seen) > 4:
+            raise RuntimeError("enough")
+        return group.rewards - group.rewards.mean()
+
+    listener = Listener()
+    resolved = load_config([], settings=settings(byte_model_dir, steps=9))
+    run = RLTrainer(resolved, envs={"digits": TASKS}, estimators={"digits": tired}, trackers=[listener])
+    with pytest.raises(rlkit.EnvironmentFault, match="RuntimeError: enough"):
+        asyncio.run(run.train())
+    assert "checkpoint 1" in listener.told
+
+
 def test_an_unknown_model_is_the_users_mistake() -> None:
     with pytest.raises((rlkit.UsageError, rlkit.MissingError), match="no-such/model"):
         asyncio.run(trainer(Path("no-such/model")).train())

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.advantages import AdvantageEstimator, by_turn
+from rlkit.advantages import AdvantageEstimator, Advantages, by_turn
+from rlkit.errors import EnvironmentFault
 from rlkit.types import Datum, Episode, Group, Prompt, join
 
 
@@ -43,9 +44,9 @@ def make_batch(
             they are left out and cost nothing.
 
     Raises:
-        EnvironmentFault: an estimator gave advantages of the wrong number or value.
+        EnvironmentFault: an estimator raised, or gave advantages of the wrong number or value.
     """
-    advantages = tuple(by_turn(estimators[group.env](group), group) for group in groups)
+    advantages = tuple(by_turn(_estimate(estimators[group.env], group), group) for group in groups)
     data = [
         datum
         for group, rows in zip(groups, advantages, strict=True)
@@ -54,6 +55,14 @@ def make_batch(
         if every_sequence or datum.advantages.any()
     ]
     return Batch(tuple(groups), advantages, tuple(data))
+
+
+def _estimate(estimator: AdvantageEstimator, group: Group) -> Advantages:
+    try:
+        return estimator(group)
+    except Exception as error:  # the user's own code
+        told = f"{type(error).__name__}: {error}"
+        raise EnvironmentFault(f"the advantage estimator failed on a group of {group.env}: {told}") from error
 
 
 def episode_data(episode: Episode, advantages: NDArray[np.float64]) -> Iterator[Datum]:

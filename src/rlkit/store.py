@@ -33,7 +33,7 @@ class RunStore:
     """The directory of one run, held by one process at a time.
 
     Args:
-        directory: of the run; it is made, and must not hold a run already.
+        directory: of the run; it is made. A run that ended before it did anything is replaced; any other is not.
         resolved: the configuration, written redacted with the origin of each value.
 
     Raises:
@@ -43,7 +43,7 @@ class RunStore:
     def __init__(self, directory: Path, *, resolved: Resolved) -> None:
         self.directory = directory
         self._lock = _locked(directory)
-        if (directory / "run.json").exists():
+        if (directory / "metrics.jsonl").exists() or (directory / "checkpoints.jsonl").exists():
             self._lock.close()
             raise UsageError(f"{directory} already holds a run: choose another name (--name)")
         self._about: dict[str, Json] = {

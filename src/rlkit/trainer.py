@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,7 +18,7 @@ from rlkit.batch import make_batch
 from rlkit.concurrency import together
 from rlkit.config.schema import CheckpointConfig, OptimizerConfig
 from rlkit.env import Env
-from rlkit.errors import RunFailed
+from rlkit.errors import RlkitError, RunFailed, ServiceError
 from rlkit.losses import Loss
 from rlkit.metrics import group_metrics, update_metrics
 from rlkit.policy import Sampler
@@ -131,17 +132,19 @@ class Loop:
         self._saved: Checkpoint | None = None
 
     async def run(self) -> RunResult:
-        """Train until the steps are done, the tasks run out or someone asks to stop.
+        """Train until the steps are done, the tasks run out or someone asks to stop; whatever ends it, save what was learned.
 
         Raises:
-            RunFailed: no rollout of a step could be used. What was learned until then is saved.
+            RunFailed: no rollout of a step could be used.
+            EnvironmentFault: the advantage estimator failed.
             ServiceError: the service failed after retries.
         """
         try:
             metrics = await self._train()
-        except RunFailed:
-            if self._step:
-                await self._save()
+        except RlkitError:
+            with suppress(ServiceError):  # what ended the run matters more than that the service is gone too
+                if self._step:
+                    await self._save()
             raise
         await self._save()
         self._enter("done")
