@@ -132,7 +132,7 @@ class Loop:
         self._saved: Checkpoint | None = None
 
     async def run(self) -> RunResult:
-        """Train until the steps are done, the tasks run out or someone asks to stop; whatever ends it, save what was learned.
+        """Train until the steps are done, the tasks run out or someone asks to stop, and save what was learned.
 
         Raises:
             RunFailed: no rollout of a step could be used.
