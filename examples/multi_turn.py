@@ -57,7 +57,7 @@ def games() -> list[Guess]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="a name or a directory")
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--groups", type=int, default=HIGHEST, help="numbers in a step")
     arguments = parser.parse_args()
     result = rlkit.train(
