@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.errors import LimitReached, UsageError
+from rlkit.errors import LimitReached
 from rlkit.policy import Limits, RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import END
@@ -175,7 +175,7 @@ def test_a_forced_token_is_not_counted_as_sampled() -> None:
 
 def test_rewards_belong_to_the_last_turn_and_add_up() -> None:
     policy = ScriptedPolicy(["one", "two"])
-    with pytest.raises(UsageError, match="needs a turn"):
+    with pytest.raises(ValueError, match="needs a turn"):
         policy.reward(1.0)
 
     async def play() -> None:
@@ -236,7 +236,7 @@ def test_a_completion_gets_the_room_that_the_context_leaves() -> None:
 
 
 def test_an_empty_conversation_is_refused() -> None:
-    with pytest.raises(UsageError, match="at least one message"):
+    with pytest.raises(ValueError, match="at least one message"):
         asyncio.run(ScriptedPolicy(["?"]).chat([]))
 
 

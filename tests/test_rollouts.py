@@ -2,14 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import numpy as np
 import pytest
 
 from rlkit.env import Env
 from rlkit.errors import RewardError, ServiceError, UsageError
+from rlkit.outcomes import as_outcome
 from rlkit.policy import Limits, Policy
-from rlkit.rollouts import EnvSettings, Player, as_outcome
+from rlkit.rollouts import EnvSettings, Player
 from rlkit.sources import Task
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Outcome, Sampling
@@ -97,6 +99,10 @@ def test_past_the_budget_the_group_goes_on_with_those_that_are_valid() -> None:
         (np.zeros(2), "ndarray"),
         (asyncio.CancelledError(), "cancelled its own rollout"),
         (TimeoutError("mine"), "TimeoutError: mine"),
+        (SystemExit(0), "SystemExit: 0"),
+        (Outcome(1.0, metrics={"a": math.nan}), "the metric a = float nan"),
+        (Outcome(1.0, metrics={"a": "x"}), "the metric a = str 'x'"),  # type: ignore[dict-item]  the mistake
+        (Outcome(1.0, metrics=None), "the metrics NoneType None"),  # type: ignore[arg-type]  the mistake
     ],
     ids=str,
 )
@@ -110,6 +116,36 @@ def test_an_environment_that_hangs_is_timed_out() -> None:
     group, *_ = play(Scripted(1.0, None), retries=0, timeout_s=0.05)
     assert statuses(group)[1] == "failed"
     assert "longer than 0.05 s" in (group.episodes[1].error or "")
+
+
+def test_an_environment_that_blocks_past_its_time_is_no_success() -> None:
+    class Blocking(Env):
+        async def rollout(self, policy: Policy) -> float:
+            time.sleep(0.1)
+            return 1.0
+
+    group, *_ = play(Blocking(), group_size=1, retries=0, timeout_s=0.05)
+    assert "longer than 0.05 s" in (group.episodes[0].error or "")
+
+
+def test_an_ordinary_function_is_told_to_be_async() -> None:
+    class Plain(Env):
+        def rollout(self, policy: Policy) -> float:  # type: ignore[override]  the mistake that is tested
+            return 1.0
+
+    group, *_ = play(Plain(), group_size=1, retries=0)
+    assert group.episodes[0].error == "Plain.rollout is an ordinary function; write `async def rollout`"
+
+
+@pytest.mark.parametrize("setting", [{"temperature": -1.0}, {"max_tokens": 0}])
+def test_a_request_that_makes_no_sense_fails_its_own_episode_only(setting: dict[str, float]) -> None:
+    class Odd(Env):
+        async def rollout(self, policy: Policy) -> float:
+            await policy.sample("hello", **setting)  # type: ignore[arg-type]  either of the two
+            return 1.0
+
+    group, *_ = play(Odd(), group_size=1, retries=0)
+    assert "was asked for" in (group.episodes[0].error or "")
 
 
 def test_no_more_rollouts_are_live_than_allowed() -> None:
@@ -138,7 +174,7 @@ def test_what_is_not_the_environments_fault_ends_the_run(error: Exception) -> No
     assert env.live == 0
 
 
-@pytest.mark.parametrize("number", [1, 0.5, True, np.float32(0.5), np.int64(3)])
+@pytest.mark.parametrize("number", [1, 0.5, True, np.float32(0.5), np.int64(3), np.True_])
 def test_any_real_number_is_a_reward(number) -> None:
     assert as_outcome(number).reward == float(number)
 

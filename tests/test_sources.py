@@ -6,12 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.errors import UsageError
-from rlkit.sources import Mixture, SequenceSource
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.sources import Mixture, SequenceSource, as_source
 
 
 def source(count: int, *, seed: int = 0) -> SequenceSource:
     return SequenceSource(list(range(count)), seed=seed)  # type: ignore[arg-type]  any object stands for a task
+
+
+class Played:
+    async def rollout(self, policy):
+        return 1.0
 
 
 class Dry:
@@ -52,6 +57,34 @@ def test_a_restored_source_goes_on_where_it_was(count: int, drawn: int) -> None:
 def test_no_tasks_is_refused() -> None:
     with pytest.raises(UsageError, match="no tasks"):
         source(0)
+
+
+def test_one_task_alone_is_a_collection_of_one() -> None:
+    assert isinstance(as_source(Played(), seed=0).next(), Played)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([5], "task 0 is of type int"),
+        ([Played(), Played], "task 1 is the class Played itself"),
+        ("arithmetic", "type str is no collection"),
+        (5, "type int is no collection"),
+        ([], "no tasks"),
+    ],
+)
+def test_what_is_no_task_is_refused_before_anything_starts(given, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        as_source(given, seed=0)
+
+
+def test_a_source_that_raises_is_named() -> None:
+    class Broken(Dry):
+        def next(self):
+            raise OSError("disk")
+
+    with pytest.raises(EnvironmentFault, match="the task source of a failed: OSError: disk"):
+        Mixture({"a": Broken()}, weights={"a": 1}, seed=0).draw(1)
 
 
 def test_a_mixture_draws_in_proportion_and_repeats_with_its_seed() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -217,6 +219,70 @@ def test_what_was_learned_before_a_failure_is_saved(byte_model_dir: Path) -> Non
     with pytest.raises(rlkit.EnvironmentFault, match="RuntimeError: enough"):
         asyncio.run(run.train())
     assert "checkpoint 1" in listener.told
+
+
+class Endless(rlkit.StepEnv[None]):
+    """Talks until the context is full."""
+
+    max_turns = 10_000
+
+    def reset(self) -> tuple[None, list[rlkit.Message]]:
+        return None, [{"role": "user", "content": "x" * 3000}]
+
+    async def step(self, state: None, reply: rlkit.Reply) -> rlkit.Step:
+        return rlkit.Step([{"role": "user", "content": "y" * 500}], reward=1.0)
+
+
+def test_a_conversation_that_fills_the_context_is_truncated_and_graded(byte_model_dir: Path) -> None:
+    small = {"groups": 1, "group_size": 2}
+    result = asyncio.run(trainer(byte_model_dir, tasks=[Endless()], steps=1, batch=small).train())
+    assert result.metrics["env/digits/truncated"] == 1
+    assert result.metrics["env/digits/reward/mean"] == result.metrics["env/digits/turns"] >= 2
+
+
+class Boasting(rlkit.Env):
+    async def rollout(self, policy: rlkit.Policy) -> rlkit.Outcome:
+        await policy.sample("hello")
+        return rlkit.Outcome(1.0, metrics={"reward/mean": 99.0, "own": 2.0})
+
+
+def test_an_environment_cannot_replace_our_metrics(byte_model_dir: Path) -> None:
+    result = asyncio.run(trainer(byte_model_dir, tasks=[Boasting()], steps=1).train())
+    assert (result.metrics["env/digits/reward/mean"], result.metrics["env/digits/own"]) == (1.0, 2.0)
+
+
+def test_a_name_that_the_configuration_does_not_have_is_refused(byte_model_dir: Path) -> None:
+    resolved = load_config([], settings=settings(byte_model_dir))
+    with pytest.raises(rlkit.UsageError, match=r"no environment 'digit'\. Did you mean 'digits'"):
+        RLTrainer(resolved, envs={"digit": TASKS})
+
+
+SCRIPT = """
+import os, signal
+import rlkit
+from rlkit.envs.math import arithmetic
+from rlkit.trackers.console import ConsoleTracker
+
+class Interrupting(ConsoleTracker):
+    def step(self, step, metrics):
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+result = rlkit.train(
+    model="{model}", envs=arithmetic(), trackers=[Interrupting()], steps=10**6,
+    batch={{"groups": 1, "group_size": 2}}, sampling={{"max_tokens": 2}},
+)
+print(result.status, result.checkpoint.step)
+"""
+
+
+def test_an_interrupt_of_a_script_finishes_the_step_and_saves(byte_model_dir: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(model=byte_model_dir))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=100)
+    status, step = done.stdout.split()
+    assert status == "interrupted"
+    assert 1 <= int(step) < 100
 
 
 def test_an_unknown_model_is_the_users_mistake() -> None:

@@ -11,10 +11,14 @@ from typing import Any, TypedDict, Unpack, cast
 from rlkit.advantages import AdvantageEstimator
 from rlkit.config import Resolved, load_config
 from rlkit.config.schema import Config
-from rlkit.env import Env
+from rlkit.errors import UsageError
 from rlkit.run import RLTrainer, Tasks
+from rlkit.sources import is_env
 from rlkit.trackers import RunResult, Tracker
 from rlkit.trainer import StopSignal
+
+CLEAN_UP_S = 10.0
+"""How long a run that was interrupted twice may take to clean up."""
 
 type SectionLike = Mapping[str, object]
 """A section of the configuration, such as `{"group_size": 4}`."""
@@ -57,7 +61,7 @@ def train(
 
     Args:
         config: a configuration, or the path of one; None starts from the defaults.
-        envs: tasks, or tasks by name; None for those of the configuration.
+        envs: tasks, instead of those of the configuration; or tasks by name, beside those that it has.
         advantage: an estimator, or its name.
         trackers: None prints a line a step.
         settings: fields of the configuration; they win over `config`.
@@ -66,13 +70,15 @@ def train(
         ConfigError: a setting is unknown, ill-typed or contradictory.
         RlkitError: as `RLTrainer.train` says.
     """
+    if advantage is not None and not isinstance(advantage, str) and not callable(advantage):
+        raise UsageError(f"advantage: a value of type {type(advantage).__name__} is neither a name nor a function")
     given = _named(envs)
     chosen: dict[str, object] = {**settings}
     if given:
         chosen["envs"] = {name: {} for name in given}
     if isinstance(advantage, str):
         chosen["advantage"] = advantage
-    resolved = _resolved(config, chosen)
+    resolved = _resolved(config, chosen, replace_envs=bool(given) and not isinstance(envs, Mapping))
     estimators = dict.fromkeys(resolved.config.envs, advantage) if callable(advantage) else None
     if trackers is None:
         from rlkit.trackers.console import ConsoleTracker
@@ -88,44 +94,66 @@ def _named(envs: Tasks | Mapping[str, Tasks] | None) -> Mapping[str, Tasks]:
         return {}
     if isinstance(envs, Mapping):
         return cast("Mapping[str, Tasks]", envs)
-    if hasattr(envs, "next"):
+    if hasattr(envs, "next") or is_env(envs):
         return {type(envs).__name__: envs}
-    tasks = list(cast("Iterable[Env]", envs))
-    return {type(tasks[0]).__name__ if tasks else "env": tasks}
+    tasks = list(envs) if isinstance(envs, Iterable) and not isinstance(envs, str) else envs
+    return {type(tasks[0]).__name__ if isinstance(tasks, list) and tasks else "env": tasks}
 
 
-def _resolved(config: Config | Path | str | None, settings: Mapping[str, object]) -> Resolved:
+def _resolved(config: Config | Path | str | None, settings: Mapping[str, object], *, replace_envs: bool) -> Resolved:
     if isinstance(config, Path | str):
-        return load_config([Path(config)], settings=settings)
-    set_before: dict[str, object] = {} if config is None else {n: getattr(config, n) for n in config.model_fields_set}
-    return load_config([], settings={**set_before, **settings})
+        return load_config([Path(config)], ["envs=null"] if replace_envs else [], settings=settings)
+    fields = () if config is None else config.model_fields_set - ({"envs"} if replace_envs else set())
+    return load_config([], settings={**{name: getattr(config, name) for name in fields}, **settings})
+
+
+class _Running[T]:
+    """A coroutine in a thread of its own, with an event loop of its own: callers may have one running already."""
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self._make = make
+        self._outcome = list[T | BaseException]()
+        self._cancel: Callable[[], object] = lambda: None
+        self._done = threading.Event()  # Thread.join cannot be called again after it was interrupted
+        threading.Thread(target=self._run, name="rlkit-train", daemon=True).start()
+
+    def result(self) -> T:
+        """Wait for it. An interrupt of the caller comes through as KeyboardInterrupt."""
+        self._done.wait()
+        outcome = self._outcome[0]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def cancel(self) -> None:
+        """Stop it, and give it a moment to clean up."""
+        self._cancel()
+        self._done.wait(CLEAN_UP_S)
+
+    def _run(self) -> None:
+        async def main() -> T:
+            this, loop = asyncio.current_task(), asyncio.get_running_loop()
+            assert this is not None  # asyncio.run makes one
+            self._cancel = lambda: loop.call_soon_threadsafe(this.cancel)
+            return await self._make()
+
+        try:
+            self._outcome.append(asyncio.run(main()))
+        except BaseException as error:  # raised again in the caller's thread
+            self._outcome.append(error)
+        finally:
+            self._done.set()
 
 
 def _wait[T](make: Callable[[], Coroutine[Any, Any, T]], stop: StopSignal) -> T:
-    """Run to the end, from a thread of its own where an event loop is running already.
-
-    The first interrupt asks the run to finish its step and save; a second one leaves it.
-    """
+    """Run to the end. The first interrupt asks the run to finish its step and save; a second one stops it."""
+    running = _Running(make)
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(make())
-    outcome = list[T | BaseException]()
-
-    def target() -> None:
-        try:
-            outcome.append(asyncio.run(make()))
-        except BaseException as error:  # raised again in the caller's thread
-            outcome.append(error)
-
-    thread = threading.Thread(target=target, name="rlkit-train", daemon=True)
-    thread.start()
-    try:
-        thread.join()
+        return running.result()
     except KeyboardInterrupt:
         stop.request()
-        thread.join()
-    result = outcome[0]
-    if isinstance(result, BaseException):
-        raise result
-    return result
+    try:
+        return running.result()
+    except KeyboardInterrupt:
+        running.cancel()
+        raise

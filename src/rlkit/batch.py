@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.advantages import AdvantageEstimator, Advantages, by_turn
+from rlkit.advantages import AdvantageEstimator, by_turn
 from rlkit.errors import EnvironmentFault
 from rlkit.types import Datum, Episode, Group, Prompt, join
 
@@ -46,7 +46,7 @@ def make_batch(
     Raises:
         EnvironmentFault: an estimator raised, or gave advantages of the wrong number or value.
     """
-    advantages = tuple(by_turn(_estimate(estimators[group.env], group), group) for group in groups)
+    advantages = tuple(_estimate(estimators[group.env], group) for group in groups)
     data = [
         datum
         for group, rows in zip(groups, advantages, strict=True)
@@ -57,9 +57,11 @@ def make_batch(
     return Batch(tuple(groups), advantages, tuple(data))
 
 
-def _estimate(estimator: AdvantageEstimator, group: Group) -> Advantages:
+def _estimate(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.float64]]:
     try:
-        return estimator(group)
+        return by_turn(estimator(group), group)
+    except EnvironmentFault:
+        raise
     except Exception as error:  # the user's own code
         told = f"{type(error).__name__}: {error}"
         raise EnvironmentFault(f"the advantage estimator failed on a group of {group.env}: {told}") from error

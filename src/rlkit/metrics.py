@@ -37,9 +37,11 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
     if not valid:
         return metrics
     rewards = np.array([episode.reward for episode in valid], dtype=np.float64)
+    with np.errstate(over="ignore"):  # rewards near the ends of the float range; the store writes null for infinity
+        mean, deviation = float(rewards.mean()), float(rewards.std())
     metrics |= {
-        f"{prefix}/reward/mean": float(rewards.mean()),
-        f"{prefix}/reward/std": float(rewards.std()),
+        f"{prefix}/reward/mean": mean,
+        f"{prefix}/reward/std": deviation,
         f"{prefix}/reward/min": float(rewards.min()),
         f"{prefix}/reward/max": float(rewards.max()),
         f"{prefix}/groups/mixed": _mean(float(np.ptp(g.rewards[g.valid]) > 0) for g in groups if g.valid.any()),
@@ -49,7 +51,7 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/tokens": _mean(float(episode.sampled_tokens) for episode in valid),
         f"{prefix}/cut_turns": _mean(float(t.stop == "length") for episode in valid for t in episode.turns),
     }
-    return metrics | {f"{prefix}/{key}": value for key, value in _own(valid).items()}
+    return {f"{prefix}/{key}": value for key, value in _own(valid).items()} | metrics  # ours are not replaced
 
 
 def _own(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -6,6 +6,7 @@ the only source of training data.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -15,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from rlkit.chat import ChatFormat, extend
-from rlkit.errors import LimitReached, UsageError
+from rlkit.errors import LimitReached
 from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
 
 
@@ -76,6 +77,7 @@ class Policy(Protocol):
 
         Raises:
             LimitReached: the rollout has used up its turns or its context.
+            ValueError: the prompt is empty, or a setting makes no sense.
             ServiceError: the service failed after retries.
         """
         ...
@@ -196,7 +198,7 @@ class RecordingPolicy(Policy):
         temperature: float | None = None,
     ) -> Reply:
         if not messages:
-            raise UsageError("chat needs at least one message")
+            raise ValueError("chat needs at least one message")
         sampling = self._settings(max_tokens, temperature, None)
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
@@ -210,7 +212,9 @@ class RecordingPolicy(Policy):
 
     def reward(self, value: float) -> None:  # noqa: D102  inherited
         if not self._turns:
-            raise UsageError("reward() needs a turn to give the reward to: sample or chat first")
+            raise ValueError("reward() needs a turn to give the reward to: sample or chat first")
+        if not math.isfinite(value):
+            raise ValueError(f"a turn was given the reward {value}; rewards must be finite")
         last = self._turns[-1]
         self._turns[-1] = replace(last, reward=value + (last.reward or 0.0))
 
@@ -218,6 +222,8 @@ class RecordingPolicy(Policy):
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
     ) -> Sampling:
         run = self._sampling
+        if isinstance(stop, str):
+            stop = (stop,)
         return replace(
             run,
             max_tokens=run.max_tokens if max_tokens is None else min(max_tokens, run.max_tokens),
@@ -268,9 +274,11 @@ class RecordingPolicy(Policy):
 
     def _admit(self, given: Prompt, sampling: Sampling) -> Sampling:
         if not len(given):
-            raise UsageError("an environment asked for a completion of an empty prompt: give at least one token")
+            raise ValueError("a completion of an empty prompt was asked for: give at least one token")
         if sampling.max_tokens < 1:
-            raise UsageError(f"an environment asked for max_tokens={sampling.max_tokens}: it must be at least 1")
+            raise ValueError(f"max_tokens={sampling.max_tokens} was asked for: it must be at least 1")
+        if not 0 <= sampling.temperature < math.inf:
+            raise ValueError(f"temperature={sampling.temperature} was asked for: it must be 0 or above")
         most = self._limits.max_turns
         if most is not None and self._asked >= most:
             raise LimitReached(f"the rollout has had its {most} turns (max_turns)")

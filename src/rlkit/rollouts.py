@@ -7,8 +7,7 @@ episode, never a reward and never a crash of the run; what the service does wron
 from __future__ import annotations
 
 import asyncio
-import math
-import numbers
+import inspect
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from rlkit.chat import ChatFormat
 from rlkit.concurrency import together
 from rlkit.env import Env
 from rlkit.errors import LimitReached, MissingError, RewardError, ServiceError, UsageError
+from rlkit.outcomes import as_outcome
 from rlkit.policy import Limits, RecordingPolicy, Sampler
 from rlkit.seeds import derive
 from rlkit.sources import Task
@@ -156,49 +156,42 @@ async def _outcome(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tu
     """The boundary at which an environment's faults become data."""
     this = asyncio.current_task()
     limit = asyncio.timeout(timeout_s)
+    started = time.monotonic()
     try:
         async with limit:
-            result = await env.rollout(policy)
+            result = await _awaited(env, policy)
+        if _late(started, timeout_s):  # it held the event loop, so that nothing could interrupt it
+            raise TimeoutError
         return as_outcome(result), None
     except (ServiceError, UsageError, MissingError):
         raise
     except LimitReached as error:
         return None, f"{error}; an environment that catches rlkit.LimitReached can grade what is there"
     except TimeoutError as error:
-        expired = limit.expired()
+        expired = limit.expired() or _late(started, timeout_s)
         return None, f"the rollout took longer than {timeout_s:g} s (timeout_s)" if expired else _describe(error)
     except asyncio.CancelledError:
         if this is not None and this.cancelling():
             raise
         return None, "the environment cancelled its own rollout"
-    except Exception as error:  # an environment may raise anything; the record says what
+    except (Exception, SystemExit) as error:  # an environment may raise anything; the record says what
         return None, _describe(error)
 
 
-def as_outcome(result: object) -> Outcome:
-    """What a rollout returned, checked.
-
-    Raises:
-        RewardError: it is not an `Outcome` or a number, or the number is not finite.
-    """
-    outcome = result if isinstance(result, Outcome) else None
-    reward = outcome.reward if outcome else result
-    if not isinstance(reward, numbers.Real):
-        raise RewardError(f"the environment returned {_shown(reward)}; a rollout returns an Outcome or a number")
-    value = float(reward)
-    if not math.isfinite(value):
-        raise RewardError(f"the environment returned the reward {value}; rewards must be finite")
-    if outcome is None:
-        return Outcome(value)
-    return Outcome(value, outcome.metrics, outcome.info, outcome.truncated)
+def _late(started: float, timeout_s: float) -> bool:
+    return time.monotonic() - started > timeout_s
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+async def _awaited(env: Env, policy: RecordingPolicy) -> object:
+    playing: object = env.rollout(policy)
+    if not inspect.isawaitable(playing):
+        raise RewardError(f"{type(env).__name__}.rollout is an ordinary function; write `async def rollout`")
+    return await playing
 
 
 def _describe(error: BaseException) -> str:
+    if isinstance(error, RewardError):
+        return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -17,6 +17,7 @@ from rlkit.chat import ChatFormat
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.env import Env, TaskSource
+from rlkit.errors import UsageError, did_you_mean
 from rlkit.losses import loss
 from rlkit.paths import runs_dir
 from rlkit.policy import Limits
@@ -66,6 +67,9 @@ class RLTrainer(Trainer):
         self._trackers = Broadcast(trackers)
         self._stop = stop or StopSignal()
         given = envs or {}
+        for name in [*given, *(estimators or {})]:
+            if name not in config.envs:
+                raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
         sources = {
             name: as_source(
                 given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed),

@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 
 from rlkit.env import Env, TaskSource
-from rlkit.errors import UsageError
+from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.seeds import derive
 from rlkit.types import Group, Json
 
@@ -58,7 +58,21 @@ def as_source(tasks: TaskSource | Iterable[Env], *, seed: int) -> TaskSource:
     """A source from what a user may give: a source of their own, or any collection of tasks."""
     if hasattr(tasks, "next") and hasattr(tasks, "observe"):
         return cast("TaskSource", tasks)
-    return SequenceSource(cast("Iterable[Env]", tasks), seed=seed)
+    if is_env(tasks):
+        return SequenceSource([cast("Env", tasks)], seed=seed)
+    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
+        raise UsageError(f"envs: a value of type {type(tasks).__name__} is no collection of tasks")
+    listed = list(tasks)
+    for index, task in enumerate(listed):
+        if not is_env(task):
+            kind = f"the class {task.__name__} itself" if isinstance(task, type) else f"of type {type(task).__name__}"
+            raise UsageError(f"envs: task {index} is {kind}: each must be an Env, an object with `async def rollout`")
+    return SequenceSource(listed, seed=seed)
+
+
+def is_env(value: object) -> bool:
+    """Whether it can be played: an object, not a class, with a `rollout`."""
+    return not isinstance(value, type) and callable(getattr(value, "rollout", None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,10 @@ class Mixture:
         tasks = list[Task]()
         while len(tasks) < count and (names := [name for name in self._sources if name not in self._exhausted]):
             name = self._choose(names)
-            env = self._sources[name].next()
+            try:
+                env = self._sources[name].next()
+            except Exception as error:  # the user's own code
+                raise EnvironmentFault(f"the task source of {name} failed: {type(error).__name__}: {error}") from error
             if env is None:
                 self._exhausted.add(name)
                 continue

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import platform
 import time
@@ -71,8 +72,9 @@ class RunStore:
         atomic.write_text(self.directory / "run.json", json.dumps(self._about, indent=2) + "\n")
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`."""
-        self._append("metrics.jsonl", {"step": step, **metrics})
+        """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite."""
+        written = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._append("metrics.jsonl", {"step": step, **written})
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """One line of checkpoints.jsonl."""

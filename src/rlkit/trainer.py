@@ -18,7 +18,7 @@ from rlkit.batch import make_batch
 from rlkit.concurrency import together
 from rlkit.config.schema import CheckpointConfig, OptimizerConfig
 from rlkit.env import Env
-from rlkit.errors import RlkitError, RunFailed, ServiceError
+from rlkit.errors import RlkitError, RunFailed
 from rlkit.losses import Loss
 from rlkit.metrics import group_metrics, update_metrics
 from rlkit.policy import Sampler
@@ -141,8 +141,8 @@ class Loop:
         """
         try:
             metrics = await self._train()
-        except RlkitError:
-            with suppress(ServiceError):  # what ended the run matters more than that the service is gone too
+        except Exception:
+            with suppress(RlkitError, OSError):  # what ended the run matters more than that it cannot be saved either
                 if self._step:
                     await self._save()
             raise
@@ -160,6 +160,8 @@ class Loop:
             started = time.monotonic()
             self._enter("sampling")
             groups = await self._schedule.groups(sampler)
+            if not groups and not self._step:
+                raise RunFailed("the environments gave no tasks at all")
             if not groups:
                 self._trackers.note(f"the tasks have run out after {self._step} steps")
                 break

@@ -103,6 +103,6 @@ def _summary(result: RunResult) -> str:
 def _how_to_go_on(arguments: Sequence[str], result: RunResult, *, steps: int) -> str:
     if result.checkpoint is None:
         return "interrupted before there was anything to save"
-    kept = [argument for argument in arguments if not argument.startswith(("steps=", "load_checkpoint="))]
+    kept = [argument for argument in arguments if not argument.startswith(("steps=", "load_checkpoint=", "name="))]
     more = [f"load_checkpoint={result.checkpoint.state}", f"steps={steps - result.steps}"]
     return f"to go on: {shlex.join(['rlkit', 'train', *kept, *more])}"

@@ -61,7 +61,7 @@ def load_config(
         environ = {**read_dotenv(), **os.environ}
     root = Node({}, Origin(""))
     for path in files:
-        read = read_file(path)
+        read = read_file(Path(path))
         refuse_secrets(read)
         root = merge(root, read)
     for override in overrides:

@@ -5,6 +5,7 @@ Invariant: a handler turns what a client did wrong into a 4xx with one line that
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import json
 import logging
@@ -181,8 +182,12 @@ class _Handlers:
         return JSONResponse({"status": "ok"})
 
     async def capabilities(self, _: Request) -> Response:
-        """The advertised models."""
-        models = [{"model_name": name, "trainable": True, "sampleable": True} for name in self._models]
+        """The advertised models and those in use; of the latter it knows the context too."""
+        contexts = await asyncio.to_thread(self._service.contexts)
+        models = [
+            {"model_name": name, "max_context_length": contexts.get(name), "trainable": True, "sampleable": True}
+            for name in dict.fromkeys([*self._models, *contexts])
+        ]
         return JSONResponse({"supported_models": models})
 
     async def get_info(self, request: Request) -> Response:

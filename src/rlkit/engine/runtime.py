@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 
 from rlkit.engine import wire
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.config import ModelConfig
+from rlkit.engine.config import ModelConfig, read_config
 from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, merge, new_adapter
 from rlkit.engine.losses import make_loss
@@ -204,6 +205,14 @@ class Runtime:
         """Forget a model in training."""
         self._model(model_id)
         del self._models[model_id]
+
+    def contexts(self, names: Iterable[str]) -> dict[str, int]:
+        """The longest context, in tokens, of the loaded base models and of `names`. May be called from any thread."""
+        found = {name: base.weights.config.max_positions for name, base in list(self._bases.items())}
+        for name in set(names) - set(found):
+            with suppress(RlkitError):  # whoever samples from it will be told
+                found[name] = read_config(self._resolve(name)).max_positions
+        return found
 
     def close(self) -> None:
         """Forget everything."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +61,10 @@ class Service:
         """Stop the worker and free everything. May be called from any thread once no request comes in any more."""
         self._worker.stop()
         self._runtime.close()
+
+    def contexts(self) -> Mapping[str, int]:
+        """The longest context of each base model in use, in tokens. It may wait for a model to be fetched."""
+        return self._runtime.contexts(ref.base_model for ref in list(self._samplers.values()))
 
     def create_session(self) -> str:
         """A new session id, unlike that of any other server: checkpoints are named after it."""

@@ -126,6 +126,8 @@ class TinkerLearner(Learner):
         def custom(_: list[types.Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
             try:
                 value, metrics = function(data, logprobs)
+                if value.numel() != 1 or not value.requires_grad:
+                    raise ValueError("the loss must be one number that depends on the log-probabilities")
             except Exception as error:
                 raise UsageError(f"loss.function: {type(error).__name__}: {error}") from error
             return value, dict(metrics)
@@ -241,4 +243,5 @@ def _translated(error: tinker.TinkerError, what: str) -> RlkitError:
 
 
 def _plain(error: Exception) -> str:
-    return str(getattr(error, "message", "") or error).strip().splitlines()[0]
+    first = str(getattr(error, "message", "") or error).strip().splitlines()[0]
+    return first.split(" for self.request_id=")[0]  # the SDK's own words for what follows are of no use to a user
