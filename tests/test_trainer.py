@@ -17,6 +17,7 @@ import torch
 import rlkit
 from rlkit.config import load_config
 from rlkit.run import RLTrainer, evaluate
+from rlkit.store import RunStore
 from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
 from rlkit.types import Datum
 
@@ -218,6 +219,17 @@ def test_what_was_learned_before_a_failure_is_saved(byte_model_dir: Path) -> Non
     run = RLTrainer(resolved, envs={"digits": TASKS}, estimators={"digits": tired}, trackers=[listener])
     with pytest.raises(rlkit.EnvironmentFault, match="RuntimeError: enough"):
         asyncio.run(run.train())
+    assert "checkpoint 1" in listener.told
+
+
+def test_what_was_learned_is_saved_when_the_disk_fills(byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: RunStore, step: int, metrics: Mapping[str, float]) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(RunStore, "add_metrics", full)
+    listener = Listener()
+    with pytest.raises(OSError, match="no space left"):
+        asyncio.run(trainer(byte_model_dir, listener, steps=9).train())
     assert "checkpoint 1" in listener.told
 
 

@@ -169,7 +169,7 @@ class CookbookChat(ChatFormat):
         return _decode(self._renderer.tokenizer, tokens)
 
     def _with_tools(self, conversation: list[CookbookMessage], tools: Sequence[Tool]) -> list[CookbookMessage]:
-        from tinker_cookbook.renderers import ToolSpec
+        from tinker_cookbook.renderers import ToolSpec, ensure_text
 
         has_system = conversation[0]["role"] == "system"
         system = conversation[0]["content"] if has_system else ""
@@ -177,9 +177,7 @@ class CookbookChat(ChatFormat):
             ToolSpec(name=t["name"], description=t["description"], parameters=dict(t["parameters"])) for t in tools
         ]
         try:
-            prefix = self._renderer.create_conversation_prefix_with_tools(
-                specs, system if isinstance(system, str) else ""
-            )
+            prefix = self._renderer.create_conversation_prefix_with_tools(specs, ensure_text(system))
         except NotImplementedError:
             name = type(self._renderer).__name__
             raise UsageError(f"chat.renderer: {name} cannot show tools to the model; choose another") from None

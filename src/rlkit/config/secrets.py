@@ -35,12 +35,12 @@ KNOWN_SHAPES = re.compile(
 )
 
 ALWAYS_SECRET = frozenset({"secret", "password", "passwd", "passphrase", "credential", "credentials", "apikey"})
-"""Words of a key under which any long literal is a secret."""
+"""Words of a key under which a long literal is a secret, and a short one that has letters and digits."""
 
 OFTEN_SECRET = frozenset({"key", "token"})
 """Words of a key under which a long literal is a secret if it looks random. `max_tokens` has the word `tokens`."""
 
-LONG_LITERAL = re.compile(r"[^\s<>{}$]{16,}")
+PASSWORD_LITERAL = re.compile(r"[^\s<>{}$]{16,}|(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{}$]{8,}")
 RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
@@ -58,7 +58,7 @@ def is_secret(key: str, text: str) -> bool:
         return True
     words = {word.lower() for word in WORDS.findall(key)}
     if words & ALWAYS_SECRET:
-        return LONG_LITERAL.fullmatch(literal) is not None
+        return PASSWORD_LITERAL.fullmatch(literal) is not None
     return bool(words & OFTEN_SECRET) and RANDOM_LITERAL.fullmatch(literal) is not None
 
 
