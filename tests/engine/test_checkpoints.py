@@ -47,12 +47,13 @@ def test_what_is_saved_is_loaded(store: CheckpointStore, config: ModelConfig, ad
     path = store.save(MODEL, "weights", "a", INFO, adapter, moments=moments)
     assert path == "tinker://abc:train:0/weights/a"
     assert store.info(path) == INFO
-    loaded, again = store.load(path, config, trainable=True)
+    loaded, again = store.load(path, config)
     assert torch.equal(loaded.flat, adapter.flat)
     assert again is not None
     assert torch.equal(again, moments)
-    assert store.paths(MODEL) == [path]
+    assert [checkpoint.path for checkpoint in store.checkpoints()] == [path]
     store.delete(path)
+    assert store.checkpoints() == []
     with pytest.raises(MissingError, match="no such checkpoint"):
         store.info(path)
 
@@ -81,7 +82,19 @@ def test_a_save_that_fails_leaves_the_old_checkpoint_and_no_rubbish(
 
 
 @pytest.mark.parametrize(
-    "path", ["x", "tinker://../weights/a", "tinker://a:train:0/weights/..", "tinker://a:train:0/other/a", "/etc/passwd"]
+    "path",
+    [
+        "x",
+        "/etc/passwd",
+        "tinker://../weights/a",
+        "tinker://a:train:0/weights/..",
+        "tinker://a:train:0/other/a",
+        "tinker://a:train:0/weights/a\x00",
+        "tinker://a:train:0/weights/a\n",
+        "tinker://a:train:0/weights/%2e%2e",
+        f"tinker://{'a' * 300}:train:0/weights/a",
+        f"tinker://a:train:0/weights/{'a' * 300}",
+    ],
 )
 def test_a_path_that_is_no_checkpoint_is_refused(store: CheckpointStore, path: str) -> None:
     with pytest.raises(UsageError, match="is not a checkpoint path"):
@@ -92,7 +105,119 @@ def test_a_checkpoint_of_another_model_is_refused(store: CheckpointStore, adapte
     path = store.save(MODEL, "weights", "a", INFO, adapter)
     other = read_config(write_model(tmp_path / "other", hidden=32))
     with pytest.raises(UsageError, match="does not fit"):
-        store.load(path, other, trainable=False)
+        store.load(path, other)
+
+
+@pytest.mark.parametrize("ttl_s", [3599, 10 * 365 * 24 * 3600 + 1, -1, 0])
+def test_a_lifetime_is_an_hour_to_ten_years(store: CheckpointStore, adapter: Adapter, ttl_s: int) -> None:
+    with pytest.raises(UsageError, match="ttl_seconds must be 3600"):
+        store.save(MODEL, "weights", "a", INFO, adapter, ttl_s=ttl_s)
+    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    with pytest.raises(UsageError, match="ttl_seconds must be 3600"):
+        store.set_ttl(path, ttl_s)
+
+
+def test_an_expired_checkpoint_is_as_good_as_absent_and_its_folder_goes(
+    adapter: Adapter, config: ModelConfig, tmp_path: Path
+) -> None:
+    now = [1000.0]
+    store = CheckpointStore(tmp_path / "root", clock=lambda: now[0])
+    path = store.save(MODEL, "sampler_weights", "a", INFO, adapter, ttl_s=3600)
+    kept = store.save(MODEL, "weights", "b", INFO, adapter)
+    now[0] += 3599
+    store.load(path, config)
+    now[0] += 1
+    for attempt in (
+        lambda: store.info(path),
+        lambda: store.load(path, config),
+        lambda: store.set_ttl(path, None),
+        lambda: store.delete(path),
+        lambda: store.copy(path, "copy"),
+    ):
+        with pytest.raises(MissingError, match="has expired"):
+            attempt()
+    assert [checkpoint.path for checkpoint in store.checkpoints()] == [kept]
+    assert not (tmp_path / "root" / "abc_train_0" / "sampler_weights" / "a").exists()
+    assert store.save(MODEL, "sampler_weights", "a", INFO, adapter) == path
+
+
+def test_a_lifetime_can_be_set_and_taken_away(adapter: Adapter, tmp_path: Path) -> None:
+    now = [1000.0]
+    store = CheckpointStore(tmp_path / "root", clock=lambda: now[0])
+    path = store.save(MODEL, "weights", "a", INFO, adapter, user_metadata={"k": "v"})
+    store.set_ttl(path, 7200)
+    assert store.get(path).expires == 8200
+    store.set_ttl(path, None)
+    now[0] += 1e9
+    found = store.get(path)
+    assert (found.expires, found.created, found.user_metadata) == (None, 1000, {"k": "v"})
+
+
+def test_a_copy_outlives_its_source(store: CheckpointStore, config: ModelConfig, adapter: Adapter) -> None:
+    path = store.save(MODEL, "weights", "a", INFO, adapter, ttl_s=3600)
+    copy = store.copy(path, "other")
+    assert copy == store.copy(path, "other") == "tinker://other:train:0/weights/a"
+    store.delete(path)
+    assert torch.equal(store.load(copy, config)[0].flat, adapter.flat)
+    assert [run.model_id for run in store.runs()] == ["other:train:0"]
+    assert store.get(copy).expires is None
+
+
+def test_what_a_killed_server_left_is_swept_but_not_under_a_server_that_works(
+    store: CheckpointStore, adapter: Adapter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "root" / "abc_train_0" / "weights"
+    write = checkpoints_module.write_tensors
+
+    def swept_meanwhile(file: Path, tensors: dict[str, torch.Tensor]) -> None:
+        write(file, tensors)
+        CheckpointStore(tmp_path / "root").sweep()
+
+    monkeypatch.setattr(checkpoints_module, "write_tensors", swept_meanwhile)
+    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    half, orphan = folder / "b" / ("0" * 16), folder / "a" / ("1" * 16)
+    for left in (half, orphan):
+        left.mkdir(parents=True)
+        (left / "tensors.safetensors").write_bytes(b"half")
+    (folder / "a" / ".checkpoint.json.00.tmp").write_text("{")
+    assert [checkpoint.path for checkpoint in store.checkpoints()] == [path]
+    CheckpointStore(tmp_path / "root").sweep()
+    assert [p.name for p in folder.iterdir()] == ["a"]
+    assert len(list((folder / "a").iterdir())) == 2
+
+
+def test_a_link_that_leads_out_is_neither_read_nor_deleted(
+    store: CheckpointStore, adapter: Adapter, tmp_path: Path
+) -> None:
+    outside = CheckpointStore(tmp_path / "outside")
+    outside.save(MODEL, "weights", "a", INFO, adapter)
+    there = tmp_path / "outside" / "abc_train_0"
+    root = tmp_path / "root"
+    (root / "kind_train_0").mkdir(parents=True)
+    (root / "name_train_0" / "weights").mkdir(parents=True)
+    (root / "run_train_0").symlink_to(there)
+    (root / "kind_train_0" / "weights").symlink_to(there / "weights")
+    (root / "name_train_0" / "weights" / "a").symlink_to(there / "weights" / "a")
+    for run in ("run", "kind", "name"):
+        with pytest.raises(MissingError):
+            store.delete(f"tinker://{run}:train:0/weights/a")
+    assert store.checkpoints() == []
+    assert outside.info("tinker://abc:train:0/weights/a") == INFO
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"format": 1}', '{"format": 2}', '{"format": 2, "data": "../../../b"}']
+)
+def test_a_checkpoint_that_this_version_cannot_read_is_refused_and_left_alone(
+    store: CheckpointStore, adapter: Adapter, tmp_path: Path, text: str
+) -> None:
+    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    file = tmp_path / "root" / "abc_train_0" / "weights" / "a" / "checkpoint.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match="damaged, or written by another version"):
+        store.info(path)
+    assert store.checkpoints() == []
+    assert file.read_text() == text
 
 
 def test_old_snapshots_wait_on_disk(config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +238,7 @@ def test_old_snapshots_wait_on_disk(config: ModelConfig, tmp_path: Path, monkeyp
 
 
 def test_an_answer_is_given_again_and_only_delivered_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promises_module, "_DELIVERED_BYTES_MAX", 10)
+    monkeypatch.setattr(promises_module, "_DELIVERED_BYTES_MAX", 2 * (8 + promises_module._OVERHEAD_BYTES))
     promises = Promises()
     first, new = promises.make("a")
     assert new

@@ -2,25 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rlkit.engine.learner import AdamSettings, Example, Learner, check_examples, micro_batches
-from rlkit.engine.lora import Adapter, LoraSettings, merge, new_adapter
+from rlkit.engine import model as model_module
+from rlkit.engine.draw import DrawSettings
+from rlkit.engine.lanes import Lanes
+from rlkit.engine.layout import lay_out
+from rlkit.engine.learner import AdamSettings, Learner, check_examples
+from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import LOSSES, make_loss
 from rlkit.engine.model import trunk
+from rlkit.engine.packing import Example
+from rlkit.engine.requests import SampleRequest, SampleResult
+from rlkit.engine.sampler import Decoder
+from rlkit.engine.stops import StopRule
 from rlkit.engine.weights import Weights, load_weights
 from rlkit.errors import UsageError
 
 from .tiny_models import VOCABULARY, write_model
 
 
-def formula(name: str, logp: torch.Tensor, q: torch.Tensor, advantage: torch.Tensor) -> torch.Tensor:
+def formula(
+    name: str, logp: torch.Tensor, q: torch.Tensor, advantage: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    if name == "gspo":
+        in_ratio = mask != 0
+        constant = (logp.detach() - q)[in_ratio].mean() if in_ratio.any() else torch.zeros((), dtype=logp.dtype)
+        ratio = torch.exp(constant + logp - logp.detach())
+        return -torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage).sum()
     ratio = torch.exp(logp - q)
     if name == "importance_sampling":
         return -(ratio * advantage).sum()
@@ -56,6 +70,13 @@ def weights(tmp_path: Path) -> Weights:
     return load_weights(write_model(tmp_path / "m", "qwen3", tied=False, scale=0.15))
 
 
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    lanes = Lanes(1)
+    yield lanes
+    lanes.close()
+
+
 def random_adapter(weights: Weights, lora: LoraSettings) -> Adapter:
     adapter = new_adapter(weights.config, lora, seed=0)
     adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
@@ -70,16 +91,19 @@ def random_examples(loss: str, lengths: list[int]) -> list[Example]:
         weight = np.where(np.arange(n) < n // 3, 0, rng.normal(size=n)).astype(np.float32)
         q = rng.normal(-5, 0.5, n).astype(np.float32)
         inputs = {"weights": weight} if loss == "cross_entropy" else {"advantages": weight, "logprobs": q}
+        if loss == "gspo":
+            inputs["logprobs"] = rng.normal(-5, 0.05, n).astype(np.float32)
+            inputs["sequence_ratio_mask"] = (weight != 0).astype(np.float32)
         examples.append(Example(tokens, targets, inputs))
     return examples
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("unembed", [True, False])
-def test_gradients_equal_autograd_on_the_formula(weights: Weights, loss: str, unembed: bool) -> None:
+def test_gradients_equal_autograd_on_the_formula(weights: Weights, lanes: Lanes, loss: str, unembed: bool) -> None:
     adapter = random_adapter(weights, LoraSettings(4, train_unembed=unembed))
     examples = random_examples(loss, [7, 150, 40, 7])
-    learner = Learner(weights, adapter)
+    learner = Learner(weights, adapter, lanes)
     half = learner.forward_backward(examples[:2], make_loss(loss, {}))
     rest = learner.forward_backward(examples[2:], make_loss(loss, {}))
 
@@ -87,36 +111,44 @@ def test_gradients_equal_autograd_on_the_formula(weights: Weights, loss: str, un
     total = torch.zeros((), dtype=torch.float64)
     for example in examples:
         tokens = torch.from_numpy(example.tokens)
-        hidden = trunk(exact, tokens, [len(tokens)], adapter=trainable)
+        hidden = trunk(exact, tokens, lay_out([len(tokens)]), adapter=trainable)
         lora = trainable.unembed()
         logits = hidden @ exact.head.t() + (0 if lora is None else lora.delta(hidden))
         logp = torch.log_softmax(logits, -1)[torch.arange(len(tokens)), torch.from_numpy(example.targets)]
         factor = torch.from_numpy(example.inputs.get("weights", example.inputs.get("advantages"))).double()
         q = torch.from_numpy(example.inputs["logprobs"]).double() if "logprobs" in example.inputs else logp.detach()
-        total = total + formula(loss, logp, q, factor)
+        mask = torch.from_numpy(example.inputs.get("sequence_ratio_mask", example.targets))
+        total = total + formula(loss, logp, q, factor, mask)
     total.backward()
     expected = torch.cat([view.grad.flatten() for view in trainable.views.values() if view.grad is not None])
-    assert half.loss + rest.loss == pytest.approx(total.item(), rel=1e-4)
-    assert float((learner.gradient - expected).norm() / expected.norm()) < 1e-4
+    assert half.loss + rest.loss == pytest.approx(total.item(), rel=1e-5)
+    assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-5
 
 
-def test_merged_weights_give_the_same_log_probabilities_as_the_adapter(weights: Weights) -> None:
+def test_merged_weights_give_the_same_log_probabilities_as_the_adapter(weights: Weights, lanes: Lanes) -> None:
     adapter = random_adapter(weights, LoraSettings(4))
     example = random_examples("cross_entropy", [60])
-    trained = Learner(weights, adapter).forward(example, make_loss("cross_entropy", {})).logprobs[0]
-    plain = new_adapter(weights.config, LoraSettings(4), seed=3)  # B is zero: it changes nothing
-    merged = Learner(merge(weights, adapter.snapshot()), plain).forward(example, make_loss("cross_entropy", {}))
-    np.testing.assert_allclose(merged.logprobs[0], trained, atol=1e-4)
+    trained = Learner(weights, adapter, lanes).forward(example, make_loss("cross_entropy", {})).logprobs[0]
+    found: list[SampleResult] = []
+    decoder = Decoder(serve(weights, adapter.snapshot(), lanes.run), lanes)
+    tokens = np.append(example[0].tokens, 0)
+    wanted = np.append(example[0].targets, 0)
+    request = SampleRequest(tokens, 1, 1, 0, DrawSettings(), StopRule(), targets=wanted[:-1, None])
+    decoder.submit(request, found.append)
+    decoder.step()
+    assert found[0].prompt.targets is not None
+    np.testing.assert_allclose(found[0].prompt.targets[:, 0], trained, atol=1e-4)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
-def test_the_optimiser_takes_the_steps_of_torch_adamw(weights: Weights, clip: float) -> None:
-    learner = Learner(weights, random_adapter(weights, LoraSettings(2)))
+def test_the_optimiser_takes_the_steps_of_torch_adamw(weights: Weights, lanes: Lanes, clip: float) -> None:
+    learner = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes)
     reference = torch.nn.Parameter(learner.adapter.flat.detach().clone())
     optimiser = torch.optim.AdamW([reference], lr=3e-3, betas=(0.9, 0.95), eps=1e-12, weight_decay=0.1)
     for step in range(5):
         gradient = torch.randn(len(reference), generator=torch.Generator().manual_seed(step))
-        learner.gradient.copy_(gradient)
+        learner.gradients[0] = gradient / 4
+        learner.gradients[1] = gradient * 3 / 4
         reference.grad = gradient.clone()
         if clip:
             torch.nn.utils.clip_grad_norm_([reference], clip)
@@ -124,25 +156,89 @@ def test_the_optimiser_takes_the_steps_of_torch_adamw(weights: Weights, clip: fl
         norm = learner.step(AdamSettings(3e-3, 0.9, 0.95, 1e-12, 0.1, clip))
         assert norm == pytest.approx(float(gradient.norm()), rel=1e-5)
         torch.testing.assert_close(learner.adapter.flat, reference.detach(), atol=1e-6, rtol=1e-5)
-    assert not learner.gradient.any()
+    assert not learner.gradients.any()
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(weights: Weights) -> None:
-    learner = Learner(weights, random_adapter(weights, LoraSettings(2)))
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(weights: Weights, lanes: Lanes) -> None:
+    learner = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes)
     before = learner.adapter.flat.clone()
-    learner.gradient[0] = torch.inf
+    learner.gradients[1, 0] = torch.inf
     with pytest.raises(UsageError, match="not finite"):
         learner.step(AdamSettings(1e-3, 0.9, 0.95, 1e-12, 0.0, 0.0))
     assert torch.equal(learner.adapter.flat, before)
     assert learner.steps == 0
 
 
-@given(st.lists(st.integers(1, 700), max_size=40))
-@settings(deadline=None)
-def test_micro_batches_hold_every_sequence_once_within_the_bound(lengths: list[int]) -> None:
-    batches = list(micro_batches(lengths))
-    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
-    assert all(len(batch) == 1 or sum(lengths[i] for i in batch) <= 512 for batch in batches)
+def plain_gradient(weights: Weights, adapter: Adapter, examples: list[Example], lanes: Lanes) -> torch.Tensor:
+    """The gradient with each example in a request of its own, so that nothing can be shared."""
+    learner = Learner(weights, adapter, lanes)
+    for example in examples:
+        learner.forward_backward([example], make_loss("cross_entropy", {}))
+    return learner.gradients.sum(0)
+
+
+def test_sharing_a_prompt_changes_neither_log_probabilities_nor_gradients(weights: Weights, lanes: Lanes) -> None:
+    rng = np.random.default_rng(0)
+    examples: list[Example] = []
+    for prompt_length, answers in ((40, (3, 9, 9, 1)), (300, (5, 120)), (8, (4, 4)), (0, (17, 17))):
+        prompt = rng.integers(0, VOCABULARY, prompt_length)
+        for n in answers:
+            tokens = np.concatenate([prompt, rng.integers(0, VOCABULARY, n)])
+            targets = np.append(tokens[1:], 0)
+            # The prompt has weights too, different ones in each example: all of them meet in its shared rows.
+            examples.append(Example(tokens, targets, {"weights": rng.normal(size=len(tokens)).astype(np.float32)}))
+    examples.append(examples[0])
+    adapter = random_adapter(weights, LoraSettings(4))
+    learner = Learner(weights, adapter, lanes)
+    together = learner.forward_backward(examples, make_loss("cross_entropy", {}))
+    for example, logprobs in zip(examples, together.logprobs, strict=True):
+        alone = learner.forward([example], make_loss("cross_entropy", {})).logprobs[0]
+        np.testing.assert_allclose(logprobs, alone, atol=2e-5)
+    expected = plain_gradient(weights, adapter, examples, lanes)
+    assert float((learner.gradients.sum(0) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_several_targets_a_token_are_a_sum_over_them(weights: Weights, lanes: Lanes) -> None:
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, VOCABULARY, 20)
+    targets = rng.integers(0, VOCABULARY, (20, 3))
+    targets[0, 2] = targets[0, 0]
+    factor = rng.normal(size=(20, 3)).astype(np.float32)
+    adapter = random_adapter(weights, LoraSettings(4))
+    learner = Learner(weights, adapter, lanes)
+    both = learner.forward_backward([Example(tokens, targets, {"weights": factor})], make_loss("cross_entropy", {}))
+    columns = [Example(tokens, targets[:, k], {"weights": factor[:, k]}) for k in range(3)]
+    expected = plain_gradient(weights, adapter, columns, lanes)
+    assert both.logprobs[0].shape == (20, 3)
+    single = learner.forward(columns, make_loss("cross_entropy", {}))
+    np.testing.assert_allclose(both.logprobs[0], np.stack(single.logprobs, 1), atol=2e-5)
+    assert both.loss == pytest.approx(single.loss, rel=1e-5)
+    assert float((learner.gradients.sum(0) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> None:
+    examples = random_examples("ppo", [7, 150, 40, 7, 200, 90])
+    two = Lanes(2)
+    gradients: list[torch.Tensor] = []
+    for chosen in (lanes, two):
+        learner = Learner(weights, random_adapter(weights, LoraSettings(4)), chosen)
+        learner.forward_backward(examples, make_loss("ppo", {}))
+        gradients.append(learner.gradients)
+    two.close()
+    assert torch.equal(*gradients)
+
+
+def test_a_long_sequence_is_computed_again_rather_than_kept(
+    weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples = random_examples("ppo", [150])
+    gradients: list[torch.Tensor] = []
+    for most in (1024, 16):
+        monkeypatch.setattr(model_module, "_KEEP_ALL_TOKENS", most)
+        learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
+        learner.forward_backward(examples, make_loss("ppo", {}))
+        gradients.append(learner.gradients.sum(0))
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +252,11 @@ def test_micro_batches_hold_every_sequence_once_within_the_bound(lengths: list[i
         ({"inputs": {n: np.ones(2, np.float32) for n in ("advantages", "logprobs", "mask")}}, "mask"),
     ],
 )
-def test_a_malformed_example_is_refused_by_field(change: dict[str, np.ndarray], named: str) -> None:
+def test_a_malformed_example_is_refused_by_field(weights: Weights, change: dict[str, np.ndarray], named: str) -> None:
     from dataclasses import replace
 
     inputs = {"advantages": np.ones(2, np.float32), "logprobs": np.ones(2, np.float32)}
     good = Example(np.array([1, 2]), np.array([2, 3]), inputs)
-    check_examples([good], "ppo", vocab_size=10)
+    check_examples([good], "ppo", weights.config)
     with pytest.raises(UsageError, match=named):
-        check_examples([replace(good, **change)], "ppo", vocab_size=10)
+        check_examples([replace(good, **change)], "ppo", weights.config)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.engine.layout import lay_out
 from rlkit.engine.model import trunk
 from rlkit.engine.weights import load_weights
 from rlkit.errors import UsageError
@@ -40,9 +41,9 @@ def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths)))
     weights = load_weights(directory)
     with torch.inference_mode():
-        actual = torch.log_softmax(trunk(weights, tokens, lengths) @ weights.head.t(), -1)
-        isolated = trunk(weights, tokens, lengths, isolate=True)
-        torch.testing.assert_close(isolated, trunk(weights, tokens, lengths), atol=1e-4, rtol=1e-4)
+        actual = torch.log_softmax(trunk(weights, tokens, lay_out(lengths)) @ weights.head.t(), -1)
+        isolated = trunk(weights, tokens, lay_out(lengths), isolate=True)
+        torch.testing.assert_close(isolated, trunk(weights, tokens, lay_out(lengths)), atol=1e-4, rtol=1e-4)
         reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         for part, logprobs in zip(tokens.split(lengths), actual.split(lengths), strict=True):
             expected = torch.log_softmax(reference(part[None]).logits[0], -1)
@@ -54,9 +55,9 @@ def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, "longrope"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"attention_bias": True}, "attention_bias"),
+        ({"attention_bias": True}, "q_proj.bias"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers"),
         ({"num_hidden_layers": 3}, "model.layers.2"),
         ({"vocab_size": 300}, "embed_tokens"),

@@ -3,12 +3,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import socket
 import sys
 import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from huggingface_hub.utils import close_session
 
 from rlkit.engine import models, wheel
 from rlkit.engine.models import DEFAULT_MODEL, load_tokenizer, resolve_model
+from rlkit.engine.weights import load_weights
 from rlkit.engine.wheel import PackageClient, PinnedWheel
 from rlkit.errors import MissingError, UsageError
 from rlkit.testing import byte_model, tiny_model
@@ -78,10 +81,64 @@ def test_what_can_be_no_model_name_is_refused_at_once(name: str) -> None:
 
 
 def test_a_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
+    path = tmp_path / "model.bin"
     path.touch()
     with pytest.raises(UsageError, match="is a file"):
         resolve_model(str(path))
+
+
+# --- GGUF files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gguf")
+    return write_gguf(folder / "tiny.Q0.gguf", tiny_model(tmp_path_factory.mktemp("gguf-source")))
+
+
+def test_a_gguf_file_is_converted_into_the_cache_once(tmp_path: Path, gguf_file: Path) -> None:
+    said: list[str] = []
+    folder = resolve_model(str(gguf_file), progress=lambda message, _: said.append(message))
+    assert folder.parent == tmp_path / "cache" / "models"
+    assert load_tokenizer(folder).eos_token == "<|im_end|>"
+    assert load_weights(folder).config.architecture == "LlamaForCausalLM"
+    assert said
+    said.clear()
+    assert resolve_model(str(gguf_file), progress=lambda message, _: said.append(message)) == folder
+    assert not said
+    assert leftovers(tmp_path) == [folder.name]
+
+
+def test_a_directory_with_one_gguf_file_means_that_file(tmp_path: Path, gguf_file: Path) -> None:
+    assert resolve_model(str(gguf_file.parent)) == resolve_model(str(gguf_file))
+    for name in ("a.gguf", "b.gguf"):
+        shutil.copy(gguf_file, tmp_path / name)
+    with pytest.raises(UsageError, match=r"2 GGUF files.*a\.gguf"):
+        resolve_model(str(tmp_path))
+
+
+def test_a_gguf_file_that_has_changed_is_converted_anew(tmp_path: Path, gguf_file: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(gguf_file, path)
+    before = resolve_model(str(path))
+    os.utime(path, ns=(1, 1))
+    assert resolve_model(str(path)) != before
+
+
+def test_a_broken_gguf_file_leaves_nothing_in_the_cache(tmp_path: Path, gguf_file: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(gguf_file.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="cut short"):
+        resolve_model(str(path))
+    assert leftovers(tmp_path) == []
+
+
+def test_threads_that_want_the_same_gguf_file_convert_it_once(tmp_path: Path, gguf_file: Path) -> None:
+    said: list[str] = []
+    with ThreadPoolExecutor(3) as pool:
+        found = [pool.submit(resolve_model, str(gguf_file), progress=lambda m, _: said.append(m)) for _ in range(3)]
+    assert len({future.result() for future in found}) == 1
+    assert said.count("finishing") == 1
 
 
 # --- caches and the hub ----------------------------------------------------------------------------------------------
@@ -138,9 +195,17 @@ def test_an_offline_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A hub on loopback that knows the model `someone/bytes`."""
+def hub_config() -> dict[str, object]:
+    """What the model on the hub has in its config.json, other than a byte model's own."""
+    return {}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_config: dict[str, object]) -> Iterator[list[str]]:
+    """A hub on loopback that knows the model `someone/bytes`; the paths that it served are collected."""
     source = byte_model(tmp_path / "source")
+    (source / "config.json").write_text(json.dumps(json.loads((source / "config.json").read_text()) | hub_config))
+    served: list[str] = []
     (source / "onnx").mkdir()
     (source / "onnx" / "big.json").write_text("{}")
     files = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
@@ -176,6 +241,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
             self.end_headers()
             if self.command == "GET":
+                served.append(self.path.rpartition("/")[2])
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
@@ -184,7 +250,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        yield
+        yield served
         close_session()
         server.shutdown()
 
@@ -198,6 +264,22 @@ def test_a_model_is_downloaded_from_the_hub_once(monkeypatch: pytest.MonkeyPatch
     assert any("downloading" in message for message in said)
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
     assert resolve_model("someone/bytes") == folder
+
+
+@pytest.mark.parametrize(
+    ("hub_config", "named"),
+    [
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+    ],
+)
+def test_a_model_that_the_engine_cannot_run_is_refused_before_its_weights_are_downloaded(
+    hub: list[str], named: str
+) -> None:
+    with pytest.raises(UsageError, match=named):
+        resolve_model("someone/bytes")
+    assert "config.json" in hub
+    assert "model.safetensors" not in hub and "tokenizer.json" not in hub
 
 
 @pytest.mark.usefixtures("hub")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,10 @@ import pytest
 from rlkit.engine import sampler as sampler_module
 from rlkit.engine.draw import DrawSettings
 from rlkit.engine.kv import bucket, kv_bytes
-from rlkit.engine.sampler import Decoder, SampleRequest, SampleResult
+from rlkit.engine.lanes import Lanes
+from rlkit.engine.lora import LoraSettings, new_adapter, serve
+from rlkit.engine.requests import SampleRequest, SampleResult
+from rlkit.engine.sampler import Decoder
 from rlkit.engine.stops import StopRule
 from rlkit.engine.weights import Weights, load_weights
 from rlkit.errors import UsageError
@@ -19,8 +24,27 @@ from .tiny_models import write_model
 
 
 @pytest.fixture
-def weights(tmp_path: Path) -> Weights:
+def base(tmp_path: Path) -> Weights:
     return load_weights(write_model(tmp_path / "m"))
+
+
+@pytest.fixture
+def weights(base: Weights, lanes: Lanes) -> Weights:
+    return serve(base, None, lanes.run)
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    lanes = Lanes(1)
+    yield lanes
+    lanes.close()
+
+
+@pytest.fixture
+def two_lanes() -> Iterator[Lanes]:
+    lanes = Lanes(2)
+    yield lanes
+    lanes.close()
 
 
 def request(seed: int, *, length: int = 5, samples: int = 3, max_tokens: int | None = 6) -> SampleRequest:
@@ -38,14 +62,14 @@ def same(first: SampleResult, second: SampleResult) -> bool:
     return all(np.array_equal(a.tokens, b.tokens) and np.array_equal(a.logprobs, b.logprobs) for a, b in pairs)
 
 
-def test_a_request_that_arrives_late_joins_and_changes_nothing(weights: Weights) -> None:
+def test_a_request_that_arrives_late_joins_and_changes_nothing(weights: Weights, lanes: Lanes) -> None:
     alone: dict[int, SampleResult] = {}
     for seed in range(4):
-        decoder = Decoder(weights)
+        decoder = Decoder(weights, lanes)
         decoder.submit(request(seed), lambda result, seed=seed: alone.__setitem__(seed, result))
         run(decoder)
     joined: dict[int, SampleResult] = {}
-    decoder = Decoder(weights)
+    decoder = Decoder(weights, lanes)
     for seed in range(4):
         decoder.submit(request(seed), lambda result, seed=seed: joined.__setitem__(seed, result))
         decoder.step()
@@ -53,9 +77,11 @@ def test_a_request_that_arrives_late_joins_and_changes_nothing(weights: Weights)
     assert all(same(alone[seed], joined[seed]) for seed in range(4))
 
 
-def test_what_does_not_fit_waits_and_changes_nothing(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_waits_and_changes_nothing(
+    weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     results: list[SampleResult] = []
-    decoder = Decoder(weights)
+    decoder = Decoder(weights, lanes)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
     monkeypatch.setattr(sampler_module, "_ROWS_MAX", 3)
@@ -65,10 +91,10 @@ def test_what_does_not_fit_waits_and_changes_nothing(weights: Weights, monkeypat
     assert same(*results)
 
 
-def test_samples_of_one_request_differ_and_a_seed_repeats_them(weights: Weights) -> None:
+def test_samples_of_one_request_differ_and_a_seed_repeats_them(weights: Weights, lanes: Lanes) -> None:
     results: list[SampleResult] = []
     for seed in (0, 0, 1):
-        decoder = Decoder(weights)
+        decoder = Decoder(weights, lanes)
         wanted = request(0, samples=8)
         decoder.submit(SampleRequest(wanted.prompt, 8, 6, seed, wanted.settings, wanted.stop), results.append)
         run(decoder)
@@ -82,13 +108,113 @@ def test_samples_of_one_request_differ_and_a_seed_repeats_them(weights: Weights)
     [(0, 5, "empty"), (1020, 5, "context"), (1024, None, "context"), (5, 2000, "1024")],
 )
 def test_a_request_that_cannot_be_answered_is_refused(
-    weights: Weights, length: int, max_tokens: int | None, named: str
+    weights: Weights, lanes: Lanes, length: int, max_tokens: int | None, named: str
 ) -> None:
     wanted = request(0, length=0, max_tokens=max_tokens)
     tokens = np.zeros(length, dtype=np.int64)
     with pytest.raises(UsageError, match=named):
-        Decoder(weights).submit(SampleRequest(tokens, 1, max_tokens, 0, wanted.settings, wanted.stop), lambda _: None)
+        Decoder(weights, lanes).submit(
+            SampleRequest(tokens, 1, max_tokens, 0, wanted.settings, wanted.stop), lambda _: None
+        )
 
 
 def test_a_bucket_holds_its_sequence() -> None:
     assert [bucket(n) for n in (1, 64, 65, 512, 513, 1000)] == [64, 64, 128, 512, 768, 1024]
+
+
+def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes, two_lanes: Lanes) -> None:
+    def answers(lanes: Lanes) -> list[SampleResult]:
+        found: dict[int, SampleResult] = {}
+        decoder = Decoder(weights, lanes)
+        for seed in range(6):  # of different lengths, so that one lane runs out of rows before the other
+            wanted = request(seed, length=5 + seed, samples=7, max_tokens=3 + 25 * (seed % 2))
+            decoder.submit(wanted, lambda result, seed=seed: found.__setitem__(seed, result))
+        run(decoder)
+        return [found[seed] for seed in range(6)]
+
+    assert all(same(a, b) for a, b in zip(answers(lanes), answers(two_lanes), strict=True))
+
+
+def test_weights_that_were_packed_give_what_plain_ones_give(base: Weights, lanes: Lanes) -> None:
+    adapter = new_adapter(base.config, LoraSettings(4), seed=0)
+    adapter.flat.add_(0.05)
+    results: list[SampleResult] = []
+    for weights in (serve(base, None, lanes.run), base):
+        decoder = Decoder(weights, lanes)
+        decoder.submit(replace(request(0), prompt_logprobs=True, targets=np.full((4, 2), 7)), results.append)
+        run(decoder)
+    packed, plain = (result.prompt.logprobs for result in results)
+    assert packed is not None
+    assert plain is not None
+    np.testing.assert_allclose(packed[1:], plain[1:], atol=1e-5)
+
+
+def test_a_cancelled_request_leaves_and_the_others_go_on(weights: Weights, lanes: Lanes) -> None:
+    alone: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    decoder.submit(request(1), alone.append)
+    run(decoder)
+    kept: list[SampleResult] = []
+    tickets = [decoder.submit(request(seed, max_tokens=900), kept.append) for seed in (0, 2)]
+    decoder.submit(request(1), kept.append)
+    decoder.step()
+    for ticket in tickets:
+        decoder.cancel(ticket)
+    run(decoder)
+    assert len(kept) == 1
+    assert same(kept[0], alone[0])
+
+
+def test_what_is_said_of_a_prompt_agrees_with_itself(weights: Weights, lanes: Lanes) -> None:
+    results: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    prompt = np.arange(100, 100 + 90)  # longer than one run of the output layer
+    targets = np.stack([prompt[1:], np.full(89, -1)], 1)
+    wanted = SampleRequest(
+        prompt, 2, 3, 5, DrawSettings(temperature=0.7), StopRule(),
+        top=4, prompt_logprobs=True, prompt_top=259, targets=targets, alternatives=3,
+    )  # fmt: skip
+    decoder.submit(wanted, results.append)
+    decoder.submit(replace(wanted, last=10, targets=None, alternatives=0, prompt_top=2), results.append)
+    run(decoder)
+    full, last = results[0].prompt, results[1].prompt
+    assert full.logprobs is not None and full.top is not None and full.targets is not None
+    assert full.alternatives is not None
+    assert np.isnan(full.logprobs[0])
+    np.testing.assert_array_equal(full.targets[:, 0], full.logprobs[1:])
+    assert np.isnan(full.targets[:, 1]).all()
+    everything = np.full((90, 259), np.nan, np.float32)
+    np.put_along_axis(everything[1:], full.top.ids[1:].astype(np.int64), full.top.logprobs[1:], 1)
+    np.testing.assert_allclose(np.exp(everything[1:].astype(np.float64)).sum(1), 1, atol=1e-5)
+    np.testing.assert_array_equal(everything[np.arange(1, 90), prompt[1:]], full.logprobs[1:])
+    drawn = np.take_along_axis(everything[1:], full.alternatives.ids.astype(np.int64), 1)
+    np.testing.assert_allclose(full.alternatives.logprobs, drawn, atol=2e-6)
+    assert (np.diff(full.top.logprobs[1:], axis=1) <= 0).all()
+    assert (full.top.ids[0] == -1).all()
+    assert last.logprobs is not None
+    assert last.top is not None
+    assert np.isnan(last.logprobs[:80]).all()
+    np.testing.assert_array_equal(last.logprobs[80:], full.logprobs[80:])
+    assert (last.top.ids[:80] == -1).all()
+    for sample in results[0].samples:
+        assert sample.top is not None
+        assert sample.top.ids.shape == (len(sample.tokens), 4)
+        assert (sample.top.logprobs[:, 0] >= sample.logprobs - 2e-6).all()
+
+
+def test_alternatives_are_drawn_from_the_distribution_at_the_temperature(weights: Weights, lanes: Lanes) -> None:
+    results: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    wanted = SampleRequest(
+        np.array([3, 5]), 1, 1, 5, DrawSettings(temperature=0.5), StopRule(), prompt_top=259, alternatives=4000
+    )
+    decoder.submit(wanted, results.append)
+    run(decoder)
+    scores = results[0].prompt
+    assert scores.top is not None
+    assert scores.alternatives is not None
+    logprobs = np.zeros(259)
+    logprobs[scores.top.ids[1]] = scores.top.logprobs[1]
+    expected = np.exp(logprobs / 0.5) / np.exp(logprobs / 0.5).sum()
+    frequency = np.bincount(scores.alternatives.ids[0], minlength=259) / 4000
+    assert np.abs(frequency - expected).max() < 5 * np.sqrt(0.25 / 4000)

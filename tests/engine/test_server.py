@@ -254,13 +254,14 @@ def test_malformed_requests_are_refused_and_the_server_lives(server: EngineServe
 def test_stop_answers_what_is_open(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     with EngineServer(root=tmp_path, resolve=resolve) as server:
         service = server._service  # pyright: ignore[reportPrivateUsage]
-        waiting, _ = service.promises.make("never")
+        name = f"{service.create_session()}:never"
+        waiting, _ = service.promises.make(name)
         answers: list[bytes] = []
 
         def ask() -> None:
             headers = {"X-API-Key": server.api_key, "Content-Type": "application/json"}
             url = f"{server.url}/api/v1/retrieve_future"
-            request = urllib.request.Request(url, b'{"request_id": "never"}', headers)
+            request = urllib.request.Request(url, json.dumps({"request_id": name}).encode(), headers)
             with urllib.request.urlopen(request, timeout=20) as reply:
                 answers.append(reply.read())
 
@@ -276,8 +277,11 @@ def test_a_request_that_is_sent_twice_runs_once(server: EngineServer, client: ti
     trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
     trainer.optim_step(ADAM).result()
     before = trainer.forward([ce_datum(TEXT)], "cross_entropy").result()
-    again = types.OptimStepRequest(model_id=trainer.model_id, seq_id=2, optim_params=types.AdamParams(learning_rate=9))
+    again = types.OptimStepRequest(model_id=trainer.model_id, seq_id=2, optim_params=ADAM)
     promise = server._service.optim_step(again)  # pyright: ignore[reportPrivateUsage]
+    other = types.OptimStepRequest(model_id=trainer.model_id, seq_id=2, optim_params=types.AdamParams(learning_rate=9))
+    with pytest.raises(UsageError, match="another content"):
+        server._service.optim_step(other)  # pyright: ignore[reportPrivateUsage]
     after = trainer.forward([ce_datum(TEXT)], "cross_entropy").result()
     assert promise.done
     assert after.metrics == before.metrics

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlkit.cli.output import Output
 from rlkit.cli.signals import graceful
+from rlkit.config.schema import DEFAULT_MODEL
 
 LOOPBACK = ("127.0.0.1", "localhost")
 
@@ -19,7 +20,8 @@ def run(output: Output, *, host: str, port: int, threads: int | None, root: Path
     from rlkit.engine.models import resolve_model
 
     for model in models:
-        output.note(f"{model}: {resolve_model(model, progress=lambda message, _: output.note(message))}")
+        directory = resolve_model(model, progress=lambda message, _: output.note(message))
+        output.note(f"model {model} is ready: {directory}")
     ended = threading.Event()
     engine = EngineServer(host=host, port=port, threads=threads, root=root, models=models)
     with graceful(ended.set, output.note, message="stopping"), engine:
@@ -36,4 +38,6 @@ def _announce(output: Output, *, url: str, key: str) -> None:
         return
     output.line(f"export TINKER_BASE_URL={shlex.quote(url)}")
     output.line(f"export TINKER_API_KEY={shlex.quote(key)}")
-    output.note("these two lines point any Tinker program at the engine; Ctrl-C stops it")
+    output.note("run these two lines in another shell: they point any Tinker program at the engine")
+    output.note(f"its base_model is a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
+    output.note("Ctrl-C stops the engine")

@@ -10,27 +10,27 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit import atomic
+from rlkit.engine.config import Llama3Scaling
+from rlkit.engine.gguf_tokenizer import Metadata, write_tokenizer
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from gguf import GGUFReader
+    from gguf import GGUFReader, ReaderTensor
     from numpy.typing import NDArray
-    from tokenizers import Tokenizer
-    from tokenizers.pre_tokenizers import PreTokenizer
 
 Progress = Callable[[str, float | None], None]
 """Told what is being done and which fraction of it is finished (None where that is unknown)."""
 
-JSONValue = str | int | float | bool | list[str] | None
+JSONValue = str | int | float | bool | list[str] | Mapping[str, "JSONValue"] | None
 
-# GGUF names of a llama's tensors, `blk.<layer>.` taken off, and what Hugging Face calls them.
+# GGUF names of the tensors, `blk.<layer>.` taken off, and what Hugging Face calls them.
 _MODEL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -48,41 +48,56 @@ _LAYER_TENSORS = {
     "ffn_down.weight": "mlp.down_proj.weight",
 }
 
-_CONTROL_TOKEN, _USER_DEFINED_TOKEN = 3, 4  # values of `tokenizer.ggml.token_type`, gguf.TokenType
+_NORMS = {"attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight"}
+_BIASES = {f"attn_{part}.bias": f"self_attn.{part}_proj.bias" for part in "qkv"}
+_ROTATION = "rope_freqs.weight"
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """What llama.cpp's name for an architecture means. `permuted`: rows of query and key are interleaved."""
+
+    name: str
+    permuted: bool = False
+    more: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+_ARCHITECTURES = {
+    "llama": _Architecture("LlamaForCausalLM", permuted=True),
+    "qwen2": _Architecture("Qwen2ForCausalLM", more=_BIASES),
+    "qwen3": _Architecture("Qwen3ForCausalLM", more=_NORMS),
+}
 
 
 def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> Path:
     """Write `out`, a directory that transformers loads, from the GGUF file `path`.
 
-    Only the llama architecture with a byte-level BPE vocabulary is supported. Quantised weights are dequantised in
-    float32 and stored as bfloat16: half the disk space, and the rounding (2⁻⁹ of a weight) is far below the error that
-    the quantisation itself made. Weights that are not quantised are stored as float32.
+    The architectures llama (which is Mistral's too), qwen2 and qwen3 are supported. Quantised weights are dequantised
+    in float32 and stored as bfloat16: half the disk space, and the rounding (2⁻⁹ of a weight) is far below the error
+    that the quantisation itself made. float32 and float16 are stored as float32, bfloat16 as it is.
 
     Returns:
         `out`. If a finished directory is already there when the conversion ends, it is kept.
 
     Raises:
-        UsageError: the file is no GGUF, or its architecture, tensors or tokenizer are not supported.
+        UsageError: the file is no GGUF or is cut short, or its architecture, tensors or tokenizer are not supported.
     """
     from gguf import GGUFReader
 
     say = progress or _silent
     try:
         reader = GGUFReader(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: not a readable GGUF file ({error})") from error
+    except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
+        raise UsageError(f"{path}: not a readable GGUF file, it may be cut short ({error})") from error
     metadata = _read_metadata(reader, path)
-    architecture = metadata.text("general.architecture")
-    if architecture != "llama":
-        raise UsageError(f"{path}: GGUF architecture {architecture!r} is not supported, only 'llama' is")
+    config = _config(reader, metadata)
 
     temporary = out.with_name(f".{out.name}.{os.getpid()}.converting")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        config = _llama_config(reader, metadata)
         say("rebuilding the tokenizer", 0.0)
-        _write_tokenizer(temporary, metadata)
+        write_tokenizer(temporary, metadata, model_max_length=cast("int", config["max_position_embeddings"]))
         _write_weights(temporary / "model.safetensors", reader, config, say)
         _write_json(temporary / "config.json", config)
         generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
@@ -94,121 +109,154 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     return out
 
 
-@dataclass(frozen=True)
-class _Metadata:
-    """The key-value part of a GGUF file, with one typed reader for each kind of value."""
-
-    values: Mapping[str, object]
-    path: Path
-
-    def text(self, key: str) -> str:
-        """The string at `key`; UsageError where it is absent."""
-        return str(self._required(key))
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        """The integer at `key`; UsageError where it is absent and there is no default."""
-        if default is not None and key not in self.values:
-            return default
-        return int(cast("int", self._required(key)))
-
-    def real(self, key: str, default: float | None = None) -> float:
-        """The float32 at `key`, as the shortest decimal that stands for it (1e-05, not 9.99999974e-06)."""
-        import numpy as np
-
-        if default is not None and key not in self.values:
-            return default
-        return float(str(np.float32(cast("float", self._required(key)))))
-
-    def texts(self, key: str) -> list[str]:
-        """The array of strings at `key`."""
-        return cast("list[str]", self._required(key))
-
-    def integers(self, key: str) -> list[int]:
-        """The array of integers at `key`."""
-        return cast("list[int]", self._required(key))
-
-    def _required(self, key: str) -> object:
-        if key not in self.values:
-            raise UsageError(f"{self.path}: the GGUF metadata has no {key!r}")
-        return self.values[key]
+def _read_metadata(reader: GGUFReader, path: Path) -> Metadata:
+    return Metadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
 
 
-def _read_metadata(reader: GGUFReader, path: Path) -> _Metadata:
-    return _Metadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
-
-
-def _llama_config(reader: GGUFReader, metadata: _Metadata) -> dict[str, JSONValue]:
-    """The `config.json` of a LlamaForCausalLM with the file's hyper-parameters."""
-    if "llama.rope.scaling.type" in metadata.values and metadata.text("llama.rope.scaling.type") != "none":
-        raise UsageError(f"{metadata.path}: scaled rotary embeddings (llama.rope.scaling.type) are not supported")
-    heads = metadata.integer("llama.attention.head_count")
-    hidden = metadata.integer("llama.embedding_length")
-    head_dim = metadata.integer("llama.attention.key_length", hidden // heads)
-    if metadata.integer("llama.rope.dimension_count", head_dim) != head_dim:
+def _config(reader: GGUFReader, metadata: Metadata) -> dict[str, JSONValue]:
+    """The `config.json` with the file's hyper-parameters."""
+    kind = metadata.text("general.architecture")
+    if kind not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UsageError(f"{metadata.path}: GGUF architecture {kind!r} is not supported, only {known} are")
+    if metadata.integer("split.count", 1) > 1:
+        raise UsageError(f"{metadata.path}: one of several parts of a GGUF file (split.count); merge them into one")
+    if metadata.integer(f"{kind}.expert_count", 0):
+        raise UsageError(f"{metadata.path}: a mixture of experts ({kind}.expert_count) is not supported")
+    heads = metadata.integer(f"{kind}.attention.head_count")
+    hidden = metadata.integer(f"{kind}.embedding_length")
+    head_dim = metadata.integer(f"{kind}.attention.key_length", hidden // heads)
+    if metadata.integer(f"{kind}.rope.dimension_count", head_dim) != head_dim:
         raise UsageError(f"{metadata.path}: rotary embeddings over part of a head are not supported")
+    theta = metadata.real(f"{kind}.rope.freq_base", 10_000.0)
     eos = metadata.integer("tokenizer.ggml.eos_token_id")
+    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
+    vocabulary = len(metadata.texts("tokenizer.ggml.tokens"))
+    if shapes.get("token_embd.weight") != [vocabulary, hidden]:
+        raise UsageError(
+            f"{metadata.path}: token_embd.weight has shape {shapes.get('token_embd.weight')}, "
+            f"the metadata say {[vocabulary, hidden]}"
+        )
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": len(metadata.texts("tokenizer.ggml.tokens")),
+        "architectures": [_ARCHITECTURES[kind].name],
+        "model_type": kind,
+        "vocab_size": vocabulary,
         "hidden_size": hidden,
-        "intermediate_size": metadata.integer("llama.feed_forward_length"),
-        "num_hidden_layers": metadata.integer("llama.block_count"),
+        "intermediate_size": metadata.integer(f"{kind}.feed_forward_length"),
+        "num_hidden_layers": metadata.integer(f"{kind}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": metadata.integer("llama.attention.head_count_kv", heads),
+        "num_key_value_heads": metadata.integer(f"{kind}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": metadata.integer("llama.context_length"),
-        "rms_norm_eps": metadata.real("llama.attention.layer_norm_rms_epsilon"),
-        "rope_theta": metadata.real("llama.rope.freq_base", 10_000.0),
+        "max_position_embeddings": metadata.integer(f"{kind}.context_length"),
+        "rms_norm_eps": metadata.real(f"{kind}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        "rope_scaling": _rope_scaling(reader, metadata, kind, theta, head_dim),
         "attention_bias": False,
         "mlp_bias": False,
-        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
+        "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": metadata.integer("tokenizer.ggml.bos_token_id", eos),
         "eos_token_id": eos,
         "pad_token_id": metadata.integer("tokenizer.ggml.padding_token_id", eos),
-        "dtype": _storage_dtype(reader),
+        "dtype": "float32" if any(_is_exact(t) for t in reader.tensors if len(t.shape) > 1) else "bfloat16",
     }
 
 
-def _storage_dtype(reader: GGUFReader) -> str:
-    """`float32` where a matrix is kept in full or half precision, else `bfloat16`."""
-    exact = any(t.tensor_type.name in {"F32", "F16"} for t in reader.tensors if len(t.shape) > 1)
-    return "float32" if exact else "bfloat16"
+def _rope_scaling(
+    reader: GGUFReader, metadata: Metadata, kind: str, theta: float, head_dim: int
+) -> Mapping[str, JSONValue] | None:
+    """`rope_scaling` of config.json: from the metadata, or for Llama 3 from the tensor of divisors [head_dim / 2]."""
+    stem = f"{kind}.rope.scaling"
+    scaling = metadata.text(f"{stem}.type") if f"{stem}.type" in metadata.values else "none"
+    divisors = next((tensor for tensor in reader.tensors if tensor.name == _ROTATION), None)
+    if divisors is not None:
+        return _llama3_scaling(divisors, metadata, theta, head_dim)
+    if scaling == "none":
+        return None
+    if scaling == "linear":
+        return {"rope_type": "linear", "factor": metadata.real(f"{stem}.factor")}
+    if scaling != "yarn":
+        raise UsageError(f"{metadata.path}: scaled rotary embeddings of the type {scaling!r} are not supported")
+    return {
+        "rope_type": "yarn",
+        "factor": metadata.real(f"{stem}.factor"),
+        "original_max_position_embeddings": metadata.integer(f"{stem}.original_context_length"),
+        "beta_fast": metadata.real(f"{stem}.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.real(f"{stem}.yarn_beta_slow", 1.0),
+    }
+
+
+def _llama3_scaling(divisors: ReaderTensor, metadata: Metadata, theta: float, head_dim: int) -> dict[str, JSONValue]:
+    """The parameters of Llama 3.1 and its successors, if they give the `divisors` in the file.
+
+    llama.cpp keeps the divisors and not the parameters, all but one of which have been the same in every release.
+    """
+    import numpy as np
+
+    factor = round(float(divisors.data.max()), 3)
+    scaling = Llama3Scaling(factor, 1.0, 4.0, 8192)
+    frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    expected = np.divide(frequencies, scaling.apply(frequencies))
+    if divisors.data.shape != expected.shape or not np.allclose(divisors.data, expected, rtol=1e-5, atol=0):
+        raise UsageError(
+            f"{metadata.path}: {_ROTATION} holds other values than those of Llama 3, so it is not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": scaling.low_frequency_factor,
+        "high_freq_factor": scaling.high_frequency_factor,
+        "original_max_position_embeddings": scaling.original_positions,
+    }
+
+
+def _is_exact(tensor: ReaderTensor) -> bool:
+    """Whether a weight has more bits than a bfloat16 keeps."""
+    return tensor.tensor_type.name in {"F32", "F16", "F64"}
 
 
 def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValue], say: Progress) -> None:
-    """Dequantise every tensor of the file into one safetensors file of the dtype in `config`."""
+    """Dequantise every tensor of the file into one safetensors file."""
     import torch
     from gguf import dequantize
-    from safetensors.torch import save
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] its PathLike is bare
 
-    dtype = torch.float32 if config["dtype"] == "float32" else torch.bfloat16
+    architecture = _ARCHITECTURES[cast("str", config["model_type"])]
     heads = {"q": cast("int", config["num_attention_heads"]), "k": cast("int", config["num_key_value_heads"])}
     total = sum(tensor.n_elements for tensor in reader.tensors)
     done = 0
     weights: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
         say("converting the weights", done / total)
-        array = cast("NDArray[np.float32]", dequantize(tensor.data, tensor.tensor_type))
-        for projection, count in heads.items():
-            if tensor.name.endswith(f".attn_{projection}.weight"):
-                array = _unpermute(array, count)
-        weights[_tensor_name(tensor.name)] = torch.from_numpy(array.copy()).to(dtype)
         done += int(tensor.n_elements)
+        if tensor.name == _ROTATION:
+            continue
+        name = _tensor_name(tensor.name, architecture)
+        try:
+            array = cast("NDArray[np.float32]", dequantize(tensor.data, tensor.tensor_type))
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise UsageError(f"{tensor.name}: the GGUF quantisation {kind} is not supported") from error
+        for projection, count in heads.items():
+            if architecture.permuted and tensor.name.endswith(f".attn_{projection}.weight"):
+                array = _unpermute(array, count)
+        weights[name] = torch.from_numpy(array.copy()).to(torch.float32 if _is_exact(tensor) else torch.bfloat16)
     say("writing the weights", None)
-    atomic.write_bytes(path, save(weights, metadata={"format": "pt"}))
+    save_file(weights, path, metadata={"format": "pt"})
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
-def _tensor_name(name: str) -> str:
+def _tensor_name(name: str, architecture: _Architecture) -> str:
     """The Hugging Face name of the GGUF tensor `name`."""
     if name in _MODEL_TENSORS:
         return _MODEL_TENSORS[name]
     block, _, rest = name.partition(".")
     layer, _, kind = rest.partition(".")
-    if block != "blk" or kind not in _LAYER_TENSORS:
-        raise UsageError(f"GGUF tensor {name!r} is not part of a plain llama, so this model cannot be converted")
-    return f"model.layers.{layer}.{_LAYER_TENSORS[kind]}"
+    known = {**_LAYER_TENSORS, **architecture.more}
+    if block != "blk" or kind not in known:
+        raise UsageError(f"GGUF tensor {name!r} is not part of a plain {architecture.name}, so it cannot be converted")
+    return f"model.layers.{layer}.{known[kind]}"
 
 
 def _unpermute(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -223,65 +271,6 @@ def _unpermute(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
     """
     pairs = weight.reshape(heads, -1, 2, weight.shape[1])  # [heads, head_dim/2, 2, hidden]
     return pairs.swapaxes(1, 2).reshape(weight.shape)
-
-
-def _write_tokenizer(folder: Path, metadata: _Metadata) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` from the vocabulary, merges and template in the file.
-
-    transformers' own GGUF reader is not used: it takes every llama's vocabulary for a SentencePiece one, which adds
-    tokens and moves the end-of-sequence token of a model that has GPT-2's byte-level vocabulary.
-    """
-    tokens = metadata.texts("tokenizer.ggml.tokens")
-    _build_tokenizer(tokens, metadata).save(str(folder / "tokenizer.json"))
-    config: dict[str, JSONValue] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": metadata.integer("llama.context_length"),
-        "add_prefix_space": False,
-        "clean_up_tokenization_spaces": False,
-    }
-    for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        if f"tokenizer.ggml.{key}_token_id" in metadata.values:
-            config[f"{role}_token"] = tokens[metadata.integer(f"tokenizer.ggml.{key}_token_id")]
-    if "tokenizer.chat_template" in metadata.values:
-        config["chat_template"] = metadata.text("tokenizer.chat_template")
-    _write_json(folder / "tokenizer_config.json", config)
-
-
-def _build_tokenizer(tokens: list[str], metadata: _Metadata) -> Tokenizer:
-    """The byte-level BPE tokenizer of the file: token id = index in `tokens`."""
-    from tokenizers import AddedToken, Tokenizer
-    from tokenizers.decoders import ByteLevel
-    from tokenizers.models import BPE
-
-    kind = metadata.text("tokenizer.ggml.model")
-    if kind != "gpt2":
-        raise UsageError(f"{metadata.path}: GGUF tokenizer {kind!r} is not supported, only 'gpt2' (byte-level BPE) is")
-    if metadata.values.get("tokenizer.ggml.add_bos_token", False):
-        raise UsageError(f"{metadata.path}: a GGUF tokenizer that adds a beginning-of-sequence token is not supported")
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in metadata.texts("tokenizer.ggml.merges"))]
-    tokenizer = Tokenizer(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    tokenizer.pre_tokenizer = _pre_tokenizer(metadata)
-    tokenizer.decoder = ByteLevel()
-    types = metadata.integers("tokenizer.ggml.token_type")
-    for token, token_type in zip(tokens, types, strict=True):
-        if token_type == _CONTROL_TOKEN:
-            tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
-        elif token_type == _USER_DEFINED_TOKEN:
-            tokenizer.add_tokens([AddedToken(token, normalized=False)])
-    return tokenizer
-
-
-def _pre_tokenizer(metadata: _Metadata) -> PreTokenizer:
-    """How text is cut before merging, after llama.cpp's name for it (`llama_vocab_pre_type`)."""
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-
-    name = metadata.text("tokenizer.ggml.pre")
-    words = ByteLevel(add_prefix_space=False, use_regex=True)
-    if name == "smollm":
-        return Sequence([Digits(individual_digits=True), words])
-    if name == "gpt-2":
-        return words
-    raise UsageError(f"{metadata.path}: GGUF pre-tokenizer {name!r} is not supported, only 'smollm' and 'gpt-2' are")
 
 
 def _rename_or_discard(temporary: Path, out: Path) -> None:

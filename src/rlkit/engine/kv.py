@@ -24,7 +24,7 @@ def bucket(tokens: int) -> int:
 
 
 def kv_bytes(config: ModelConfig, tokens: int) -> int:
-    """Memory that a sequence of `tokens` takes up."""
+    """Memory that a sequence of `tokens` takes up in float32."""
     return 2 * 4 * config.layers * config.kv_heads * config.head_dim * bucket(tokens)
 
 
@@ -32,14 +32,18 @@ class KvBlock[Row]:
     """All rows of one bucket: keys and values [layers, capacity, K, bucket, D].
 
     `rows[i]` is what the caller keeps for row i; dropping a row moves the last one into its place.
+
+    Args:
+        like: a tensor of the device and type that keys and values have.
     """
 
-    def __init__(self, config: ModelConfig, tokens: int) -> None:
+    def __init__(self, config: ModelConfig, tokens: int, like: Tensor) -> None:
         self.tokens = tokens
         self.rows: list[Row] = []
         self.lengths: list[int] = []
         self._config = config
         self._heads = config.heads
+        self._like = like
         self._keys = self._zeros(0)
         self._values = self._zeros(0)
 
@@ -78,10 +82,11 @@ class KvBlock[Row]:
     def begin(self) -> Tensor:
         """Make room for one more position in every row, and return the additive mask [n, bucket] of this step."""
         self.lengths = [length + 1 for length in self.lengths]
-        self._last = torch.tensor(self.lengths) - 1
-        self._row_index = torch.arange(len(self.rows))
-        hidden = torch.arange(self.tokens) > self._last[:, None]
-        return torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        device = self._like.device
+        self._last = torch.tensor(self.lengths, device=device) - 1
+        self._row_index = torch.arange(len(self.rows), device=device)
+        hidden = torch.arange(self.tokens, device=device) > self._last[:, None]
+        return self._like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
     def attend(self, layer: int, qk: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Write this step's position and attend: qk [n, H + K, D] and values [n, K, D] to [n, H · D]."""
@@ -97,4 +102,4 @@ class KvBlock[Row]:
 
     def _zeros(self, rows: int) -> Tensor:
         config = self._config
-        return torch.zeros(config.layers, rows, config.kv_heads, self.tokens, config.head_dim)
+        return self._like.new_zeros(config.layers, rows, config.kv_heads, self.tokens, config.head_dim)

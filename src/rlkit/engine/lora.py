@@ -13,13 +13,15 @@ gate and up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rlkit.engine.config import ModelConfig
+from rlkit.engine.products import pack
 from rlkit.engine.weights import Layer, Weights
 
 ALPHA = 32.0
@@ -46,15 +48,19 @@ class Lora:
     def delta(self, x: Tensor) -> Tensor:
         """The low-rank term of `x [N, in]`, [N, out of all parts]."""
         rank = self.bs[0].shape[0]
-        inner = (x @ self.a) * self.scale
-        parts = [inner[:, i * rank : (i + 1) * rank] @ b for i, b in enumerate(self.bs)]
+        inner = (x @ self.a.to(x.dtype)) * self.scale
+        parts = [inner[:, i * rank : (i + 1) * rank] @ b.to(x.dtype) for i, b in enumerate(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def merge(self, weight: Tensor, out: Tensor) -> Tensor:
-        """`weight [in, out]` plus the adapter's own matrix, written to `out`."""
-        rank = self.bs[0].shape[0]
-        parts = [self.a[:, i * rank : (i + 1) * rank] @ b for i, b in enumerate(self.bs)]
-        return torch.add(weight, torch.cat(parts, -1), alpha=self.scale, out=out)
+    def merged(self, transposed: Tensor) -> Tensor:
+        """A weight given as [out, in] plus the adapter's own matrix, [out, in]."""
+        out = torch.empty(transposed.shape, dtype=torch.float32, device=transposed.device)
+        rank, row = self.bs[0].shape[0], 0
+        for i, b in enumerate(self.bs):
+            rows, columns = slice(row, row + b.shape[1]), slice(i * rank, (i + 1) * rank)
+            torch.addmm(transposed[rows].float(), b.t(), self.a[:, columns].t(), alpha=self.scale, out=out[rows])
+            row = rows.stop
+        return out.to(transposed.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +105,12 @@ class Adapter:
         """The adapter of the output layer, which takes the hidden state to logits."""
         return self._lora("unembed", _GROUPS["unembed"])
 
+    def to(self, device: torch.device) -> Adapter:
+        """The same adapter on a device; itself if it is there."""
+        return (
+            self if self.flat.device == device else Adapter(self.config, self.settings, self.flat.detach().to(device))
+        )
+
     def snapshot(self) -> Adapter:
         """A frozen copy."""
         return Adapter(self.config, self.settings, self.flat.detach().clone())
@@ -139,42 +151,38 @@ def size(config: ModelConfig, settings: LoraSettings) -> int:
 
 
 def new_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Adapter:
-    """A fresh trainable adapter, the same for the same seed."""
+    """A fresh trainable adapter on the CPU, the same for the same seed."""
     flat = torch.zeros(size(config, settings))
     generator = torch.Generator().manual_seed(seed % 2**63)
     for name, place, shape in slots(config, settings):
         if name.endswith("lora_A"):
             flat[place].uniform_(-1 / math.sqrt(shape[0]), 1 / math.sqrt(shape[0]), generator=generator)
-    return Adapter(config, settings, flat, trainable=True)
+    return Adapter(config, settings, flat)
 
 
-def merge(weights: Weights, adapter: Adapter) -> Weights:
-    """New weights with the adapter added in; what it does not touch is shared."""
-    loras = [adapter.layer(i) for i in range(len(weights.layers))]
-    pairs = zip(weights.layers, loras, strict=True)
-    touched: list[Tensor] = [getattr(layer, name) for layer, lora in pairs for name in _MATRICES if getattr(lora, name)]
-    # One large block goes back to the system as soon as these weights are dropped; many small ones would fragment.
-    sizes = [tensor.numel() for tensor in touched]
-    spaces: Iterator[Tensor] = iter(torch.split(torch.empty(sum(sizes)), sizes))
+def serve(
+    weights: Weights, adapter: Adapter | None, run: Callable[[Sequence[Callable[[], Layer]]], list[Layer]]
+) -> Weights:
+    """Weights for sampling: the adapter, if any, added in, and every matrix packed for products that only read it.
 
-    def merged_layer(layer: Layer, lora: LayerAdapter) -> Layer:
-        changed: dict[str, Tensor] = {}
-        for name in _MATRICES:
-            part: Lora | None = getattr(lora, name)
-            if part is not None:
-                weight: Tensor = getattr(layer, name)
-                changed[name] = part.merge(weight, next(spaces).view(weight.shape))
-        return replace(layer, **changed)
+    Args:
+        run: calls the functions it is given, one for each layer, and returns what they return.
+    """
+    unembed = None if adapter is None else adapter.unembed()
+    with torch.inference_mode():
+        layers = run([partial(_served, layer, adapter and adapter.layer(i)) for i, layer in enumerate(weights.layers)])
+        head = weights.head if unembed is None else unembed.merged(weights.head)
+        return replace(weights, layers=tuple(layers), head=pack(head))
 
-    unembed = adapter.unembed()
-    with torch.no_grad():
-        return replace(
-            weights,
-            layers=tuple(merged_layer(layer, lora) for layer, lora in zip(weights.layers, loras, strict=True)),
-            head=weights.head
-            if unembed is None
-            else torch.addmm(weights.head, unembed.bs[0].t(), unembed.a.t(), alpha=unembed.scale),
-        )
+
+@torch.inference_mode()
+def _served(layer: Layer, lora: LayerAdapter | None) -> Layer:
+    def served(name: str) -> Tensor:
+        transposed: Tensor = getattr(layer, name).t()
+        part: Lora | None = getattr(lora, name, None)
+        return pack(transposed if part is None else part.merged(transposed))
+
+    return replace(layer, **{name: served(name) for name in _MATRICES})
 
 
 def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, tuple[int, int]]]:

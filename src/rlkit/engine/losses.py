@@ -1,7 +1,7 @@
 """The loss functions of the Tinker API: each a sum over tokens, never a mean.
 
-Invariant: a loss is a function of each token's own log-probability, so that its gradient can be had before the output
-layer's backward pass and no logits need be kept.
+Invariant: given what is known of its sequence, a loss is a function of each token's own log-probability, so that its
+gradient can be had before the output layer's backward pass and no logits need be kept.
 
 With logp the trained model's log-probability of the target, q the sampler's, A the advantage, ratio = exp(logp − q):
 
@@ -10,8 +10,13 @@ With logp the trained model's log-probability of the target, q the sampler's, A 
     ppo                   −min(ratio · A, clip(ratio, low, high) · A)          low 0.8, high 1.2
     cispo                 −stop_gradient(clip(ratio, low, high)) · logp · A    low 0, high 4
     dro                   −(logp · A − ½ β (logp − q)²)                        β 0.05
+    gspo                  −min(s · A, clip(s, low, high) · A)                  low 0.8, high 1.2
 
-(Schulman et al. 2017, eq. 7; MiniMax-M1 2025, eq. 4; Richemond et al. 2024; the sums as Tinker documents them.)
+In gspo every token has the ratio s of its sequence, exp(mean of logp − q over the tokens that `sequence_ratio_mask`
+marks), held constant, times its own logp's gradient: s · exp(logp − stop_gradient(logp)), the token variant of GSPO.
+
+(Schulman et al. 2017, eq. 7; MiniMax-M1 2025, eq. 4; Richemond et al. 2024; Zheng et al. 2025, eq. 14; the sums as
+Tinker documents them.)
 Thresholds are ratios, not distances from 1. They may also be given per token, as loss inputs of the same names.
 """
 
@@ -38,6 +43,7 @@ class LossSpec:
     settings: Mapping[str, float]
 
 
+SEQUENCE = "sequence_log_ratio"
 _CLIPS = ("clip_low_threshold", "clip_high_threshold")
 
 LOSSES: Mapping[str, LossSpec] = {
@@ -46,6 +52,9 @@ LOSSES: Mapping[str, LossSpec] = {
     "ppo": LossSpec(("logprobs", "advantages"), _CLIPS, dict(zip(_CLIPS, (0.8, 1.2), strict=True))),
     "cispo": LossSpec(("logprobs", "advantages"), _CLIPS, dict(zip(_CLIPS, (0.0, 4.0), strict=True))),
     "dro": LossSpec(("logprobs", "advantages"), (), {"beta": 0.05}),
+    "gspo": LossSpec(
+        ("logprobs", "advantages", "sequence_ratio_mask"), _CLIPS, dict(zip(_CLIPS, (0.8, 1.2), strict=True))
+    ),
 }
 
 
@@ -56,6 +65,11 @@ class Loss:
     name: str
     settings: Mapping[str, float]
 
+    @property
+    def by_sequence(self) -> bool:
+        """Whether the inputs must hold `SEQUENCE`, which `sequence_log_ratio` finds."""
+        return self.name == "gspo"
+
     def __call__(self, logp: Tensor, inputs: Inputs) -> Tensor:
         """Each token's loss, [N], of `logp [N]`."""
         if self.name == "cross_entropy":
@@ -63,12 +77,12 @@ class Loss:
         advantage, q = inputs["advantages"], inputs["logprobs"]
         if self.name == "dro":
             return -(logp * advantage - 0.5 * self.settings["beta"] * (logp - q).square())
-        ratio = torch.exp(logp - q)
+        ratio = torch.exp(inputs[SEQUENCE] + logp - logp.detach() if self.by_sequence else logp - q)
         if self.name == "importance_sampling":
             return -ratio * advantage
-        low, high = (inputs[name] if name in inputs else torch.tensor(self.settings[name]) for name in _CLIPS)
+        low, high = (inputs[name] if name in inputs else logp.new_tensor(self.settings[name]) for name in _CLIPS)
         clipped = torch.minimum(torch.maximum(ratio, low), high)
-        if self.name == "ppo":
+        if self.name in ("ppo", "gspo"):
             return -torch.minimum(ratio * advantage, clipped * advantage)
         return -clipped.detach() * logp * advantage
 
@@ -79,6 +93,14 @@ class Loss:
             losses = self(leaf, inputs)
             (gradient,) = torch.autograd.grad(losses.sum(), leaf)
         return losses.detach(), gradient
+
+
+def sequence_log_ratio(logp: Tensor, inputs: Inputs) -> Tensor:
+    """The mean of logp − q over the marked tokens of one sequence, once for each token: `logp` and the result [N]."""
+    marked = inputs["sequence_ratio_mask"] != 0
+    if not marked.any():
+        return torch.zeros_like(logp)
+    return (logp - inputs["logprobs"])[marked].mean().expand_as(logp)
 
 
 def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:

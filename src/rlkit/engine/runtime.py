@@ -8,33 +8,37 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+from tinker import types
 
 from rlkit.engine import wire
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.config import ModelConfig, read_config
+from rlkit.engine.config import read_config
+from rlkit.engine.lanes import Lanes
 from rlkit.engine.learner import AdamSettings, Learner
-from rlkit.engine.lora import Adapter, LoraSettings, merge, new_adapter
+from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import make_loss
 from rlkit.engine.promises import Promise, proto_answer
-from rlkit.engine.sampler import Decoder, SampleRequest, SampleResult
+from rlkit.engine.requests import SampleResult, Ticket
+from rlkit.engine.sampler import Decoder
 from rlkit.engine.snapshots import Snapshots
 from rlkit.engine.stops import StopRule
 from rlkit.engine.weights import Weights, load_weights
+from rlkit.engine.wire_sample import decode_sample, encode_sample
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 _log = logging.getLogger(__name__)
 
-_CORES = torch.get_num_threads()
-_ONE_THREAD_BELOW = 256
+# A model whose products take microseconds only loses by handing half of them to another thread.
+_ONE_LANE_BELOW = 256
 _BASES_MAX = 2
-_MERGED_MAX = 2
+_SERVED_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,27 +82,34 @@ class Runtime:
         resolve: a base model's name to its directory.
         store: where checkpoints go.
         scratch: a folder of this server's own, removed by `close`.
-        threads: how many threads torch uses; by default one for a tiny model and the number of cores for others.
+        threads: how many cores to use; by default one for a tiny model and all of them for others.
+        device: where models are: "cpu" or "cuda".
     """
 
     def __init__(
-        self, resolve: Callable[[str], Path], store: CheckpointStore, scratch: Path, threads: int | None
+        self,
+        resolve: Callable[[str], Path],
+        store: CheckpointStore,
+        scratch: Path,
+        threads: int | None,
+        device: torch.device,
     ) -> None:
-        self._threads = threads
+        self._device = device
+        self._narrow, self._wide = Lanes(1), Lanes(threads if device.type == "cpu" else 1)
         self._resolve = resolve
         self._store = store
         self._snapshots = Snapshots(scratch)
         self._bases: OrderedDict[str, _Base] = OrderedDict()
         self._models: dict[str, _Model] = {}
         self._decoders: OrderedDict[SamplerRef, Decoder] = OrderedDict()
-        self._sampling: dict[Decoder, set[Promise]] = {}
+        self._sampling: dict[Decoder, dict[Promise, Ticket]] = {}
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
         """Make a model with a fresh adapter."""
         base = self._base(base_model)
         weights = base.weights
         adapter = new_adapter(weights.config, settings, seed=secrets.randbits(62) if seed is None else seed)
-        self._models[model_id] = _Model(base_model, Learner(weights, adapter))
+        self._models[model_id] = _Model(base_model, Learner(weights, adapter, self._lanes(weights)))
         return ModelInfo(base_model, base.directory, settings.rank)
 
     def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
@@ -108,11 +119,14 @@ class Runtime:
             raise UsageError(f"{path} was trained from {info.base_model!r} and cannot be loaded into {base_model!r}")
         base = self._base(info.base_model)
         weights = base.weights
-        adapter, moments = self._store.load(path, weights.config, trainable=True)
+        adapter, moments = self._store.load(path, weights.config)
         if optimiser and moments is None:
             raise UsageError(f"{path} holds no optimiser state: save it with save_state, or load the weights only")
+        lanes = self._lanes(weights)
         learner = (
-            Learner(weights, adapter, moments=moments, steps=info.steps) if optimiser else Learner(weights, adapter)
+            Learner(weights, adapter, lanes, moments=moments, steps=info.steps)
+            if optimiser
+            else Learner(weights, adapter, lanes)
         )
         self._models[model_id] = _Model(info.base_model, learner)
         return ModelInfo(info.base_model, base.directory, info.settings.rank)
@@ -120,7 +134,6 @@ class Runtime:
     def train(self, request: wire.TrainRequest) -> bytes:
         """Run a forward or forward-backward request."""
         learner = self._model(request.model_id).learner
-        self._set_threads(learner.weights.config)
         loss = make_loss(request.loss, request.settings)
         examples = wire.decode_examples(request.data)
         run = learner.forward if request.forward_only else learner.forward_backward
@@ -130,7 +143,15 @@ class Runtime:
         """Apply the accumulated gradient; its norm before clipping."""
         return self._model(model_id).learner.step(settings)
 
-    def save_state(self, model_id: str, name: str, *, overwrite: bool) -> str:
+    def save_state(
+        self,
+        model_id: str,
+        name: str,
+        *,
+        overwrite: bool,
+        ttl_s: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> str:
         """Write a training state; its tinker:// path."""
         model = self._model(model_id)
         return self._store.save(
@@ -141,12 +162,30 @@ class Runtime:
             model.learner.adapter,
             moments=model.learner.moments,
             overwrite=overwrite,
+            ttl_s=ttl_s,
+            user_metadata=user_metadata,
         )
 
-    def save_sampler(self, model_id: str, name: str) -> str:
+    def save_sampler(
+        self,
+        model_id: str,
+        name: str,
+        *,
+        ttl_s: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> str:
         """Write sampler weights, which never change once they have a name; their tinker:// path."""
         model = self._model(model_id)
-        return self._store.save(model_id, "sampler_weights", name, _info(model), model.learner.adapter)
+        adapter = model.learner.adapter
+        return self._store.save(
+            model_id, "sampler_weights", name, _info(model), adapter, ttl_s=ttl_s, user_metadata=user_metadata
+        )
+
+    def save_external(self, model_id: str, name: str, *, ttl_s: int | None, recipients: Sequence[str]) -> str:
+        """Write a PEFT adapter for downloading; its tinker:// path."""
+        model = self._model(model_id)
+        adapter = model.learner.adapter
+        return self._store.save_external(model_id, name, _info(model), adapter, ttl_s=ttl_s, recipients=recipients)
 
     def snapshot(self, model_id: str, key: str) -> SamplerRef:
         """Keep a copy of the weights as they are now."""
@@ -154,51 +193,58 @@ class Runtime:
         self._snapshots.put(key, model.learner.adapter.snapshot())
         return SamplerRef(model.base_model, snapshot=key)
 
-    def sample(self, ref: SamplerRef, spec: wire.SamplingSpec, promise: Promise) -> None:
+    def drop_snapshot(self, ref: SamplerRef) -> None:
+        """Forget a copy from which no new samples will be asked for; those that are running go on."""
+        if ref.snapshot is not None:
+            self._snapshots.drop(ref.snapshot)
+
+    def sample(self, ref: SamplerRef, request: types.SampleRequest, promise: Promise) -> None:
         """Queue a sampling request; its promise is kept by a later `advance`."""
         base = self._base(ref.base_model)
-        if spec.stop_tokens is None:
-            stop = StopRule(base.weights.config.eos)
-        else:
-            decode = _decoder_of(base.directory) if spec.stop_strings else None
-            stop = StopRule(frozenset(spec.stop_tokens), spec.stop_strings, decode)
-        request = SampleRequest(
-            spec.prompt,
-            spec.samples,
-            spec.max_tokens,
-            secrets.randbits(64) if spec.seed is None else spec.seed,
-            spec.settings,
-            stop,
-            spec.prompt_logprobs,
-        )
+
+        def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
+            if tokens is None:
+                return StopRule(base.weights.config.eos)
+            return StopRule(frozenset(tokens), tuple(strings), _decoder_of(base.directory) if strings else None)
+
+        wanted = decode_sample(request, rule)
         decoder = self._decoder(ref, base)
 
         def done(result: SampleResult) -> None:
-            self._sampling[decoder].discard(promise)
-            promise.resolve(proto_answer(wire.encode_sample(result)))
+            self._sampling[decoder].pop(promise, None)
+            promise.resolve(proto_answer(encode_sample(result, request)))
 
-        decoder.submit(request, done)
-        self._sampling.setdefault(decoder, set()).add(promise)
+        self._sampling.setdefault(decoder, {})[promise] = decoder.submit(wanted, done)
+
+    def cancel(self, promise: Promise) -> None:
+        """Stop working on a sampling request, if it is being worked on."""
+        for decoder, tickets in self._sampling.items():
+            if (ticket := tickets.pop(promise, None)) is not None:
+                decoder.cancel(ticket)
 
     def advance(self) -> bool:
         """Decode one token for every running sample; whether there is more to do."""
         for ref, decoder in list(self._decoders.items()):
             if not decoder.busy:
                 continue
-            self._set_threads(decoder.config)
             try:
                 decoder.step()
             except Exception as error:
                 _log.exception("sampling failed")
                 del self._decoders[ref]
-                for promise in self._sampling.pop(decoder, set()):
+                for promise in self._sampling.pop(decoder, {}):
                     fail(promise, error)
         return any(decoder.busy for decoder in self._decoders.values())
 
     def release(self, session_id: str) -> None:
-        """Forget the models and snapshots of a session."""
+        """Forget the models, samples and snapshots of a session."""
         for model_id in [m for m in self._models if m.startswith(f"{session_id}:")]:
             del self._models[model_id]
+        for requests in list(self._sampling.values()):
+            for promise in [p for p in requests if p.request_id.startswith(f"{session_id}:")]:
+                self.cancel(promise)
+        for ref in [ref for ref in self._decoders if ref.snapshot and ref.snapshot.startswith(f"{session_id}:")]:
+            self._sampling.pop(self._decoders.pop(ref), None)
         self._snapshots.drop(f"{session_id}:")
 
     def unload(self, model_id: str) -> None:
@@ -220,13 +266,11 @@ class Runtime:
         self._bases.clear()
         self._decoders.clear()
         self._snapshots.close()
+        self._narrow.close()
+        self._wide.close()
 
-    def _set_threads(self, config: ModelConfig) -> None:
-        """Choose for each model anew: the choice decides the last bits, so that it may depend on the model only."""
-        # A thread that waits for another spins. Under a tiny model that is all it does, and where other work runs on
-        # the same cores it made decoding twenty times slower.
-        tiny = config.hidden_size < _ONE_THREAD_BELOW
-        torch.set_num_threads(self._threads or (1 if tiny else _CORES))
+    def _lanes(self, weights: Weights) -> Lanes:
+        return self._narrow if weights.config.hidden_size < _ONE_LANE_BELOW else self._wide
 
     def _model(self, model_id: str) -> _Model:
         if model_id not in self._models:
@@ -237,7 +281,7 @@ class Runtime:
         if name not in self._bases:
             directory = self._resolve(name)
             _log.info("loading %s from %s", name, directory)
-            self._bases[name] = _Base(directory, load_weights(directory))
+            self._bases[name] = _Base(directory, load_weights(directory, self._device))
             while len(self._bases) > _BASES_MAX:
                 self._bases.popitem(last=False)
         self._bases.move_to_end(name)
@@ -247,25 +291,25 @@ class Runtime:
         if ref not in self._decoders:
             adapter = self._adapter(ref, base)
             self._forget_idle()
-            self._decoders[ref] = Decoder(base.weights if adapter is None else merge(base.weights, adapter))
+            lanes = self._lanes(base.weights)
+            self._decoders[ref] = Decoder(serve(base.weights, adapter, lanes.run), lanes)
         self._decoders.move_to_end(ref)
         return self._decoders[ref]
 
     def _adapter(self, ref: SamplerRef, base: _Base) -> Adapter | None:
         if ref.path is not None:
-            return self._store.load(ref.path, base.weights.config, trainable=False)[0]
+            return self._store.load(ref.path, base.weights.config)[0].to(self._device)
         if ref.snapshot is None:
             return None
         adapter = self._snapshots.get(ref.snapshot)
         if adapter is None:
             raise UsageError("these sampler weights are gone: the session that made them has ended")
-        return adapter
+        return adapter.to(self._device)
 
     def _forget_idle(self) -> None:
-        """Drop merged copies, oldest first, so that a new one keeps the number within its bound."""
-        merged = [ref for ref in self._decoders if ref.path or ref.snapshot]
-        idle = [ref for ref in merged if not self._decoders[ref].busy]
-        for ref in idle[: max(len(merged) - _MERGED_MAX + 1, 0)]:
+        """Drop weights for sampling, oldest first, so that new ones keep their number within its bound."""
+        idle = [ref for ref, decoder in self._decoders.items() if not decoder.busy]
+        for ref in idle[: max(len(self._decoders) - _SERVED_MAX + 1, 0)]:
             self._sampling.pop(self._decoders.pop(ref), None)
 
 

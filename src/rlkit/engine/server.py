@@ -40,7 +40,8 @@ class EngineServer:
         host: the address to listen on.
         port: 0 for any free one.
         api_key: the key that clients must send; a random one by default. It must start with `tml-`, as the SDK checks.
-        threads: how many threads torch uses; by default one for a tiny model and the number of cores for others.
+        threads: how many cores torch uses; by default one for a tiny model and all of them for others.
+        device: "cpu" or "cuda"; by default the GPU if torch finds one.
         root: where checkpoints are kept, across servers; by default `rlkit.paths.engine_dir()`.
         resolve: a model's name to its directory; by default `rlkit.engine.models.resolve_model`.
         models: names to advertise; others can be used too.
@@ -53,6 +54,7 @@ class EngineServer:
         port: int = 0,
         api_key: str | None = None,
         threads: int | None = None,
+        device: str | None = None,
         root: Path | None = None,
         resolve: Callable[[str], Path] | None = None,
         models: Sequence[str] = (),
@@ -61,7 +63,7 @@ class EngineServer:
         if not self.api_key.startswith("tml-"):
             raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other")
         self._address = (host, port)
-        self._service = Service(resolve=resolve or _resolve, root=root or engine_dir(), threads=threads)
+        self._service = Service(resolve=resolve or _resolve, root=root or engine_dir(), threads=threads, device=device)
         app = make_app(self._service, api_key=self.api_key, models=models)
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -120,7 +122,9 @@ class EngineServer:
         while not self._server.started and not serving.done():  # noqa: ASYNC110  uvicorn offers no event
             await asyncio.sleep(_POLL_S)
         self._ready.set()
+        watching = asyncio.create_task(self._service.watch_sessions())
         await serving
+        watching.cancel()
 
     def __enter__(self) -> Self:
         return self.start()

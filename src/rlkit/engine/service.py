@@ -1,4 +1,4 @@
-"""Sessions, the order of requests, and what each request becomes on the worker.
+"""What each request becomes: the order of a model's requests, what the worker does for them, and their answers.
 
 Invariant: the requests of one model run in the order of their `seq_id`, each of them once, however often and in
 whatever order they arrive. Everything here runs on the server's own thread except the jobs that it hands to the
@@ -7,54 +7,75 @@ worker.
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
+import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
+from pydantic import BaseModel
 from tinker import types
 
 from rlkit.engine import wire
-from rlkit.engine.checkpoints import CheckpointStore
+from rlkit.engine.checkpoints import CheckpointStore, Run, strings
+from rlkit.engine.devices import torch_device
 from rlkit.engine.learner import AdamSettings
 from rlkit.engine.lora import LoraSettings
-from rlkit.engine.promises import Answer, Promise, Promises, json_answer, proto_answer
+from rlkit.engine.promises import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.runtime import ModelInfo, Runtime, SamplerRef, fail
+from rlkit.engine.sessions import Line, Session, Sessions, Target
 from rlkit.engine.worker import Worker
 from rlkit.errors import MissingError, UsageError
 
 _log = logging.getLogger(__name__)
 
 _RANK_MAX = 512
+_ID_MAX = 1 << 31
+_SEED_MAX = 1 << 63
+# The parts of one large call arrive together, its first part last.
+_AHEAD_MAX = 4096
+_SWEEP_S = 60.0
+_INSTEAD = {
+    "stable_reinforce": "use importance_sampling, ppo or cispo with the sampler's log-probabilities",
+    "custom": "use forward_backward_custom with a function, which runs on the client",
+}
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 type Job = Callable[[Promise], Answer | None]
 """Runs on the worker; None when the promise is kept later."""
 
 
-@dataclass(slots=True, eq=False)
-class _Line:
-    """The requests of one model, waiting for their turn; `info` is known once it is made."""
-
-    next_seq: int = 1
-    waiting: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
-    info: ModelInfo | None = None
-
-
 class Service:
-    """Everything a server does, without HTTP."""
+    """Everything a server does, without HTTP.
 
-    def __init__(self, *, resolve: Callable[[str], Path], root: Path, threads: int | None) -> None:
+    Args:
+        clock: seconds from any start, by which silent sessions end.
+    """
+
+    def __init__(
+        self,
+        *,
+        resolve: Callable[[str], Path],
+        root: Path,
+        threads: int | None,
+        device: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.promises = Promises()
+        self.sessions = Sessions(clock)
         self.store = CheckpointStore(root)
-        self._runtime = Runtime(resolve, self.store, root / f".scratch-{secrets.token_hex(8)}", threads)
+        self._runtime = Runtime(
+            resolve, self.store, root / f".scratch-{secrets.token_hex(8)}", threads, torch_device(device)
+        )
         self._worker = Worker(self._runtime.advance)
-        self._sessions: set[str] = set()
-        self._lines: dict[str, _Line] = {}
-        self._samplers: dict[str, SamplerRef] = {}
 
     def start(self) -> None:
-        """Start the worker."""
+        """Clear away what a killed server left, and start the worker."""
+        self.store.sweep()
         self._worker.start()
 
     def stop(self) -> None:
@@ -64,45 +85,48 @@ class Service:
 
     def contexts(self) -> Mapping[str, int]:
         """The longest context of each base model in use, in tokens. It may wait for a model to be fetched."""
-        return self._runtime.contexts(ref.base_model for ref in list(self._samplers.values()))
+        targets = [target for session in self.sessions for target in list(session.samplers.values())]
+        return self._runtime.contexts(target.ref.base_model for target in targets)
 
     def create_session(self) -> str:
-        """A new session id, unlike that of any other server: checkpoints are named after it."""
-        session_id = secrets.token_hex(8)
-        self._sessions.add(session_id)
-        return session_id
-
-    def check_session(self, session_id: str) -> None:
-        """Raise `MissingError` unless the session is open."""
-        if session_id not in self._sessions:
-            raise MissingError(f"there is no session {session_id!r}")
+        """A new session's id."""
+        return self.sessions.open().session_id
 
     def finish_session(self, session_id: str) -> None:
-        """End a session: its models and unnamed sampler weights go."""
-        self.check_session(session_id)
-        self._sessions.discard(session_id)
-        prefix = f"{session_id}:"
-        self._lines = {k: v for k, v in self._lines.items() if not k.startswith(prefix)}
-        self._samplers = {k: v for k, v in self._samplers.items() if not k.startswith(prefix)}
-        self._worker.submit(lambda: self._runtime.release(session_id))
+        """End a session: its models, unnamed sampler weights and answers go. What was handed to the worker still runs.
+
+        Raises:
+            MissingError: there never was such a session.
+        """
+        session = self.sessions.end(session_id)
+        if session is not None:
+            self._forget(session)
+
+    def end_silent_sessions(self) -> None:
+        """End the sessions of clients that are gone; one that waits for a job which is running is not silent."""
+        for session in self.sessions.silent():
+            if not any(p.running and not p.done for p in self.promises.of(f"{session.session_id}:")):
+                _log.info("session %s ends: nothing was heard of its client", session.session_id)
+                self.finish_session(session.session_id)
+
+    async def watch_sessions(self) -> None:
+        """End silent sessions, for ever."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.end_silent_sessions()
 
     def create_model(self, request: types.CreateModelRequest) -> Promise:
         """Make a model with a new adapter."""
-        lora = request.lora_config
 
         def job(_: Promise) -> Answer:
-            if lora is None:
-                raise UsageError("create_model: lora_config is missing; the embedded engine trains LoRA adapters only")
-            if not 1 <= lora.rank <= _RANK_MAX:
-                raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
-            if request.optimizer_config.type != "adamw":
-                raise UsageError(f"optimizer_config: {request.optimizer_config.type!r} is not supported; use adamw")
-            settings = LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
-            line.info = self._runtime.create(model_id, request.base_model, settings, lora.seed)
+            settings = _lora_settings(request)
+            seed = None if request.lora_config is None else request.lora_config.seed
+            line.info = self._runtime.create(model_id, request.base_model, settings, seed)
+            self._note_run(model_id, line.info, request.user_metadata)
             return json_answer({"model_id": model_id, "type": "create_model"})
 
         model_id, line = self._new_line(request.session_id, request.model_seq_id)
-        return self._once(f"{model_id}#create", job)
+        return self._once(f"{model_id}#create", _fingerprint(request), job)
 
     def load_weights(self, request: types.LoadWeightsRequest) -> Promise:
         """Make a model from a checkpoint, or load a checkpoint into a model."""
@@ -110,35 +134,39 @@ class Service:
         def job(_: Promise) -> Answer:
             base = request.base_model
             line.info = self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
+            if request.model_id is None:
+                self._note_run(model_id, line.info, request.user_metadata)
             return json_answer({"path": request.path, "model_id": model_id, "type": "load_weights"})
 
         if request.model_id is not None and request.seq_id is not None:
             model_id = request.model_id
             line = self._line(model_id)
-            return self._in_turn(model_id, request.seq_id, job)
+            return self._in_turn(model_id, request.seq_id, _fingerprint(request), job)
         if request.session_id is None or request.model_seq_id is None:
             raise UsageError("load_weights: session_id and model_seq_id, or model_id and seq_id, are needed")
         model_id, line = self._new_line(request.session_id, request.model_seq_id)
-        return self._once(f"{model_id}#create", job)
+        return self._once(f"{model_id}#create", _fingerprint(request), job)
 
     def train(self, request: wire.TrainRequest) -> Promise:
         """Forward, or forward and backward."""
-        return self._in_turn(request.model_id, request.seq_id, lambda _: proto_answer(self._runtime.train(request)))
+
+        def job(_: Promise) -> Answer:
+            if request.loss in _INSTEAD:
+                raise UsageError(
+                    f"loss_fn {request.loss!r} is not supported by the embedded engine: {_INSTEAD[request.loss]}"
+                )
+            return proto_answer(self._runtime.train(request))
+
+        return self._in_turn(request.model_id, request.seq_id, request.fingerprint, job)
 
     def optim_step(self, request: types.OptimStepRequest) -> Promise:
         """Apply the gradient."""
 
         def job(_: Promise) -> Answer:
-            adam = request.optim_params
-            if not isinstance(adam, types.AdamParams):
-                raise UsageError(f"optim_step: {adam.type!r} is not supported; use AdamParams")
-            settings = AdamSettings(
-                adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm
-            )
-            norm = self._runtime.optim_step(request.model_id, settings)
+            norm = self._runtime.optim_step(request.model_id, _adam_settings(request))
             return json_answer({"metrics": {"unclipped_grad_l2:mean": norm}, "type": "optim_step"})
 
-        return self._in_turn(request.model_id, request.seq_id, job)
+        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
 
     def save_weights(self, request: types.SaveWeightsRequest) -> Promise:
         """Write a training state."""
@@ -146,38 +174,67 @@ class Service:
         def job(_: Promise) -> Answer:
             if request.path is None:
                 raise UsageError("save_weights: path, the checkpoint's name, is missing")
-            path = self._runtime.save_state(request.model_id, request.path, overwrite=request.overwrite)
+            path = self._runtime.save_state(
+                request.model_id,
+                request.path,
+                overwrite=request.overwrite,
+                ttl_s=request.ttl_seconds,
+                user_metadata=request.user_metadata,
+            )
             return json_answer({"path": path, "type": "save_weights"})
 
-        return self._in_turn(request.model_id, request.seq_id, job)
+        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
 
     def save_weights_for_sampler(self, request: types.SaveWeightsForSamplerRequest) -> Promise:
-        """Write sampler weights, or keep an unnamed snapshot of them for a new sampling session."""
+        """Write sampler weights, or keep an unnamed copy of them for a new sampling session."""
+        session, line = self.sessions.of(request.model_id), self._line(request.model_id)
 
         def job(_: Promise) -> Answer:
-            if request.kind != "snapshot":
-                raise UsageError(f"save_weights_for_sampler: kind {request.kind!r} is not supported; use 'snapshot'")
             if request.path is not None:
-                path = self._runtime.save_sampler(request.model_id, request.path)
+                if request.kind != "snapshot":
+                    raise UsageError(f"save_weights_for_sampler: weights with a name are not {request.kind!r}")
+                path = self._runtime.save_sampler(
+                    request.model_id, request.path, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
+                )
                 return json_answer({"path": path, "type": "save_weights_for_sampler"})
             if request.sampling_session_seq_id is None:
                 raise UsageError("save_weights_for_sampler: path or sampling_session_seq_id is needed")
-            session_id = request.model_id.partition(":")[0]
-            sampler_id = _sampler_id(session_id, request.sampling_session_seq_id)
-            self._samplers[sampler_id] = self._runtime.snapshot(request.model_id, sampler_id)
+            sampler_id = _new_id(session.session_id, "sample", request.sampling_session_seq_id)
+            if sampler_id in session.samplers:
+                raise UsageError(f"save_weights_for_sampler: sampling session {sampler_id!r} exists already")
+            if request.kind == "inflight":
+                session.samplers[sampler_id] = self._publish(request.model_id, line)
+            else:
+                session.samplers[sampler_id] = Target(self._runtime.snapshot(request.model_id, sampler_id))
             return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-        return self._in_turn(request.model_id, request.seq_id, job)
+        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
+
+    def save_weights_external(self, request: types.SaveWeightsExternalRequest) -> Promise:
+        """Write an adapter in the layout of `peft`, for downloading."""
+
+        def job(_: Promise) -> Answer:
+            recipients = request.age_encryption_recipients or ()
+            path = self._runtime.save_external(
+                request.model_id, request.path, ttl_s=request.ttl_seconds, recipients=recipients
+            )
+            return json_answer({"path": path, "type": "save_weights_external"})
+
+        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
 
     def unload_model(self, request: types.UnloadModelRequest) -> Promise:
         """Forget a model in training."""
+        session = self.sessions.of(request.model_id)
 
         def job(_: Promise) -> Answer:
             self._runtime.unload(request.model_id)
+            session.lines.pop(request.model_id, None)
             return json_answer({"model_id": request.model_id, "type": "unload_model"})
 
-        self._line(request.model_id)
-        return self._once(f"{request.model_id}#unload", job)
+        request_id = f"{request.model_id}#unload"
+        if self.promises.get(request_id) is None:
+            self._line(request.model_id)
+        return self._once(request_id, _fingerprint(request), job)
 
     def model_info(self, model_id: str) -> ModelInfo:
         """What is known of a model that was made."""
@@ -188,7 +245,7 @@ class Service:
 
     def create_sampling_session(self, request: types.CreateSamplingSessionRequest) -> str:
         """A sampling session over a base model or a checkpoint; its id."""
-        self.check_session(request.session_id)
+        session = self.sessions.get(request.session_id)
         if request.model_path is not None:
             if "/sampler_weights/" not in request.model_path:
                 raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
@@ -197,61 +254,133 @@ class Service:
             ref = SamplerRef(request.base_model)
         else:
             raise UsageError("create_sampling_session: base_model or model_path is needed")
-        sampler_id = _sampler_id(request.session_id, request.sampling_session_seq_id)
-        self._samplers[sampler_id] = ref
+        sampler_id = _new_id(request.session_id, "sample", request.sampling_session_seq_id)
+        known = session.samplers.setdefault(sampler_id, Target(ref))
+        if known.ref != ref:
+            raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
         return sampler_id
 
-    def sampler(self, sampler_id: str) -> SamplerRef:
+    def sampler(self, sampler_id: str) -> Target:
         """What a sampling session samples from."""
-        if sampler_id not in self._samplers:
+        target = self.sessions.of(sampler_id).samplers.get(sampler_id)
+        if target is None:
             raise MissingError(f"there is no sampling session {sampler_id!r}")
-        return self._samplers[sampler_id]
+        return target
 
     def sample(self, request: types.SampleRequest) -> Promise:
         """Sample from a sampling session."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise UsageError("asample: sampling_session_id and seq_id are needed")
-        ref = self.sampler(request.sampling_session_id)
+        target = self.sampler(request.sampling_session_id)
+        if target.ref.path is not None:
+            self.store.info(target.ref.path)  # raises once it has expired or was deleted
 
         def job(promise: Promise) -> None:
-            self._runtime.sample(ref, wire.decode_sample(request), promise)
+            self._runtime.sample(target.ref, request, promise)
 
-        return self._once(f"{request.sampling_session_id}#{request.seq_id}", job)
+        return self._once(f"{request.sampling_session_id}#{request.seq_id}", _fingerprint(request), job)
 
-    def _new_line(self, session_id: str, model_seq_id: int) -> tuple[str, _Line]:
-        self.check_session(session_id)
+    def promise(self, request_id: str) -> Promise:
+        """The promise of a request.
+
+        Raises:
+            GoneError: the answer was there and is forgotten.
+            MissingError: there is no such request.
+        """
+        session = self.sessions.of(request_id)
+        promise = self.promises.get(request_id)
+        if promise is not None:
+            return promise
+        owner, _, number = request_id.rpartition("#")
+        line = session.lines.get(owner)
+        seq_id = int(number) if _NUMBER.fullmatch(number) else None
+        if seq_id is not None and (owner in session.samplers or (line and seq_id < line.next_seq)):
+            raise GoneError(f"the answer to request {request_id!r} is forgotten")
+        raise MissingError(f"there is no request {request_id!r}")
+
+    def cancel(self, request_id: str) -> None:
+        """Give up a sampling request, which may be known no more; it frees its place in the batch.
+
+        Raises:
+            UsageError: the request is not for samples, and others may depend on it.
+        """
+        session = self.sessions.of(request_id)
+        if request_id.rpartition("#")[0] not in session.samplers:
+            raise UsageError("cancel_future: only sampling requests can be cancelled")
+        promise = self.promises.get(request_id)
+        if promise is not None:
+            promise.fail("the request was cancelled", "user")
+            self.promises.forget(request_id)
+            self._worker.submit(lambda: self._runtime.cancel(promise))
+
+    def _forget(self, session: Session) -> None:
+        prefix = f"{session.session_id}:"
+        for promise in self.promises.of(prefix):
+            # A save that was asked for is still made; samples and what waits for a turn that cannot come are dropped.
+            if not promise.running or promise.request_id.rpartition("#")[0] in session.samplers:
+                promise.fail("the session has ended", "user")
+            self.promises.forget(promise.request_id)
+        for line in session.lines.values():
+            line.waiting.clear()
+        self._worker.submit(lambda: self._runtime.release(session.session_id))
+
+    def _note_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
+        now = self.store.clock()
+        self.store.add_run(Run(model_id, info.base_model, info.rank, now, strings(user_metadata)))
+
+    def _publish(self, model_id: str, line: Line) -> Target:
+        """Give the model's in-flight sampling sessions its weights as they are now. Runs on the worker."""
+        ref = self._runtime.snapshot(model_id, f"{model_id}:inflight:{secrets.token_hex(8)}")
+        if line.inflight is None:
+            line.inflight = Target(ref)
+        else:
+            self._runtime.drop_snapshot(line.inflight.ref)
+            line.inflight.ref = ref
+        return line.inflight
+
+    def _new_line(self, session_id: str, model_seq_id: int) -> tuple[str, Line]:
+        session = self.sessions.get(session_id)
         # The client computes this id too, and names its checkpoints after it.
-        model_id = f"{session_id}:train:{model_seq_id}"
-        return model_id, self._lines.setdefault(model_id, _Line())
+        model_id = _new_id(session_id, "train", model_seq_id)
+        return model_id, session.lines.setdefault(model_id, Line())
 
-    def _line(self, model_id: str) -> _Line:
-        if model_id not in self._lines:
+    def _line(self, model_id: str) -> Line:
+        line = self.sessions.of(model_id).lines.get(model_id)
+        if line is None:
             raise MissingError(f"there is no model {model_id!r} on this server")
-        return self._lines[model_id]
+        return line
 
-    def _once(self, request_id: str, job: Job) -> Promise:
-        promise, new = self.promises.make(request_id)
+    def _once(self, request_id: str, fingerprint: bytes, job: Job) -> Promise:
+        promise, new = self.promises.make(request_id, fingerprint)
         if new:
-            self._worker.submit(lambda: _run(job, promise))
+            self._start(job, promise)
         return promise
 
-    def _in_turn(self, model_id: str, seq_id: int | None, job: Job) -> Promise:
+    def _in_turn(self, model_id: str, seq_id: int | None, fingerprint: bytes, job: Job) -> Promise:
         line = self._line(model_id)
         if seq_id is None or seq_id < 1:
             raise UsageError("seq_id is missing")
         request_id = f"{model_id}#{seq_id}"
         if seq_id < line.next_seq and self.promises.get(request_id) is None:
-            raise UsageError(f"request {seq_id} of {model_id} was answered long ago")
-        promise, new = self.promises.make(request_id)
+            raise GoneError(f"request {seq_id} of {model_id} was answered long ago, and is not run again")
+        if seq_id >= line.next_seq + _AHEAD_MAX:
+            raise UsageError(f"seq_id: {seq_id} is too far ahead of {line.next_seq}, whose turn it is")
+        promise, new = self.promises.make(request_id, fingerprint)
         if new:
-            line.waiting[seq_id] = lambda: _run(job, promise)
-            while (ready := line.waiting.pop(line.next_seq, None)) is not None:
-                self._worker.submit(ready)
+            line.waiting[seq_id] = lambda: self._start(job, promise)
+            while (start := line.waiting.pop(line.next_seq, None)) is not None:
+                start()
                 line.next_seq += 1
         return promise
 
+    def _start(self, job: Job, promise: Promise) -> None:
+        promise.running = True
+        self._worker.submit(lambda: _run(job, promise))
+
 
 def _run(job: Job, promise: Promise) -> None:
+    if promise.done:
+        return
     try:
         answer = job(promise)
     except Exception as error:
@@ -263,5 +392,39 @@ def _run(job: Job, promise: Promise) -> None:
             promise.resolve(answer)
 
 
-def _sampler_id(session_id: str, sampling_session_seq_id: int) -> str:
-    return f"{session_id}:sample:{sampling_session_seq_id}"
+def _fingerprint(request: BaseModel) -> bytes:
+    return blake2b(
+        request.model_dump_json().encode(), digest_size=16, person=type(request).__name__[:16].encode()
+    ).digest()
+
+
+def _new_id(session_id: str, kind: str, number: int) -> str:
+    if not 0 <= number < _ID_MAX:
+        raise UsageError(f"model_seq_id and sampling_session_seq_id must be 0 … {_ID_MAX - 1}")
+    return f"{session_id}:{kind}:{number}"
+
+
+def _lora_settings(request: types.CreateModelRequest) -> LoraSettings:
+    lora = request.lora_config
+    if lora is None:
+        raise UsageError("create_model: lora_config is missing; the embedded engine trains LoRA adapters only")
+    if not 1 <= lora.rank <= _RANK_MAX:
+        raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
+    if lora.seed is not None and not 0 <= lora.seed < _SEED_MAX:
+        raise UsageError(f"lora_config: seed must be 0 … {_SEED_MAX - 1}, not {lora.seed}")
+    if request.optimizer_config.type != "adamw":
+        raise UsageError(f"optimizer_config: {request.optimizer_config.type!r} is not supported; use adamw")
+    return LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+
+
+def _adam_settings(request: types.OptimStepRequest) -> AdamSettings:
+    adam = request.optim_params
+    if not isinstance(adam, types.AdamParams):
+        raise UsageError(f"optim_step: {adam.type!r} is not supported; use AdamParams")
+    for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+        if not (math.isfinite(value := getattr(adam, name)) and value >= 0):
+            raise UsageError(f"optim_step: {name} must be a number ≥ 0, not {value}")
+    for name in ("beta1", "beta2"):
+        if not 0 <= (value := getattr(adam, name)) < 1:
+            raise UsageError(f"optim_step: {name} must be in [0, 1), not {value}")
+    return AdamSettings(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm)

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rlkit.engine.config import ModelConfig, read_config
+from rlkit.engine.config import ModelConfig, read_config, weight_files
 from rlkit.errors import UsageError
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +31,9 @@ class Layer:
         qkv: [E, (H + 2K) · D].
         qkv_bias: [(H + 2K) · D], or None.
         q_norm: [D], or None without QK-norm; `k_norm` alike.
+        rotary: whether queries and keys are rotated.
         o: [H · D, E].
+        o_bias: [E], or None.
         mlp_norm: [E].
         gate_up: [E, 2I].
         down: [I, E].
@@ -39,7 +44,9 @@ class Layer:
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
+    rotary: bool
     o: Tensor
+    o_bias: Tensor | None
     mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
@@ -56,14 +63,14 @@ class Weights:
     head: Tensor
 
 
-def load_weights(directory: Path) -> Weights:
-    """Read `directory` (config.json, *.safetensors) as float32.
+def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:
+    """Read `directory` (config.json, *.safetensors) onto a device: float32 on the CPU, bfloat16 elsewhere.
 
     Raises:
         UsageError: the architecture is not supported, or a tensor is missing or not of the shape that it should have.
     """
     config = read_config(directory)
-    with _Reader(directory) as read:
+    with _Reader(directory, torch.device(device)) as read:
         hidden, vocab = config.hidden_size, config.vocab_size
         embedding = read("model.embed_tokens.weight", vocab, hidden)
         head = embedding if config.tied else read("lm_head.weight", vocab, hidden)
@@ -79,35 +86,42 @@ def _read_layer(read: _Reader, config: ModelConfig, index: int) -> Layer:
     def transposed(parts: list[Tensor]) -> Tensor:
         return torch.cat(parts).t().contiguous()
 
+    def stacked(stem: str, fused: str, parts: dict[str, int]) -> Tensor:
+        wanted = {fused: sum(parts.values())} if config.fused else parts
+        return transposed([read(f"{stem}.{name}_proj.weight", width, hidden) for name, width in wanted.items()])
+
     return Layer(
         attention_norm=read(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=transposed([read(f"{attention}.{n}_proj.weight", width, hidden) for n, width in widths.items()]),
+        qkv=stacked(attention, "qkv", widths),
         qkv_bias=torch.cat([read(f"{attention}.{n}_proj.bias", width) for n, width in widths.items()])
         if config.qkv_bias
         else None,
         q_norm=read(f"{attention}.q_norm.weight", size) if config.qk_norm else None,
         k_norm=read(f"{attention}.k_norm.weight", size) if config.qk_norm else None,
+        rotary=index not in config.unrotated,
         o=transposed([read(f"{attention}.o_proj.weight", hidden, config.heads * size)]),
+        o_bias=read(f"{attention}.o_proj.bias", hidden) if config.o_bias else None,
         mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=transposed([read(f"{prefix}.mlp.{n}_proj.weight", inner, hidden) for n in ("gate", "up")]),
+        gate_up=stacked(f"{prefix}.mlp", "gate_up", {"gate": inner, "up": inner}),
         down=transposed([read(f"{prefix}.mlp.down_proj.weight", hidden, inner)]),
     )
+
+
+def _opened(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{file}: no readable safetensors file, fetch it again ({error})") from error
 
 
 class _Reader:
     """Reads named tensors from all the safetensors files of a directory, one at a time."""
 
-    def __init__(self, directory: Path) -> None:
-        from safetensors import safe_open
-
+    def __init__(self, directory: Path, device: torch.device) -> None:
         self._directory = directory
-        files = sorted(directory.glob("*.safetensors"))
-        if not files:
-            raise UsageError(f"{directory} holds no .safetensors file: the embedded engine reads no other format")
-        try:
-            self._files = [safe_open(file, framework="pt") for file in files]
-        except Exception as error:
-            raise UsageError(f"{directory}: the weights cannot be read: {error}") from error
+        self._device = device
+        self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self._files = [_opened(file) for file in weight_files(directory)]
         self._read: dict[str, Callable[[str], Tensor]] = {}
         for file in self._files:
             names = cast("list[str]", file.keys())
@@ -126,4 +140,6 @@ class _Reader:
         tensor = self._read[name](name)
         if tuple(tensor.shape) != shape:
             raise UsageError(f"{self._directory}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}")
-        return tensor.to(torch.float32)
+        if tensor.dtype not in _DTYPES:
+            raise UsageError(f"{self._directory}: {name} is stored as {tensor.dtype}, which the engine does not read")
+        return tensor.to(self._device, self._dtype)

@@ -1,35 +1,40 @@
-"""The Tinker wire format, to and from the engine's own types; nothing else.
+"""Training requests and answers of the Tinker wire format, to and from the engine's own types; nothing else.
 
 Invariant: whatever bytes come in, a decoder returns a valid value or raises `UsageError`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from tinker import ModelInput, types
 from tinker.proto import tinker_public_pb2 as pb
 
-from rlkit.engine.draw import DrawSettings
-from rlkit.engine.learner import Example, LossOutput
-from rlkit.engine.sampler import SampleResult
+from rlkit.engine.csr import VALUES_MAX, dense_of
+from rlkit.engine.learner import LossOutput
+from rlkit.engine.packing import Example
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
-SAMPLES_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRequest:
-    """A forward or forward-backward request; its data are still encoded (see `decode_examples`)."""
+    """A forward or forward-backward request; its data are still encoded (see `decode_examples`).
+
+    Args:
+        fingerprint: equal requests have equal ones.
+    """
 
     model_id: str
     seq_id: int
@@ -37,6 +42,7 @@ class TrainRequest:
     settings: Mapping[str, float | str]
     forward_only: bool
     data: Sequence[pb.Datum]
+    fingerprint: bytes
 
 
 def decode_train(body: bytes) -> TrainRequest:
@@ -49,15 +55,31 @@ def decode_train(body: bytes) -> TrainRequest:
     settings: dict[str, float | str] = dict(message.loss_fn_config)
     for key, value in message.loss_fn_config_v2.items():
         settings[key] = value.text if value.WhichOneof("value") == "text" else value.number
-    return TrainRequest(message.model_id, message.seq_id, message.loss_fn, settings, message.forward_only, message.data)
+    fingerprint = blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
+    return TrainRequest(
+        message.model_id,
+        message.seq_id,
+        message.loss_fn,
+        settings,
+        message.forward_only,
+        message.data,
+        fingerprint,
+    )
 
 
 def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
-    """Read training sequences.
+    """Read training sequences; what is missing from a sparse tensor is 0.
 
     Raises:
         UsageError: names the datum and what is wrong with it.
     """
+    tensors = (tensor for datum in data for tensor in datum.loss_fn_inputs.values())
+    sparse = sum(abs(math.prod(t.shape)) for t in tensors if t.HasField("sparse_csr") and len(t.shape) == 2)
+    if sparse > VALUES_MAX:
+        raise UsageError(
+            f"data: the sparse tensors come to {sparse} values, and at most {VALUES_MAX} are taken at once: "
+            "send fewer sequences or columns in a request"
+        )
     examples: list[Example] = []
     for i, datum in enumerate(data):
         chunks: list[NDArray[np.int64]] = []
@@ -71,6 +93,8 @@ def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
         targets = inputs.pop("target_tokens")
         if not np.issubdtype(targets.dtype, np.integer):
             raise UsageError(f"data[{i}]: target_tokens must be integers")
+        if not targets.size:
+            raise UsageError(f"data[{i}]: target_tokens is empty")
         floats = {name: values.astype(np.float32) for name, values in inputs.items()}
         tokens = np.concatenate(chunks) if chunks else np.zeros(0, np.int64)
         examples.append(Example(tokens, targets.astype(np.int64), floats))
@@ -78,85 +102,18 @@ def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
 
 
 def encode_loss(output: LossOutput) -> bytes:
-    """A `ForwardBackwardOutput` in protobuf."""
+    """A `ForwardBackwardOutput` in protobuf: one record for each run of examples with equally many targets a token."""
     message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
-    record = message.loss_fn_outputs.add()
-    record.num_datums = len(output.logprobs)
-    field = record.fields["logprobs"]
-    field.data = b"".join(values.astype(np.float32).tobytes() for values in output.logprobs)
-    field.offsets = np.cumsum([0, *(4 * len(values) for values in output.logprobs)], dtype=np.int64).tobytes()
-    field.dtype = pb.DTYPE_FLOAT32
+    for trailing, run in groupby(output.logprobs, key=lambda values: values.shape[1:]):
+        members = list(run)
+        record = message.loss_fn_outputs.add()
+        record.num_datums = len(members)
+        field = record.fields["logprobs"]
+        field.data = b"".join(values.astype(np.float32).tobytes() for values in members)
+        field.offsets = np.cumsum([0, *(4 * values.size for values in members)], dtype=np.int64).tobytes()
+        field.dtype = pb.DTYPE_FLOAT32
+        field.trailing_shape.extend(trailing)
     _set_metrics(message.metrics, {"loss:sum": output.loss})
-    return message.SerializeToString()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SamplingSpec:
-    """A sampling request as the client gave it; `stop` is None for the model's own end tokens."""
-
-    prompt: NDArray[np.int64]
-    samples: int
-    max_tokens: int | None
-    seed: int | None
-    settings: DrawSettings
-    stop_tokens: tuple[int, ...] | None
-    stop_strings: tuple[str, ...]
-    prompt_logprobs: int
-
-
-def decode_sample(request: types.SampleRequest) -> SamplingSpec:
-    """Read a sampling request.
-
-    Raises:
-        UsageError: a field is out of range, or asks for something that the engine does not do.
-    """
-    unsupported = {
-        "topk_prompt_logprobs": request.topk_prompt_logprobs > 0,
-        "topk_sample_logprobs": request.topk_sample_logprobs > 0,
-        "target_prompt_logprobs": request.target_prompt_logprobs is not None,
-        "prompt_alt_tokens_k": request.prompt_alt_tokens_k > 0,
-        "record_stability_info": bool(request.record_stability_info),
-    }
-    for name in (name for name, asked in unsupported.items() if asked):
-        raise UsageError(f"sample: {name} is not supported by the embedded engine")
-    params, prompt = request.sampling_params, _prompt(request.prompt)
-    if not 1 <= request.num_samples <= SAMPLES_MAX:
-        raise UsageError(f"sample: num_samples must be 1 … {SAMPLES_MAX}, not {request.num_samples}")
-    if params.max_tokens is not None and params.max_tokens < 1:
-        raise UsageError(f"sample: max_tokens must be at least 1, not {params.max_tokens}")
-    if not 0 <= params.temperature < np.inf:
-        raise UsageError(f"sample: temperature must be a number ≥ 0, not {params.temperature}")
-    if not 0 < params.top_p <= 1:
-        raise UsageError(f"sample: top_p must be in (0, 1], not {params.top_p}")
-    if params.top_k < 1 and params.top_k not in (-1, 0):
-        raise UsageError(f"sample: top_k must be positive, or -1 for all tokens, not {params.top_k}")
-    stop_tokens, stop_strings = _stops(params.stop)
-    scored = 0
-    if request.prompt_logprobs:
-        scored = request.prompt_logprobs_last_n or len(prompt)
-    return SamplingSpec(
-        prompt,
-        request.num_samples,
-        params.max_tokens,
-        params.seed,
-        DrawSettings(params.temperature, params.top_k, params.top_p),
-        stop_tokens,
-        stop_strings,
-        scored,
-    )
-
-
-def encode_sample(result: SampleResult) -> bytes:
-    """A `SampleResponse` in protobuf."""
-    message = pb.SampleResponse()
-    for sample in result.samples:
-        message.sequences.add(
-            stop_reason=pb.STOP_REASON_STOP if sample.stopped else pb.STOP_REASON_LENGTH,
-            tokens=sample.tokens.tobytes(),
-            logprobs=sample.logprobs.tobytes(),
-        )
-    if result.prompt_logprobs is not None:
-        message.prompt_logprobs = result.prompt_logprobs.tobytes()
     return message.SerializeToString()
 
 
@@ -165,38 +122,28 @@ def _set_metrics(target: MutableMapping[str, float], metrics: Mapping[str, float
         target[name] = value
 
 
-def _prompt(prompt: ModelInput) -> NDArray[np.int64]:
-    tokens: list[int] = []
-    for chunk in prompt.chunks:
-        if not isinstance(chunk, types.EncodedTextChunk):
-            raise UsageError(f"sample: the embedded engine takes text only, not {chunk.type}")
-        tokens.extend(chunk.tokens)
-    return np.array(tokens, dtype=np.int64)
-
-
-def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
-    """Stop tokens (None for the model's own) and stop strings."""
-    if stop is None:
-        return None, ()
-    if isinstance(stop, str):
-        stop = [stop]
-    tokens = tuple(entry for entry in stop if isinstance(entry, int))
-    strings = tuple(entry for entry in stop if isinstance(entry, str))
-    if "" in strings:
-        raise UsageError("sample: a stop string is empty")
-    # Stop strings stand instead of the model's own end tokens, as stop tokens do.
-    return tokens, strings
-
-
 def _tensor(name: str, tensor: pb.Tensor) -> NDArray[np.generic]:
-    if tensor.WhichOneof("encoding") == "sparse_csr":
-        raise UsageError(f"{name}: sparse tensors are not supported by the embedded engine")
+    """A tensor [N] or [N, K], dense."""
     if tensor.dtype not in _DTYPES:
         raise UsageError(f"{name}: dtype {tensor.dtype} is not supported; use float32 or int64")
-    values = _array(name, tensor.dense, _DTYPES[tensor.dtype])
-    if len(tensor.shape) > 1:
-        raise UsageError(f"{name}: shape {list(tensor.shape)} is not supported; one value for each token is expected")
-    return values
+    dtype, shape = _DTYPES[tensor.dtype], tuple(tensor.shape)
+    if len(shape) > 2 or min(shape, default=0) < 0:
+        raise UsageError(f"{name}: shape {list(shape[:4])} is not supported; use [N] or [N, K]")
+    if tensor.WhichOneof("encoding") == "sparse_csr":
+        return _sparse(name, tensor.sparse_csr, dtype, shape)
+    values = _array(name, tensor.dense, dtype)
+    if not shape:
+        return values
+    if math.prod(shape) != len(values):
+        raise UsageError(f"{name}: shape {list(shape)} does not agree with {len(values)} values")
+    return values.reshape(shape)
+
+
+def _sparse(name: str, csr: pb.SparseCsr, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
+    """A tensor in compressed sparse rows, made dense."""
+    starts = _array(f"{name}.crow_indices", csr.crow_indices, np.int64).astype(np.int64)
+    columns = _array(f"{name}.col_indices", csr.col_indices, np.int64).astype(np.int64)
+    return dense_of(name, _array(name, csr.values, dtype), starts, columns, shape)
 
 
 def _array(name: str, data: bytes, dtype: type[np.generic]) -> NDArray[np.generic]:

@@ -6,11 +6,15 @@ running samples advance a token at a time.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
-# Requests that a client sends together arrive a little apart; one batch of them is faster than two.
+_log = logging.getLogger(__name__)
+
+# Requests that a client sends together arrive a little apart; one batch of them is faster than two. Only a client whose
+# last requests came together is waited for: one that asks a thing at a time gains nothing by it.
 _GATHER_S = 0.004
 
 
@@ -32,7 +36,7 @@ class Worker:
         self._thread.start()
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Queue a job, which must not raise."""
+        """Queue a job. It answers for its own errors: one that it raises is only logged."""
         self._jobs.put(job)
 
     def stop(self) -> None:
@@ -43,9 +47,10 @@ class Worker:
             self._thread.join()
 
     def _run(self) -> None:
-        busy = False
+        busy, together = False, True
         while True:
             wait_s = 0.0 if busy else None
+            jobs = 0
             while True:
                 try:
                     job = self._jobs.get(block=wait_s != 0.0, timeout=wait_s)
@@ -53,6 +58,13 @@ class Worker:
                     break
                 if job is None or self._stopping:
                     return
-                job()
-                wait_s = 0.0 if busy else _GATHER_S
+                try:
+                    job()
+                except Exception:
+                    _log.exception("a job failed")
+                del job  # it holds a request, and whoever made that may be gone
+                jobs += 1
+                wait_s = 0.0 if busy or not together else _GATHER_S
+            if jobs:
+                together = jobs > 1
             busy = self._advance()

@@ -1,0 +1,144 @@
+"""The samples of one lane: decoded together, a token a step.
+
+Invariant: what a row draws depends on the weights, its tokens, its settings and its random numbers only, bit for bit.
+Attention runs over a row's own bucket, every matrix product over a multiple of 8 rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from rlkit.engine.draw import draw
+from rlkit.engine.kv import KvBlock, bucket
+from rlkit.engine.lora import LayerAdapter
+from rlkit.engine.model import attended, mlp, project_qkv, rms_norm, rope_at
+from rlkit.engine.products import ROWS
+from rlkit.engine.prompts import Prefilled, logits_of, top_tokens
+from rlkit.engine.requests import Row, Ticket
+from rlkit.engine.weights import Weights
+
+
+class Rows:
+    """Rows on their way, with their keys and values.
+
+    `start`, `decode` and the moves between lanes may be called from any thread, one at a time.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+        self._blocks: dict[int, KvBlock[Row]] = {}
+
+    def __len__(self) -> int:
+        return sum(len(block.rows) for block in self._blocks.values())
+
+    def running(self) -> list[Row]:
+        """The rows."""
+        return [row for block in self._blocks.values() for row in block.rows]
+
+    def start(self, rows: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
+        """Draw the first token of new rows and keep those that go on; the tickets of those that do not."""
+        if not rows:
+            return []
+        logits = torch.stack([prefilled.logits for _, prefilled in rows])
+        alive = self._draw([row for row, _ in rows], logits)
+        staying = [pair for pair, goes_on in zip(rows, alive, strict=True) if goes_on]
+        for size, count in Counter(bucket(prefilled.keys.shape[2] + 1) for _, prefilled in staying).items():
+            self._block(size).reserve(count)
+        for row, prefilled in staying:
+            self._block(prefilled.keys.shape[2] + 1).add(row, prefilled.keys, prefilled.values)
+        return [row.ticket for (row, _), goes_on in zip(rows, alive, strict=True) if not goes_on]
+
+    def decode(self) -> list[Ticket]:
+        """Run every row's last token through the model and draw the next; the tickets of rows finished by it."""
+        config = self._weights.config
+        blocks = self._regroup()
+        rows = [row for block in blocks for row in block.rows]
+        if not rows:
+            return []
+        masks = [block.begin() for block in blocks]
+        padding = [0] * (-len(rows) % ROWS)
+        embedding = self._weights.embedding
+        x = embedding[torch.tensor([row.tokens[-1] for row in rows] + padding, device=embedding.device)]
+        where = torch.tensor([length - 1 for block in blocks for length in block.lengths] + padding)
+        rope = rope_at(config, where, x)
+        ends = list(accumulate(len(block.rows) for block in blocks))
+        spans = [slice(end - len(block.rows), end) for block, end in zip(blocks, ends, strict=True)]
+        mixed = x.new_zeros(len(x), config.heads * config.head_dim)
+        for index, layer in enumerate(self._weights.layers):
+            qk, v = project_qkv(config, layer, x, rope)
+            for block, span, mask in zip(blocks, spans, masks, strict=True):
+                mixed[span] = block.attend(index, qk[span], v[span], mask)
+            x = attended(layer, x, mixed, LayerAdapter.none())
+            x = x + mlp(config, layer, x, LayerAdapter.none())
+        alive = self._draw(
+            rows, logits_of(self._weights, rms_norm(x, self._weights.norm, config.norm_eps))[: len(rows)]
+        )
+        for block, span in zip(blocks, spans, strict=True):
+            for index in reversed(range(len(block.rows))):
+                if not alive[span.start + index]:
+                    block.drop(index)
+        self._forget_empty()
+        return [row.ticket for row, goes_on in zip(rows, alive, strict=True) if not goes_on]
+
+    def drop(self, ticket: Ticket) -> None:
+        """Forget the rows of a ticket."""
+        for block in self._blocks.values():
+            for index in reversed(range(len(block.rows))):
+                if block.rows[index].ticket is ticket:
+                    block.drop(index)
+        self._forget_empty()
+
+    def hand_over(self, other: Rows, count: int) -> None:
+        """Move `count` rows to another lane."""
+        for block in list(self._blocks.values()):
+            moving = min(count, len(block.rows))
+            theirs = other._block(block.tokens)
+            theirs.reserve(moving)
+            for index in reversed(range(len(block.rows) - moving, len(block.rows))):
+                theirs.add(block.rows[index], *block.read(index))
+                block.drop(index)
+            count -= moving
+        self._forget_empty()
+        other._forget_empty()
+
+    def _regroup(self) -> list[KvBlock[Row]]:
+        """Move rows that have filled their bucket to the next one; the blocks that hold rows."""
+        for block in list(self._blocks.values()):
+            full = [index for index, length in enumerate(block.lengths) if length == block.tokens]
+            if full:
+                larger = self._block(block.tokens + 1)
+                larger.reserve(len(full))
+                for index in reversed(full):  # from the end: dropping a row moves the last one
+                    larger.add(block.rows[index], *block.read(index))
+                    block.drop(index)
+        self._forget_empty()
+        return list(self._blocks.values())
+
+    def _block(self, tokens: int) -> KvBlock[Row]:
+        size = bucket(tokens)
+        if size not in self._blocks:
+            self._blocks[size] = KvBlock(self._weights.config, size, self._weights.embedding)
+        return self._blocks[size]
+
+    def _forget_empty(self) -> None:
+        self._blocks = {tokens: block for tokens, block in self._blocks.items() if block.rows}
+
+    @staticmethod
+    def _draw(rows: Sequence[Row], logits: Tensor) -> list[bool]:
+        """Draw a token for each row of `logits [n, V]`; whether each row goes on."""
+        most = max(row.ticket.request.top for row in rows)
+        best = top_tokens(torch.log_softmax(logits, -1), most) if most else None
+        uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=logits.device)
+        tokens, logprobs = draw(logits, [row.ticket.request.settings for row in rows], uniforms)
+        alive: list[bool] = []
+        drawn = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
+        for i, (row, token, logprob) in enumerate(drawn):
+            if best is not None and (k := row.ticket.request.top):
+                row.top.append((best[0][i, :k], best[1][i, :k]))
+            alive.append(row.extend(int(token), float(logprob)))
+        return alive

@@ -1,0 +1,123 @@
+"""What a client has on this server, and for how long.
+
+Invariant: all that a client makes hangs on its session, under an id that starts with the session's, so that whoever
+does not know that id cannot name it, and it goes when the session ends: by `end`, or by itself once nothing was heard
+of the client for a while.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from rlkit.engine.promises import GoneError
+from rlkit.engine.runtime import ModelInfo, SamplerRef
+from rlkit.errors import MissingError
+
+# Clients send a heartbeat every 10 s and say after two minutes without a reply that their session may be terminated.
+SILENCE_S = 30 * 60.0
+_ENDED_MAX = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """What sampling sessions sample from; an in-flight save gives all that share it another `ref`."""
+
+    ref: SamplerRef
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Line:
+    """The requests of one model, waiting for their turn.
+
+    Args:
+        next_seq: the `seq_id` that runs next.
+        waiting: starts a request that came early, by its `seq_id`.
+        info: known once the model is made.
+        inflight: what the model's in-flight sampling sessions share.
+    """
+
+    next_seq: int = 1
+    waiting: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    info: ModelInfo | None = None
+    inflight: Target | None = None
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Session:
+    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of."""
+
+    session_id: str
+    seen_s: float
+    lines: dict[str, Line] = field(default_factory=dict[str, Line])
+    samplers: dict[str, Target] = field(default_factory=dict[str, Target])
+
+
+class Sessions:
+    """The open sessions.
+
+    Args:
+        clock: seconds from any start.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._open: dict[str, Session] = {}
+        self._ended: deque[str] = deque(maxlen=_ENDED_MAX)
+
+    def __iter__(self) -> Iterator[Session]:
+        """The open sessions, as they are now."""
+        return iter(list(self._open.values()))
+
+    def open(self) -> Session:
+        """A new session. Its id cannot be guessed, and no other server has it: checkpoints are named after it."""
+        session = Session(secrets.token_hex(8), self._clock())
+        self._open[session.session_id] = session
+        return session
+
+    def get(self, session_id: str) -> Session:
+        """The session of an id; being asked for keeps it open.
+
+        Raises:
+            MissingError: there is none.
+        """
+        session = self._open.get(session_id)
+        if session is None:
+            raise MissingError(f"there is no session {session_id!r}: it ended, or was never opened")
+        session.seen_s = self._clock()
+        return session
+
+    def of(self, name: str) -> Session:
+        """The session of a model, sampling session or request; as `get`."""
+        return self.get(name.partition(":")[0])
+
+    def beat(self, session_id: str) -> None:
+        """Keep a session open.
+
+        Raises:
+            GoneError: there is none, so that the client need not go on beating.
+        """
+        try:
+            self.get(session_id)
+        except MissingError as error:
+            raise GoneError(str(error)) from error
+
+    def end(self, session_id: str) -> Session | None:
+        """Take a session out; None if it was ended already.
+
+        Raises:
+            MissingError: there never was one.
+        """
+        if session_id in self._ended:
+            return None
+        session = self.get(session_id)
+        del self._open[session_id]
+        self._ended.append(session_id)
+        return session
+
+    def silent(self) -> list[Session]:
+        """The sessions of which nothing was heard for `SILENCE_S`."""
+        limit_s = self._clock() - SILENCE_S
+        return [session for session in self if session.seen_s < limit_s]

@@ -1,0 +1,119 @@
+"""What the two conformance suites share: which part of the protocol a case is for, and requests without the SDK."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlkit.engine import EngineServer
+from rlkit.errors import MissingError
+
+ROUTES: dict[int, str] = {
+    1: "client/config",
+    2: "client/dynamic_config",
+    3: "create_session",
+    4: "session_heartbeat",
+    5: "telemetry",
+    6: "sessions/{id}/finish",
+    7: "get_server_capabilities",
+    8: "create_model",
+    9: "get_info",
+    10: "forward_backward",
+    11: "optim_step",
+    12: "save_weights",
+    13: "save_weights_for_sampler",
+    14: "load_weights",
+    15: "create_sampling_session",
+    16: "samplers/{id}",
+    17: "asample",
+    18: "retrieve_future",
+    19: "cancel_future and what flags switch on",
+    20: "training runs and checkpoints",
+}
+POINTS: dict[int, str] = {
+    1: "the key",
+    2: "flags for the client",
+    3: "sessions",
+    4: "model ids",
+    5: "training requests in protobuf",
+    6: "answers in protobuf",
+    7: "sequence ids",
+    8: "metric keys",
+    9: "long polls and failures",
+    10: "order by seq_id",
+    11: "immutable sampler weights",
+    12: "the base model of a sampler",
+    13: "tokenisers",
+    14: "stop, seed, log-probabilities",
+    15: "losses are sums",
+}
+
+covered_routes: set[int] = set()
+covered_points: set[int] = set()
+
+
+def covers[F: Callable[..., object]](*, routes: tuple[int, ...] = (), points: tuple[int, ...] = ()) -> Callable[[F], F]:
+    """Note what a case is for; `test_every_part_of_the_protocol_has_a_case` reads it."""
+    assert set(routes) <= ROUTES.keys()
+    assert set(points) <= POINTS.keys()
+
+    def note(case: F) -> F:
+        covered_routes.update(routes)
+        covered_points.update(points)
+        return case
+
+    return note
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server answered."""
+
+    status: int
+    body: bytes
+    media_type: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def ask(
+    server: EngineServer,
+    path: str,
+    body: object = None,
+    *,
+    method: str = "POST",
+    key: str | None = None,
+    media_type: str = "application/json",
+) -> Reply:
+    """One request as it is on the wire; `body` is bytes, or becomes JSON."""
+    data = body if isinstance(body, bytes) else None if method == "GET" else json.dumps(body or {}).encode()
+    headers = {"X-API-Key": key or server.api_key, "Content-Type": media_type}
+    request = urllib.request.Request(f"{server.url}/api/v1/{path}", data, headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return Reply(reply.status, reply.read(), reply.headers.get_content_type())
+    except urllib.error.HTTPError as error:
+        with error:
+            return Reply(error.code, error.read(), error.headers.get_content_type())
+
+
+@contextmanager
+def conforming_server(models: Mapping[str, Path], with_tokeniser: Path, root: Path) -> Iterator[EngineServer]:
+    """A server of the tiny models by name, and of one that has a tokeniser, by the path of its directory."""
+    known = {**models, str(with_tokeniser): with_tokeniser}
+
+    def resolve(name: str) -> Path:
+        if name not in known:
+            raise MissingError(f"model {name!r} was not found")
+        return known[name]
+
+    with EngineServer(root=root, resolve=resolve, models=["llama"]) as server:
+        yield server

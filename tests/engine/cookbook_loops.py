@@ -1,0 +1,106 @@
+"""The cookbook's two training loops, unchanged, in a process of their own: what `test_cookbook.py` looks at.
+
+    python cookbook_loops.py MODEL FOLDER    with TINKER_BASE_URL and TINKER_API_KEY set
+
+Each loop takes three steps, and then goes on from its own checkpoint, as after an interruption. They have a process of
+their own because they set up logging for it and never close their clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import chz
+
+warnings.filterwarnings("ignore", "DEPRECATED: ", FutureWarning)  # the cookbook's own calls, as 0.5.8 has them
+
+from tinker_cookbook import renderers  # noqa: E402  after the filter
+from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticEnv  # noqa: E402
+from tinker_cookbook.rl import train as rl  # noqa: E402
+from tinker_cookbook.rl.problem_env import ProblemGroupBuilder  # noqa: E402
+from tinker_cookbook.rl.types import RLDataset, RLDatasetBuilder  # noqa: E402
+from tinker_cookbook.supervised import train as supervised  # noqa: E402
+from tinker_cookbook.supervised.data import FromConversationFileBuilder  # noqa: E402
+from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig  # noqa: E402
+from tinker_cookbook.tokenizer_utils import get_tokenizer  # noqa: E402
+
+RENDERER = "role_colon"
+
+
+class AnyDigit(ArithmeticEnv):
+    """The cookbook's own environment, with a reward that a random model gets now and then."""
+
+    def check_answer(self, sample_str: str) -> bool:
+        return any(character.isdigit() for character in sample_str)
+
+
+class Sums(RLDataset):
+    def __init__(self, renderer: renderers.Renderer) -> None:
+        self._renderer = renderer
+
+    def get_batch(self, index: int) -> Sequence[ProblemGroupBuilder]:
+        make = [partial(AnyDigit, index, y, renderer=self._renderer) for y in range(4)]
+        return [ProblemGroupBuilder(env_thunk=thunk, num_envs=4) for thunk in make]
+
+    def __len__(self) -> int:
+        return 4
+
+
+@chz.chz
+class SumsBuilder(RLDatasetBuilder):
+    model: str
+
+    async def __call__(self) -> tuple[Sums, None]:
+        return Sums(renderers.get_renderer(RENDERER, get_tokenizer(self.model))), None
+
+
+def reinforce(model: str, folder: Path, *, goes_on: bool) -> None:
+    config = rl.Config(
+        model_name=model,
+        recipe_name="rlkit_test",
+        renderer_name=RENDERER,
+        dataset_builder=SumsBuilder(model=model),
+        log_path=str(folder / "rl"),
+        learning_rate=1e-2,
+        lora_rank=8,
+        max_tokens=8,
+        save_every=2,
+        eval_every=0,
+        max_steps=4 if goes_on else 3,
+    )
+    asyncio.run(rl.main(config))
+
+
+def supervise(model: str, folder: Path, *, goes_on: bool) -> None:
+    file = folder / "conversations.jsonl"
+    talk = [{"role": "user", "content": "Say the word."}, {"role": "assistant", "content": "Abracadabra"}]
+    file.write_text(f"{json.dumps({'messages': talk})}\n" * 14)
+    common = ChatDatasetBuilderCommonConfig(
+        model_name_for_tokenizer=model, renderer_name=RENDERER, max_length=64, batch_size=4
+    )
+    config = supervised.Config(
+        model_name=model,
+        recipe_name="rlkit_test",
+        renderer_name=RENDERER,
+        dataset_builder=FromConversationFileBuilder(common_config=common, file_path=str(file), test_size=2),
+        log_path=str(folder / "supervised"),
+        learning_rate=1e-2,
+        lr_schedule="constant",
+        num_epochs=2 if goes_on else 1,
+        lora_rank=8,
+        save_every=2,
+        eval_every=2,
+    )
+    asyncio.run(supervised.main(config))
+
+
+if __name__ == "__main__":
+    for loop in (reinforce, supervise):
+        for goes_on in (False, True):
+            loop(sys.argv[1], Path(sys.argv[2]), goes_on=goes_on)

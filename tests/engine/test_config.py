@@ -1,0 +1,143 @@
+"""What a config.json may say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlkit.engine.config import ARCHITECTURES, ModelConfig, read_config
+from rlkit.errors import UsageError
+
+PLAIN: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 99,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def read(directory: Path, **extra: object) -> ModelConfig:
+    kept = {name: value for name, value in (PLAIN | extra).items() if value != "absent"}
+    (directory / "config.json").write_text(json.dumps(kept))
+    return read_config(directory)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        "Gemma2ForCausalLM",
+        "GPT2LMHeadModel",
+        "GraniteForCausalLM",
+        "MixtralForCausalLM",
+        "Olmo2ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    ],
+)
+def test_another_architecture_is_refused_with_the_known_ones(architecture: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, architectures=[architecture])
+    assert all(name in str(caught.value) for name in (architecture, *ARCHITECTURES, "TINKER_BASE_URL"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}, "longrope"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "differ by layer"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 256}, "sliding_window = 256"),
+        ({"architectures": ["Phi3ForCausalLM"], "sliding_window": 511}, "sliding_window = 511"),
+        ({"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": True}, "sliding_window"),
+    ],
+)
+def test_what_the_engine_would_compute_wrongly_is_refused(extra: dict[str, object], named: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=named):
+        read(tmp_path, **extra)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"architectures": ["MistralForCausalLM"], "sliding_window": 512},
+        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
+        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 8, "use_sliding_window": False},
+        {
+            "architectures": ["Qwen2ForCausalLM"],
+            "sliding_window": 8,
+            "use_sliding_window": True,
+            "layer_types": ["full_attention"] * 8,
+        },
+    ],
+)
+def test_a_sliding_window_without_effect_is_no_reason_to_refuse(extra: dict[str, object], tmp_path: Path) -> None:
+    assert read(tmp_path, **extra).max_positions == 512
+
+
+@pytest.mark.parametrize(
+    ("extra", "named"),
+    [
+        *(({name: value}, name) for name in ("vocab_size", "hidden_size") for value in (-1, 0, 1e3, True, "9", 10**30)),
+        ({"num_hidden_layers": "absent"}, "num_hidden_layers"),
+        ({"num_attention_heads": [4]}, "num_attention_heads"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": "absent"}, "num_key_value_heads"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"rms_norm_eps": -1e-6}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": 1.0}, "rope_theta"),
+        ({"rope_theta": "10000"}, "rope_theta"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0}}, "factor"),
+        ({"rope_scaling": LLAMA3 | {"high_freq_factor": 1.0}}, "high_freq_factor"),
+        ({"rope_scaling": YARN | {"original_max_position_embeddings": -4}}, "original_max_position_embeddings"),
+        ({"rope_scaling": YARN | {"attention_factor": "big"}}, "attention_factor"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [1, 0]}, "no_rope_layers"),
+    ],
+)
+def test_a_field_with_an_absurd_value_is_named(extra: dict[str, object], named: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=named):
+        read(tmp_path, **extra)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"architectures": 3}', "\udcff"])
+def test_a_file_that_is_no_configuration_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(UsageError, match=r"config\.json") as caught:
+        read_config(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_family_leaves_out_has_the_value_of_its_own_class(tmp_path: Path) -> None:
+    assert read(tmp_path, num_key_value_heads="absent").kv_heads == 4
+    assert read(tmp_path, architectures=["Qwen3ForCausalLM"]).head_dim == 128
+    smollm3 = read(tmp_path, architectures=["SmolLM3ForCausalLM"])
+    assert (smollm3.tied, smollm3.rope_theta, smollm3.unrotated) == (True, 2e6, {3, 7})
+
+
+def test_a_configuration_is_a_key_and_cannot_be_changed(tmp_path: Path) -> None:
+    scaled = read(tmp_path, rope_scaling=YARN)
+    assert len({scaled, read(tmp_path, rope_scaling=YARN), read(tmp_path)}) == 2
+    with pytest.raises(AttributeError):
+        scaled.layers = 1  # pyright: ignore[reportAttributeAccessIssue]  # the point of the test

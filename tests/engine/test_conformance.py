@@ -1,0 +1,435 @@
+"""Every route of the Tinker protocol, driven by the real SDK; where the SDK hides what is answered, by hand.
+
+The cases about sampling and losses are in `test_conformance_numbers.py`. `conformance.py` lists what must be covered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tinker
+from starlette.responses import JSONResponse
+from tinker import types
+from tinker.proto import tinker_public_pb2 as pb
+
+from rlkit.engine import EngineServer, routes
+
+from . import test_conformance_numbers
+from .conformance import POINTS, ROUTES, Reply, ask, conforming_server, covered_points, covered_routes, covers
+from .conftest import connect
+from .helpers import ce_datum, logprobs_of, prompt
+
+TEXT = [72, 101, 108, 108, 111, 44, 32]
+ADAM = types.AdamParams(learning_rate=1e-2)
+SESSION = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
+
+
+@pytest.fixture(scope="module")
+def server(
+    models: dict[str, Path], byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineServer]:
+    with conforming_server(models, byte_model_dir, tmp_path_factory.mktemp("root")) as server:
+        yield server
+
+
+@pytest.fixture
+def rest(server: EngineServer) -> tinker.RestClient:
+    return tinker.RestClient(base_url=server.url, api_key=server.api_key)
+
+
+def new_trainer(client: tinker.ServiceClient, base_model: str = "llama", **settings: object) -> tinker.TrainingClient:
+    return client.create_lora_training_client(base_model=base_model, **{"rank": 4, "seed": 0, **settings}).result()
+
+
+def step(trainer: tinker.TrainingClient) -> None:
+    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
+    trainer.optim_step(ADAM).result()
+
+
+def loss(trainer: tinker.TrainingClient) -> float:
+    return trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"]
+
+
+def train_request(model_id: str, seq_id: int, **fields: object) -> bytes:
+    request = pb.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy", **fields)
+    datum = request.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array(TEXT[:-1], np.int32).tobytes()
+    targets = datum.loss_fn_inputs["target_tokens"]
+    targets.dense, targets.dtype = np.array(TEXT[1:], np.int64).tobytes(), pb.DTYPE_INT64
+    targets.shape.append(len(TEXT) - 1)
+    return request.SerializeToString()
+
+
+def open_session(server: EngineServer) -> str:
+    return str(ask(server, "create_session", SESSION).json["session_id"])
+
+
+def open_model(server: EngineServer, session_id: str) -> str:
+    lora = {"rank": 2, "seed": 0, "train_unembed": True, "train_mlp": True, "train_attn": True}
+    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "llama", "lora_config": lora}
+    return str(await_answer(server, ask(server, "create_model", made)).json["model_id"])
+
+
+def await_answer(server: EngineServer, pending: Reply) -> Reply:
+    while (reply := ask(server, "retrieve_future", {"request_id": pending.json["request_id"]})).status == 408:
+        pass
+    return reply
+
+
+@covers(points=(1,))
+def test_only_the_servers_own_key_opens_it(server: EngineServer) -> None:
+    with (
+        pytest.raises(tinker.AuthenticationError),
+        tinker.ServiceClient(base_url=server.url, api_key="tml-other") as stranger,
+    ):
+        stranger.create_sampling_client(base_model="llama").result()
+    assert ask(server, "create_session", SESSION, key="tml-other").status == 401
+
+
+@covers(routes=(1,), points=(2,))
+def test_client_config_leaves_the_flags_of_optional_routes_off(client: tinker.ServiceClient) -> None:
+    flags = client.holder.get_client_config()
+    assert not flags.pjwt_auth_enabled
+    assert not flags.custom_loss_server_side
+    assert not flags.sample_use_retrieve_futures
+    assert not flags.sample_join_sampling_session
+
+
+@covers(routes=(2,))
+def test_dynamic_config_is_what_the_sdk_can_read(server: EngineServer) -> None:
+    reply = ask(server, "client/dynamic_config", {"sdk_version": "0.38.0"})
+    assert reply.status == 404 or types.ClientDynamicConfigResponse.model_validate(reply.json)
+
+
+@covers(routes=(3,), points=(3,))
+def test_every_session_has_an_id_that_none_can_guess(server: EngineServer) -> None:
+    ids = {open_session(server) for _ in range(16)}
+    assert len(ids) == 16
+    assert min(map(len, ids)) >= 16
+
+
+@covers(routes=(4,), points=(3,))
+def test_a_heartbeat_is_answered_while_the_session_is_open_and_is_410_afterwards(server: EngineServer) -> None:
+    session_id = open_session(server)
+    assert ask(server, "session_heartbeat", {"session_id": session_id}).status == 200
+    ask(server, f"sessions/{session_id}/finish", {"reason": {"type": "success"}, "detail": None})
+    assert ask(server, "session_heartbeat", {"session_id": session_id}).status == 410
+
+
+@covers(routes=(5,))
+def test_telemetry_is_accepted(server: EngineServer) -> None:
+    assert ask(server, "telemetry", {"events": [], "session_id": "x"}).json == {"status": "accepted"}
+
+
+@covers(routes=(6,), points=(3,))
+@pytest.mark.parametrize("status", ["success", "errored", "interrupted"])
+def test_finishing_a_session_is_204_and_ends_its_models(server: EngineServer, status: str) -> None:
+    session_id = open_session(server)
+    model_id = open_model(server, session_id)
+    assert ask(server, "get_info", {"model_id": model_id}).status == 200
+    reply = ask(server, f"sessions/{session_id}/finish", {"reason": {"type": status}, "detail": None})
+    assert (reply.status, reply.body) == (204, b"")
+    assert ask(server, "get_info", {"model_id": model_id}).status == 404
+
+
+@covers(routes=(7,))
+def test_capabilities_name_the_advertised_models(client: tinker.ServiceClient, rest: tinker.RestClient) -> None:
+    client.create_sampling_client(base_model="qwen3").result().compute_logprobs(prompt(*TEXT)).result()
+    listed = {m.model_name: m for m in rest.get_server_capabilities().result().supported_models}
+    assert {"llama", "qwen3"} <= listed.keys()
+    assert listed["qwen3"].max_context_length == 1024
+
+
+@covers(routes=(8,), points=(4,))
+def test_a_model_is_named_after_its_session_and_its_number(client: tinker.ServiceClient) -> None:
+    first, second = new_trainer(client), new_trainer(client, "qwen3")
+    session_id = client.holder.get_session_id()
+    assert first.model_id == f"{session_id}:train:0"
+    assert second.model_id == f"{session_id}:train:1"
+
+
+@covers(routes=(8,))
+def test_lora_flags_and_seed_decide_what_is_trained(client: tinker.ServiceClient) -> None:
+    def after_one_step(**settings: object) -> float:
+        trainer = new_trainer(client, **settings)
+        step(trainer)
+        return loss(trainer)
+
+    whole = after_one_step()
+    assert after_one_step() == whole
+    assert after_one_step(seed=1) != whole
+    parts = ("train_attn", "train_mlp", "train_unembed")
+    assert len({whole, *(after_one_step(**{part: False}) for part in parts)}) == 4
+
+
+@covers(routes=(9,), points=(13,))
+def test_get_info_brings_a_tokeniser_that_needs_no_hub(
+    client: tinker.ServiceClient, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    trainer = new_trainer(client, str(byte_model_dir), rank=6)
+    info = trainer.get_info()
+    assert (info.is_lora, info.lora_rank, info.model_data.model_name) == (True, 6, str(byte_model_dir))
+    assert trainer.get_tokenizer().encode("Hi") == [72, 105]
+    sampler = trainer.save_weights_and_get_sampling_client().result()
+    assert sampler.get_tokenizer().encode("Hi") == [72, 105]
+
+
+@covers(routes=(10,), points=(5, 6))
+def test_a_training_request_and_its_answer_are_protobuf(server: EngineServer) -> None:
+    model_id = open_model(server, open_session(server))
+    body = train_request(model_id, 1, forward_only=True)
+    answer = await_answer(server, ask(server, "forward_backward", body, media_type="application/x-protobuf"))
+    assert answer.media_type == "application/x-protobuf"
+    output = pb.ForwardBackwardOutput.FromString(answer.body)
+    (record,) = output.loss_fn_outputs
+    assert output.loss_fn_output_type == "ArrayRecord"
+    assert record.num_datums == 1
+    field = record.fields["logprobs"]
+    values = np.frombuffer(field.data, np.float32)
+    assert np.frombuffer(field.offsets, np.int64).tolist() == [0, values.nbytes]
+    # weights may be left out: every token counts once
+    assert output.metrics["loss:sum"] == pytest.approx(-values.sum(dtype=np.float64), rel=1e-5)
+
+
+@covers(routes=(10, 18), points=(10,))
+def test_a_request_that_is_sent_twice_is_run_once(server: EngineServer) -> None:
+    model_id = open_model(server, open_session(server))
+    replies = [
+        ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf")
+        for _ in range(2)
+    ]
+    first, second = (await_answer(server, reply).body for reply in replies)
+    assert first == second
+    adam = {"learning_rate": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
+    norms = []
+    for seq_id, resent in ((2, 1), (4, 2)):  # the gradient of one request, then of two
+        if resent == 2:
+            ask(server, "forward_backward", train_request(model_id, 3), media_type="application/x-protobuf")
+        reply = await_answer(
+            server, ask(server, "optim_step", {"model_id": model_id, "seq_id": seq_id, "adam_params": adam})
+        )
+        norms.append(reply.json["metrics"]["unclipped_grad_l2:mean"])
+    assert norms[0] == norms[1]
+
+
+@covers(routes=(10,), points=(10,))
+def test_a_later_request_waits_for_the_earlier_one(server: EngineServer) -> None:
+    model_id = open_model(server, open_session(server))
+    later = ask(server, "save_weights", {"model_id": model_id, "seq_id": 2, "path": "two"})
+    ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf")
+    assert await_answer(server, later).json["path"] == f"tinker://{model_id}/weights/two"
+
+
+@covers(routes=(10,), points=(8, 10))
+def test_chunks_are_put_together_in_order(client: tinker.ServiceClient) -> None:
+    trainer = new_trainer(client)
+    data = [ce_datum([i % 256, i // 256, i % 7]) for i in range(1100)]  # 1024 go in one request, the first one last
+    output = trainer.forward_backward(data, "cross_entropy").result()
+    rows = logprobs_of(output)
+    assert output.metrics["loss:sum"] == pytest.approx(-sum(float(row.sum()) for row in rows), rel=1e-5)
+    for i in (0, 1023, 1024, 1099):
+        alone = logprobs_of(trainer.forward([data[i]], "cross_entropy").result())[0]
+        np.testing.assert_allclose(rows[i], alone, atol=1e-5)
+    assert all(len(key.split(":")) == 2 for key in output.metrics)
+
+
+@covers(routes=(1, 10), points=(2, 5))
+def test_training_requests_may_be_compressed(
+    client: tinker.ServiceClient, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def asks_for_it(*_: object) -> JSONResponse:
+        return JSONResponse({"proto_compress_fwdbwd": True}, headers={"Connection": "close"})
+
+    monkeypatch.setattr(routes._Handlers, "client_config", asks_for_it)  # pyright: ignore[reportPrivateUsage]
+    with EngineServer(root=tmp_path, resolve=lambda name: models[name]) as server, connect(server) as compressing:
+        assert compressing.holder.get_client_config().proto_compress_fwdbwd
+        assert loss(new_trainer(compressing)) == loss(new_trainer(client))
+
+
+@covers(routes=(11,), points=(8,))
+def test_optim_step_applies_the_gradient_once_and_reports_its_norm(client: tinker.ServiceClient) -> None:
+    trainer = new_trainer(client)
+    before = loss(trainer)  # a forward pass leaves no gradient behind
+    assert trainer.optim_step(ADAM).result().metrics == {"unclipped_grad_l2:mean": 0.0}
+    assert loss(trainer) == before
+    step(trainer)
+    assert loss(trainer) < before
+    assert trainer.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] == 0.0
+
+
+@covers(routes=(12, 20))
+def test_a_saved_state_has_a_path_a_time_to_live_and_one_owner_of_its_name(
+    client: tinker.ServiceClient, rest: tinker.RestClient
+) -> None:
+    trainer = new_trainer(client)
+    path = trainer.save_state("s", ttl_seconds=7200).result().path
+    assert path == f"tinker://{trainer.model_id}/weights/s"
+    with pytest.raises(tinker.RequestFailedError, match="exists already"):
+        trainer.save_state("s").result()
+    (listed,) = rest.list_checkpoints(trainer.model_id).result().checkpoints
+    assert listed.tinker_path == path
+    assert listed.expires_at is not None
+    assert abs(listed.expires_at - datetime.now(UTC) - timedelta(hours=2)) < timedelta(minutes=1)
+    assert trainer.save_state("s", overwrite=True).result().path == path
+    (listed,) = rest.list_checkpoints(trainer.model_id).result().checkpoints
+    assert listed.expires_at is None
+
+
+@covers(routes=(13,), points=(11,))
+def test_sampler_weights_stay_as_they_were_saved(client: tinker.ServiceClient) -> None:
+    trainer = new_trainer(client)
+    path = trainer.save_weights_for_sampler("w").result().path
+    assert path == f"tinker://{trainer.model_id}/sampler_weights/w"
+    samplers = [
+        client.create_sampling_client(path).result(),
+        trainer.save_weights_and_get_sampling_client().result(),
+    ]
+    before = [sampler.compute_logprobs(prompt(*TEXT)).result() for sampler in samplers]
+    step(trainer)
+    assert [sampler.compute_logprobs(prompt(*TEXT)).result() for sampler in samplers] == before
+    newer = trainer.save_weights_and_get_sampling_client().result()
+    assert newer.compute_logprobs(prompt(*TEXT)).result() not in before
+
+
+@covers(routes=(13,))
+def test_inflight_samplers_of_a_model_move_together(client: tinker.ServiceClient) -> None:
+    trainer = new_trainer(client)
+    old = trainer.save_weights_and_get_sampling_client(kind="inflight").result()
+    before = old.compute_logprobs(prompt(*TEXT)).result()
+    step(trainer)
+    assert old.compute_logprobs(prompt(*TEXT)).result() == before, "nothing was published yet"
+    new = trainer.save_weights_and_get_sampling_client(kind="inflight").result()
+    after = new.compute_logprobs(prompt(*TEXT)).result()
+    assert after != before
+    assert old.compute_logprobs(prompt(*TEXT)).result() == after
+
+
+@covers(routes=(14,), points=(4,))
+def test_training_goes_on_bit_for_bit_with_the_optimiser_and_afresh_without(client: tinker.ServiceClient) -> None:
+    trainer = new_trainer(client)
+    step(trainer)
+    path = trainer.save_state("one").result().path
+    same = client.create_training_client_from_state_with_optimizer(path).result()
+    fresh = client.create_training_client_from_state(path).result()
+    assert same.model_id == f"{client.holder.get_session_id()}:train:1"
+    assert loss(trainer) == loss(same) == loss(fresh)
+    for each in (trainer, same, fresh):
+        step(each)
+    assert loss(trainer) == loss(same) != loss(fresh)
+    with pytest.raises(tinker.RequestFailedError, match="qwen3"):
+        client.create_training_client_from_state(path, base_model="qwen3").result()
+
+
+@covers(routes=(15, 16), points=(12,))
+def test_a_sampler_knows_its_base_model(client: tinker.ServiceClient, rest: tinker.RestClient) -> None:
+    path = new_trainer(client, "qwen3").save_weights_for_sampler("w").result().path
+    sampler = client.create_sampling_client(path).result()
+    assert sampler.get_base_model() == "qwen3"
+    record = rest.get_sampler(f"{client.holder.get_session_id()}:sample:0").result()
+    assert (record.base_model, record.model_path) == ("qwen3", path)
+    with pytest.raises(tinker.NotFoundError):
+        client.create_sampling_client(f"{path}-not").result()
+
+
+@covers(routes=(18,), points=(9,))
+def test_an_answer_that_takes_long_is_408_and_comes_later(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_HOLD_S", 0.01)
+    model_id = open_model(server, open_session(server))
+    waiting = ask(server, "save_weights", {"model_id": model_id, "seq_id": 2, "path": "later"})
+    reply = ask(server, "retrieve_future", {"request_id": waiting.json["request_id"]})
+    assert reply.status == 408
+    assert (reply.json["type"], reply.json["queue_state"]) == ("try_again", "active")
+    ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf")
+    assert await_answer(server, waiting).status == 200
+    sampler = client.create_sampling_client(base_model="llama").result()
+    params = types.SamplingParams(max_tokens=200, stop=[])  # many times the hold
+    assert len(sampler.sample(prompt(*TEXT), 1, params).result().sequences[0].tokens) == 200
+
+
+@covers(routes=(18,), points=(9,))
+def test_a_failure_is_told_with_its_category_and_the_client_goes_on(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new_trainer(client)
+    with pytest.raises(tinker.RequestFailedError, match="nonsense") as failure:
+        trainer.forward_backward([ce_datum(TEXT)], "ppo", {"nonsense": 1.0}).result()
+    assert failure.value.category is types.RequestErrorCategory.User
+    runtime = server._service._runtime  # pyright: ignore[reportPrivateUsage]
+    with monkeypatch.context() as broken:
+        broken.setattr(runtime, "optim_step", lambda *_: 1 / 0)
+        with pytest.raises(tinker.RequestFailedError, match="ZeroDivisionError") as failure:
+            trainer.optim_step(ADAM).result()
+    assert failure.value.category is types.RequestErrorCategory.Server
+    step(trainer)
+    assert ask(server, "retrieve_future", {"request_id": "never made"}).status in (404, 410)
+
+
+@covers(routes=(19,))
+def test_a_sample_can_be_cancelled(server: EngineServer, client: tinker.ServiceClient) -> None:
+    sampler = client.create_sampling_client(base_model="llama").result()
+    sampler_id = f"{client.holder.get_session_id()}:sample:0"
+    endless = {
+        "num_samples": 64,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": TEXT}]},
+        "sampling_params": {"max_tokens": 1000, "stop": []},
+        "sampling_session_id": sampler_id,
+        "seq_id": 10**6,
+    }
+    pending = ask(server, "asample", endless)
+    assert ask(server, "cancel_future", {"request_id": pending.json["request_id"]}).status in (200, 204)
+    reply = ask(server, "retrieve_future", {"request_id": pending.json["request_id"]})
+    assert reply.status in (404, 410) or "error" in reply.json
+    assert sampler.compute_logprobs(prompt(*TEXT)).result()[0] is None
+
+
+@covers(routes=(19,))
+def test_a_loss_that_should_run_on_the_server_is_refused_and_runs_on_the_client(client: tinker.ServiceClient) -> None:
+    trainer = new_trainer(client)
+    with pytest.raises((tinker.BadRequestError, tinker.NotFoundError, tinker.RequestFailedError)):
+        trainer.forward_backward([ce_datum(TEXT)], "custom", {"loss_id": "x"}).result()
+
+    def likelihood(logprobs, weights):
+        value = -(logprobs * weights).sum()
+        return value, {"custom/likelihood:sum": value}
+
+    handle = client.create_custom_loss(likelihood, input_ranks={"logprobs": 1, "weights": 1}).result()
+    output = trainer.forward_backward_custom([ce_datum(TEXT)], handle).result()
+    assert output.metrics["custom/likelihood:sum"] == pytest.approx(loss(trainer), rel=1e-5)
+
+
+@covers(routes=(20,))
+def test_checkpoints_are_listed_described_given_a_time_to_live_and_deleted(
+    client: tinker.ServiceClient, rest: tinker.RestClient
+) -> None:
+    trainer = client.create_lora_training_client(
+        base_model="llama", rank=4, train_mlp=False, user_metadata={"renderer_name": "r"}
+    ).result()
+    state, weights = trainer.save_state("a").result().path, trainer.save_weights_for_sampler("b").result().path
+    run = rest.get_training_run_by_tinker_path(state).result()
+    assert (run.training_run_id, run.base_model, run.lora_rank) == (trainer.model_id, "llama", 4)
+    assert run.user_metadata == {"renderer_name": "r"}
+    assert trainer.model_id in {r.training_run_id for r in rest.list_training_runs().result().training_runs}
+    listed = {c.tinker_path: c for c in rest.list_checkpoints(trainer.model_id).result().checkpoints}
+    assert {path: c.checkpoint_type for path, c in listed.items()} == {state: "training", weights: "sampler"}
+    info = rest.get_weights_info_by_tinker_path(state).result()
+    assert (info.base_model, info.is_lora, info.lora_rank, info.train_mlp) == ("llama", True, 4, False)
+    rest.set_checkpoint_ttl_from_tinker_path(state, 3600).result()
+    rest.delete_checkpoint_from_tinker_path(weights).result()
+    (left,) = rest.list_checkpoints(trainer.model_id).result().checkpoints
+    assert left.tinker_path == state
+    assert left.expires_at is not None
+    with pytest.raises(tinker.NotFoundError):
+        client.create_sampling_client(weights).result()
+
+
+def test_every_part_of_the_protocol_has_a_case() -> None:
+    assert test_conformance_numbers.__name__, "imported for its cases"
+    assert covered_routes == ROUTES.keys()
+    assert covered_points == POINTS.keys()

@@ -1,0 +1,119 @@
+"""`kill -9` in the middle of saves: what was complete loads, what was not is never seen.
+
+The process that is killed saves through the server's own `CheckpointStore`; a real server then finds what it left.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import tinker
+import torch
+
+from rlkit.engine import EngineServer
+from rlkit.engine.checkpoints import CheckpointStore
+from rlkit.engine.config import read_config
+
+from .conftest import connect
+
+KILLS = 20
+PATH = "tinker://killed:train:0/weights/state"
+
+# For each line of its input it becomes a process that saves over and over: one that imported anew each time would take
+# seconds. Every number of a checkpoint is its step.
+NURSERY = """
+import os, sys
+from pathlib import Path
+import torch
+from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.config import read_config
+from rlkit.engine.lora import LoraSettings, new_adapter
+
+settings = LoraSettings(256)
+adapter = new_adapter(read_config(Path(sys.argv[2])), settings, seed=0)
+store = CheckpointStore(Path(sys.argv[1]))
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        store.sweep()
+        for step in range(int(line), int(line) + 10_000):
+            adapter.flat.fill_(step)
+            moments = torch.full((2, adapter.flat.numel()), float(step))
+            info = CheckpointInfo("llama", settings, step)
+            store.save("killed:train:0", "weights", "state", info, adapter, moments=moments, overwrite=True)
+            os.write(1, b"%d %d\\n" % (os.getpid(), step))
+    os.waitpid(child, 0)
+    os.write(1, b"dead\\n")
+"""
+
+
+@contextmanager
+def nursery(root: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", NURSERY, str(root), str(model)]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def killed_while_saving(process: subprocess.Popen[str], first: int, rng: random.Random) -> int:
+    """Let it save from step `first` on and kill it at some point; the last step of which it said that it is saved."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{first}\n")
+    pid, told = process.stdout.readline().split()
+    time.sleep(rng.uniform(0, 0.05))
+    os.kill(int(pid), signal.SIGKILL)
+    for line in process.stdout:
+        if line == "dead\n":
+            return int(told)
+        told = line.split()[1]
+    raise AssertionError("the nursery ended")
+
+
+def test_whatever_the_moment_of_the_kill_the_last_complete_checkpoint_loads(
+    resolve: Callable[[str], Path], tmp_path: Path
+) -> None:
+    rng = random.Random(0)
+    root, model = tmp_path / "root", resolve("llama")
+    folder = root / "killed_train_0" / "weights" / "state"
+    config = read_config(model)
+    store = CheckpointStore(root)
+    told = interrupted = 0
+    with nursery(root, model) as process:
+        for _ in range(KILLS):
+            told = killed_while_saving(process, told + 2, rng)
+            interrupted += len(list(folder.iterdir())) != 2
+            steps = store.info(PATH).steps
+            assert told <= steps <= told + 1
+            adapter, moments = store.load(PATH, config)
+            assert moments is not None
+            assert torch.equal(adapter.flat.unique(), torch.tensor([float(steps)]))
+            assert torch.equal(moments.unique(), torch.tensor([float(steps)]))
+            assert [checkpoint.path for checkpoint in store.checkpoints()] == [PATH]
+    assert interrupted > 0
+    with EngineServer(root=root, resolve=resolve) as server, connect(server) as client:
+        assert len(list(folder.iterdir())) == 2
+        rest = tinker.RestClient(base_url=server.url, api_key=server.api_key)
+        assert [c.tinker_path for c in rest.list_user_checkpoints().result().checkpoints] == [PATH]
+        client.create_training_client_from_state_with_optimizer(PATH).result().save_state("again").result()
+
+
+def test_a_first_save_that_was_killed_is_never_there(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "killed_train_0" / "weights" / "state"
+    (folder / "0123456789abcdef").mkdir(parents=True)
+    (folder / "0123456789abcdef" / "tensors.safetensors").write_bytes(b"half")
+    with EngineServer(root=tmp_path, resolve=resolve):
+        assert not folder.exists()

@@ -1,0 +1,47 @@
+"""Packing of training sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlkit.engine.packing import micro_batches
+
+PROMPT = np.arange(100, 140)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[np.ndarray]:
+    """Some that begin alike, some that do not, some equal."""
+    found = [
+        np.array(draw(st.lists(st.integers(0, 2), min_size=1, max_size=300))) for _ in range(draw(st.integers(0, 6)))
+    ]
+    for _ in range(draw(st.integers(0, 12))):
+        answer = draw(st.lists(st.integers(0, 2), min_size=1, max_size=40))
+        found.append(np.concatenate([PROMPT[: draw(st.integers(0, 40))], answer]))
+    return [*found, *found[:2]]
+
+
+@given(sequences())
+@settings(deadline=None)
+def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequences: list[np.ndarray]) -> None:
+    batches = micro_batches([sequence.astype(np.int64) for sequence in all_sequences])
+    members = [(batch, member) for batch in batches for member in batch.members]
+    assert sorted(member.index for _, member in members) == list(range(len(all_sequences)))
+    for batch, member in members:
+        np.testing.assert_array_equal(batch.tokens[member.rows], all_sequences[member.index])
+        own = next(span for span in batch.spans if span.start + span.length - 1 == member.rows[-1])
+        prefix = range(own.prefix.start, own.prefix.start + own.prefix.length) if own.prefix else range(0)
+        assert [*prefix, *range(own.start, own.start + own.length)] == member.rows.tolist()
+    for batch in batches:
+        covered = [row for span in batch.spans for row in range(span.start, span.start + span.length)]
+        assert covered == list(range(len(batch.tokens)))
+        longest = max(len(all_sequences[member.index]) for member in batch.members)
+        assert len(batch.tokens) <= max(256, 3 * longest)
+
+
+def test_a_prompt_is_packed_once_for_its_group() -> None:
+    group = [np.concatenate([PROMPT, [i]]) for i in range(8)]
+    batches = micro_batches(group)
+    assert sum(len(batch.tokens) for batch in batches) == 40 + 8
