@@ -1,4 +1,4 @@
-"""What the two conformance suites share: which part of the protocol a case is for, and requests without the SDK."""
+"""What the conformance suites share: which part of the protocol a case is for, and requests without the SDK."""
 
 from __future__ import annotations
 
@@ -11,9 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import tinker
+from tinker import types
+from tinker.proto import tinker_public_pb2 as pb
+
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError
 
+from .helpers import ce_datum
+
+TEXT = [72, 101, 108, 108, 111, 44, 32]
+ADAM = types.AdamParams(learning_rate=1e-2)
+SESSION = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
 ROUTES: dict[int, str] = {
     1: "client/config",
     2: "client/dynamic_config",
@@ -117,3 +127,42 @@ def conforming_server(models: Mapping[str, Path], with_tokeniser: Path, root: Pa
 
     with EngineServer(root=root, resolve=resolve, models=["llama"]) as server:
         yield server
+
+
+def new_trainer(client: tinker.ServiceClient, base_model: str = "llama", **settings: object) -> tinker.TrainingClient:
+    return client.create_lora_training_client(base_model=base_model, **{"rank": 4, "seed": 0, **settings}).result()
+
+
+def step(trainer: tinker.TrainingClient) -> None:
+    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
+    trainer.optim_step(ADAM).result()
+
+
+def loss(trainer: tinker.TrainingClient) -> float:
+    return trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"]
+
+
+def train_request(model_id: str, seq_id: int, **fields: object) -> bytes:
+    request = pb.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy", **fields)
+    datum = request.data.add()
+    datum.model_input.add().encoded_text.tokens = np.array(TEXT[:-1], np.int32).tobytes()
+    targets = datum.loss_fn_inputs["target_tokens"]
+    targets.dense, targets.dtype = np.array(TEXT[1:], np.int64).tobytes(), pb.DTYPE_INT64
+    targets.shape.append(len(TEXT) - 1)
+    return request.SerializeToString()
+
+
+def open_session(server: EngineServer) -> str:
+    return str(ask(server, "create_session", SESSION).json["session_id"])
+
+
+def open_model(server: EngineServer, session_id: str) -> str:
+    lora = {"rank": 2, "seed": 0, "train_unembed": True, "train_mlp": True, "train_attn": True}
+    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "llama", "lora_config": lora}
+    return str(await_answer(server, ask(server, "create_model", made)).json["model_id"])
+
+
+def await_answer(server: EngineServer, pending: Reply) -> Reply:
+    while (reply := ask(server, "retrieve_future", {"request_id": pending.json["request_id"]})).status == 408:
+        pass
+    return reply

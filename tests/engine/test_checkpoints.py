@@ -159,7 +159,7 @@ def test_a_copy_outlives_its_source(store: CheckpointStore, config: ModelConfig,
     assert copy == store.copy(path, "other") == "tinker://other:train:0/weights/a"
     store.delete(path)
     assert torch.equal(store.load(copy, config)[0].flat, adapter.flat)
-    assert [run.model_id for run in store.runs()] == ["other:train:0"]
+    assert [run.model_id for run in store.records.runs()] == ["other:train:0"]
     assert store.get(copy).expires is None
 
 
@@ -220,13 +220,17 @@ def test_a_checkpoint_that_this_version_cannot_read_is_refused_and_left_alone(
     assert file.read_text() == text
 
 
-def test_old_snapshots_wait_on_disk(config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(
+    config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
-    snapshots = Snapshots(tmp_path / "scratch")
+    folder = snapshots_module.scratch_folder(tmp_path)
+    snapshots = Snapshots(folder)
     made = [new_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(3)]
     for i, adapter in enumerate(made):
         snapshots.put(f"s:{i}", adapter)
-    assert len(list((tmp_path / "scratch").iterdir())) == 2
+    assert len(list(folder.glob("*.safetensors"))) == 2
+    CheckpointStore(tmp_path).sweep()
     for i, adapter in enumerate(made):
         kept = snapshots.get(f"s:{i}")
         assert kept is not None
@@ -234,7 +238,25 @@ def test_old_snapshots_wait_on_disk(config: ModelConfig, tmp_path: Path, monkeyp
     snapshots.drop("s:")
     assert snapshots.get("s:0") is None
     snapshots.close()
-    assert not (tmp_path / "scratch").exists()
+    assert not folder.exists()
+
+
+def test_the_snapshots_of_a_killed_server_are_swept(tmp_path: Path) -> None:
+    folder = snapshots_module.scratch_folder(tmp_path)
+    hold = "import sys, fcntl, pathlib, rlkit.engine.files as f; f.lock(pathlib.Path(sys.argv[1]), fcntl.LOCK_EX)"
+    wait = "print('locked', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", f"{hold}; {wait}", str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        assert server.stdout.readline() == b"locked\n"
+        (folder / "0-s.safetensors").write_bytes(b"spilled")
+        store = CheckpointStore(tmp_path)
+        store.sweep()
+        assert folder.exists()
+        server.kill()
+        server.wait()
+        store.sweep()
+    assert not folder.exists()
 
 
 def test_an_answer_is_given_again_and_only_delivered_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

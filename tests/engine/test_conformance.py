@@ -1,6 +1,8 @@
-"""Every route of the Tinker protocol, driven by the real SDK; where the SDK hides what is answered, by hand.
+"""Sessions, models, samplers, answers and checkpoints of the Tinker protocol, driven by the real SDK; where the SDK
+hides what is answered, by hand.
 
-The cases about sampling and losses are in `test_conformance_numbers.py`. `conformance.py` lists what must be covered.
+The cases about training are in `test_conformance_training.py`, those about numbers in `test_conformance_numbers.py`.
+`conformance.py` lists what must be covered.
 """
 
 from __future__ import annotations
@@ -9,23 +11,32 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tinker
-from starlette.responses import JSONResponse
 from tinker import types
-from tinker.proto import tinker_public_pb2 as pb
 
 from rlkit.engine import EngineServer, routes
 
-from . import test_conformance_numbers
-from .conformance import POINTS, ROUTES, Reply, ask, conforming_server, covered_points, covered_routes, covers
-from .conftest import connect
-from .helpers import ce_datum, logprobs_of, prompt
-
-TEXT = [72, 101, 108, 108, 111, 44, 32]
-ADAM = types.AdamParams(learning_rate=1e-2)
-SESSION = {"tags": [], "user_metadata": None, "sdk_version": "0.38.0"}
+from . import test_conformance_numbers, test_conformance_training
+from .conformance import (
+    ADAM,
+    POINTS,
+    ROUTES,
+    SESSION,
+    TEXT,
+    ask,
+    await_answer,
+    conforming_server,
+    covered_points,
+    covered_routes,
+    covers,
+    new_trainer,
+    open_model,
+    open_session,
+    step,
+    train_request,
+)
+from .helpers import ce_datum, prompt
 
 
 @pytest.fixture(scope="module")
@@ -39,45 +50,6 @@ def server(
 @pytest.fixture
 def rest(server: EngineServer) -> tinker.RestClient:
     return tinker.RestClient(base_url=server.url, api_key=server.api_key)
-
-
-def new_trainer(client: tinker.ServiceClient, base_model: str = "llama", **settings: object) -> tinker.TrainingClient:
-    return client.create_lora_training_client(base_model=base_model, **{"rank": 4, "seed": 0, **settings}).result()
-
-
-def step(trainer: tinker.TrainingClient) -> None:
-    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
-    trainer.optim_step(ADAM).result()
-
-
-def loss(trainer: tinker.TrainingClient) -> float:
-    return trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"]
-
-
-def train_request(model_id: str, seq_id: int, **fields: object) -> bytes:
-    request = pb.ForwardBackwardRequest(model_id=model_id, seq_id=seq_id, loss_fn="cross_entropy", **fields)
-    datum = request.data.add()
-    datum.model_input.add().encoded_text.tokens = np.array(TEXT[:-1], np.int32).tobytes()
-    targets = datum.loss_fn_inputs["target_tokens"]
-    targets.dense, targets.dtype = np.array(TEXT[1:], np.int64).tobytes(), pb.DTYPE_INT64
-    targets.shape.append(len(TEXT) - 1)
-    return request.SerializeToString()
-
-
-def open_session(server: EngineServer) -> str:
-    return str(ask(server, "create_session", SESSION).json["session_id"])
-
-
-def open_model(server: EngineServer, session_id: str) -> str:
-    lora = {"rank": 2, "seed": 0, "train_unembed": True, "train_mlp": True, "train_attn": True}
-    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "llama", "lora_config": lora}
-    return str(await_answer(server, ask(server, "create_model", made)).json["model_id"])
-
-
-def await_answer(server: EngineServer, pending: Reply) -> Reply:
-    while (reply := ask(server, "retrieve_future", {"request_id": pending.json["request_id"]})).status == 408:
-        pass
-    return reply
 
 
 @covers(points=(1,))
@@ -152,20 +124,6 @@ def test_a_model_is_named_after_its_session_and_its_number(client: tinker.Servic
     assert second.model_id == f"{session_id}:train:1"
 
 
-@covers(routes=(8,))
-def test_lora_flags_and_seed_decide_what_is_trained(client: tinker.ServiceClient) -> None:
-    def after_one_step(**settings: object) -> float:
-        trainer = new_trainer(client, **settings)
-        step(trainer)
-        return loss(trainer)
-
-    whole = after_one_step()
-    assert after_one_step() == whole
-    assert after_one_step(seed=1) != whole
-    parts = ("train_attn", "train_mlp", "train_unembed")
-    assert len({whole, *(after_one_step(**{part: False}) for part in parts)}) == 4
-
-
 @covers(routes=(9,), points=(13,))
 def test_get_info_brings_a_tokeniser_that_needs_no_hub(
     client: tinker.ServiceClient, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -177,89 +135,6 @@ def test_get_info_brings_a_tokeniser_that_needs_no_hub(
     assert trainer.get_tokenizer().encode("Hi") == [72, 105]
     sampler = trainer.save_weights_and_get_sampling_client().result()
     assert sampler.get_tokenizer().encode("Hi") == [72, 105]
-
-
-@covers(routes=(10,), points=(5, 6))
-def test_a_training_request_and_its_answer_are_protobuf(server: EngineServer) -> None:
-    model_id = open_model(server, open_session(server))
-    body = train_request(model_id, 1, forward_only=True)
-    answer = await_answer(server, ask(server, "forward_backward", body, media_type="application/x-protobuf"))
-    assert answer.media_type == "application/x-protobuf"
-    output = pb.ForwardBackwardOutput.FromString(answer.body)
-    (record,) = output.loss_fn_outputs
-    assert output.loss_fn_output_type == "ArrayRecord"
-    assert record.num_datums == 1
-    field = record.fields["logprobs"]
-    values = np.frombuffer(field.data, np.float32)
-    assert np.frombuffer(field.offsets, np.int64).tolist() == [0, values.nbytes]
-    # weights may be left out: every token counts once
-    assert output.metrics["loss:sum"] == pytest.approx(-values.sum(dtype=np.float64), rel=1e-5)
-
-
-@covers(routes=(10, 18), points=(10,))
-def test_a_request_that_is_sent_twice_is_run_once(server: EngineServer) -> None:
-    model_id = open_model(server, open_session(server))
-    replies = [
-        ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf")
-        for _ in range(2)
-    ]
-    first, second = (await_answer(server, reply).body for reply in replies)
-    assert first == second
-    adam = {"learning_rate": 0.0, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8}
-    norms = []
-    for seq_id, resent in ((2, 1), (4, 2)):  # the gradient of one request, then of two
-        if resent == 2:
-            ask(server, "forward_backward", train_request(model_id, 3), media_type="application/x-protobuf")
-        reply = await_answer(
-            server, ask(server, "optim_step", {"model_id": model_id, "seq_id": seq_id, "adam_params": adam})
-        )
-        norms.append(reply.json["metrics"]["unclipped_grad_l2:mean"])
-    assert norms[0] == norms[1]
-
-
-@covers(routes=(10,), points=(10,))
-def test_a_later_request_waits_for_the_earlier_one(server: EngineServer) -> None:
-    model_id = open_model(server, open_session(server))
-    later = ask(server, "save_weights", {"model_id": model_id, "seq_id": 2, "path": "two"})
-    ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf")
-    assert await_answer(server, later).json["path"] == f"tinker://{model_id}/weights/two"
-
-
-@covers(routes=(10,), points=(8, 10))
-def test_chunks_are_put_together_in_order(client: tinker.ServiceClient) -> None:
-    trainer = new_trainer(client)
-    data = [ce_datum([i % 256, i // 256, i % 7]) for i in range(1100)]  # 1024 go in one request, the first one last
-    output = trainer.forward_backward(data, "cross_entropy").result()
-    rows = logprobs_of(output)
-    assert output.metrics["loss:sum"] == pytest.approx(-sum(float(row.sum()) for row in rows), rel=1e-5)
-    for i in (0, 1023, 1024, 1099):
-        alone = logprobs_of(trainer.forward([data[i]], "cross_entropy").result())[0]
-        np.testing.assert_allclose(rows[i], alone, atol=1e-5)
-    assert all(len(key.split(":")) == 2 for key in output.metrics)
-
-
-@covers(routes=(1, 10), points=(2, 5))
-def test_training_requests_may_be_compressed(
-    client: tinker.ServiceClient, models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def asks_for_it(*_: object) -> JSONResponse:
-        return JSONResponse({"proto_compress_fwdbwd": True}, headers={"Connection": "close"})
-
-    monkeypatch.setattr(routes._Handlers, "client_config", asks_for_it)  # pyright: ignore[reportPrivateUsage]
-    with EngineServer(root=tmp_path, resolve=lambda name: models[name]) as server, connect(server) as compressing:
-        assert compressing.holder.get_client_config().proto_compress_fwdbwd
-        assert loss(new_trainer(compressing)) == loss(new_trainer(client))
-
-
-@covers(routes=(11,), points=(8,))
-def test_optim_step_applies_the_gradient_once_and_reports_its_norm(client: tinker.ServiceClient) -> None:
-    trainer = new_trainer(client)
-    before = loss(trainer)  # a forward pass leaves no gradient behind
-    assert trainer.optim_step(ADAM).result().metrics == {"unclipped_grad_l2:mean": 0.0}
-    assert loss(trainer) == before
-    step(trainer)
-    assert loss(trainer) < before
-    assert trainer.optim_step(ADAM).result().metrics["unclipped_grad_l2:mean"] == 0.0
 
 
 @covers(routes=(12, 20))
@@ -278,51 +153,6 @@ def test_a_saved_state_has_a_path_a_time_to_live_and_one_owner_of_its_name(
     assert trainer.save_state("s", overwrite=True).result().path == path
     (listed,) = rest.list_checkpoints(trainer.model_id).result().checkpoints
     assert listed.expires_at is None
-
-
-@covers(routes=(13,), points=(11,))
-def test_sampler_weights_stay_as_they_were_saved(client: tinker.ServiceClient) -> None:
-    trainer = new_trainer(client)
-    path = trainer.save_weights_for_sampler("w").result().path
-    assert path == f"tinker://{trainer.model_id}/sampler_weights/w"
-    samplers = [
-        client.create_sampling_client(path).result(),
-        trainer.save_weights_and_get_sampling_client().result(),
-    ]
-    before = [sampler.compute_logprobs(prompt(*TEXT)).result() for sampler in samplers]
-    step(trainer)
-    assert [sampler.compute_logprobs(prompt(*TEXT)).result() for sampler in samplers] == before
-    newer = trainer.save_weights_and_get_sampling_client().result()
-    assert newer.compute_logprobs(prompt(*TEXT)).result() not in before
-
-
-@covers(routes=(13,))
-def test_inflight_samplers_of_a_model_move_together(client: tinker.ServiceClient) -> None:
-    trainer = new_trainer(client)
-    old = trainer.save_weights_and_get_sampling_client(kind="inflight").result()
-    before = old.compute_logprobs(prompt(*TEXT)).result()
-    step(trainer)
-    assert old.compute_logprobs(prompt(*TEXT)).result() == before, "nothing was published yet"
-    new = trainer.save_weights_and_get_sampling_client(kind="inflight").result()
-    after = new.compute_logprobs(prompt(*TEXT)).result()
-    assert after != before
-    assert old.compute_logprobs(prompt(*TEXT)).result() == after
-
-
-@covers(routes=(14,), points=(4,))
-def test_training_goes_on_bit_for_bit_with_the_optimiser_and_afresh_without(client: tinker.ServiceClient) -> None:
-    trainer = new_trainer(client)
-    step(trainer)
-    path = trainer.save_state("one").result().path
-    same = client.create_training_client_from_state_with_optimizer(path).result()
-    fresh = client.create_training_client_from_state(path).result()
-    assert same.model_id == f"{client.holder.get_session_id()}:train:1"
-    assert loss(trainer) == loss(same) == loss(fresh)
-    for each in (trainer, same, fresh):
-        step(each)
-    assert loss(trainer) == loss(same) != loss(fresh)
-    with pytest.raises(tinker.RequestFailedError, match="qwen3"):
-        client.create_training_client_from_state(path, base_model="qwen3").result()
 
 
 @covers(routes=(15, 16), points=(12,))
@@ -389,21 +219,6 @@ def test_a_sample_can_be_cancelled(server: EngineServer, client: tinker.ServiceC
     assert sampler.compute_logprobs(prompt(*TEXT)).result()[0] is None
 
 
-@covers(routes=(19,))
-def test_a_loss_that_should_run_on_the_server_is_refused_and_runs_on_the_client(client: tinker.ServiceClient) -> None:
-    trainer = new_trainer(client)
-    with pytest.raises((tinker.BadRequestError, tinker.NotFoundError, tinker.RequestFailedError)):
-        trainer.forward_backward([ce_datum(TEXT)], "custom", {"loss_id": "x"}).result()
-
-    def likelihood(logprobs, weights):
-        value = -(logprobs * weights).sum()
-        return value, {"custom/likelihood:sum": value}
-
-    handle = client.create_custom_loss(likelihood, input_ranks={"logprobs": 1, "weights": 1}).result()
-    output = trainer.forward_backward_custom([ce_datum(TEXT)], handle).result()
-    assert output.metrics["custom/likelihood:sum"] == pytest.approx(loss(trainer), rel=1e-5)
-
-
 @covers(routes=(20,))
 def test_checkpoints_are_listed_described_given_a_time_to_live_and_deleted(
     client: tinker.ServiceClient, rest: tinker.RestClient
@@ -431,5 +246,6 @@ def test_checkpoints_are_listed_described_given_a_time_to_live_and_deleted(
 
 def test_every_part_of_the_protocol_has_a_case() -> None:
     assert test_conformance_numbers.__name__, "imported for its cases"
+    assert test_conformance_training.__name__, "imported for its cases"
     assert covered_routes == ROUTES.keys()
     assert covered_points == POINTS.keys()

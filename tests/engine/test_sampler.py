@@ -119,7 +119,7 @@ def test_a_request_that_cannot_be_answered_is_refused(
 
 
 def test_a_bucket_holds_its_sequence() -> None:
-    assert [bucket(n) for n in (1, 64, 65, 512, 513, 1000)] == [64, 64, 128, 512, 768, 1024]
+    assert [bucket(n) for n in (1, 32, 33, 256, 257, 1000)] == [32, 32, 64, 256, 512, 1024]
 
 
 def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes, two_lanes: Lanes) -> None:

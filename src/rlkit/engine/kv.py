@@ -6,19 +6,20 @@ how long its neighbours are. Unused positions are finite and masked, and so cont
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from rlkit.engine.config import ModelConfig
 
-_SHORT_STEP_TOKENS = 64
+_SHORT_STEP_TOKENS = 32
 _LONG_STEP_TOKENS = 256
-_SHORT_TOKENS = 512
+_SHORT_TOKENS = 256
 
 
 def bucket(tokens: int) -> int:
-    """Positions set aside for a sequence of `tokens`: a multiple of 64 up to 512, then of 256."""
+    """Positions set aside for a sequence of `tokens`: a multiple of 32 up to 256, then of 256."""
     step = _SHORT_STEP_TOKENS if tokens <= _SHORT_TOKENS else _LONG_STEP_TOKENS
     return -(-tokens // step) * step
 
@@ -102,4 +103,8 @@ class KvBlock[Row]:
 
     def _zeros(self, rows: int) -> Tensor:
         config = self._config
-        return self._like.new_zeros(config.layers, rows, config.kv_heads, self.tokens, config.head_dim)
+        shape = (config.layers, rows, config.kv_heads, self.tokens, config.head_dim)
+        if self._like.device.type != "cpu":
+            return self._like.new_zeros(shape)
+        # numpy leaves it to the system to clear memory, a page when it is first used; torch would fill all of it.
+        return torch.from_numpy(np.zeros(shape, np.float32)).to(self._like.dtype)

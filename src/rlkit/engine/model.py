@@ -92,8 +92,7 @@ def project_qkv(
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
     """The gated feed-forward of `x [N, E]`, its norm included, without the residual."""
     both = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
-    gate, up = both.chunk(2, -1)
-    return project(_silu(gate) * up, layer.down, lora.down)
+    return project(_gated(*both.chunk(2, -1)), layer.down, lora.down)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -102,9 +101,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def _silu(x: Tensor) -> Tensor:
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    """SiLU of `gate`, times `up` (Shazeer 2020)."""
+    if not torch.is_inference_mode_enabled():
+        return functional.silu(gate) * up
     # The fused kernel takes another path where a thread's share ends, which would let the batch decide the last bit.
-    return x / (1 + torch.exp(-x)) if torch.is_inference_mode_enabled() else functional.silu(x)
+    return torch.div(gate, torch.neg(gate).exp_().add_(1)).mul_(up)
 
 
 def rope_at(config: ModelConfig, where: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +129,14 @@ def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
 def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
     """Rotary embedding with the halves convention (Su et al. 2021, as in Llama checkpoints), x [N, heads, D]."""
     first, second = x.chunk(2, -1)
-    return x * rope[0] + torch.cat([-second, first], -1) * rope[1]
+    if not torch.is_inference_mode_enabled():
+        return x * rope[0] + torch.cat([-second, first], -1) * rope[1]
+    rotated = x * rope[0]
+    left, right = rotated.chunk(2, -1)
+    sine = rope[1].chunk(2, -1)[0]
+    left.addcmul_(second, sine, value=-1)
+    right.addcmul_(first, sine)
+    return rotated
 
 
 def _attend(config: ModelConfig, qk: Tensor, v: Tensor, together: Sequence[Run]) -> Tensor:

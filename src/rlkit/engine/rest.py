@@ -24,7 +24,8 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from tinker import types
 
-from rlkit.engine.checkpoints import Checkpoint, CheckpointStore, Run, Session, strings
+from rlkit.engine.checkpoints import Checkpoint, CheckpointStore
+from rlkit.engine.records import Run, SessionRecord, strings
 from rlkit.engine.sessions import Sessions
 from rlkit.errors import MissingError, UsageError
 
@@ -52,7 +53,7 @@ class Management:
         if "project_id" in request.query_params:
             raise UsageError("project_id: the embedded engine has no projects; leave it out")
         offset, limit = _page(request, 20)
-        runs = await asyncio.to_thread(self._store.runs)
+        runs = await asyncio.to_thread(self._store.records.runs)
         checkpoints = await asyncio.to_thread(self._store.checkpoints)
         page = [_run_json(run, checkpoints) for run in runs[offset : offset + limit]]
         return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(runs))})
@@ -115,30 +116,30 @@ class Management:
 
     async def note_session(self, session_id: str, body: types.CreateSessionRequest) -> None:
         """Write down what a client says of the session that was opened for it."""
-        about = Session(session_id, self._store.clock(), strings(body.user_metadata), body.display_name)
-        await asyncio.to_thread(self._store.add_session, about)
+        about = SessionRecord(session_id, self._store.clock(), strings(body.user_metadata), body.display_name)
+        await asyncio.to_thread(self._store.records.add_session, about)
 
     async def list_sessions(self, request: Request) -> Response:
         """The ids of all sessions there ever were, newest first."""
         offset, limit = _page(request, 20)
-        sessions = await asyncio.to_thread(self._store.sessions)
+        sessions = await asyncio.to_thread(self._store.records.sessions)
         return JSONResponse({"sessions": [session.session_id for session in sessions[offset : offset + limit]]})
 
     async def get_session(self, request: Request) -> Response:
         """A session, its training runs and, while it is open, its sampling sessions."""
         session_id = request.path_params["session_id"]
-        sessions = await asyncio.to_thread(self._store.sessions)
+        sessions = await asyncio.to_thread(self._store.records.sessions)
         session = next((session for session in sessions if session.session_id == session_id), None)
         if session is None:
             raise MissingError(f"there is no session {session_id!r}")
-        runs = await asyncio.to_thread(self._store.runs)
+        runs = await asyncio.to_thread(self._store.records.runs)
         about = {"user_metadata": session.user_metadata, "display_name": session.display_name}
         ids = [run.model_id for run in runs if run.model_id.startswith(f"{session_id}:")]
         return JSONResponse({"training_run_ids": ids, "sampler_ids": self._live(session_id) or [], **about})
 
     async def search_sessions(self, _: Request, body: types.SessionSearchRequest) -> Response:
         """A page of the sessions that fit, newest first; there are no projects and nobody else's sessions."""
-        sessions = await asyncio.to_thread(self._store.sessions)
+        sessions = await asyncio.to_thread(self._store.records.sessions)
         checkpoints = await asyncio.to_thread(self._store.checkpoints)
         found = [session for session in sessions if self._fits(session, body)]
         page = found[: body.limit]
@@ -179,7 +180,7 @@ class Management:
         raise MissingError(f"{request.method} {request.url.path} is not offered by the embedded engine")
 
     async def _run(self, model_id: str) -> Run:
-        runs = await asyncio.to_thread(self._store.runs, model_id)
+        runs = await asyncio.to_thread(self._store.records.runs, model_id)
         if not runs:
             raise MissingError(f"there is no training run {model_id!r}")
         return runs[0]
@@ -191,7 +192,7 @@ class Management:
     def _sign(self, path: str, file: str, expires: int) -> str:
         return hmac.digest(self._secret, f"{expires} {path} {file}".encode(), "sha256").hex()
 
-    def _fits(self, session: Session, wanted: types.SessionSearchRequest) -> bool:
+    def _fits(self, session: SessionRecord, wanted: types.SessionSearchRequest) -> bool:
         if wanted.session_id is not None or wanted.display_name is not None:
             words = (wanted.display_name or "").lower().split()
             name = (session.display_name or "").lower()
@@ -211,7 +212,7 @@ class Management:
         created = datetime.fromtimestamp(session.created, UTC)  # the cursor's precision
         return after is None or (after.last_created_at, session.session_id) > (created, after.last_session_id)
 
-    def _summary(self, session: Session, checkpoints: Iterable[Checkpoint]) -> dict[str, object]:
+    def _summary(self, session: SessionRecord, checkpoints: Iterable[Checkpoint]) -> dict[str, object]:
         own = [c for c in checkpoints if c.model_id.startswith(f"{session.session_id}:")]
         return {
             "session_id": session.session_id,

@@ -41,11 +41,12 @@ type Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _Refused(Exception):
-    """A request that gets a status of its own."""
+    """A request that gets a status of its own; `body` is what was read of it."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, body: bytes | bytearray = b"") -> None:
         super().__init__(message)
         self.status = status
+        self.body = bytes(body)
 
 
 _STATUSES = ((GoneError, 410), (UsageError, 400), (MissingError, 404), (ClientDisconnect, 400))
@@ -55,6 +56,13 @@ class _CancelRequest(BaseModel):
     """The body of `cancel_future`, for which the SDK has no type."""
 
     request_id: str
+
+
+class _Place(BaseModel):
+    """Where a request stands in its model's line, which can be read even if the rest cannot."""
+
+    model_id: str
+    seq_id: int
 
 
 class _WeightsInfoRequest(BaseModel):
@@ -172,7 +180,7 @@ async def _read(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > _BODY_BYTES_MAX:
-            raise _too_large()
+            raise _too_large(body)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding == "zstd":
         return _decompress(body)
@@ -189,7 +197,7 @@ def _decompress(body: bytearray) -> bytes:
         for start in range(0, len(body), _ZSTD_STEP_BYTES):
             plain += reader.decompress(body[start : start + _ZSTD_STEP_BYTES])
             if len(plain) > _BODY_BYTES_MAX:
-                raise _too_large()
+                raise _too_large(plain)
     except zstandard.ZstdError as error:
         raise _Refused(400, f"the body is not zstd as its Content-Encoding says: {error}") from error
     if not reader.eof or reader.unused_data:
@@ -197,17 +205,26 @@ def _decompress(body: bytearray) -> bytes:
     return bytes(plain)
 
 
-def _too_large() -> _Refused:
-    return _Refused(413, f"the body is larger than {_BODY_BYTES_MAX} bytes")
+def _too_large(body: bytearray) -> _Refused:
+    return _Refused(413, f"the body is larger than {_BODY_BYTES_MAX} bytes", body)
 
 
 async def _parse[M: BaseModel](request: Request, model: type[M]) -> M:
+    body = await _read(request)
     try:
-        return model.model_validate_json(await _read(request))
+        return model.model_validate_json(body)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise _Refused(422, f"{field or 'body'}: {first['msg']}") from error
+        raise _Refused(422, f"{field or 'body'}: {first['msg']}", body) from error
+
+
+def _json_place(body: bytes) -> tuple[str, int] | None:
+    try:
+        place = _Place.model_validate_json(body)
+    except ValidationError:
+        return None
+    return place.model_id, place.seq_id
 
 
 def _pending(promise: Promise) -> JSONResponse:
@@ -226,7 +243,11 @@ class _Handlers:
         """A route that reads `model` and answers with the promise that `start` makes."""
 
         async def handler(request: Request) -> Response:
-            return _pending(start(await _parse(request, model)))
+            try:
+                wanted = await _parse(request, model)
+            except _Refused as refused:
+                return self._refuse_in_turn(_json_place(refused.body), refused)
+            return _pending(start(wanted))
 
         return handler
 
@@ -321,7 +342,21 @@ class _Handlers:
 
     async def forward_backward(self, request: Request) -> Response:
         """Start a training request, the only one whose body is protobuf."""
-        return _pending(self._service.train(wire.decode_train(await _read(request))))
+        try:
+            body = await _read(request)
+        except _Refused as refused:
+            return self._refuse_in_turn(wire.place_of(refused.body), refused)
+        try:
+            wanted = wire.decode_train(body)
+        except UsageError as error:
+            return self._refuse_in_turn(wire.place_of(body), _Refused(400, str(error), body))
+        return _pending(self._service.train(wanted))
+
+    def _refuse_in_turn(self, place: tuple[str, int] | None, refused: _Refused) -> Response:
+        """Fail a request when its turn comes: refused at once, it would leave a gap for which the next ones wait."""
+        if place is None:
+            raise refused
+        return _pending(self._service.refuse(*place, refused.body, str(refused)))
 
     async def retrieve_future(self, request: Request) -> Response:
         """Wait for an answer; 408 means ask again, 410 that it was there."""

@@ -24,6 +24,7 @@ from rlkit.engine.lanes import Lanes
 from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import make_loss
+from rlkit.engine.peft import save_external
 from rlkit.engine.promises import Promise, proto_answer
 from rlkit.engine.requests import SampleResult, Ticket
 from rlkit.engine.sampler import Decoder
@@ -81,7 +82,7 @@ class Runtime:
     Args:
         resolve: a base model's name to its directory.
         store: where checkpoints go.
-        scratch: a folder of this server's own, removed by `close`.
+        scratch: a `scratch_folder` of this server's own, removed by `close`.
         threads: how many cores to use; by default one for a tiny model and all of them for others.
         device: where models are: "cpu" or "cuda".
     """
@@ -185,7 +186,7 @@ class Runtime:
         """Write a PEFT adapter for downloading; its tinker:// path."""
         model = self._model(model_id)
         adapter = model.learner.adapter
-        return self._store.save_external(model_id, name, _info(model), adapter, ttl_s=ttl_s, recipients=recipients)
+        return save_external(self._store, model_id, name, _info(model), adapter, ttl_s=ttl_s, recipients=recipients)
 
     def snapshot(self, model_id: str, key: str) -> SamplerRef:
         """Keep a copy of the weights as they are now."""

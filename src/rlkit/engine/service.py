@@ -21,13 +21,15 @@ from pydantic import BaseModel
 from tinker import types
 
 from rlkit.engine import wire
-from rlkit.engine.checkpoints import CheckpointStore, Run, strings
+from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.devices import torch_device
 from rlkit.engine.learner import AdamSettings
 from rlkit.engine.lora import LoraSettings
 from rlkit.engine.promises import Answer, GoneError, Promise, Promises, json_answer, proto_answer
+from rlkit.engine.records import Run, strings
 from rlkit.engine.runtime import ModelInfo, Runtime, SamplerRef, fail
 from rlkit.engine.sessions import Line, Session, Sessions, Target
+from rlkit.engine.snapshots import scratch_folder
 from rlkit.engine.worker import Worker
 from rlkit.errors import MissingError, UsageError
 
@@ -68,9 +70,7 @@ class Service:
         self.promises = Promises()
         self.sessions = Sessions(clock)
         self.store = CheckpointStore(root)
-        self._runtime = Runtime(
-            resolve, self.store, root / f".scratch-{secrets.token_hex(8)}", threads, torch_device(device)
-        )
+        self._runtime = Runtime(resolve, self.store, scratch_folder(root), threads, torch_device(device))
         self._worker = Worker(self._runtime.advance)
 
     def start(self) -> None:
@@ -326,7 +326,7 @@ class Service:
 
     def _note_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
         now = self.store.clock()
-        self.store.add_run(Run(model_id, info.base_model, info.rank, now, strings(user_metadata)))
+        self.store.records.add_run(Run(model_id, info.base_model, info.rank, now, strings(user_metadata)))
 
     def _publish(self, model_id: str, line: Line) -> Target:
         """Give the model's in-flight sampling sessions its weights as they are now. Runs on the worker."""

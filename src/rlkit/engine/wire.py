@@ -5,6 +5,7 @@ Invariant: whatever bytes come in, a decoder returns a valid value or raises `Us
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,14 @@ def decode_train(body: bytes) -> TrainRequest:
         message.data,
         fingerprint,
     )
+
+
+def place_of(body: bytes) -> tuple[str, int] | None:
+    """The model and `seq_id` of a `ForwardBackwardRequest` that cannot be read to its end; None if they are lost too."""
+    message = pb.ForwardBackwardRequest()
+    with contextlib.suppress(DecodeError):
+        message.ParseFromString(body)
+    return (message.model_id, message.seq_id) if message.model_id and message.seq_id else None
 
 
 def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:

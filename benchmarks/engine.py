@@ -1,0 +1,291 @@
+"""The embedded engine beside transformers and peft, on the same work in the same run.
+
+    uv run python benchmarks/engine.py
+    uv run python benchmarks/engine.py --model qwen3-0.6b --rounds 1     (random weights of that shape)
+
+Work, on the default model with LoRA adapters of rank 32:
+
+    sample     64 sequences of 64 tokens after 64 different prompts of 13 tokens      against `generate`, adapter merged
+    groups     16 prompts, 8 samples of 5 tokens each                                 against `generate`, adapter merged
+    train      forward and backward of 64 sequences, 5,000 tokens of 20 to 136        against a padded step of peft
+    train/g    the same of 16 groups of 8 that share a prompt: 80 tokens and 20 more  against a padded step of peft
+
+Each contender runs in a process of its own, in turns; the best of the rounds counts. `limit` is the time that the
+floating-point operations of the work need at the speed of a large matrix product, measured in the same rounds: a prompt
+counts once, a position whose loss has no gradient counts no backward pass of the output layer. On a GPU (`--device
+cuda`, the default where there is one) both sides compute in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+from shapes import model_directory
+
+RANK = 32
+PROMPT, SEQUENCES, NEW = 13, 64, 64
+GROUPS, GROUP_SIZE, GROUP_NEW = 16, 8, 5
+SHARED, OWN = 80, 20
+PEER_MICRO_BATCH = 8
+CONTENDERS = ("limit", "engine", "peer")
+WORK = ("sample", "groups", "train", "train/g")
+
+
+def prompts(count: int, length: int, vocab: int) -> list[np.ndarray]:
+    """Random prompts, the same for every contender."""
+    rng = np.random.default_rng(0)
+    return [rng.integers(10, vocab - 10, length) for _ in range(count)]
+
+
+def training_sequences(vocab: int) -> list[np.ndarray]:
+    """64 sequences of 20 to 136 tokens, 5,000 together."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(20, 137, SEQUENCES)
+    lengths[-1] += 5000 - lengths.sum() if 20 <= lengths[-1] + 5000 - lengths.sum() <= 136 else 0
+    return [rng.integers(10, vocab - 10, n) for n in lengths]
+
+
+def training_groups(vocab: int) -> list[np.ndarray]:
+    """16 groups of 8 sequences that share a prompt."""
+    rng = np.random.default_rng(2)
+    shared = [rng.integers(10, vocab - 10, SHARED) for _ in range(GROUPS)]
+    return [np.concatenate([p, rng.integers(10, vocab - 10, OWN)]) for p in shared for _ in range(GROUP_SIZE)]
+
+
+def timed(work: Callable[[], object], device: str) -> float:
+    """Seconds that `work` takes."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def limit(directory: Path, device: str) -> dict[str, float]:
+    """Floating-point operations a second of a large product, bytes a second of a large read."""
+    import torch
+
+    size, dtype = (2048, torch.float32) if device == "cpu" else (8192, torch.bfloat16)
+    a = torch.randn(size, size, dtype=dtype, device=device)
+    b = torch.randn(size, size, dtype=dtype, device=device)
+    large = torch.ones(1 << (27 if device == "cpu" else 31), device=device, dtype=torch.float32)
+    return {
+        "flops": 2 * size**3 / min(timed(lambda: a @ b, device) for _ in range(10)),
+        "bytes": large.numel() * 4 / min(timed(large.sum, device) for _ in range(5)),
+        "memory": 0.0,
+    }
+
+
+def engine(directory: Path, device: str) -> dict[str, float]:
+    """The engine's own kernels, without HTTP."""
+    from rlkit.engine.draw import DrawSettings
+    from rlkit.engine.lanes import Lanes
+    from rlkit.engine.learner import Learner
+    from rlkit.engine.lora import LoraSettings, new_adapter, serve
+    from rlkit.engine.losses import make_loss
+    from rlkit.engine.packing import Example
+    from rlkit.engine.requests import SampleRequest
+    from rlkit.engine.sampler import Decoder
+    from rlkit.engine.stops import StopRule
+    from rlkit.engine.weights import load_weights
+
+    lanes = Lanes(None if device == "cpu" else 1)
+    weights = load_weights(directory, device)
+    vocab = weights.config.vocab_size
+    adapter = new_adapter(weights.config, LoraSettings(RANK, train_unembed=False), seed=0)
+    learner = Learner(weights, adapter, lanes)
+    served = serve(weights, learner.adapter, lanes.run)
+
+    def sample(count: int, samples: int, new: int) -> None:
+        decoder = Decoder(served, lanes)
+        for seed, prompt in enumerate(prompts(count, PROMPT, vocab)):
+            request = SampleRequest(prompt, samples, new, seed, DrawSettings(), StopRule())
+            decoder.submit(request, lambda _: None)
+        while decoder.busy:
+            decoder.step()
+
+    def train(sequences: list[np.ndarray], answer: int | None) -> None:
+        examples: list[Example] = []
+        for tokens in sequences:
+            advantages = np.ones(len(tokens), np.float32)
+            if answer is not None:
+                advantages[:-answer] = 0
+            inputs = {"advantages": advantages, "logprobs": np.full(len(tokens), -11, np.float32)}
+            examples.append(Example(tokens, np.append(tokens[1:], 0), inputs))
+        learner.forward_backward(examples, make_loss("importance_sampling", {}))
+
+    sample(4, 1, 2)
+    train(training_sequences(vocab)[:4], None)
+    return {
+        "sample": timed(lambda: sample(SEQUENCES, 1, NEW), device),
+        "groups": timed(lambda: sample(GROUPS, GROUP_SIZE, GROUP_NEW), device),
+        "train": timed(lambda: train(training_sequences(vocab), None), device),
+        "train/g": timed(lambda: train(training_groups(vocab), OWN), device),
+        "memory": _peak(device),
+    }
+
+
+def peer(directory: Path, device: str) -> dict[str, float]:
+    """transformers' `generate` of the plain model, and a padded step of transformers and peft."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).to(device).eval()
+    vocab = model.config.vocab_size
+
+    def sample(count: int, samples: int, new: int) -> None:
+        tokens = torch.tensor(np.stack(prompts(count, PROMPT, vocab)), device=device)
+        with torch.inference_mode():
+            model.generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                do_sample=True,
+                temperature=1.0,
+                top_k=0,
+                top_p=1.0,
+                max_new_tokens=new,
+                min_new_tokens=new,
+                num_return_sequences=samples,
+                pad_token_id=0,
+            )
+
+    sample(4, 1, 2)
+    found = {
+        "sample": timed(lambda: sample(SEQUENCES, 1, NEW), device),
+        "groups": timed(lambda: sample(GROUPS, GROUP_SIZE, GROUP_NEW), device),
+    }
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    trained = get_peft_model(model, LoraConfig(r=RANK, lora_alpha=32, target_modules=names)).train()
+
+    def train(sequences: list[np.ndarray], answer: int | None) -> None:
+        ordered = sorted(sequences, key=len)
+        for start in range(0, len(ordered), PEER_MICRO_BATCH):
+            batch = ordered[start : start + PEER_MICRO_BATCH]
+            longest = max(map(len, batch))
+            tokens = torch.tensor(np.stack([np.pad(s, (0, longest - len(s))) for s in batch]), device=device)
+            mask = torch.arange(longest, device=device) < torch.tensor([len(s) for s in batch], device=device)[:, None]
+            logits = trained(input_ids=tokens, attention_mask=mask.long()).logits.float()
+            logprobs = torch.log_softmax(logits[:, :-1], -1).gather(2, tokens[:, 1:, None])[..., 0]
+            counted = mask[:, 1:].clone()
+            if answer is not None:
+                counted[:, : longest - answer - 1] = False
+            (-(torch.exp(logprobs + 11)) * counted).sum().backward()
+
+    train(training_sequences(vocab)[:4], None)
+    found["train"] = timed(lambda: train(training_sequences(vocab), None), device)
+    found["train/g"] = timed(lambda: train(training_groups(vocab), OWN), device)
+    return {**found, "memory": _peak(device)}
+
+
+def _peak(device: str) -> float:
+    """The most memory, in GB, that this process has held: of the machine, or of the GPU."""
+    import torch
+
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def operations(directory: Path) -> dict[str, float]:
+    """Floating-point operations that each piece of work needs."""
+    from rlkit.engine.config import read_config
+
+    c = read_config(directory)
+    layer = c.hidden_size * ((c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.intermediate_size)
+    body = 2.0 * c.layers * (layer + c.heads * c.head_dim * c.hidden_size)
+    head = 2.0 * c.hidden_size * c.vocab_size
+    tokens = sum(map(len, training_sequences(c.vocab_size)))
+    rows = GROUPS * (SHARED + GROUP_SIZE * OWN)
+    return {
+        # A prompt's last position and every sampled token but the last go through the output layer.
+        "sample": SEQUENCES * ((PROMPT + NEW - 1) * body + NEW * head),
+        "groups": GROUPS * (PROMPT * body + head) + GROUPS * GROUP_SIZE * (GROUP_NEW - 1) * (body + head),
+        "train": tokens * 2 * (body + head),
+        "train/g": rows * (2 * body + head) + GROUPS * GROUP_SIZE * OWN * head,
+    }
+
+
+def units(directory: Path) -> dict[str, int]:
+    """Tokens by which each piece of work is counted: sampled ones, or trained ones."""
+    from rlkit.engine.config import read_config
+
+    vocab = read_config(directory).vocab_size
+    return {
+        "sample": SEQUENCES * NEW,
+        "groups": GROUPS * GROUP_SIZE * GROUP_NEW,
+        "train": sum(map(len, training_sequences(vocab))),
+        "train/g": sum(map(len, training_groups(vocab))),
+    }
+
+
+def run_in_process(contender: str, directory: Path, device: str) -> dict[str, float]:
+    """Run one contender in a fresh process."""
+    command = [sys.executable, __file__, "--contender", contender, "--model", str(directory), "--device", device]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Run the benchmark, or one contender of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="HuggingFaceTB/SmolLM2-135M-Instruct")
+    parser.add_argument("--device", choices=("cpu", "cuda"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--scratch", type=Path, default=Path(tempfile.gettempdir()) / "rlkit-benchmarks")
+    parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    # Set before torch loads: threads that spin would make the contenders' numbers depend on whatever else runs.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    from rlkit.engine.devices import torch_device
+
+    device = torch_device(options.device).type
+    if options.contender:
+        contender = {"limit": limit, "engine": engine, "peer": peer}[options.contender]
+        print(json.dumps(contender(Path(options.model), device)))
+        return
+    directory = model_directory(options.model, options.scratch)
+    best: dict[str, dict[str, float]] = {}
+    for turn in range(options.rounds):
+        for contender in CONTENDERS:
+            print(f"round {turn + 1} of {options.rounds}: {contender}", file=sys.stderr, flush=True)
+            for name, value in run_in_process(contender, directory, device).items():
+                better = max if contender == "limit" or name == "memory" else min
+                known = best.setdefault(contender, {})
+                known[name] = better(known.get(name, value), value)
+    report(directory, device, best)
+
+
+def report(directory: Path, device: str, best: dict[str, dict[str, float]]) -> None:
+    """Print what was found."""
+    flops, counts = operations(directory), units(directory)
+    rate = best["limit"]["flops"]
+    print(f"{directory.name} on {device}: {rate / 1e9:.0f} GFLOP/s, {best['limit']['bytes'] / 1e9:.0f} GB/s read")
+    print(f"{'work':10}{'engine':>12}{'peer':>12}{'ratio':>9}{'of the limit':>15}")
+    for work in WORK:
+        ours, theirs = counts[work] / best["engine"][work], counts[work] / best["peer"][work]
+        share = flops[work] / rate / best["engine"][work]
+        print(f"{work:10}{ours:>8.0f} t/s{theirs:>8.0f} t/s{ours / theirs:>8.2f}×{share:>14.0%}")
+    print(f"{'memory':10}{best['engine']['memory']:>9.2f} GB{best['peer']['memory']:>9.2f} GB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Adapters in the layout of the `peft` package: what a client downloads.
+
+Invariant: `peft.PeftModel.from_pretrained` on the base model gives the log-probabilities of the model in training.
+
+The output layer is `lm_head`. On a model whose embedding is tied to it, `peft` adapts the output alone, as training
+did, and warns that a merge into the one matrix would change the input as well: untie before merging.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.lora import ALPHA, Adapter
+from rlkit.errors import UsageError
+
+_RECIPIENTS_MAX = 10
+_MODULES = {
+    "qkv": {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"},
+    "o": {"o": "self_attn.o_proj"},
+    "gate_up": {"gate": "mlp.gate_proj", "up": "mlp.up_proj"},
+    "down": {"down": "mlp.down_proj"},
+    "unembed": {"unembed": "lm_head"},
+}
+
+
+def save_external(
+    store: CheckpointStore,
+    model_id: str,
+    name: str,
+    info: CheckpointInfo,
+    adapter: Adapter,
+    *,
+    ttl_s: int | None = None,
+    recipients: Sequence[str] = (),
+) -> str:
+    """Write a checkpoint that is for downloading only, and return its tinker:// path.
+
+    Args:
+        recipients: `age` or SSH public keys; with any, each file is encrypted to them and gets the suffix `.age`.
+
+    Raises:
+        UsageError: as `CheckpointStore.save`; also where a key is none.
+    """
+    encrypt = _encryption(recipients)
+
+    def fill(folder: Path) -> None:
+        for file, content in _files(info, adapter):
+            if encrypt is None:
+                (folder / file).write_bytes(content)
+            else:
+                (folder / f"{file}.age").write_bytes(encrypt(content))
+
+    return store.write(model_id, "external_weights", name, info, fill, ttl_s=ttl_s)
+
+
+def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]]:
+    """Names and contents: matrices as `torch.nn.Linear` has them, A `[r, in]` and B `[out, r]`."""
+    from safetensors.torch import save
+
+    rank = info.settings.rank
+    tensors: dict[str, Tensor] = {}
+    for name in [name for name in adapter.views if name.endswith(".lora_A")]:
+        stem, _, group = name.removesuffix(".lora_A").rpartition(".")
+        for index, (part, module) in enumerate(_MODULES[group].items()):
+            a = adapter.views[name][:, index * rank : (index + 1) * rank]
+            b = adapter.views[f"{stem}.{part}.lora_B" if stem else f"{part}.lora_B"]
+            key = f"base_model.model.model.{stem}.{module}" if stem else f"base_model.model.{module}"
+            tensors[f"{key}.lora_A.weight"] = a.detach().t().contiguous()
+            tensors[f"{key}.lora_B.weight"] = b.detach().t().contiguous()
+    yield "adapter_model.safetensors", save(tensors, metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": info.base_model,
+        "r": rank,
+        "lora_alpha": int(ALPHA),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+    }
+    yield "adapter_config.json", json.dumps(config, indent=1).encode()
+
+
+def _encryption(recipients: Sequence[str]) -> Callable[[bytes], bytes] | None:
+    """What encrypts a file to public keys, None without any."""
+    if not recipients:
+        return None
+    if len(recipients) > _RECIPIENTS_MAX:
+        raise UsageError(f"age_encryption_recipients: at most {_RECIPIENTS_MAX} keys, not {len(recipients)}")
+    import pyrage
+
+    library: Any = pyrage  # it has no type information
+    try:
+        keys = [
+            (library.x25519 if key.startswith("age1") else library.ssh).Recipient.from_str(key) for key in recipients
+        ]
+    except library.RecipientError as error:
+        raise UsageError(f"age_encryption_recipients: not an age or SSH public key ({error})") from None
+    return lambda content: bytes(library.encrypt(content, keys))
