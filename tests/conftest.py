@@ -4,9 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import rlkit.engine  # noqa: F401  before torch is loaded: it tells torch's threads not to spin
 from rlkit.testing import byte_model
+
+# On a busy machine an example may take long to make; that says nothing about what is tested.
+settings.register_profile("rlkit", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rlkit")
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +22,8 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD", "RLKIT_ENGINE_DIR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
+    # What the engine promises bit for bit, it promises on the CPU; tests that want a GPU ask for it.
+    monkeypatch.setattr("rlkit.engine.devices.has_gpu", lambda: False)
     yield
 
 

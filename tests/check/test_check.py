@@ -138,7 +138,9 @@ class Plain(Env):
 
 
 @pytest.mark.parametrize(
-    "env", [Sum(), Completion(), Cached(), Guess(), Adder(), Plain(), [Sum(1, n) for n in range(9)]], ids=repr
+    "env",
+    [Sum(), Completion(), Cached(), Guess(), Adder(), Plain(), [Sum(1, n) for n in range(9)]],
+    ids=lambda value: type(value).__name__,
 )
 def test_a_healthy_environment_passes(env: object) -> None:
     report = report_of(env)
@@ -630,7 +632,7 @@ def test_a_source_that_forgets_its_state_is_found() -> None:
     assert set(failed(report_of(Counter(honest=False)))) == {"task source"}
 
 
-@pytest.mark.parametrize("nothing", [[], Counter(last=0), Sum, 3], ids=repr)
+@pytest.mark.parametrize("nothing", [[], Counter(last=0), Sum, 3], ids=["empty list", "source", "class", "number"])
 def test_nothing_to_check_is_a_usage_error(nothing: object) -> None:
     with pytest.raises(UsageError):
         report_of(nothing)

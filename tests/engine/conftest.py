@@ -55,7 +55,8 @@ def _no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server(resolve: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
-    with EngineServer(root=tmp_path_factory.mktemp("root"), resolve=resolve, models=["llama"]) as server:
+    root = tmp_path_factory.mktemp("root")
+    with EngineServer(root=root, resolve=resolve, models=["llama"], device="cpu") as server:
         yield server
 
 

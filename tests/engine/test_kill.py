@@ -1,6 +1,7 @@
 """`kill -9` in the middle of saves: what was complete loads, what was not is never seen.
 
-The process that is killed saves through the server's own `CheckpointStore`; a real server then finds what it left.
+First the process that is killed saves through the server's own `CheckpointStore`, over and over, so that many kills hit
+the middle of a save; then it is a whole server that a client saves on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +19,18 @@ from pathlib import Path
 
 import tinker
 import torch
+from tinker import types
 
 from rlkit.engine import EngineServer
 from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.config import read_config
 
 from .conftest import connect
+from .helpers import ce_datum, logprobs_of
 
 KILLS = 20
+SERVER_KILLS = 3
+TEXT = [72, 101, 108, 108, 111]
 PATH = "tinker://killed:train:0/weights/state"
 
 # For each line of its input it becomes a process that saves over and over: one that imported anew each time would take
@@ -56,9 +62,9 @@ for line in sys.stdin:
 
 
 @contextmanager
-def nursery(root: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
+def nursery(program: str, root: Path, model: Path) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", NURSERY, str(root), str(model)]
+    command = [sys.executable, "-c", program, str(root), str(model)]
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
     ) as process:
@@ -92,7 +98,7 @@ def test_whatever_the_moment_of_the_kill_the_last_complete_checkpoint_loads(
     config = read_config(model)
     store = CheckpointStore(root)
     told = interrupted = 0
-    with nursery(root, model) as process:
+    with nursery(NURSERY, root, model) as process:
         for _ in range(KILLS):
             told = killed_while_saving(process, told + 2, rng)
             interrupted += len(list(folder.iterdir())) != 2
@@ -109,6 +115,95 @@ def test_whatever_the_moment_of_the_kill_the_last_complete_checkpoint_loads(
         rest = tinker.RestClient(base_url=server.url, api_key=server.api_key)
         assert [c.tinker_path for c in rest.list_user_checkpoints().result().checkpoints] == [PATH]
         client.create_training_client_from_state_with_optimizer(PATH).result().save_state("again").result()
+
+
+# For each line of its input it becomes a server, and says where.
+SERVERS = """
+import os, sys, time
+from pathlib import Path
+import torch.fx.experimental.symbolic_shapes  # the first backward pass would import it, which takes seconds
+from rlkit.engine import EngineServer
+
+model = Path(sys.argv[2])
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        server = EngineServer(root=Path(sys.argv[1]), resolve=lambda name: model, threads=1).start()
+        os.write(1, f"{os.getpid()} {server.url} {server.api_key}\\n".encode())
+        while True:
+            time.sleep(60)
+    os.waitpid(child, 0)
+    os.write(1, b"dead\\n")
+"""
+
+
+def result_or_death[T](future: tinker.APIFuture[T], killed: threading.Event) -> T:
+    """The result, or TimeoutError once the server is dead: the client would go on asking for minutes."""
+    while True:
+        dead = killed.is_set()
+        try:
+            return future.result(0.2)
+        except TimeoutError:
+            if dead:
+                raise
+
+
+def saved_until_killed(pid: int, url: str, key: str, after_s: float) -> tuple[list[str], list[list[float]]]:
+    """Train and save on a server that is killed meanwhile: the paths it said it saved, and what each model answers."""
+    client = tinker.ServiceClient(base_url=url, api_key=key)
+    trainer = client.create_lora_training_client("llama", rank=64, seed=1).result()
+    paths: list[str] = []
+    answers: list[list[float]] = []
+    killed = threading.Event()
+
+    def kill() -> None:
+        os.kill(pid, signal.SIGKILL)
+        killed.set()
+
+    timer = threading.Timer(after_s, kill)
+    try:
+        for step in range(1000):
+            trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
+            trainer.optim_step(types.AdamParams(learning_rate=0.01))
+            output = result_or_death(trainer.forward([ce_datum(TEXT)], "cross_entropy"), killed)
+            answers.append(logprobs_of(output)[0].tolist())
+            saving = trainer.save_state(f"state{step}")
+            if not step:
+                timer.start()
+            paths.append(result_or_death(saving, killed).path)
+    except TimeoutError:
+        timer.join()
+    client.holder.close()
+    return paths, answers
+
+
+def test_what_a_killed_server_said_it_saved_loads_in_the_next(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+    rng = random.Random(0)
+    root = tmp_path / "root"
+    saved: list[dict[str, list[float]]] = []
+    with nursery(SERVERS, root, resolve("llama")) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for _ in range(SERVER_KILLS):
+            process.stdin.write("next\n")
+            pid, url, key = process.stdout.readline().split()
+            paths, answers = saved_until_killed(int(pid), url, key, rng.uniform(0, 0.3))
+            assert process.stdout.readline() == "dead\n"
+            saved.append(dict(zip(paths, answers, strict=False)))
+    told = {path for paths in saved for path in paths}
+    with EngineServer(root=root, resolve=resolve) as server, connect(server) as client:
+        rest = tinker.RestClient(base_url=server.url, api_key=server.api_key)
+        listed = {c.tinker_path for c in rest.list_user_checkpoints(limit=1000).result().checkpoints}
+        assert told <= listed
+        # Of each killed server one more may be complete, which nobody was told of.
+        assert len(listed - told) <= SERVER_KILLS
+        for path, answer in [list(paths.items())[-1] for paths in saved if paths]:
+            trainer = client.create_training_client_from_state_with_optimizer(path).result()
+            again = logprobs_of(trainer.forward([ce_datum(TEXT)], "cross_entropy").result())[0]
+            assert again.tolist() == answer
+        for path in listed - told:
+            client.create_training_client_from_state_with_optimizer(path).result()
+    assert told
 
 
 def test_a_first_save_that_was_killed_is_never_there(resolve: Callable[[str], Path], tmp_path: Path) -> None:

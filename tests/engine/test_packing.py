@@ -26,7 +26,7 @@ def sequences(draw: st.DrawFn) -> list[np.ndarray]:
 @given(sequences())
 @settings(deadline=None)
 def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequences: list[np.ndarray]) -> None:
-    batches = micro_batches([sequence.astype(np.int64) for sequence in all_sequences])
+    batches = micro_batches([sequence.astype(np.int64) for sequence in all_sequences], 256)
     members = [(batch, member) for batch in batches for member in batch.members]
     assert sorted(member.index for _, member in members) == list(range(len(all_sequences)))
     for batch, member in members:
@@ -43,5 +43,5 @@ def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequ
 
 def test_a_prompt_is_packed_once_for_its_group() -> None:
     group = [np.concatenate([PROMPT, [i]]) for i in range(8)]
-    batches = micro_batches(group)
+    batches = micro_batches(group, 256)
     assert sum(len(batch.tokens) for batch in batches) == 40 + 8

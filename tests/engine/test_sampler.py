@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from rlkit.engine import sampler as sampler_module
+from rlkit.engine.devices import batches
 from rlkit.engine.draw import DrawSettings
 from rlkit.engine.kv import bucket, kv_bytes
 from rlkit.engine.lanes import Lanes
@@ -84,8 +85,8 @@ def test_what_does_not_fit_waits_and_changes_nothing(
     decoder = Decoder(weights, lanes)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
-    monkeypatch.setattr(sampler_module, "_ROWS_MAX", 3)
-    monkeypatch.setattr(sampler_module, "_KV_BYTES_MAX", 2 * kv_bytes(weights.config, 11))
+    little = replace(batches(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11))
+    decoder = Decoder(weights, lanes, size=little)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
     assert same(*results)
@@ -135,13 +136,16 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes, two
     assert all(same(a, b) for a, b in zip(answers(lanes), answers(two_lanes), strict=True))
 
 
-def test_weights_that_were_packed_give_what_plain_ones_give(base: Weights, lanes: Lanes) -> None:
+def test_weights_that_were_packed_give_what_plain_ones_give(
+    base: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adapter = new_adapter(base.config, LoraSettings(4), seed=0)
     adapter.flat.add_(0.05)
     results: list[SampleResult] = []
-    for weights in (serve(base, None, lanes.run), base):
-        decoder = Decoder(weights, lanes)
-        decoder.submit(replace(request(0), prompt_logprobs=True, targets=np.full((4, 2), 7)), results.append)
+    for has_onednn in (torch.backends.mkldnn.is_available(), False):
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda has_onednn=has_onednn: has_onednn)
+        decoder = Decoder(serve(base, adapter, lanes.run), lanes)
+        decoder.submit(replace(request(0), prompt_logprobs=True), results.append)
         run(decoder)
     packed, plain = (result.prompt.logprobs for result in results)
     assert packed is not None

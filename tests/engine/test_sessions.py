@@ -318,7 +318,7 @@ def test_in_flight_clients_share_the_newest_weights_and_snapshots_keep_theirs(
     snapshots = service_of(server)._runtime._snapshots  # pyright: ignore[reportPrivateUsage] as above
     kept = [name for name in snapshots._recent if ":inflight:" in name]  # pyright: ignore[reportPrivateUsage] as above
     assert len([name for name in kept if name.startswith(trainer.model_id)]) == 1
-    reply = post(server, "save_weights_for_sampler", {"model_id": trainer.model_id, "seq_id": 9, "kind": "frozen"})
+    reply = post(server, "save_weights_for_sampler", {"model_id": trainer.model_id, "kind": "frozen"})
     assert reply[0] == 422
 
 
@@ -442,6 +442,34 @@ def test_a_gap_does_not_grow_without_end(server: EngineServer, client: tinker.Se
     for seq_id, status in ((5000, 400), (2**63, 400), (0, 400), (-1, 400), (4096, 200)):
         body = {"model_id": trainer.model_id, "seq_id": seq_id, "adam_params": {}}
         assert post(server, "optim_step", body)[0] == status
+
+
+def test_a_request_that_cannot_be_read_takes_its_turn_and_fails(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    bad = trainer.optim_step(types.AdamParams(learning_rate=float("nan")))  # the client sends null
+    good = trainer.forward([ce_datum(TEXT)], "cross_entropy")
+    with pytest.raises(tinker.RequestFailedError, match="learning_rate"):
+        bad.result()
+    assert good.result().metrics["loss:sum"] > 0
+    model = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result().model_id
+    data = types.ForwardBackwardInput(data=[ce_datum(TEXT)] * 50, loss_fn="cross_entropy")
+    body = [
+        forward_backward_request_to_proto(
+            types.ForwardBackwardRequest(forward_backward_input=data, model_id=model, seq_id=seq_id)
+        ).SerializeToString()
+        for seq_id in (1, 2, 3)
+    ]
+    assert post(server, "forward_backward", body[2])[0] == 200
+    assert post(server, "forward_backward", body[0][:-5])[0] == 200
+    with monkeypatch.context() as patch:
+        patch.setattr(routes, "_BODY_BYTES_MAX", 100)
+        assert post(server, "forward_backward", body[1])[0] == 200
+    errors = [post(server, "retrieve_future", {"request_id": f"{model}#{i}"})[1].get("error") for i in (1, 2, 3)]
+    assert "protobuf" in str(errors[0])
+    assert "larger than 100 bytes" in str(errors[1])
+    assert errors[2] is None
 
 
 def test_a_large_answer_is_announced_first(

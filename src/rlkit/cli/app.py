@@ -130,6 +130,9 @@ def serve(  # noqa: PLR0917  Typer reads options from parameters of any kind
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads of the model; one for each core by default.")
     ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where models are: cpu or cuda; the GPU by default, if there is one.")
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="Folder of its checkpoints.")] = None,
     model: Annotated[
         list[str] | None, typer.Option(help="Make this model ready at once; may be given several times.")
@@ -142,9 +145,10 @@ def serve(  # noqa: PLR0917  Typer reads options from parameters of any kind
     Any program that speaks to Tinker can use it, until Ctrl-C.
     """
     with command(json=json, debug=debug) as output:
-        from rlkit.cli.serve import run
+        from rlkit.cli.serve import EngineOptions, run
 
-        raise typer.Exit(run(output, host=host, port=port, threads=threads, root=root, models=model or []))
+        server = EngineOptions(host=host, port=port, threads=threads, device=device, root=root, models=model or [])
+        raise typer.Exit(run(output, server))
 
 
 @app.command()

@@ -6,6 +6,7 @@ import shlex
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypedDict
 
 from rlkit.cli.output import Output
 from rlkit.cli.signals import graceful
@@ -14,19 +15,30 @@ from rlkit.config.schema import DEFAULT_MODEL
 LOOPBACK = ("127.0.0.1", "localhost")
 
 
-def run(output: Output, *, host: str, port: int, threads: int | None, root: Path | None, models: Sequence[str]) -> int:
+class EngineOptions(TypedDict):
+    """What `rlkit.engine.EngineServer` is told."""
+
+    host: str
+    port: int
+    threads: int | None
+    device: str | None
+    root: Path | None
+    models: Sequence[str]
+
+
+def run(output: Output, options: EngineOptions) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code."""
     from rlkit.engine import EngineServer
     from rlkit.engine.models import resolve_model
 
-    for model in models:
+    for model in options["models"]:
         directory = resolve_model(model, progress=lambda message, _: output.note(message))
         output.note(f"model {model} is ready: {directory}")
     ended = threading.Event()
-    engine = EngineServer(host=host, port=port, threads=threads, root=root, models=models)
+    engine = EngineServer(**options)
     with graceful(ended.set, output.note, message="stopping"), engine:
         _announce(output, url=engine.url, key=engine.api_key)
-        if host not in LOOPBACK:
+        if options["host"] not in LOOPBACK:
             output.note("other machines can reach it, and the key travels unencrypted: use a trusted network")
         ended.wait()
     return 0

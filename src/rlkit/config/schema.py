@@ -197,11 +197,14 @@ class ServiceConfig(Section):
     """A Tinker service; null takes TINKER_BASE_URL, or the hosted service if there is a credential, or the engine."""
     engine_threads: Positive | None = None
     """CPU threads of the embedded engine; null takes one for each core."""
+    engine_device: Literal["cpu", "cuda"] | None = None
+    """Where the embedded engine computes; null takes the GPU if there is one."""
 
     @model_validator(mode="after")
     def _is_one_service(self) -> Self:
-        if self.base_url is not None and self.engine_threads is not None:
-            raise ValueError("engine_threads has no effect: with a base_url the embedded engine is not started")
+        for name in ("engine_threads", "engine_device"):
+            if self.base_url is not None and getattr(self, name) is not None:
+                raise ValueError(f"{name} has no effect: with a base_url the embedded engine is not started")
         return self
 
 

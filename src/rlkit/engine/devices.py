@@ -1,12 +1,48 @@
-"""Where models are computed."""
+"""Where models are computed, and how much at a time.
+
+Invariant: on the CPU everything is float32 and reproducible bit for bit; on a GPU weights and activations are bfloat16,
+adapters, their gradients and log-probabilities float32.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
 from rlkit.errors import UsageError
 
 DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """How much is computed at a time.
+
+    Args:
+        rows: samples that are decoded together.
+        kv_bytes: what their keys and values may come to.
+        prefill_tokens: prompt tokens in one pass.
+        train_tokens: tokens in one training pass.
+    """
+
+    rows: int
+    kv_bytes: int
+    prefill_tokens: int
+    train_tokens: int
+
+
+def batches(device: torch.device) -> Batches:
+    """What suits a device: small pieces for a CPU's caches, large ones to keep a GPU busy."""
+    if device.type == "cpu":
+        return Batches(rows=128, kv_bytes=1 << 30, prefill_tokens=512, train_tokens=256)
+    free, _ = torch.cuda.mem_get_info(device)
+    return Batches(rows=1024, kv_bytes=free // 3, prefill_tokens=16_384, train_tokens=4096)
+
+
+def has_gpu() -> bool:
+    """Whether models go to a GPU unless they are told otherwise."""
+    return torch.cuda.is_available()
 
 
 def torch_device(name: str | None) -> torch.device:
@@ -16,7 +52,7 @@ def torch_device(name: str | None) -> torch.device:
         UsageError: there is no such device, or none that can be used here.
     """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda" if has_gpu() else "cpu")
     if name not in DEVICES:
         raise UsageError(f"device {name!r}: use one of {', '.join(DEVICES)}")
     if name == "cuda" and not torch.cuda.is_available():

@@ -165,6 +165,8 @@ def serve(
 ) -> Weights:
     """Weights for sampling: the adapter, if any, added in, and every matrix packed for products that only read it.
 
+    The output layer is one of these matrices, and stands as they do, [E, V].
+
     Args:
         run: calls the functions it is given, one for each layer, and returns what they return.
     """

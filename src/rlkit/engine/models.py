@@ -86,11 +86,11 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     Raises:
         UsageError: the directory has no tokenizer, or none with a fast implementation.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    # Without any of these transformers makes an empty tokenizer and says nothing.
+    # Without any of these transformers makes an empty tokenizer and says nothing. Importing it takes seconds.
     if not any((path / name).is_file() for name in _VOCABULARIES):
         raise UsageError(f"{path} has no tokenizer: add the tokenizer.json that belongs to the model")
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
     try:
         tokenizer = cast("object", AutoTokenizer.from_pretrained(str(path), local_files_only=True))
     except (OSError, ValueError, KeyError) as error:

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from rlkit.engine.layout import Span
 
-_MICRO_BATCH_TOKENS = 256
 _SHARED_TOKENS_MIN = 8
 
 
@@ -59,12 +58,13 @@ class _Family:
         return self.shared + sum(lengths[i] - self.shared for i in self.indices)
 
 
-def micro_batches(sequences: Sequence[NDArray[np.int64]]) -> list[MicroBatch]:
-    """Pack sequences, none of them empty, into micro-batches of at most about 256 rows (or one longer sequence)."""
+def micro_batches(sequences: Sequence[NDArray[np.int64]], most: int) -> list[MicroBatch]:
+    """Pack sequences, none of them empty, into micro-batches of about `most` rows at most (or one longer sequence)."""
     lengths = [len(sequence) for sequence in sequences]
-    families = [part for family in _families(sequences) for part in _split(family, lengths)]
+    families = [part for family in _families(sequences) for part in _split(family, lengths, most)]
     families.sort(key=lambda family: (family.size(lengths), family.indices))
-    return [_pack(sequences, chosen) for chosen in _fill([family.size(lengths) for family in families], families)]
+    sizes = [family.size(lengths) for family in families]
+    return [_pack(sequences, chosen) for chosen in _fill(sizes, families, most)]
 
 
 def _families(sequences: Sequence[NDArray[np.int64]]) -> Iterator[_Family]:
@@ -93,9 +93,9 @@ def _common(one: NDArray[np.int64], other: NDArray[np.int64], limit: int) -> int
     return int(different[0]) if len(different) else max(limit, 0)
 
 
-def _split(family: _Family, lengths: Sequence[int]) -> Iterator[_Family]:
+def _split(family: _Family, lengths: Sequence[int], most: int) -> Iterator[_Family]:
     """Parts of a family that fit a micro-batch; a long prefix is worth a larger one: each part computes it again."""
-    most = max(_MICRO_BATCH_TOKENS, 2 * family.shared)
+    most = max(most, 2 * family.shared)
     part: list[int] = []
     rows = family.shared
     for index in sorted(family.indices, key=lambda i: lengths[i]):
@@ -108,11 +108,11 @@ def _split(family: _Family, lengths: Sequence[int]) -> Iterator[_Family]:
     yield _Family(family.shared, tuple(part))
 
 
-def _fill(sizes: Sequence[int], families: Sequence[_Family]) -> Iterator[list[_Family]]:
+def _fill(sizes: Sequence[int], families: Sequence[_Family], most: int) -> Iterator[list[_Family]]:
     batch: list[_Family] = []
     rows = 0
     for size, family in zip(sizes, families, strict=True):
-        if batch and rows + size > _MICRO_BATCH_TOKENS:
+        if batch and rows + size > most:
             yield batch
             batch, rows = [], 0
         batch.append(family)

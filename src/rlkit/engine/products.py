@@ -19,7 +19,8 @@ _TYPICAL_ROWS = 32
 
 def pack(transposed: Tensor) -> Tensor:
     """A weight given as [out, in], packed where that helps; otherwise as a plain view [in, out]."""
-    if transposed.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+    exact_cpu = transposed.device.type == "cpu" and transposed.dtype == torch.float32
+    if not exact_cpu or not torch.backends.mkldnn.is_available():
         return transposed.t()
     return torch.ops.mkldnn._reorder_linear_weight(transposed.contiguous(), _TYPICAL_ROWS)
 

@@ -7,10 +7,11 @@ only answers that were delivered, cancelled or belong to a session that has ende
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,7 +67,7 @@ class Promise:
 
     def resolve(self, answer: Answer) -> None:
         """Give the answer."""
-        if not self._future.done():
+        with contextlib.suppress(InvalidStateError):  # somebody was first
             self._future.set_result(answer)
 
     def fail(self, message: str, category: Category) -> None:
@@ -87,6 +88,7 @@ class Promises:
         self._all: dict[str, Promise] = {}
         self._delivered: OrderedDict[str, int] = OrderedDict()
         self._delivered_bytes = 0
+        self._closed = ""
 
     def __len__(self) -> int:
         """How many there are."""
@@ -101,6 +103,8 @@ class Promises:
         known = self.get(request_id)
         if known is None:
             self._all[request_id] = promise = Promise(request_id, fingerprint)
+            if self._closed:
+                promise.fail(self._closed, "server")
             return promise, True
         if known.fingerprint != fingerprint:
             raise UsageError(f"request {request_id!r} came before with another content: use a new seq_id")
@@ -129,6 +133,7 @@ class Promises:
         self._delivered_bytes -= self._delivered.pop(request_id, 0)
 
     def fail_all(self, message: str) -> None:
-        """Answer every open promise with an error."""
+        """Answer every open promise with an error, and those to come too."""
+        self._closed = message
         for promise in list(self._all.values()):
             promise.fail(message, "server")

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from rlkit.engine.devices import Batches, batches
 from rlkit.engine.kv import kv_bytes
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.prompts import Prefilled, prefill
@@ -22,22 +23,23 @@ from rlkit.engine.rows import Rows
 from rlkit.engine.weights import Weights
 from rlkit.errors import UsageError
 
-_PREFILL_TOKENS = 512
-_ROWS_MAX = 128
-_KV_BYTES_MAX = 1 << 30
 # Fewer rows than this are faster on one lane: every lane reads all the weights.
 _ROWS_FOR_ONE_LANE = 8
 _UNEVEN_ROWS = 8
 
 
 class Decoder:
-    """Decodes requests to one set of (merged) weights.
+    """Decodes requests to one set of weights, made by `rlkit.engine.lora.serve`.
 
     Call `submit` whenever a request comes and `step` while `busy`.
+
+    Args:
+        size: how much to decode at a time, by default what suits the weights' device.
     """
 
-    def __init__(self, weights: Weights, lanes: Lanes) -> None:
+    def __init__(self, weights: Weights, lanes: Lanes, *, size: Batches | None = None) -> None:
         self._weights = weights
+        self._size = size or batches(weights.embedding.device)
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
         self._rows = [Rows(weights) for _ in range(lanes.count)]
@@ -84,9 +86,9 @@ class Decoder:
         running = [row for rows in self._rows for row in rows.running()]
         used = sum(self._bytes(row) for row in running)
         admitted: list[Row] = []
-        while self._waiting and len(running) + len(admitted) < _ROWS_MAX:
+        while self._waiting and len(running) + len(admitted) < self._size.rows:
             used += self._bytes(self._waiting[0])
-            if used > _KV_BYTES_MAX and (running or admitted):
+            if used > self._size.kv_bytes and (running or admitted):
                 break
             admitted.append(self._waiting.popleft())
         return admitted
@@ -101,7 +103,9 @@ class Decoder:
         for row in admitted:
             groups.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
         tickets = [list(dict.fromkeys(row.ticket for row in rows)) for rows in groups.values()]
-        batches = _batches([len(group[0].request.prompt) for group in tickets], self._lanes.count)
+        batches = _batches(
+            [len(group[0].request.prompt) for group in tickets], self._lanes.count, self._size.prefill_tokens
+        )
         tasks = [partial(_prefilled, self._weights, [tickets[i] for i in batch]) for batch in batches]
         filled = [one for batch in self._lanes.run(tasks) for one in batch]
         for group, prompt in zip(tickets, filled, strict=True):
@@ -138,9 +142,9 @@ def _advance(rows: Rows, new: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
     return [*rows.start(new), *rows.decode()]
 
 
-def _batches(lengths: Sequence[int], lanes: int) -> list[list[int]]:
-    """Neighbours, at most 512 tokens or one prompt together, in about equal parts for the lanes."""
-    most = min(-(-sum(lengths) // lanes), _PREFILL_TOKENS)
+def _batches(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
+    """Neighbours, at most `tokens` or one prompt together, in about equal parts for the lanes."""
+    most = min(-(-sum(lengths) // lanes), tokens)
     batches: list[list[int]] = []
     room = 0
     for index, length in enumerate(lengths):

@@ -1,15 +1,13 @@
-"""What each request becomes: the order of a model's requests, what the worker does for them, and their answers.
+"""What each request becomes: what the worker does for it, and its answer.
 
-Invariant: the requests of one model run in the order of their `seq_id`, each of them once, however often and in
-whatever order they arrive. Everything here runs on the server's own thread except the jobs that it hands to the
-worker.
+Invariant: everything here runs on the server's own thread except the jobs that it hands to the worker, and only those
+touch a model.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import secrets
 import time
@@ -17,38 +15,28 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 
-from pydantic import BaseModel
 from tinker import types
 
 from rlkit.engine import wire
 from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.devices import torch_device
-from rlkit.engine.learner import AdamSettings
-from rlkit.engine.lora import LoraSettings
 from rlkit.engine.promises import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.records import Run, strings
-from rlkit.engine.runtime import ModelInfo, Runtime, SamplerRef, fail
+from rlkit.engine.runtime import ModelInfo, Runtime, SamplerRef
 from rlkit.engine.sessions import Line, Session, Sessions, Target
 from rlkit.engine.snapshots import scratch_folder
+from rlkit.engine.turns import Turns, fingerprint_of, new_id
 from rlkit.engine.worker import Worker
 from rlkit.errors import MissingError, UsageError
 
 _log = logging.getLogger(__name__)
 
-_RANK_MAX = 512
-_ID_MAX = 1 << 31
-_SEED_MAX = 1 << 63
-# The parts of one large call arrive together, its first part last.
-_AHEAD_MAX = 4096
 _SWEEP_S = 60.0
 _INSTEAD = {
     "stable_reinforce": "use importance_sampling, ppo or cispo with the sampler's log-probabilities",
     "custom": "use forward_backward_custom with a function, which runs on the client",
 }
 _NUMBER = re.compile(r"[0-9]{1,18}")
-
-type Job = Callable[[Promise], Answer | None]
-"""Runs on the worker; None when the promise is kept later."""
 
 
 class Service:
@@ -72,6 +60,7 @@ class Service:
         self.store = CheckpointStore(root)
         self._runtime = Runtime(resolve, self.store, scratch_folder(root), threads, torch_device(device))
         self._worker = Worker(self._runtime.advance)
+        self._turns = Turns(self.sessions, self.promises, self._worker.submit)
 
     def start(self) -> None:
         """Clear away what a killed server left, and start the worker."""
@@ -119,14 +108,14 @@ class Service:
         """Make a model with a new adapter."""
 
         def job(_: Promise) -> Answer:
-            settings = _lora_settings(request)
+            settings = wire.lora_settings(request)
             seed = None if request.lora_config is None else request.lora_config.seed
             line.info = self._runtime.create(model_id, request.base_model, settings, seed)
             self._note_run(model_id, line.info, request.user_metadata)
             return json_answer({"model_id": model_id, "type": "create_model"})
 
-        model_id, line = self._new_line(request.session_id, request.model_seq_id)
-        return self._once(f"{model_id}#create", _fingerprint(request), job)
+        model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job)
 
     def load_weights(self, request: types.LoadWeightsRequest) -> Promise:
         """Make a model from a checkpoint, or load a checkpoint into a model."""
@@ -140,12 +129,12 @@ class Service:
 
         if request.model_id is not None and request.seq_id is not None:
             model_id = request.model_id
-            line = self._line(model_id)
-            return self._in_turn(model_id, request.seq_id, _fingerprint(request), job)
+            line = self._turns.line(model_id)
+            return self._turns.in_turn(model_id, request.seq_id, fingerprint_of(request), job)
         if request.session_id is None or request.model_seq_id is None:
             raise UsageError("load_weights: session_id and model_seq_id, or model_id and seq_id, are needed")
-        model_id, line = self._new_line(request.session_id, request.model_seq_id)
-        return self._once(f"{model_id}#create", _fingerprint(request), job)
+        model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job)
 
     def train(self, request: wire.TrainRequest) -> Promise:
         """Forward, or forward and backward."""
@@ -157,16 +146,24 @@ class Service:
                 )
             return proto_answer(self._runtime.train(request))
 
-        return self._in_turn(request.model_id, request.seq_id, request.fingerprint, job)
+        return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job)
+
+    def refuse(self, model_id: str, seq_id: int, body: bytes, message: str) -> Promise:
+        """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""
+
+        def job(_: Promise) -> Answer:
+            raise UsageError(message)
+
+        return self._turns.in_turn(model_id, seq_id, blake2b(body, digest_size=16).digest(), job)
 
     def optim_step(self, request: types.OptimStepRequest) -> Promise:
         """Apply the gradient."""
 
         def job(_: Promise) -> Answer:
-            norm = self._runtime.optim_step(request.model_id, _adam_settings(request))
+            norm = self._runtime.optim_step(request.model_id, wire.adam_settings(request))
             return json_answer({"metrics": {"unclipped_grad_l2:mean": norm}, "type": "optim_step"})
 
-        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
 
     def save_weights(self, request: types.SaveWeightsRequest) -> Promise:
         """Write a training state."""
@@ -183,11 +180,11 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights"})
 
-        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
 
     def save_weights_for_sampler(self, request: types.SaveWeightsForSamplerRequest) -> Promise:
         """Write sampler weights, or keep an unnamed copy of them for a new sampling session."""
-        session, line = self.sessions.of(request.model_id), self._line(request.model_id)
+        session, line = self.sessions.of(request.model_id), self._turns.line(request.model_id)
 
         def job(_: Promise) -> Answer:
             if request.path is not None:
@@ -199,7 +196,7 @@ class Service:
                 return json_answer({"path": path, "type": "save_weights_for_sampler"})
             if request.sampling_session_seq_id is None:
                 raise UsageError("save_weights_for_sampler: path or sampling_session_seq_id is needed")
-            sampler_id = _new_id(session.session_id, "sample", request.sampling_session_seq_id)
+            sampler_id = new_id(session.session_id, "sample", request.sampling_session_seq_id)
             if sampler_id in session.samplers:
                 raise UsageError(f"save_weights_for_sampler: sampling session {sampler_id!r} exists already")
             if request.kind == "inflight":
@@ -208,7 +205,7 @@ class Service:
                 session.samplers[sampler_id] = Target(self._runtime.snapshot(request.model_id, sampler_id))
             return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
 
     def save_weights_external(self, request: types.SaveWeightsExternalRequest) -> Promise:
         """Write an adapter in the layout of `peft`, for downloading."""
@@ -220,7 +217,7 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights_external"})
 
-        return self._in_turn(request.model_id, request.seq_id, _fingerprint(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
 
     def unload_model(self, request: types.UnloadModelRequest) -> Promise:
         """Forget a model in training."""
@@ -233,12 +230,12 @@ class Service:
 
         request_id = f"{request.model_id}#unload"
         if self.promises.get(request_id) is None:
-            self._line(request.model_id)
-        return self._once(request_id, _fingerprint(request), job)
+            self._turns.line(request.model_id)
+        return self._turns.once(request_id, fingerprint_of(request), job)
 
     def model_info(self, model_id: str) -> ModelInfo:
         """What is known of a model that was made."""
-        info = self._line(model_id).info
+        info = self._turns.line(model_id).info
         if info is None:
             raise MissingError(f"model {model_id!r} is not ready")
         return info
@@ -254,7 +251,7 @@ class Service:
             ref = SamplerRef(request.base_model)
         else:
             raise UsageError("create_sampling_session: base_model or model_path is needed")
-        sampler_id = _new_id(request.session_id, "sample", request.sampling_session_seq_id)
+        sampler_id = new_id(request.session_id, "sample", request.sampling_session_seq_id)
         known = session.samplers.setdefault(sampler_id, Target(ref))
         if known.ref != ref:
             raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
@@ -278,7 +275,7 @@ class Service:
         def job(promise: Promise) -> None:
             self._runtime.sample(target.ref, request, promise)
 
-        return self._once(f"{request.sampling_session_id}#{request.seq_id}", _fingerprint(request), job)
+        return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint_of(request), job)
 
     def promise(self, request_id: str) -> Promise:
         """The promise of a request.
@@ -337,94 +334,3 @@ class Service:
             self._runtime.drop_snapshot(line.inflight.ref)
             line.inflight.ref = ref
         return line.inflight
-
-    def _new_line(self, session_id: str, model_seq_id: int) -> tuple[str, Line]:
-        session = self.sessions.get(session_id)
-        # The client computes this id too, and names its checkpoints after it.
-        model_id = _new_id(session_id, "train", model_seq_id)
-        return model_id, session.lines.setdefault(model_id, Line())
-
-    def _line(self, model_id: str) -> Line:
-        line = self.sessions.of(model_id).lines.get(model_id)
-        if line is None:
-            raise MissingError(f"there is no model {model_id!r} on this server")
-        return line
-
-    def _once(self, request_id: str, fingerprint: bytes, job: Job) -> Promise:
-        promise, new = self.promises.make(request_id, fingerprint)
-        if new:
-            self._start(job, promise)
-        return promise
-
-    def _in_turn(self, model_id: str, seq_id: int | None, fingerprint: bytes, job: Job) -> Promise:
-        line = self._line(model_id)
-        if seq_id is None or seq_id < 1:
-            raise UsageError("seq_id is missing")
-        request_id = f"{model_id}#{seq_id}"
-        if seq_id < line.next_seq and self.promises.get(request_id) is None:
-            raise GoneError(f"request {seq_id} of {model_id} was answered long ago, and is not run again")
-        if seq_id >= line.next_seq + _AHEAD_MAX:
-            raise UsageError(f"seq_id: {seq_id} is too far ahead of {line.next_seq}, whose turn it is")
-        promise, new = self.promises.make(request_id, fingerprint)
-        if new:
-            line.waiting[seq_id] = lambda: self._start(job, promise)
-            while (start := line.waiting.pop(line.next_seq, None)) is not None:
-                start()
-                line.next_seq += 1
-        return promise
-
-    def _start(self, job: Job, promise: Promise) -> None:
-        promise.running = True
-        self._worker.submit(lambda: _run(job, promise))
-
-
-def _run(job: Job, promise: Promise) -> None:
-    if promise.done:
-        return
-    try:
-        answer = job(promise)
-    except Exception as error:
-        if not isinstance(error, UsageError | MissingError):
-            _log.exception("request %s failed", promise.request_id)
-        fail(promise, error)
-    else:
-        if answer is not None:
-            promise.resolve(answer)
-
-
-def _fingerprint(request: BaseModel) -> bytes:
-    return blake2b(
-        request.model_dump_json().encode(), digest_size=16, person=type(request).__name__[:16].encode()
-    ).digest()
-
-
-def _new_id(session_id: str, kind: str, number: int) -> str:
-    if not 0 <= number < _ID_MAX:
-        raise UsageError(f"model_seq_id and sampling_session_seq_id must be 0 … {_ID_MAX - 1}")
-    return f"{session_id}:{kind}:{number}"
-
-
-def _lora_settings(request: types.CreateModelRequest) -> LoraSettings:
-    lora = request.lora_config
-    if lora is None:
-        raise UsageError("create_model: lora_config is missing; the embedded engine trains LoRA adapters only")
-    if not 1 <= lora.rank <= _RANK_MAX:
-        raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
-    if lora.seed is not None and not 0 <= lora.seed < _SEED_MAX:
-        raise UsageError(f"lora_config: seed must be 0 … {_SEED_MAX - 1}, not {lora.seed}")
-    if request.optimizer_config.type != "adamw":
-        raise UsageError(f"optimizer_config: {request.optimizer_config.type!r} is not supported; use adamw")
-    return LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
-
-
-def _adam_settings(request: types.OptimStepRequest) -> AdamSettings:
-    adam = request.optim_params
-    if not isinstance(adam, types.AdamParams):
-        raise UsageError(f"optim_step: {adam.type!r} is not supported; use AdamParams")
-    for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
-        if not (math.isfinite(value := getattr(adam, name)) and value >= 0):
-            raise UsageError(f"optim_step: {name} must be a number ≥ 0, not {value}")
-    for name in ("beta1", "beta2"):
-        if not 0 <= (value := getattr(adam, name)) < 1:
-            raise UsageError(f"optim_step: {name} must be in [0, 1), not {value}")
-    return AdamSettings(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm)

@@ -16,16 +16,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
 from rlkit.engine.csr import VALUES_MAX, dense_of
-from rlkit.engine.learner import LossOutput
+from rlkit.engine.learner import AdamSettings, LossOutput
+from rlkit.engine.lora import LoraSettings
 from rlkit.engine.packing import Example
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+_RANK_MAX = 512
+_SEED_MAX = 1 << 63
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
 
 
@@ -69,7 +73,7 @@ def decode_train(body: bytes) -> TrainRequest:
 
 
 def place_of(body: bytes) -> tuple[str, int] | None:
-    """The model and `seq_id` of a `ForwardBackwardRequest` that cannot be read to its end; None if they are lost too."""
+    """The model and `seq_id` of a `ForwardBackwardRequest` that cannot be read to its end; None if lost."""
     message = pb.ForwardBackwardRequest()
     with contextlib.suppress(DecodeError):
         message.ParseFromString(body)
@@ -108,6 +112,34 @@ def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
         tokens = np.concatenate(chunks) if chunks else np.zeros(0, np.int64)
         examples.append(Example(tokens, targets.astype(np.int64), floats))
     return examples
+
+
+def lora_settings(request: types.CreateModelRequest) -> LoraSettings:
+    """Which adapter a new model gets."""
+    lora = request.lora_config
+    if lora is None:
+        raise UsageError("create_model: lora_config is missing; the embedded engine trains LoRA adapters only")
+    if not 1 <= lora.rank <= _RANK_MAX:
+        raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
+    if lora.seed is not None and not 0 <= lora.seed < _SEED_MAX:
+        raise UsageError(f"lora_config: seed must be 0 … {_SEED_MAX - 1}, not {lora.seed}")
+    if request.optimizer_config.type != "adamw":
+        raise UsageError(f"optimizer_config: {request.optimizer_config.type!r} is not supported; use adamw")
+    return LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+
+
+def adam_settings(request: types.OptimStepRequest) -> AdamSettings:
+    """How a step is taken."""
+    adam = request.optim_params
+    if not isinstance(adam, types.AdamParams):
+        raise UsageError(f"optim_step: {adam.type!r} is not supported; use AdamParams")
+    for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+        if not (math.isfinite(value := getattr(adam, name)) and value >= 0):
+            raise UsageError(f"optim_step: {name} must be a number ≥ 0, not {value}")
+    for name in ("beta1", "beta2"):
+        if not 0 <= (value := getattr(adam, name)) < 1:
+            raise UsageError(f"optim_step: {name} must be in [0, 1), not {value}")
+    return AdamSettings(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm)
 
 
 def encode_loss(output: LossOutput) -> bytes:

@@ -124,7 +124,8 @@ async def connect(config: ServiceConfig, *, choice: ServiceChoice | None = None)
         return
     from rlkit.engine import EngineServer
 
-    engine = await asyncio.to_thread(EngineServer(threads=config.engine_threads).start)
+    engine = EngineServer(threads=config.engine_threads, device=config.engine_device)
+    await asyncio.to_thread(engine.start)
     try:
         async with TinkerService(base_url=engine.url, api_key=engine.api_key) as service:
             yield service

@@ -1,0 +1,125 @@
+"""When a request runs: once, and in its model's order.
+
+Invariant: the requests of one model run in the order of their `seq_id`, each of them once, however often and in
+whatever order they arrive.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from hashlib import blake2b
+
+from pydantic import BaseModel
+
+from rlkit.engine.promises import Answer, GoneError, Promise, Promises
+from rlkit.engine.runtime import fail
+from rlkit.engine.sessions import Line, Sessions
+from rlkit.errors import MissingError, UsageError
+
+_log = logging.getLogger(__name__)
+
+_ID_MAX = 1 << 31
+# The parts of one large call arrive together, its first part last.
+_AHEAD_MAX = 4096
+
+type Job = Callable[[Promise], Answer | None]
+"""Runs on the worker; None when the promise is kept later."""
+
+
+class Turns:
+    """Gives jobs to the worker.
+
+    Args:
+        submit: queues a job.
+    """
+
+    def __init__(self, sessions: Sessions, promises: Promises, submit: Callable[[Callable[[], None]], None]) -> None:
+        self._sessions = sessions
+        self._promises = promises
+        self._submit = submit
+
+    def new_line(self, session_id: str, model_seq_id: int) -> tuple[str, Line]:
+        """The id and the line of a model to be made."""
+        session = self._sessions.get(session_id)
+        # The client computes this id too, and names its checkpoints after it.
+        model_id = new_id(session_id, "train", model_seq_id)
+        return model_id, session.lines.setdefault(model_id, Line())
+
+    def line(self, model_id: str) -> Line:
+        """The line of a model.
+
+        Raises:
+            MissingError: there is no such model.
+        """
+        line = self._sessions.of(model_id).lines.get(model_id)
+        if line is None:
+            raise MissingError(f"there is no model {model_id!r} on this server")
+        return line
+
+    def once(self, request_id: str, fingerprint: bytes, job: Job) -> Promise:
+        """Run a job now, unless it was run under this id before."""
+        promise, new = self._promises.make(request_id, fingerprint)
+        if new:
+            self._start(job, promise)
+        return promise
+
+    def in_turn(self, model_id: str, seq_id: int | None, fingerprint: bytes, job: Job) -> Promise:
+        """Run a job once all requests of its model with a smaller `seq_id` have had their turn.
+
+        Raises:
+            GoneError: it was run before, and its answer is forgotten.
+            UsageError: there is no `seq_id`, or it is too far ahead.
+            MissingError: there is no such model.
+        """
+        line = self.line(model_id)
+        if seq_id is None or seq_id < 1:
+            raise UsageError("seq_id is missing")
+        request_id = f"{model_id}#{seq_id}"
+        if seq_id < line.next_seq and self._promises.get(request_id) is None:
+            raise GoneError(f"request {seq_id} of {model_id} was answered long ago, and is not run again")
+        if seq_id >= line.next_seq + _AHEAD_MAX:
+            raise UsageError(f"seq_id: {seq_id} is too far ahead of {line.next_seq}, whose turn it is")
+        promise, new = self._promises.make(request_id, fingerprint)
+        if new:
+            line.waiting[seq_id] = lambda: self._start(job, promise)
+            while (start := line.waiting.pop(line.next_seq, None)) is not None:
+                start()
+                line.next_seq += 1
+        return promise
+
+    def _start(self, job: Job, promise: Promise) -> None:
+        promise.running = True
+        self._submit(lambda: _run(job, promise))
+
+
+def fingerprint_of(request: BaseModel) -> bytes:
+    """What tells a request from another one, 16 bytes."""
+    return blake2b(
+        request.model_dump_json().encode(), digest_size=16, person=type(request).__name__[:16].encode()
+    ).digest()
+
+
+def new_id(session_id: str, kind: str, number: int) -> str:
+    """The id of a session's model (`kind` "train") or sampling session ("sample"), as the client computes it too.
+
+    Raises:
+        UsageError: the number cannot be one.
+    """
+    if not 0 <= number < _ID_MAX:
+        raise UsageError(f"model_seq_id and sampling_session_seq_id must be 0 … {_ID_MAX - 1}")
+    return f"{session_id}:{kind}:{number}"
+
+
+def _run(job: Job, promise: Promise) -> None:
+    if promise.done:
+        return
+    try:
+        answer = job(promise)
+    except Exception as error:
+        if not isinstance(error, UsageError | MissingError):
+            _log.exception("request %s failed", promise.request_id)
+        fail(promise, error)
+    else:
+        if answer is not None:
+            promise.resolve(answer)
