@@ -8,7 +8,7 @@ Work, on the default model with LoRA adapters of rank 32:
     sample     64 sequences of 64 tokens after 64 different prompts of 13 tokens      against `generate`, adapter merged
     groups     16 prompts, 8 samples of 5 tokens each                                 against `generate`, adapter merged
     train      forward and backward of 64 sequences, 5,000 tokens of 20 to 136        against a padded step of peft
-    train/g    the same of 16 groups of 8 that share a prompt: 80 tokens and 20 more  against a padded step of peft
+    train/g    the same of 6 groups of 8 that share a prompt: 80 tokens and 20 more   against a padded step of peft
 
 Each contender runs in a process of its own, in turns; the best of the rounds counts. `limit` is the time that the
 floating-point operations of the work need at the speed of a large matrix product, measured in the same rounds: a prompt
@@ -38,7 +38,7 @@ from shapes import model_directory
 RANK = 32
 PROMPT, SEQUENCES, NEW = 13, 64, 64
 GROUPS, GROUP_SIZE, GROUP_NEW = 16, 8, 5
-SHARED, OWN = 80, 20
+TRAIN_GROUPS, SHARED, OWN = 6, 80, 20
 PEER_MICRO_BATCH = 8
 CONTENDERS = ("limit", "engine", "peer")
 WORK = ("sample", "groups", "train", "train/g")
@@ -59,9 +59,9 @@ def training_sequences(vocab: int) -> list[np.ndarray]:
 
 
 def training_groups(vocab: int) -> list[np.ndarray]:
-    """16 groups of 8 sequences that share a prompt."""
+    """6 groups of 8 sequences that share a prompt."""
     rng = np.random.default_rng(2)
-    shared = [rng.integers(10, vocab - 10, SHARED) for _ in range(GROUPS)]
+    shared = [rng.integers(10, vocab - 10, SHARED) for _ in range(TRAIN_GROUPS)]
     return [np.concatenate([p, rng.integers(10, vocab - 10, OWN)]) for p in shared for _ in range(GROUP_SIZE)]
 
 
@@ -214,13 +214,13 @@ def operations(directory: Path) -> dict[str, float]:
     body = 2.0 * c.layers * (layer + c.heads * c.head_dim * c.hidden_size)
     head = 2.0 * c.hidden_size * c.vocab_size
     tokens = sum(map(len, training_sequences(c.vocab_size)))
-    rows = GROUPS * (SHARED + GROUP_SIZE * OWN)
+    rows = TRAIN_GROUPS * (SHARED + GROUP_SIZE * OWN)
     return {
         # A prompt's last position and every sampled token but the last go through the output layer.
         "sample": SEQUENCES * ((PROMPT + NEW - 1) * body + NEW * head),
         "groups": GROUPS * (PROMPT * body + head) + GROUPS * GROUP_SIZE * (GROUP_NEW - 1) * (body + head),
         "train": tokens * 2 * (body + head),
-        "train/g": rows * (2 * body + head) + GROUPS * GROUP_SIZE * OWN * head,
+        "train/g": rows * (2 * body + head) + TRAIN_GROUPS * GROUP_SIZE * OWN * head,
     }
 
 

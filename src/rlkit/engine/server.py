@@ -96,7 +96,7 @@ class EngineServer:
         except OSError as error:
             address = f"{self._address[0]}:{self._address[1]}"
             raise UsageError(
-                f"cannot listen on {address} ({error.strerror}): choose another port, 0 for any free one, or another host"
+                f"cannot listen on {address} ({error.strerror}): choose another port, 0 for any, or another host"
             ) from error
         # Connections inherit it. Without, the body of each reply waits 40 ms for its headers to be acknowledged:
         # asyncio itself sets it only where the protocol of the listening socket was named.
