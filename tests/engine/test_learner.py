@@ -234,7 +234,7 @@ def test_a_long_sequence_is_computed_again_rather_than_kept(
     examples = random_examples("ppo", [150])
     gradients: list[torch.Tensor] = []
     for most in (1024, 16):
-        monkeypatch.setattr(model_module, "_KEEP_ALL_TOKENS", most)
+        monkeypatch.setitem(model_module._KEEP_ALL_TOKENS, "cpu", most)
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
         learner.forward_backward(examples, make_loss("ppo", {}))
         gradients.append(learner.gradients.sum(0))

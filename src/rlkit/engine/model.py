@@ -26,7 +26,7 @@ from rlkit.engine.weights import Layer, Weights
 _TABLE_POSITIONS = 1024
 # A training step keeps about a megabyte a token for the backward pass of a small model. Beyond this many tokens in
 # one go only what enters each layer is kept, and the rest is computed again: a third slower, a twentieth of the memory.
-_KEEP_ALL_TOKENS = 1024
+_KEEP_ALL_TOKENS = {"cpu": 1024, "cuda": 16_384}
 
 type KeepKv = Callable[[int, Tensor, Tensor], None]
 """Called once a layer with its index, keys [N, K, D] and values [N, K, D]."""
@@ -56,7 +56,7 @@ def trunk(
         x = attended(layer, x, _attend(config, qk, v, together), lora)
         return x + mlp(config, layer, x, lora)
 
-    recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS
+    recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS[tokens.device.type]
     for index in range(config.layers):
         x = checkpoint(layer_of, index, x, use_reentrant=False) if recompute else layer_of(index, x)
     return rms_norm(x, weights.norm, config.norm_eps)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
@@ -45,8 +46,12 @@ def save_external(
         recipients: `age` or SSH public keys; with any, each file is encrypted to them and gets the suffix `.age`.
 
     Raises:
-        UsageError: as `CheckpointStore.save`; also where a key is none.
+        UsageError: as `CheckpointStore.save`; also where a key is none, or where `peft` sees other matrices than we do.
     """
+    if adapter.config.fused:
+        raise UsageError(
+            f"save_weights_external: the matrices of {info.base_model} are fused, and its adapter has no form in peft"
+        )
     encrypt = _encryption(recipients)
 
     def fill(folder: Path) -> None:
@@ -59,11 +64,9 @@ def save_external(
     return store.write(model_id, "external_weights", name, info, fill, ttl_s=ttl_s)
 
 
-def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]]:
-    """Names and contents: matrices as `torch.nn.Linear` has them, A `[r, in]` and B `[out, r]`."""
-    from safetensors.torch import save
-
-    rank = info.settings.rank
+def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """The adapter's matrices by their names in peft, as `torch.nn.Linear` has them: A `[r, in]` and B `[out, r]`."""
+    rank = adapter.settings.rank
     tensors: dict[str, Tensor] = {}
     for name in [name for name in adapter.views if name.endswith(".lora_A")]:
         stem, _, group = name.removesuffix(".lora_A").rpartition(".")
@@ -73,12 +76,20 @@ def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]
             key = f"base_model.model.model.{stem}.{module}" if stem else f"base_model.model.{module}"
             tensors[f"{key}.lora_A.weight"] = a.detach().t().contiguous()
             tensors[f"{key}.lora_B.weight"] = b.detach().t().contiguous()
+    return tensors
+
+
+def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]]:
+    """Names and contents."""
+    from safetensors.torch import save
+
+    tensors = peft_tensors(adapter.to(torch.device("cpu")))
     yield "adapter_model.safetensors", save(tensors, metadata={"format": "pt"})
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": info.base_model,
-        "r": rank,
+        "r": info.settings.rank,
         "lora_alpha": int(ALPHA),
         "lora_dropout": 0.0,
         "bias": "none",
