@@ -72,3 +72,16 @@ def test_a_stop_string_may_lie_across_tokens() -> None:
     assert rule.ends([*text, 0xC3, 0xA9])
     assert StopRule(tokens=frozenset({5})).ends([1, 5])
     assert not StopRule(tokens=frozenset({5})).ends([5, 1])
+
+
+def test_a_draw_keeps_to_the_device_of_its_logits() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    settings = [DrawSettings(), DrawSettings(temperature=0.0), DrawSettings(temperature=0.7)]
+    with FakeTensorMode():  # shapes and devices without a GPU
+        logits = torch.empty(3, 300, device="cuda")
+        uniforms = torch.empty(3, dtype=torch.float64, device="cuda")
+        for some in (settings[:2], settings):
+            rows = len(some)
+            tokens, logprobs = draw(logits[:rows].clone(), some, uniforms[:rows])
+            assert tokens.device == logprobs.device == logits.device

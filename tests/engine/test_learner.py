@@ -260,3 +260,29 @@ def test_a_malformed_example_is_refused_by_field(weights: Weights, change: dict[
     check_examples([good], "ppo", weights.config)
     with pytest.raises(UsageError, match=named):
         check_examples([replace(good, **change)], "ppo", weights.config)
+
+
+def test_a_step_that_would_ruin_the_weights_is_not_taken(weights: Weights, lanes: Lanes) -> None:
+    learner = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes)
+    learner.adapter.flat[0] = 1e38
+    before, moments = learner.adapter.flat.clone(), learner.moments.clone()
+    learner.gradients[0] = 1.0
+    with pytest.raises(UsageError, match="weight_decay"):
+        learner.step(AdamSettings(1.0, 0.9, 0.95, 1e-12, 1000.0, 0.0))
+    assert torch.equal(learner.adapter.flat, before)
+    assert torch.equal(learner.moments, moments)
+    assert learner.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("loss", "settings"),
+    [
+        ("ppo", {"clip_low_threshold": float("nan")}),
+        ("ppo", {"clip_low_threshold": 5.0, "clip_high_threshold": 1.0}),
+        ("dro", {"beta": float("inf")}),
+        ("dro", {"beta": -1.0}),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(loss: str, settings: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(settings))):
+        make_loss(loss, settings)

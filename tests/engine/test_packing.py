@@ -45,3 +45,9 @@ def test_a_prompt_is_packed_once_for_its_group() -> None:
     group = [np.concatenate([PROMPT, [i]]) for i in range(8)]
     batches = micro_batches(group, 256)
     assert sum(len(batch.tokens) for batch in batches) == 40 + 8
+
+
+def test_the_copies_of_a_prefix_are_bounded() -> None:
+    prompt = np.arange(256)
+    group = [np.concatenate([prompt, [1000 + i]]) for i in range(256)]
+    assert max(len(batch.members) for batch in micro_batches(group, 256)) <= 32

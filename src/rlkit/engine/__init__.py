@@ -1,4 +1,4 @@
-"""A Tinker-compatible engine for small models, in this process, on the CPU.
+"""A Tinker-compatible engine for small models, in this process, on the CPU or a GPU.
 
 Invariant: importing this package loads neither torch nor the Tinker SDK; that happens when `EngineServer` is asked for.
 """

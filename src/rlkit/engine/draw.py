@@ -46,7 +46,7 @@ def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> 
     """
     peak, best = logits.max(-1, keepdim=True)
     logits -= peak
-    temperatures = torch.tensor([s.temperature for s in settings])
+    temperatures = torch.tensor([s.temperature for s in settings], device=logits.device)
     greedy = temperatures == 0
     plain = all(s.temperature in (0.0, 1.0) and not s.filtered for s in settings)
     masses = _block_sums(torch.exp(logits))
@@ -59,7 +59,8 @@ def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> 
             if s.filtered and s.temperature > 0:
                 shaped[row] = _filter(shaped[row], s)
         tokens = _invert(*_block_sums(torch.exp(shaped)), uniforms)
-    tokens = torch.where(greedy, best[:, 0], tokens)
+    # Weights that are not finite give no distribution: the token must be one nevertheless.
+    tokens = torch.where(greedy, best[:, 0], tokens).clamp_(max=logits.shape[1] - 1)
     chosen = logits.gather(1, tokens[:, None])[:, 0]
     return tokens, (chosen - normaliser).to(torch.float32)
 
@@ -75,7 +76,7 @@ def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = sums.cumsum(-1)
     aim = uniforms * cumulative[:, -1]
     block = _first_above(cumulative, aim, sums)
-    rows = torch.arange(len(sums))
+    rows = torch.arange(len(sums), device=sums.device)
     inside = blocks[rows, block].double()
     rest = aim - (cumulative[rows, block] - sums[rows, block])
     return block * _BLOCK_TOKENS + _first_above(inside.cumsum(-1), rest, inside)
@@ -97,7 +98,7 @@ def _filter(logits: Tensor, settings: DrawSettings) -> Tensor:
         keep = min(keep, settings.top_k)
     if settings.top_p < 1.0:
         before = torch.softmax(ranked[:keep].double(), 0).cumsum(0)
-        keep = int(torch.searchsorted(before, torch.tensor(settings.top_p, dtype=torch.float64))) + 1
+        keep = int((before < settings.top_p).sum()) + 1
     filtered = torch.full_like(logits, -torch.inf)
     filtered[order[:keep]] = ranked[:keep]
     return filtered

@@ -106,14 +106,20 @@ class Learner:
             )
         if 0 < settings.grad_clip_norm < norm:
             gradient.mul_(settings.grad_clip_norm / norm)
-        self.steps += 1
-        flat, (mean, square) = self.adapter.flat, self.moments
-        mean.lerp_(gradient, 1 - settings.beta1)
-        square.mul_(settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
-        unbiased_root = (square / (1 - settings.beta2**self.steps)).sqrt_().add_(settings.eps)
-        if settings.weight_decay:
-            flat.mul_(1 - settings.learning_rate * settings.weight_decay)
-        flat.addcdiv_(mean, unbiased_root, value=-settings.learning_rate / (1 - settings.beta1**self.steps))
+        steps = self.steps + 1
+        mean = self.moments[0].lerp(gradient, 1 - settings.beta1)
+        square = (self.moments[1] * settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
+        unbiased_root = (square / (1 - settings.beta2**steps)).sqrt_().add_(settings.eps)
+        flat = self.adapter.flat * (1 - settings.learning_rate * settings.weight_decay)
+        flat.addcdiv_(mean, unbiased_root, value=-settings.learning_rate / (1 - settings.beta1**steps))
+        if not bool(torch.isfinite(flat).all()) or not bool(torch.isfinite(square).all()):
+            raise UsageError(
+                f"optim_step: with learning_rate {settings.learning_rate} and weight_decay {settings.weight_decay} the "
+                "weights would not be finite, so they were left alone; use smaller ones"
+            )
+        self.steps = steps
+        self.adapter.flat.copy_(flat)
+        self.moments[0], self.moments[1] = mean, square
         return norm
 
     def _run(self, examples: Sequence[Example], loss: Loss, *, backward: bool) -> LossOutput:
@@ -133,14 +139,14 @@ class Learner:
     def _run_share(
         self,
         adapter: Adapter,
-        batches: Sequence[MicroBatch],
+        share: Sequence[MicroBatch],
         examples: Sequence[Example],
         loss: Loss,
         *,
         backward: bool,
     ) -> _ShareOutput:
         output = _ShareOutput({}, [])
-        for batch in batches:
+        for batch in share:
             logp, losses = self._micro_batch(adapter, batch, examples, loss, backward=backward)
             output.losses.append(float(losses.sum(dtype=torch.float64)))
             found, start = logp.cpu().numpy(), 0

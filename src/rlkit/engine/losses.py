@@ -22,6 +22,7 @@ Thresholds are ratios, not distances from 1. They may also be given per token, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -122,5 +123,10 @@ def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:
             raise UsageError(f"loss_fn_config: {name} has no setting {key!r}; {known}.{did_you_mean(key, defaults)}")
         if isinstance(value, str):
             raise UsageError(f"loss_fn_config: {key} must be a number, not {value!r}")
+        if math.isnan(value) or (math.isinf(value) and key != "clip_high_threshold") or value < 0:
+            raise UsageError(f"loss_fn_config: {key} must be a number ≥ 0, not {value}")
         numbers[key] = value
+    low, high = (numbers.get(name, 0.0) for name in _CLIPS)
+    if low > high:
+        raise UsageError(f"loss_fn_config: clip_low_threshold {low} is above clip_high_threshold {high}")
     return Loss(name, numbers)

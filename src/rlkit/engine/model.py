@@ -111,13 +111,15 @@ def _gated(gate: Tensor, up: Tensor) -> Tensor:
 
 def rope_at(config: ModelConfig, where: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines [N, 1, D] of the rotary embedding at positions `where [N]`, as `like` is stored."""
-    last = int(where.max()) if len(where) else 0
-    tables = [_rope_table(config, start) for start in range(0, last + 1, _TABLE_POSITIONS)]
-    cos, sin = (torch.cat([table[i] for table in tables])[where, None] for i in (0, 1))
+    which = where // _TABLE_POSITIONS
+    needed = sorted({int(index) for index in which})
+    tables = [_rope_table(config, index * _TABLE_POSITIONS) for index in needed]
+    place = torch.searchsorted(torch.tensor(needed), which) * _TABLE_POSITIONS + where % _TABLE_POSITIONS
+    cos, sin = (torch.cat([table[i] for table in tables])[place, None] for i in (0, 1))
     return cos.to(like), sin.to(like)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines [1024, D] from position `start`: pieces of one size, so that no bit depends on the request."""
     frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)

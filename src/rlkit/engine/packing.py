@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from rlkit.engine.layout import Span
 
 _SHARED_TOKENS_MIN = 8
+# Every sequence gets a copy of its prefix's keys and values: small beside a row's activations, but not for any number.
+_COPIES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +102,8 @@ def _split(family: _Family, lengths: Sequence[int], most: int) -> Iterator[_Fami
     rows = family.shared
     for index in sorted(family.indices, key=lambda i: lengths[i]):
         own = lengths[index] - family.shared
-        if part and rows + own > most:
+        copied = (len(part) + 1) * family.shared
+        if part and (rows + own > most or copied > _COPIES * most):
             yield _Family(family.shared, tuple(part))
             part, rows = [], family.shared
         part.append(index)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -102,7 +102,8 @@ class Runtime:
         self._snapshots = Snapshots(scratch)
         self._bases: OrderedDict[str, _Base] = OrderedDict()
         self._models: dict[str, _Model] = {}
-        self._decoders: OrderedDict[SamplerRef, Decoder] = OrderedDict()
+        self._decoders: OrderedDict[tuple[SamplerRef, str], Decoder] = OrderedDict()
+        self._waiting: deque[tuple[SamplerRef, types.SampleRequest, Promise]] = deque()
         self._sampling: dict[Decoder, dict[Promise, Ticket]] = {}
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
@@ -200,7 +201,24 @@ class Runtime:
             self._snapshots.drop(ref.snapshot)
 
     def sample(self, ref: SamplerRef, request: types.SampleRequest, promise: Promise) -> None:
-        """Queue a sampling request; its promise is kept by a later `advance`."""
+        """Queue a sampling request; its promise is kept by a later `advance`.
+
+        Weights for sampling are large, so that only so many are there at a time; requests for others wait their turn.
+        """
+        if self._waiting or not self._has_room(ref):
+            self._waiting.append((ref, request, promise))
+        else:
+            self._begin(ref, request, promise)
+
+    def _has_room(self, ref: SamplerRef) -> bool:
+        busy = sum(decoder.busy for decoder in self._decoders.values())
+        return busy < _SERVED_MAX or self._key(ref) in self._decoders
+
+    def _key(self, ref: SamplerRef) -> tuple[SamplerRef, str]:
+        """What tells weights apart: a name can be deleted and saved under again."""
+        return ref, "" if ref.path is None else self._store.get(ref.path).data.name
+
+    def _begin(self, ref: SamplerRef, request: types.SampleRequest, promise: Promise) -> None:
         base = self._base(ref.base_model)
 
         def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
@@ -219,12 +237,14 @@ class Runtime:
 
     def cancel(self, promise: Promise) -> None:
         """Stop working on a sampling request, if it is being worked on."""
+        self._waiting = deque(entry for entry in self._waiting if entry[2] is not promise)
         for decoder, tickets in self._sampling.items():
             if (ticket := tickets.pop(promise, None)) is not None:
                 decoder.cancel(ticket)
 
     def advance(self) -> bool:
         """Decode one token for every running sample; whether there is more to do."""
+        self._admit()
         for ref, decoder in list(self._decoders.items()):
             if not decoder.busy:
                 continue
@@ -235,7 +255,21 @@ class Runtime:
                 del self._decoders[ref]
                 for promise in self._sampling.pop(decoder, {}):
                     fail(promise, error)
-        return any(decoder.busy for decoder in self._decoders.values())
+        return bool(self._waiting) or any(decoder.busy for decoder in self._decoders.values())
+
+    def _admit(self) -> None:
+        """Begin waiting requests, in their order, as far as there is room for their weights."""
+        while self._waiting:
+            ref, request, promise = self._waiting[0]
+            try:
+                if not self._has_room(ref):
+                    return
+                self._waiting.popleft()
+                self._begin(ref, request, promise)
+            except Exception as error:
+                if self._waiting and self._waiting[0][2] is promise:
+                    self._waiting.popleft()
+                fail(promise, error)
 
     def release(self, session_id: str) -> None:
         """Forget the models, samples and snapshots of a session."""
@@ -244,8 +278,9 @@ class Runtime:
         for requests in list(self._sampling.values()):
             for promise in [p for p in requests if p.request_id.startswith(f"{session_id}:")]:
                 self.cancel(promise)
-        for ref in [ref for ref in self._decoders if ref.snapshot and ref.snapshot.startswith(f"{session_id}:")]:
-            self._sampling.pop(self._decoders.pop(ref), None)
+        self._waiting = deque(e for e in self._waiting if not e[2].request_id.startswith(f"{session_id}:"))
+        for key in [key for key in self._decoders if (key[0].snapshot or "").startswith(f"{session_id}:")]:
+            self._sampling.pop(self._decoders.pop(key), None)
         self._snapshots.drop(f"{session_id}:")
 
     def unload(self, model_id: str) -> None:
@@ -289,13 +324,14 @@ class Runtime:
         return self._bases[name]
 
     def _decoder(self, ref: SamplerRef, base: _Base) -> Decoder:
-        if ref not in self._decoders:
+        key = self._key(ref)
+        if key not in self._decoders:
             adapter = self._adapter(ref, base)
             self._forget_idle()
             lanes = self._lanes(base.weights)
-            self._decoders[ref] = Decoder(serve(base.weights, adapter, lanes.run), lanes)
-        self._decoders.move_to_end(ref)
-        return self._decoders[ref]
+            self._decoders[key] = Decoder(serve(base.weights, adapter, lanes.run), lanes)
+        self._decoders.move_to_end(key)
+        return self._decoders[key]
 
     def _adapter(self, ref: SamplerRef, base: _Base) -> Adapter | None:
         if ref.path is not None:

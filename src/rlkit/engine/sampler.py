@@ -103,10 +103,10 @@ class Decoder:
         for row in admitted:
             groups.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
         tickets = [list(dict.fromkeys(row.ticket for row in rows)) for rows in groups.values()]
-        batches = _batches(
+        passes = _passes(
             [len(group[0].request.prompt) for group in tickets], self._lanes.count, self._size.prefill_tokens
         )
-        tasks = [partial(_prefilled, self._weights, [tickets[i] for i in batch]) for batch in batches]
+        tasks = [partial(_prefilled, self._weights, [tickets[i] for i in batch]) for batch in passes]
         filled = [one for batch in self._lanes.run(tasks) for one in batch]
         for group, prompt in zip(tickets, filled, strict=True):
             for ticket, scores in zip(group, prompt.scores, strict=True):
@@ -142,18 +142,18 @@ def _advance(rows: Rows, new: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
     return [*rows.start(new), *rows.decode()]
 
 
-def _batches(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
+def _passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
     """Neighbours, at most `tokens` or one prompt together, in about equal parts for the lanes."""
     most = min(-(-sum(lengths) // lanes), tokens)
-    batches: list[list[int]] = []
+    passes: list[list[int]] = []
     room = 0
     for index, length in enumerate(lengths):
         if length > room:
-            batches.append([])
+            passes.append([])
             room = max(most, length)
-        batches[-1].append(index)
+        passes[-1].append(index)
         room -= length
-    return batches
+    return passes
 
 
 def _check(request: SampleRequest, weights: Weights) -> int:
@@ -169,7 +169,11 @@ def _check(request: SampleRequest, weights: Weights) -> int:
     if targets is not None and targets.max(initial=-1) >= vocab:
         raise UsageError(f"sample: target_prompt_logprobs holds a token outside 0 … {vocab - 1}")
     limit = window - len(request.prompt) if request.max_tokens is None else request.max_tokens
-    if limit < 1 or len(request.prompt) + limit > window:
+    if len(request.prompt) >= window:
+        raise UsageError(
+            f"sample: {len(request.prompt)} prompt tokens fill the context of {window}: shorten the prompt"
+        )
+    if len(request.prompt) + limit > window:
         raise UsageError(
             f"sample: {len(request.prompt)} prompt tokens and max_tokens {limit} do not fit the context of {window}"
         )

@@ -62,8 +62,13 @@ class EngineServer:
         self.api_key = api_key or f"tml-{secrets.token_urlsafe(24)}"
         if not self.api_key.startswith("tml-"):
             raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other")
+        if not 0 <= port <= 65_535:
+            raise UsageError(f"port must be 0 … 65535, not {port}")
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads must be at least 1, not {threads}")
         self._address = (host, port)
-        self._service = Service(resolve=resolve or _resolve, root=root or engine_dir(), threads=threads, device=device)
+        self._root = root or engine_dir()
+        self._service = Service(resolve=resolve or _resolve, root=self._root, threads=threads, device=device)
         app = make_app(self._service, api_key=self.api_key, models=models)
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -91,6 +96,12 @@ class EngineServer:
         """
         if self._thread is not None:
             raise UsageError("this engine was started before: make a new EngineServer")
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{self._root}: cannot keep checkpoints there ({error.strerror}); choose another root"
+            ) from error
         try:
             listener = socket.create_server(self._address)
         except OSError as error:

@@ -225,12 +225,17 @@ class Service:
 
         def job(_: Promise) -> Answer:
             self._runtime.unload(request.model_id)
-            session.lines.pop(request.model_id, None)
             return json_answer({"model_id": request.model_id, "type": "unload_model"})
 
         request_id = f"{request.model_id}#unload"
         if self.promises.get(request_id) is None:
-            self._turns.line(request.model_id)
+            if self._turns.line(request.model_id).info is None:
+                raise MissingError(f"model {request.model_id!r} is not ready")
+            for promise in self.promises.of(f"{request.model_id}#"):
+                if not promise.running:
+                    promise.fail("the model was unloaded before the request's turn came", "user")
+            self.promises.forget(f"{request.model_id}#create")
+            del session.lines[request.model_id]
         return self._turns.once(request_id, fingerprint_of(request), job)
 
     def model_info(self, model_id: str) -> ModelInfo:

@@ -40,11 +40,19 @@ class Turns:
         self._submit = submit
 
     def new_line(self, session_id: str, model_seq_id: int) -> tuple[str, Line]:
-        """The id and the line of a model to be made."""
+        """The id and the line of a model to be made.
+
+        Raises:
+            GoneError: it was made before, and the answer to that is forgotten.
+            MissingError: there is no such session.
+        """
         session = self._sessions.get(session_id)
         # The client computes this id too, and names its checkpoints after it.
         model_id = new_id(session_id, "train", model_seq_id)
-        return model_id, session.lines.setdefault(model_id, Line())
+        line = session.lines.setdefault(model_id, Line())
+        if line.info is not None and self._promises.get(f"{model_id}#create") is None:
+            raise GoneError(f"{model_id} was made long ago, and is not made again")
+        return model_id, line
 
     def line(self, model_id: str) -> Line:
         """The line of a model.

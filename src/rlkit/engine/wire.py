@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
 _RANK_MAX = 512
+# Beyond this a step is a mistake: weights go where no number of theirs means anything.
+_STEP_MAX = 1000.0
 _SEED_MAX = 1 << 63
 _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
 
@@ -136,6 +138,11 @@ def adam_settings(request: types.OptimStepRequest) -> AdamSettings:
     for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
         if not (math.isfinite(value := getattr(adam, name)) and value >= 0):
             raise UsageError(f"optim_step: {name} must be a number ≥ 0, not {value}")
+    for name in ("learning_rate", "weight_decay"):
+        if (value := getattr(adam, name)) > _STEP_MAX:
+            raise UsageError(f"optim_step: {name} must be at most {_STEP_MAX:g}, not {value:g}")
+    if adam.eps == 0:
+        raise UsageError("optim_step: eps must be positive: where a gradient is 0, a step would be 0 / 0")
     for name in ("beta1", "beta2"):
         if not 0 <= (value := getattr(adam, name)) < 1:
             raise UsageError(f"optim_step: {name} must be in [0, 1), not {value}")

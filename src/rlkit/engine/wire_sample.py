@@ -21,6 +21,8 @@ from rlkit.errors import UsageError
 
 SAMPLES_MAX = 4096
 _TOP_MAX = 1024
+# While they are drawn nothing else is done.
+_ALTERNATIVES_MAX = 16_384
 # What the SDK reads as "nothing here" in a table of likeliest tokens.
 _NO_TOKEN, _NO_LOGPROB = 0, -99999.0
 
@@ -50,6 +52,11 @@ def decode_sample(request: types.SampleRequest, rule: StopRules) -> SampleReques
     for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
         if not 0 <= getattr(request, name) <= _TOP_MAX:
             raise UsageError(f"sample: {name} must be 0 … {_TOP_MAX}, not {getattr(request, name)}")
+    if request.prompt_alt_tokens_k * len(prompt) > _ALTERNATIVES_MAX:
+        raise UsageError(
+            f"sample: prompt_alt_tokens_k {request.prompt_alt_tokens_k} for {len(prompt)} tokens is more than "
+            f"{_ALTERNATIVES_MAX} draws: ask for fewer, or for parts of the prompt"
+        )
     last = request.prompt_logprobs_last_n
     if last is not None and last < 1:
         raise UsageError(f"sample: prompt_logprobs_last_n must be at least 1, not {last}")
@@ -128,10 +135,10 @@ def _targets(request: types.SampleRequest) -> NDArray[np.int64] | None:
     shape = tuple(tensor.shape or ())
     if tensor.dtype != "int64" or len(shape) != 2 or min(shape) < 0:
         raise UsageError(f"{name} must be an int64 tensor [prompt tokens − 1, K]")
-    values = np.array(tensor.data, np.int64)
+    values = _integers(name, tensor.data)
     if tensor.sparse_crow_indices is not None:
-        starts = np.array(tensor.sparse_crow_indices, np.int64)
-        columns = np.array(tensor.sparse_col_indices or [], np.int64)
+        starts = _integers(name, tensor.sparse_crow_indices)
+        columns = _integers(name, tensor.sparse_col_indices or [])
         return dense_of(name, values, starts, columns, shape, pad=-1)
     if values.size != shape[0] * shape[1]:
         raise UsageError(f"{name}: shape {list(shape)} does not agree with {values.size} values")
@@ -144,7 +151,18 @@ def _prompt(prompt: ModelInput) -> NDArray[np.int64]:
         if not isinstance(chunk, types.EncodedTextChunk):
             raise UsageError(f"sample: the embedded engine takes text only, not {chunk.type}")
         tokens.extend(chunk.tokens)
-    return np.array(tokens, dtype=np.int64)
+    return _integers("sample: prompt", tokens)
+
+
+def _integers(name: str, values: Sequence[float]) -> NDArray[np.int64]:
+    """Whole numbers that fit 64 bits."""
+    try:
+        found = np.array(values, np.int64)
+    except (OverflowError, ValueError):
+        raise UsageError(f"{name} holds a number that is no 64-bit integer") from None
+    if not all(float(value).is_integer() for value in values):
+        raise UsageError(f"{name} holds a number that is no integer")
+    return found
 
 
 def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
