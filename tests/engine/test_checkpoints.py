@@ -235,8 +235,12 @@ def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(
         kept = snapshots.get(f"s:{i}")
         assert kept is not None
         assert torch.equal(kept.flat, adapter.flat)
-    snapshots.drop("s:")
+    monkeypatch.setattr(snapshots_module, "_DISK_BYTES_MAX", 2 * made[0].flat.numel() * 4)
+    snapshots.put("s:3", made[0])
     assert snapshots.get("s:0") is None
+    assert len(list(folder.glob("*.safetensors"))) == 2
+    snapshots.drop("s:")
+    assert snapshots.get("s:1") is None
     snapshots.close()
     assert not folder.exists()
 

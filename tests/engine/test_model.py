@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlkit.engine.layout import lay_out
-from rlkit.engine.model import trunk
+from rlkit.engine.model import rope_at, trunk
 from rlkit.engine.weights import load_weights
 from rlkit.errors import UsageError
 
@@ -79,3 +79,12 @@ def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
     directory = write_model(tmp_path / "m")
     (directory / "generation_config.json").write_text('{"eos_token_id": [257, 5]}')
     assert load_weights(directory).config.eos == {258, 257, 5}
+
+
+def test_rotations_of_far_positions_are_found_without_those_between(tmp_path: Path) -> None:
+    config = load_weights(write_model(tmp_path / "m")).config
+    where = torch.tensor([70_000, 3, 0, 1023, 1024, 70_001])
+    cos, sin = rope_at(config, where, torch.zeros(()))
+    angles = where[:, None] * torch.tensor(config.inverse_frequencies() * 2, dtype=torch.float32)
+    torch.testing.assert_close(cos[:, 0], angles.cos(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(sin[:, 0], angles.sin(), atol=1e-6, rtol=0)

@@ -108,7 +108,7 @@ def left_of(server: EngineServer, session_id: str) -> list[str]:
     names = [session.session_id for session in service.sessions]
     names += [promise.request_id for promise in service.promises.of("")]
     names += list(runtime._models)  # pyright: ignore[reportPrivateUsage] as above
-    names += [ref.snapshot or "" for ref in runtime._decoders]  # pyright: ignore[reportPrivateUsage] as above
+    names += [ref.snapshot or "" for ref, _ in runtime._decoders]  # pyright: ignore[reportPrivateUsage] as above
     names += [p.request_id for requests in runtime._sampling.values() for p in requests]  # pyright: ignore[reportPrivateUsage] as above
     names += [*snapshots._recent, *snapshots._spilled]  # pyright: ignore[reportPrivateUsage] as above
     return [name for name in names if session_id in name]

@@ -76,6 +76,21 @@ class _Base:
     weights: Weights
 
 
+type ServedKey = tuple[SamplerRef, str]
+"""Weights for sampling, and which save of them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wanted:
+    """A sampling request with all that it needs; `adapter` is None where weights are served already, or have none."""
+
+    key: ServedKey
+    base: _Base
+    adapter: Adapter | None
+    request: types.SampleRequest
+    promise: Promise
+
+
 class Runtime:
     """Loads, trains, saves and samples.
 
@@ -102,8 +117,8 @@ class Runtime:
         self._snapshots = Snapshots(scratch)
         self._bases: OrderedDict[str, _Base] = OrderedDict()
         self._models: dict[str, _Model] = {}
-        self._decoders: OrderedDict[tuple[SamplerRef, str], Decoder] = OrderedDict()
-        self._waiting: deque[tuple[SamplerRef, types.SampleRequest, Promise]] = deque()
+        self._decoders: OrderedDict[ServedKey, Decoder] = OrderedDict()
+        self._waiting: deque[_Wanted] = deque()
         self._sampling: dict[Decoder, dict[Promise, Ticket]] = {}
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
@@ -205,39 +220,43 @@ class Runtime:
 
         Weights for sampling are large, so that only so many are there at a time; requests for others wait their turn.
         """
-        if self._waiting or not self._has_room(ref):
-            self._waiting.append((ref, request, promise))
+        base = self._base(ref.base_model)
+        key = self._key(ref)
+        # What waits keeps its adapter: the weights may be forgotten meanwhile.
+        adapter = None if key in self._decoders else self._adapter(ref, base)
+        wanted = _Wanted(key, base, adapter, request, promise)
+        if self._waiting or not self._has_room(key):
+            self._waiting.append(wanted)
         else:
-            self._begin(ref, request, promise)
+            self._begin(wanted)
 
-    def _has_room(self, ref: SamplerRef) -> bool:
-        busy = sum(decoder.busy for decoder in self._decoders.values())
-        return busy < _SERVED_MAX or self._key(ref) in self._decoders
+    def _has_room(self, key: ServedKey) -> bool:
+        return key in self._decoders or sum(decoder.busy for decoder in self._decoders.values()) < _SERVED_MAX
 
-    def _key(self, ref: SamplerRef) -> tuple[SamplerRef, str]:
+    def _key(self, ref: SamplerRef) -> ServedKey:
         """What tells weights apart: a name can be deleted and saved under again."""
         return ref, "" if ref.path is None else self._store.get(ref.path).data.name
 
-    def _begin(self, ref: SamplerRef, request: types.SampleRequest, promise: Promise) -> None:
-        base = self._base(ref.base_model)
+    def _begin(self, wanted: _Wanted) -> None:
+        base, request, promise = wanted.base, wanted.request, wanted.promise
 
         def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
             if tokens is None:
                 return StopRule(base.weights.config.eos)
             return StopRule(frozenset(tokens), tuple(strings), _decoder_of(base.directory) if strings else None)
 
-        wanted = decode_sample(request, rule)
-        decoder = self._decoder(ref, base)
+        decoded = decode_sample(request, rule)
+        decoder = self._decoder(wanted)
 
         def done(result: SampleResult) -> None:
             self._sampling[decoder].pop(promise, None)
             promise.resolve(proto_answer(encode_sample(result, request)))
 
-        self._sampling.setdefault(decoder, {})[promise] = decoder.submit(wanted, done)
+        self._sampling.setdefault(decoder, {})[promise] = decoder.submit(decoded, done)
 
     def cancel(self, promise: Promise) -> None:
         """Stop working on a sampling request, if it is being worked on."""
-        self._waiting = deque(entry for entry in self._waiting if entry[2] is not promise)
+        self._waiting = deque(wanted for wanted in self._waiting if wanted.promise is not promise)
         for decoder, tickets in self._sampling.items():
             if (ticket := tickets.pop(promise, None)) is not None:
                 decoder.cancel(ticket)
@@ -260,16 +279,13 @@ class Runtime:
     def _admit(self) -> None:
         """Begin waiting requests, in their order, as far as there is room for their weights."""
         while self._waiting:
-            ref, request, promise = self._waiting[0]
+            if not self._has_room(self._waiting[0].key):
+                return
+            wanted = self._waiting.popleft()
             try:
-                if not self._has_room(ref):
-                    return
-                self._waiting.popleft()
-                self._begin(ref, request, promise)
+                self._begin(wanted)
             except Exception as error:
-                if self._waiting and self._waiting[0][2] is promise:
-                    self._waiting.popleft()
-                fail(promise, error)
+                fail(wanted.promise, error)
 
     def release(self, session_id: str) -> None:
         """Forget the models, samples and snapshots of a session."""
@@ -278,7 +294,8 @@ class Runtime:
         for requests in list(self._sampling.values()):
             for promise in [p for p in requests if p.request_id.startswith(f"{session_id}:")]:
                 self.cancel(promise)
-        self._waiting = deque(e for e in self._waiting if not e[2].request_id.startswith(f"{session_id}:"))
+        prefix = f"{session_id}:"
+        self._waiting = deque(w for w in self._waiting if not w.promise.request_id.startswith(prefix))
         for key in [key for key in self._decoders if (key[0].snapshot or "").startswith(f"{session_id}:")]:
             self._sampling.pop(self._decoders.pop(key), None)
         self._snapshots.drop(f"{session_id}:")
@@ -323,13 +340,13 @@ class Runtime:
         self._bases.move_to_end(name)
         return self._bases[name]
 
-    def _decoder(self, ref: SamplerRef, base: _Base) -> Decoder:
-        key = self._key(ref)
+    def _decoder(self, wanted: _Wanted) -> Decoder:
+        key, weights = wanted.key, wanted.base.weights
         if key not in self._decoders:
-            adapter = self._adapter(ref, base)
+            adapter = wanted.adapter or self._adapter(key[0], wanted.base)
             self._forget_idle()
-            lanes = self._lanes(base.weights)
-            self._decoders[key] = Decoder(serve(base.weights, adapter, lanes.run), lanes)
+            lanes = self._lanes(weights)
+            self._decoders[key] = Decoder(serve(weights, adapter, lanes.run), lanes)
         self._decoders.move_to_end(key)
         return self._decoders[key]
 
@@ -340,7 +357,10 @@ class Runtime:
             return None
         adapter = self._snapshots.get(ref.snapshot)
         if adapter is None:
-            raise UsageError("these sampler weights are gone: the session that made them has ended")
+            raise UsageError(
+                "these sampler weights are gone: the session that made them has ended, or many newer ones were made; "
+                "save_weights_for_sampler with a name keeps them"
+            )
         return adapter.to(self._device)
 
     def _forget_idle(self) -> None:

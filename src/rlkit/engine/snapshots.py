@@ -1,8 +1,8 @@
 """Sampler weights that have no name: what `save_weights_and_get_sampling_client` makes.
 
-Invariant: a snapshot never changes and is there until its session ends. The newest stay in memory; older ones wait on
-disk, because a long run makes thousands and a client never says that it is done with one. They wait in a folder that
-the server holds locked: one that nobody holds was left by a killed server.
+Invariant: a snapshot never changes. The newest stay in memory; older ones wait on disk, because a long run makes
+thousands and a client never says that it is done with one; the oldest go when they would fill it. They wait in a folder
+that the server holds locked: one that nobody holds was left by a killed server.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rlkit.engine.lora import Adapter, LoraSettings
 from rlkit.engine.tensorfile import read_tensors, write_tensors
 
 _MEMORY_BYTES_MAX = 256 << 20
+_DISK_BYTES_MAX = 4 << 30
 _PREFIX = ".scratch-"
 
 
@@ -30,7 +31,7 @@ class Snapshots:
         self._folder = folder
         self._lock: int | None = None
         self._recent: OrderedDict[str, Adapter] = OrderedDict()
-        self._spilled: dict[str, tuple[ModelConfig, LoraSettings, Path]] = {}
+        self._spilled: OrderedDict[str, tuple[ModelConfig, LoraSettings, Path]] = OrderedDict()
 
     def put(self, key: str, adapter: Adapter) -> None:
         """Keep a frozen adapter under a new key."""
@@ -39,7 +40,7 @@ class Snapshots:
             self._spill(*self._recent.popitem(last=False))
 
     def get(self, key: str) -> Adapter | None:
-        """The adapter of `key`, or None if its session has ended."""
+        """The adapter of `key`, or None if its session has ended or newer ones took its place."""
         if key in self._recent:
             self._recent.move_to_end(key)
             return self._recent[key]
@@ -71,6 +72,8 @@ class Snapshots:
         path = self._folder / f"{len(self._spilled)}-{key.replace(':', '_')}.safetensors"
         write_tensors(path, {"flat": adapter.flat})
         self._spilled[key] = (adapter.config, adapter.settings, path)
+        while len(self._spilled) > 1 and len(self._spilled) * _bytes(adapter) > _DISK_BYTES_MAX:
+            self._spilled.popitem(last=False)[1][2].unlink(missing_ok=True)
 
 
 def scratch_folder(root: Path) -> Path:
