@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,6 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
 from rlkit.engine import EngineServer
-from rlkit.errors import MissingError
 
 from .helpers import ce_datum
 
@@ -113,20 +110,6 @@ def ask(
     except urllib.error.HTTPError as error:
         with error:
             return Reply(error.code, error.read(), error.headers.get_content_type())
-
-
-@contextmanager
-def conforming_server(models: Mapping[str, Path], with_tokeniser: Path, root: Path) -> Iterator[EngineServer]:
-    """A server of the tiny models by name, and of one that has a tokeniser, by the path of its directory."""
-    known = {**models, str(with_tokeniser): with_tokeniser}
-
-    def resolve(name: str) -> Path:
-        if name not in known:
-            raise MissingError(f"model {name!r} was not found")
-        return known[name]
-
-    with EngineServer(root=root, resolve=resolve, models=["llama"]) as server:
-        yield server
 
 
 def new_trainer(client: tinker.ServiceClient, base_model: str = "llama", **settings: object) -> tinker.TrainingClient:

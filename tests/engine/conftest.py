@@ -33,11 +33,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def resolve(models: dict[str, Path]) -> Callable[[str], Path]:
+def resolve(models: dict[str, Path], byte_model_dir: Path) -> Callable[[str], Path]:
+    """The tiny models by name, and one that has a tokeniser by the path of its directory."""
+    known = {**models, str(byte_model_dir): byte_model_dir}
+
     def resolve(name: str) -> Path:
-        if name not in models:
+        if name not in known:
             raise MissingError(f"model {name!r} was not found")
-        return models[name]
+        return known[name]
 
     return resolve
 
@@ -64,3 +67,8 @@ def server(resolve: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
 def client(server: EngineServer) -> Iterator[tinker.ServiceClient]:
     with connect(server) as client:
         yield client
+
+
+@pytest.fixture
+def rest(server: EngineServer) -> tinker.RestClient:
+    return tinker.RestClient(base_url=server.url, api_key=server.api_key)

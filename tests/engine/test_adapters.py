@@ -7,16 +7,9 @@ import pytest
 import tinker
 from tinker import types
 
-from rlkit.engine import EngineServer
-
 from .helpers import ce_datum, prompt
 
 TEXT = list(b"the cat sat on the mat")
-
-
-@pytest.fixture
-def rest(server: EngineServer) -> tinker.RestClient:
-    return tinker.RestClient(base_url=server.url, api_key=server.api_key)
 
 
 def test_weights_saved_again_under_a_name_are_the_new_ones(

@@ -10,6 +10,8 @@ import pytest
 from rlkit.engine.config import ARCHITECTURES, ModelConfig, read_config
 from rlkit.errors import UsageError
 
+from .tiny_models import LLAMA3
+
 PLAIN: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 99,
@@ -21,13 +23,6 @@ PLAIN: dict[str, object] = {
     "max_position_embeddings": 512,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 
 
 def read(directory: Path, **extra: object) -> ModelConfig:

@@ -7,7 +7,6 @@ The cases about training are in `test_conformance_training.py`, those about numb
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,7 +25,6 @@ from .conformance import (
     TEXT,
     ask,
     await_answer,
-    conforming_server,
     covered_points,
     covered_routes,
     covers,
@@ -37,19 +35,6 @@ from .conformance import (
     train_request,
 )
 from .helpers import ce_datum, prompt
-
-
-@pytest.fixture(scope="module")
-def server(
-    models: dict[str, Path], byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineServer]:
-    with conforming_server(models, byte_model_dir, tmp_path_factory.mktemp("root")) as server:
-        yield server
-
-
-@pytest.fixture
-def rest(server: EngineServer) -> tinker.RestClient:
-    return tinker.RestClient(base_url=server.url, api_key=server.api_key)
 
 
 @covers(points=(1,))

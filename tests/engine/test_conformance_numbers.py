@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,21 +14,13 @@ from tinker import types
 
 from rlkit.engine import EngineServer
 
-from .conformance import conforming_server, covers
+from .conformance import covers
 from .helpers import ce_datum, logprobs_of, prompt
 
 TEXT = [72, 101, 108, 108, 111, 44, 32]
 ADAM = types.AdamParams(learning_rate=1e-2)
 VOCABULARY = 259
 LENGTH = len(TEXT)
-
-
-@pytest.fixture(scope="module")
-def server(
-    models: dict[str, Path], byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineServer]:
-    with conforming_server(models, byte_model_dir, tmp_path_factory.mktemp("root")) as server:
-        yield server
 
 
 @pytest.fixture

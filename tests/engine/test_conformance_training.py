@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from .conformance import (
     TEXT,
     ask,
     await_answer,
-    conforming_server,
     covers,
     loss,
     new_trainer,
@@ -29,14 +27,6 @@ from .conformance import (
 )
 from .conftest import connect
 from .helpers import ce_datum, logprobs_of, prompt
-
-
-@pytest.fixture(scope="module")
-def server(
-    models: dict[str, Path], byte_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[EngineServer]:
-    with conforming_server(models, byte_model_dir, tmp_path_factory.mktemp("root")) as server:
-        yield server
 
 
 @covers(routes=(8,))

@@ -14,6 +14,8 @@ from rlkit.engine.model import trunk
 from rlkit.engine.weights import load_weights
 from rlkit.errors import UsageError
 
+from .tiny_models import LLAMA3
+
 VOCABULARY = 97
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -25,13 +27,6 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 512,
     "pad_token_id": 0,
     "eos_token_id": 1,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

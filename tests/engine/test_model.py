@@ -13,15 +13,8 @@ from rlkit.engine.model import rope_at, trunk
 from rlkit.engine.weights import load_weights
 from rlkit.errors import UsageError
 
-from .tiny_models import VOCABULARY, write_model
+from .tiny_models import LLAMA3, VOCABULARY, write_model
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 CASES: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {"tied": True}),
     "llama3-rope": ("llama", {"tied": False, "rope_scaling": LLAMA3}),

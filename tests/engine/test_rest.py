@@ -29,11 +29,6 @@ ADAM = types.AdamParams(learning_rate=1e-2)
 
 
 @pytest.fixture
-def rest(server: EngineServer) -> tinker.RestClient:
-    return tinker.RestClient(base_url=server.url, api_key=server.api_key)
-
-
-@pytest.fixture
 def trainer(client: tinker.ServiceClient) -> tinker.TrainingClient:
     return trained(client, "qwen3", user_metadata={"purpose": "test"})
 

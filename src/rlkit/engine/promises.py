@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlkit.errors import UsageError
+from rlkit.errors import MissingError, RlkitError, UsageError
 
 _DELIVERED_BYTES_MAX = 64 << 20
 # What a promise takes up besides its answer's body.
@@ -73,6 +73,12 @@ class Promise:
     def fail(self, message: str, category: Category) -> None:
         """Give an error for an answer."""
         self.resolve(json_answer({"error": message, "category": category}))
+
+    def fail_with(self, error: Exception) -> None:
+        """Answer with an error: the client's own mistakes as such, everything else as the server's."""
+        known = isinstance(error, RlkitError)
+        users = isinstance(error, UsageError | MissingError)
+        self.fail(str(error) if known else f"{type(error).__name__}: {error}", "user" if users else "server")
 
     async def wait(self, timeout_s: float) -> Answer | None:
         """The answer, or None if it takes longer than `timeout_s`."""

@@ -1,4 +1,4 @@
-"""The models of a server: base weights, models in training, sampler weights.
+"""The models of a server: base weights, models in training, weights for sampling.
 
 Invariant: everything here runs on the worker thread, one call at a time; a method that fails leaves the rest usable.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,39 +25,21 @@ from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import make_loss
 from rlkit.engine.peft import save_external
-from rlkit.engine.promises import Promise, proto_answer
-from rlkit.engine.requests import SampleResult, Ticket
+from rlkit.engine.promises import Promise
 from rlkit.engine.sampler import Decoder
+from rlkit.engine.samplers import Samplers, ServedKey
+from rlkit.engine.sessions import ModelInfo, SamplerRef, Target
 from rlkit.engine.snapshots import Snapshots
 from rlkit.engine.stops import StopRule
 from rlkit.engine.weights import Weights, load_weights
 from rlkit.engine.wire_sample import decode_sample, encode_sample
-from rlkit.errors import MissingError, RlkitError, UsageError
+from rlkit.errors import RlkitError, UsageError
 
 _log = logging.getLogger(__name__)
 
 # A model whose products take microseconds only loses by handing half of them to another thread.
 _ONE_LANE_BELOW = 256
 _BASES_MAX = 2
-_SERVED_MAX = 2
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerRef:
-    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`."""
-
-    base_model: str
-    path: str | None = None
-    snapshot: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What a client may know of a model in training; `directory` holds the base model and its tokeniser."""
-
-    base_model: str
-    directory: Path
-    rank: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -74,21 +56,6 @@ class _Base:
 
     directory: Path
     weights: Weights
-
-
-type ServedKey = tuple[SamplerRef, str]
-"""Weights for sampling, and which save of them."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
-    """A sampling request with all that it needs; `adapter` is None where weights are served already, or have none."""
-
-    key: ServedKey
-    base: _Base
-    adapter: Adapter | None
-    request: types.SampleRequest
-    promise: Promise
 
 
 class Runtime:
@@ -117,9 +84,7 @@ class Runtime:
         self._snapshots = Snapshots(scratch)
         self._bases: OrderedDict[str, _Base] = OrderedDict()
         self._models: dict[str, _Model] = {}
-        self._decoders: OrderedDict[ServedKey, Decoder] = OrderedDict()
-        self._waiting: deque[_Wanted] = deque()
-        self._sampling: dict[Decoder, dict[Promise, Ticket]] = {}
+        self._samplers = Samplers(self._key, self._decoder)
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
         """Make a model with a fresh adapter."""
@@ -215,30 +180,9 @@ class Runtime:
         if ref.snapshot is not None:
             self._snapshots.drop(ref.snapshot)
 
-    def sample(self, ref: SamplerRef, request: types.SampleRequest, promise: Promise) -> None:
-        """Queue a sampling request; its promise is kept by a later `advance`.
-
-        Weights for sampling are large, so that only so many are there at a time; requests for others wait their turn.
-        """
-        base = self._base(ref.base_model)
-        key = self._key(ref)
-        # What waits keeps its adapter: the weights may be forgotten meanwhile.
-        adapter = None if key in self._decoders else self._adapter(ref, base)
-        wanted = _Wanted(key, base, adapter, request, promise)
-        if self._waiting or not self._has_room(key):
-            self._waiting.append(wanted)
-        else:
-            self._begin(wanted)
-
-    def _has_room(self, key: ServedKey) -> bool:
-        return key in self._decoders or sum(decoder.busy for decoder in self._decoders.values()) < _SERVED_MAX
-
-    def _key(self, ref: SamplerRef) -> ServedKey:
-        """What tells weights apart: a name can be deleted and saved under again."""
-        return ref, "" if ref.path is None else self._store.get(ref.path).data.name
-
-    def _begin(self, wanted: _Wanted) -> None:
-        base, request, promise = wanted.base, wanted.request, wanted.promise
+    def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
+        """Queue a sampling request; its promise is kept by a later `advance`."""
+        base = self._base(target.ref.base_model)
 
         def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
             if tokens is None:
@@ -246,58 +190,22 @@ class Runtime:
             return StopRule(frozenset(tokens), tuple(strings), _decoder_of(base.directory) if strings else None)
 
         decoded = decode_sample(request, rule)
-        decoder = self._decoder(wanted)
-
-        def done(result: SampleResult) -> None:
-            self._sampling[decoder].pop(promise, None)
-            promise.resolve(proto_answer(encode_sample(result, request)))
-
-        self._sampling.setdefault(decoder, {})[promise] = decoder.submit(decoded, done)
+        self._samplers.submit(target, decoded, lambda result: encode_sample(result, request), promise)
 
     def cancel(self, promise: Promise) -> None:
         """Stop working on a sampling request, if it is being worked on."""
-        self._waiting = deque(wanted for wanted in self._waiting if wanted.promise is not promise)
-        for decoder, tickets in self._sampling.items():
-            if (ticket := tickets.pop(promise, None)) is not None:
-                decoder.cancel(ticket)
+        self._samplers.cancel(promise)
 
     def advance(self) -> bool:
         """Decode one token for every running sample; whether there is more to do."""
-        self._admit()
-        for ref, decoder in list(self._decoders.items()):
-            if not decoder.busy:
-                continue
-            try:
-                decoder.step()
-            except Exception as error:
-                _log.exception("sampling failed")
-                del self._decoders[ref]
-                for promise in self._sampling.pop(decoder, {}):
-                    fail(promise, error)
-        return bool(self._waiting) or any(decoder.busy for decoder in self._decoders.values())
-
-    def _admit(self) -> None:
-        """Begin waiting requests, in their order, as far as there is room for their weights."""
-        while self._waiting:
-            if not self._has_room(self._waiting[0].key):
-                return
-            wanted = self._waiting.popleft()
-            try:
-                self._begin(wanted)
-            except Exception as error:
-                fail(wanted.promise, error)
+        self._samplers.advance()
+        return self._samplers.busy
 
     def release(self, session_id: str) -> None:
         """Forget the models, samples and snapshots of a session."""
         for model_id in [m for m in self._models if m.startswith(f"{session_id}:")]:
             del self._models[model_id]
-        for requests in list(self._sampling.values()):
-            for promise in [p for p in requests if p.request_id.startswith(f"{session_id}:")]:
-                self.cancel(promise)
-        prefix = f"{session_id}:"
-        self._waiting = deque(w for w in self._waiting if not w.promise.request_id.startswith(prefix))
-        for key in [key for key in self._decoders if (key[0].snapshot or "").startswith(f"{session_id}:")]:
-            self._sampling.pop(self._decoders.pop(key), None)
+        self._samplers.release(session_id)
         self._snapshots.drop(f"{session_id}:")
 
     def unload(self, model_id: str) -> None:
@@ -317,7 +225,7 @@ class Runtime:
         """Forget everything."""
         self._models.clear()
         self._bases.clear()
-        self._decoders.clear()
+        self._samplers.clear()
         self._snapshots.close()
         self._narrow.close()
         self._wide.close()
@@ -340,15 +248,13 @@ class Runtime:
         self._bases.move_to_end(name)
         return self._bases[name]
 
-    def _decoder(self, wanted: _Wanted) -> Decoder:
-        key, weights = wanted.key, wanted.base.weights
-        if key not in self._decoders:
-            adapter = wanted.adapter or self._adapter(key[0], wanted.base)
-            self._forget_idle()
-            lanes = self._lanes(weights)
-            self._decoders[key] = Decoder(serve(weights, adapter, lanes.run), lanes)
-        self._decoders.move_to_end(key)
-        return self._decoders[key]
+    def _key(self, ref: SamplerRef) -> ServedKey:
+        return ref, "" if ref.path is None else self._store.get(ref.path).data.name
+
+    def _decoder(self, ref: SamplerRef) -> Decoder:
+        base = self._base(ref.base_model)
+        lanes = self._lanes(base.weights)
+        return Decoder(serve(base.weights, self._adapter(ref, base), lanes.run), lanes)
 
     def _adapter(self, ref: SamplerRef, base: _Base) -> Adapter | None:
         if ref.path is not None:
@@ -362,22 +268,6 @@ class Runtime:
                 "save_weights_for_sampler with a name keeps them"
             )
         return adapter.to(self._device)
-
-    def _forget_idle(self) -> None:
-        """Drop weights for sampling, oldest first, so that new ones keep their number within its bound."""
-        idle = [ref for ref, decoder in self._decoders.items() if not decoder.busy]
-        for ref in idle[: max(len(self._decoders) - _SERVED_MAX + 1, 0)]:
-            self._sampling.pop(self._decoders.pop(ref), None)
-
-
-def fail(promise: Promise, error: Exception) -> None:
-    """Answer with an error: the client's own mistakes as such, everything else as the server's."""
-    if isinstance(error, UsageError | MissingError):
-        promise.fail(str(error), "user")
-    elif isinstance(error, RlkitError):
-        promise.fail(str(error), "server")
-    else:
-        promise.fail(f"{type(error).__name__}: {error}", "server")
 
 
 def _info(model: _Model) -> CheckpointInfo:

@@ -22,8 +22,8 @@ from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.devices import torch_device
 from rlkit.engine.promises import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.records import Run, strings
-from rlkit.engine.runtime import ModelInfo, Runtime, SamplerRef
-from rlkit.engine.sessions import Line, Session, Sessions, Target
+from rlkit.engine.runtime import Runtime
+from rlkit.engine.sessions import Line, ModelInfo, SamplerRef, Session, Sessions, Target
 from rlkit.engine.snapshots import scratch_folder
 from rlkit.engine.turns import Turns, fingerprint_of, new_id
 from rlkit.engine.worker import Worker
@@ -278,7 +278,7 @@ class Service:
             self.store.info(target.ref.path)  # raises once it has expired or was deleted
 
         def job(promise: Promise) -> None:
-            self._runtime.sample(target.ref, request, promise)
+            self._runtime.sample(target, request, promise)
 
         return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint_of(request), job)
 

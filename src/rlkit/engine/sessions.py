@@ -1,7 +1,7 @@
 """What a client has on this server, and for how long.
 
-Invariant: all that a client makes hangs on its session, under an id that starts with the session's, so that whoever
-does not know that id cannot name it, and it goes when the session ends: by `end`, or by itself once nothing was heard
+Invariant: all that a client makes hangs on its session, under an id that starts with the session's, so that one
+client's cannot be taken for another's, and it goes when the session ends: by `end`, or by itself once nothing was heard
 of the client for a while.
 """
 
@@ -11,14 +11,32 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rlkit.engine.promises import GoneError
-from rlkit.engine.runtime import ModelInfo, SamplerRef
 from rlkit.errors import MissingError
 
 # Clients send a heartbeat every 10 s and say after two minutes without a reply that their session may be terminated.
 SILENCE_S = 30 * 60.0
 _ENDED_MAX = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerRef:
+    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`."""
+
+    base_model: str
+    path: str | None = None
+    snapshot: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a client may know of a model in training; `directory` holds the base model and its tokeniser."""
+
+    base_model: str
+    directory: Path
+    rank: int
 
 
 @dataclass(slots=True, eq=False)

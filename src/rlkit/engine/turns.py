@@ -13,7 +13,6 @@ from hashlib import blake2b
 from pydantic import BaseModel
 
 from rlkit.engine.promises import Answer, GoneError, Promise, Promises
-from rlkit.engine.runtime import fail
 from rlkit.engine.sessions import Line, Sessions
 from rlkit.errors import MissingError, UsageError
 
@@ -127,7 +126,7 @@ def _run(job: Job, promise: Promise) -> None:
     except Exception as error:
         if not isinstance(error, UsageError | MissingError):
             _log.exception("request %s failed", promise.request_id)
-        fail(promise, error)
+        promise.fail_with(error)
     else:
         if answer is not None:
             promise.resolve(answer)
