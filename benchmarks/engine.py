@@ -10,6 +10,9 @@ Work, on the default model with LoRA adapters of rank 32:
     train      forward and backward of 64 sequences, 5,000 tokens of 20 to 136        against a padded step of peft
     train/g    the same of 6 groups of 8 that share a prompt: 80 tokens and 20 more   against a padded step of peft
 
+`http` is `groups` through a server and the tinker SDK, beside the engine's own kernels; and the time from a request to
+its answer, one after the other, for a request that computes nothing.
+
 Each contender runs in a process of its own, in turns; the best of the rounds counts. `limit` is the time that the
 floating-point operations of the work need at the speed of a large matrix product, measured in the same rounds: a prompt
 counts once, a position whose loss has no gradient counts no backward pass of the output layer. On a GPU (`--device
@@ -40,7 +43,8 @@ PROMPT, SEQUENCES, NEW = 13, 64, 64
 GROUPS, GROUP_SIZE, GROUP_NEW = 16, 8, 5
 TRAIN_GROUPS, SHARED, OWN = 6, 80, 20
 PEER_MICRO_BATCH = 8
-CONTENDERS = ("limit", "engine", "peer")
+CONTENDERS = ("limit", "engine", "http", "peer")
+ROUND_TRIPS = 50
 WORK = ("sample", "groups", "train", "train/g")
 
 
@@ -140,6 +144,39 @@ def engine(directory: Path, device: str) -> dict[str, float]:
         "train/g": timed(lambda: train(training_groups(vocab), OWN), device),
         "memory": _peak(device),
     }
+
+
+def http(directory: Path, device: str) -> dict[str, float]:
+    """The engine as a server."""
+    import tinker
+    from tinker import types
+
+    from rlkit.engine import EngineServer
+    from rlkit.engine.config import read_config
+
+    os.environ["TINKER_TELEMETRY"] = "0"
+    vocab, name = read_config(directory).vocab_size, str(directory)
+    params = types.SamplingParams(max_tokens=GROUP_NEW, stop=[])
+    inputs = [tinker.ModelInput.from_ints(list(map(int, p))) for p in prompts(GROUPS, PROMPT, vocab)]
+    root = Path(tempfile.mkdtemp())
+    with (
+        EngineServer(root=root, resolve=lambda _: directory, models=[name], device=device) as server,
+        tinker.ServiceClient(base_url=server.url, api_key=server.api_key) as client,
+    ):
+        trainer = client.create_lora_training_client(name, rank=RANK, train_unembed=False, seed=0).result()
+        sampler = trainer.save_weights_and_get_sampling_client().result()
+
+        def sample(inputs: list[tinker.ModelInput]) -> None:
+            for future in [sampler.sample(prompt, GROUP_SIZE, params) for prompt in inputs]:
+                future.result()
+
+        sample(inputs[:1])
+        trips = [timed(client.get_server_capabilities, device) for _ in range(ROUND_TRIPS)]
+        return {
+            "groups": timed(lambda: sample(inputs), device),
+            "trip": float(np.median(trips)),
+            "memory": _peak(device),
+        }
 
 
 def peer(directory: Path, device: str) -> dict[str, float]:
@@ -259,7 +296,7 @@ def main() -> None:
 
     device = torch_device(options.device).type
     if options.contender:
-        contender = {"limit": limit, "engine": engine, "peer": peer}[options.contender]
+        contender = {"limit": limit, "engine": engine, "http": http, "peer": peer}[options.contender]
         print(json.dumps(contender(Path(options.model), device)))
         return
     directory = model_directory(options.model, options.scratch)
@@ -284,6 +321,8 @@ def report(directory: Path, device: str, best: dict[str, dict[str, float]]) -> N
         ours, theirs = counts[work] / best["engine"][work], counts[work] / best["peer"][work]
         share = flops[work] / rate / best["engine"][work]
         print(f"{work:10}{ours:>8.0f} t/s{theirs:>8.0f} t/s{ours / theirs:>8.2f}×{share:>14.0%}")
+    share = best["http"]["groups"] / best["engine"]["groups"]
+    print(f"http: groups take {share:.2f} times as long; a round trip takes {best['http']['trip'] * 1e3:.1f} ms")
     print(f"{'memory':10}{best['engine']['memory']:>9.2f} GB{best['peer']['memory']:>9.2f} GB")
 
 

@@ -496,3 +496,51 @@ def test_losses_that_run_elsewhere_are_refused_with_what_to_use(
     status, reply = post(server, "create_custom_loss", {"session_id": "any"})
     assert status == 400
     assert "forward_backward_custom" in str(reply["detail"])
+
+
+@pytest.mark.parametrize("token", [2**63, -(2**64), 2**200, 1e30])
+def test_a_token_that_is_no_64_bit_integer_is_the_clients_mistake(
+    server: EngineServer, client: tinker.ServiceClient, token: float
+) -> None:
+    sampler = client.create_sampling_client(base_model="llama").result()
+    session_id = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result().model_id.split(":")[0]
+    body = {"session_id": session_id, "sampling_session_seq_id": 6, "base_model": "llama"}
+    _, reply = post(server, "create_sampling_session", body)
+    wanted = {
+        "sampling_session_id": reply["sampling_session_id"],
+        "seq_id": 1,
+        "num_samples": 1,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, token]}]},
+        "sampling_params": {"max_tokens": 2},
+    }
+    status, reply = post(server, "asample", wanted)
+    if status == 200:
+        _, reply = post(server, "retrieve_future", {"request_id": reply["request_id"]})
+        assert reply["category"] == "user", reply
+    else:
+        assert 400 <= status < 500
+    assert sampler.sample(prompt(*TEXT), 1, ONE).result().sequences
+
+
+def test_what_waits_when_a_model_is_unloaded_is_answered(server: EngineServer, client: tinker.ServiceClient) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    early = f"{trainer.model_id}#2"
+    body = {"model_id": trainer.model_id, "adam_params": {}}
+    assert post(server, "optim_step", body | {"seq_id": 2})[0] == 200
+    assert post(server, "unload_model", {"model_id": trainer.model_id})[0] == 200
+    _, reply = post(server, "retrieve_future", {"request_id": early})
+    assert reply == {"error": "the model was unloaded before the request's turn came", "category": "user"}
+    assert post(server, "optim_step", body | {"seq_id": 1})[0] == 404
+
+
+def test_a_model_whose_making_is_forgotten_is_not_made_again(
+    server: EngineServer, client: tinker.ServiceClient
+) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    before = trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"]
+    trainer.optim_step(types.AdamParams(learning_rate=0.05)).result()
+    session_id, _, number = trainer.model_id.split(":")
+    on_server(server, lambda: service_of(server).promises.forget(f"{trainer.model_id}#create"))
+    create = {"session_id": session_id, "base_model": "llama", "lora_config": {"rank": 2, "seed": 0}}
+    assert post(server, "create_model", create | {"model_seq_id": int(number)})[0] == 410
+    assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"] < before

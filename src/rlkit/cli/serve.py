@@ -31,11 +31,11 @@ def run(output: Output, options: EngineOptions) -> int:
     from rlkit.engine import EngineServer
     from rlkit.engine.models import resolve_model
 
+    engine = EngineServer(**options)  # before models are fetched: it refuses what cannot be served
     for model in options["models"]:
         directory = resolve_model(model, progress=lambda message, _: output.note(message))
         output.note(f"model {model} is ready: {directory}")
     ended = threading.Event()
-    engine = EngineServer(**options)
     with graceful(ended.set, output.note, message="stopping"), engine:
         _announce(output, url=engine.url, key=engine.api_key)
         if options["host"] not in LOOPBACK:
