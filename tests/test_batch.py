@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.advantages import group_mean
-from rlkit.batch import episode_data, make_batch
-from rlkit.errors import EnvironmentFault
-from rlkit.types import IMAGE_TOKEN, Image, Prompt, Turn
+from rlkit.batch import Excess, Preparation, episode_data
+from rlkit.errors import EnvironmentFault, RunFailed
+from rlkit.types import IMAGE_TOKEN, Group, Image, Prompt, Turn
 from tests.builders import episode, group, turn
 
 
@@ -57,9 +57,33 @@ def test_images_pass_through_and_are_never_a_target() -> None:
 
 
 def test_a_group_with_equal_rewards_costs_nothing() -> None:
-    batch = make_batch([group([1, 1]), group([0, 1], draw=1)], {"env": group_mean})
-    assert len(batch.data) == 2
-    assert [row.tolist() for row in batch.advantages[0]] == [[0.0], [0.0]]
+    preparation = Preparation({"env": group_mean})
+    assert preparation.prepare(group([1, 1])).data == ()
+    assert len(preparation.prepare(group([0, 1])).data) == 2
+    assert [row.tolist() for row in preparation.prepare(group([1, 1])).advantages] == [[0.0], [0.0]]
+
+
+def test_a_failed_episode_is_never_trained_on_not_even_by_a_loss_that_wants_every_sequence() -> None:
+    prepared = Preparation({"env": group_mean}, every_sequence=True).prepare(group([1, None, 1]))
+    assert len(prepared.data) == 2
+
+
+@pytest.mark.parametrize(("excess", "lengths"), [("truncate", [3, 2]), ("drop", [2])])
+def test_a_sequence_that_is_too_long_is_cut_or_left_out(excess: Excess, lengths: list[int]) -> None:
+    long, short = episode(1.0, turns=[turn([1, 2], [3, 4, 5])]), episode(0.0, member=1, turns=[turn([1], [3, 4])])
+    played = Group("env", "task", 0, (long, short))
+    prepared = Preparation({"env": group_mean}, max_tokens=4, excess=excess).prepare(played)
+    assert [len(datum.targets) for datum in prepared.data] == lengths
+    assert prepared.excess == 1
+    if excess == "truncate":
+        assert prepared.data[0].targets.tolist() == [2, 3, 4]
+
+
+def test_a_sequence_that_is_too_long_can_end_the_run() -> None:
+    with pytest.raises(
+        RunFailed, match=r"a sequence of 4 tokens of env, task task, is longer than batch\.max_tokens = 3"
+    ):
+        Preparation({"env": group_mean}, max_tokens=3, excess="error").prepare(group([0, 1]))
 
 
 def test_an_estimator_that_raises_is_named() -> None:
@@ -67,7 +91,7 @@ def test_an_estimator_that_raises_is_named() -> None:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(EnvironmentFault, match="estimator failed on a group of env: ZeroDivisionError: mine"):
-        make_batch([group([0, 1])], {"env": broken})
+        Preparation({"env": broken}).prepare(group([0, 1]))
 
 
 @st.composite

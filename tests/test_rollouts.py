@@ -12,6 +12,7 @@ from rlkit.errors import RewardError, ServiceError, UsageError
 from rlkit.outcomes import as_outcome
 from rlkit.policy import Limits, Policy
 from rlkit.rollouts import EnvSettings, Player
+from rlkit.slots import Slots
 from rlkit.sources import Task
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Outcome, Sampling
@@ -46,9 +47,11 @@ def play(env: Env, *, group_size: int = 4, retries: int = 2, timeout_s: float = 
     chat = ByteChat()
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=chat)
     finished = list[Episode]()
-    player = Player(
-        chat, {"e": settings}, seed=0, max_live=max_live, finished=lambda task, episode: finished.append(episode)
-    )
+
+    async def record(task: Task, episode: Episode) -> None:
+        finished.append(episode)
+
+    player = Player(chat, {"e": settings}, seed=0, slots=Slots(max_live), record=record)
     group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler))
     return group, finished, player, sampler
 

@@ -16,7 +16,8 @@ import torch
 
 import rlkit
 from rlkit.config import load_config
-from rlkit.run import RLTrainer, evaluate
+from rlkit.evaluation import evaluate
+from rlkit.run import RLTrainer
 from rlkit.store import RunStore
 from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
 from rlkit.types import Datum
@@ -171,9 +172,9 @@ def test_evaluation_plays_its_own_tasks_and_a_checkpoint_can_be_evaluated_later(
     digits = {"env": f"{__file__}:TASKS", "tasks": 3, "attempts": 4, "temperature": 1.0}
     evaluation = {"every": 2, "envs": {"held_out": digits}}
     listener = Listener()
-    result = asyncio.run(trainer(byte_model_dir, listener, steps=3, eval=evaluation).train())
+    result = asyncio.run(trainer(byte_model_dir, listener, steps=6, eval=evaluation).train())
     evaluated = [step for step, metrics in listener.steps if "eval/held_out/reward/mean" in metrics]
-    assert evaluated == [0, 2, 3]
+    assert evaluated == [0, 2, 4, 6]
     assert listener.steps[0][1]["eval/held_out/groups"] == 3
     resolved = load_config([], settings=settings(byte_model_dir, eval=evaluation))
     assert result.checkpoint
@@ -200,7 +201,9 @@ class Failing(rlkit.Env):
 
 def test_a_run_in_which_nothing_works_fails_with_the_reason(byte_model_dir: Path) -> None:
     listener = Listener()
-    with pytest.raises(rlkit.RunFailed, match="all 32 rollouts of step 1 failed; the first: RuntimeError: the sandbox"):
+    with pytest.raises(
+        rlkit.RunFailed, match="8 groups in a row had too many failed rollouts; the last: RuntimeError: the sandbox"
+    ):
         asyncio.run(trainer(byte_model_dir, listener, tasks=[Failing()], name="bad").train())
     assert listener.told[-1] == "finished None"
 

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
         ServiceError,
         UsageError,
     )
+    from rlkit.evaluation import evaluate
     from rlkit.policy import Policy, Reply
-    from rlkit.run import RLTrainer, evaluate
+    from rlkit.run import RLTrainer
     from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
     from rlkit.trainer import StopSignal, Trainer
     from rlkit.types import Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
@@ -49,7 +50,8 @@ _MODULES = {
         "UsageError",
     ],
     "policy": ["Policy", "Reply"],
-    "run": ["RLTrainer", "evaluate"],
+    "evaluation": ["evaluate"],
+    "run": ["RLTrainer"],
     "trackers": ["Checkpoint", "Progress", "RunInfo", "RunResult", "Tracker"],
     "trainer": ["StopSignal", "Trainer"],
     "types": ["Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],

@@ -12,8 +12,9 @@ from rlkit.advantages import AdvantageEstimator
 from rlkit.config import Resolved, load_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
-from rlkit.run import RLTrainer, Tasks
-from rlkit.sources import is_env
+from rlkit.run import RLTrainer, named_directory
+from rlkit.sources import Tasks, is_env
+from rlkit.store import holds_run
 from rlkit.trackers import RunResult, Tracker
 from rlkit.trainer import StopSignal
 
@@ -35,6 +36,7 @@ class Settings(TypedDict, total=False):
     sampling: SectionLike
     batch: SectionLike
     rollouts: SectionLike
+    schedule: SectionLike
     loss: SectionLike
     lora: SectionLike
     optimizer: SectionLike
@@ -50,6 +52,7 @@ def train(
     envs: Tasks | Mapping[str, Tasks] | None = None,
     advantage: AdvantageEstimator | str | None = None,
     trackers: Sequence[Tracker] | None = None,
+    resume: bool = False,
     **settings: Unpack[Settings],
 ) -> RunResult:
     """Train a model and wait until it is done; works in scripts and, inside a running event loop, in notebooks.
@@ -64,6 +67,7 @@ def train(
         envs: tasks, instead of those of the configuration; or tasks by name, beside those that it has.
         advantage: an estimator, or its name.
         trackers: None prints a line a step.
+        resume: go on with the run of that `name`, if there is one.
         settings: fields of the configuration; they win over `config`.
 
     Raises:
@@ -85,7 +89,8 @@ def train(
 
         trackers = [ConsoleTracker()]
     stop = StopSignal()
-    trainer = RLTrainer(resolved, envs=given, estimators=estimators, trackers=trackers, stop=stop)
+    again = resume and holds_run(named_directory(resolved.config))
+    trainer = RLTrainer(resolved, envs=given, estimators=estimators, trackers=trackers, stop=stop, resume=again)
     return _wait(trainer.train, stop)
 
 

@@ -6,55 +6,83 @@ advantage 0; a sampled token is trained in exactly one datum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.advantages import AdvantageEstimator, by_turn
-from rlkit.errors import EnvironmentFault
+from rlkit.errors import EnvironmentFault, RunFailed
 from rlkit.types import Datum, Episode, Group, Prompt, join
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
-    """What one optimiser step is computed from.
-
-    Args:
-        groups: all that were played, ordered by draw.
-        advantages: for each group, for each episode, [turns] float64.
-        data: the sequences that have something to teach.
-    """
-
-    groups: tuple[Group, ...]
-    advantages: tuple[list[NDArray[np.float64]], ...]
-    data: tuple[Datum, ...]
+type Excess = Literal["truncate", "drop", "error"]
 
 
-def make_batch(
-    groups: Sequence[Group], estimators: Mapping[str, AdvantageEstimator], *, every_sequence: bool = False
-) -> Batch:
-    """Estimate advantages, each group with its environment's estimator, and assemble the sequences.
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """How groups become training sequences.
 
     Args:
-        groups: of one step.
         estimators: by name of the environment.
         every_sequence: keep those whose advantages are all 0. Under the service's own losses their gradient is 0, so
             they are left out and cost nothing.
-
-    Raises:
-        EnvironmentFault: an estimator raised, or gave advantages of the wrong number or value.
+        max_tokens: longest sequence that is trained on; None for any.
+        excess: what becomes of a longer one: its beginning is kept, it is left out, or the run ends.
     """
-    advantages = tuple(_estimate(estimators[group.env], group) for group in groups)
-    data = [
-        datum
-        for group, rows in zip(groups, advantages, strict=True)
-        for episode, row in zip(group.episodes, rows, strict=True)
-        for datum in episode_data(episode, row)
-        if every_sequence or datum.advantages.any()
-    ]
-    return Batch(tuple(groups), advantages, tuple(data))
+
+    estimators: Mapping[str, AdvantageEstimator]
+    every_sequence: bool = False
+    max_tokens: int | None = None
+    excess: Excess = "truncate"
+
+    def prepare(self, group: Group) -> Prepared:
+        """Estimate a group's advantages and assemble its sequences.
+
+        Raises:
+            EnvironmentFault: the estimator raised, or gave advantages of the wrong number or value.
+            RunFailed: a sequence is too long, and that was to be an error.
+        """
+        advantages = _estimate(self.estimators[group.env], group)
+        data, excess = list[Datum](), 0
+        for episode, row in zip(group.episodes, advantages, strict=True):
+            for datum in episode_data(episode, row):
+                if not (self.every_sequence and episode.reward is not None) and not datum.advantages.any():
+                    continue
+                fitting = self._fitted(datum, group)
+                excess += fitting is not datum
+                if fitting is not None:
+                    data.append(fitting)
+        return Prepared(group, advantages, tuple(data), excess)
+
+    def _fitted(self, datum: Datum, group: Group) -> Datum | None:
+        if self.max_tokens is None or len(datum.targets) < self.max_tokens:
+            return datum
+        if self.excess == "error":
+            raise RunFailed(
+                f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}, is longer than "
+                f"batch.max_tokens = {self.max_tokens}"
+            )
+        cut = _cut(datum, self.max_tokens - 1)
+        return None if self.excess == "drop" or not cut.advantages.any() else cut
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """A group, ready to be trained on.
+
+    Args:
+        group: as it was played.
+        advantages: for each episode, [turns] float64.
+        data: the sequences that have something to teach.
+        excess: how many sequences were too long.
+    """
+
+    group: Group
+    advantages: list[NDArray[np.float64]]
+    data: tuple[Datum, ...]
+    excess: int = 0
 
 
 def _estimate(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.float64]]:
@@ -65,6 +93,21 @@ def _estimate(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.fl
     except Exception as error:  # the user's own code
         told = f"{type(error).__name__}: {error}"
         raise EnvironmentFault(f"the advantage estimator failed on a group of {group.env}: {told}") from error
+
+
+def _cut(datum: Datum, count: int) -> Datum:
+    """The first `count` positions, or fewer: an image is not cut in two."""
+    for image in datum.prompt.images:
+        if image.start < count < image.start + image.length:
+            count = image.start
+    images = tuple(image for image in datum.prompt.images if image.start < count)
+    return Datum(
+        prompt=Prompt(datum.prompt.tokens[:count], images),
+        targets=datum.targets[:count],
+        logprobs=datum.logprobs[:count],
+        advantages=datum.advantages[:count],
+        mask=datum.mask[:count],
+    )
 
 
 def episode_data(episode: Episode, advantages: NDArray[np.float64]) -> Iterator[Datum]:

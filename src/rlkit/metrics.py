@@ -5,13 +5,13 @@ Invariant: every number is a function of the batch's episodes and of what the se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rlkit.batch import Batch
-from rlkit.service import Update
+from rlkit.schedule import Taken
 from rlkit.types import Episode, Group
+from rlkit.update import Update
 
 
 def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
@@ -59,21 +59,41 @@ def _own(episodes: Sequence[Episode]) -> dict[str, float]:
     return {key: _mean(float(e.metrics[key]) for e in episodes if key in e.metrics) for key in keys}
 
 
-def update_metrics(batch: Batch, update: Update) -> Mapping[str, float]:
+def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
+    """What a step was given.
+
+    `replaced` groups taught nothing and were played anew, `dropped` ones had too few episodes with a reward, `excess`
+    counts sequences that were too long. `staleness` is in steps, from the weights that sampled a turn to those that it
+    trains, of version `version`.
+    """
+    own = [one.played for one in taken if one.counts]
+    episodes = [e for p in own for e in p.prepared.group.episodes if e.reward is not None]
+    ages = [version - turn.version for episode in episodes for turn in episode.turns]
+    return {
+        "batch/groups": float(len(own)),
+        "batch/replaced": float(sum(one.played.usable and not one.counts for one in taken)),
+        "batch/dropped": float(sum(not one.played.usable for one in taken)),
+        "batch/excess": float(sum(p.prepared.excess for p in own)),
+        "batch/staleness/mean": _mean(float(age) for age in ages),
+        "batch/staleness/max": float(max(ages, default=0)),
+    }
+
+
+def update_metrics(update: Update) -> dict[str, float]:
     """How far the sampler and the trainer agree on the sampled tokens, and what the service reported.
 
     With d = log q(sampler) − log p(trainer): `kl_sample_train_v1` is mean d and `v2` is ½ mean d², both estimates of
     KL(q‖p) (Schulman, "Approximating KL divergence", 2020); `entropy` is −mean log q.
     """
-    sampled = np.concatenate([datum.logprobs[datum.mask] for datum in batch.data]).astype(np.float64)
-    pairs = zip(batch.data, update.logprobs, strict=True)
+    sampled = np.concatenate([datum.logprobs[datum.mask] for datum in update.data]).astype(np.float64)
+    pairs = zip(update.data, update.logprobs, strict=True)
     trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs]).astype(np.float64)
     difference = sampled - trained
     return {
         "optim/kl_sample_train_v1": float(difference.mean()),
         "optim/kl_sample_train_v2": float(np.square(difference).mean() / 2),
         "optim/entropy": float(-sampled.mean()),
-        "optim/sequences": float(len(batch.data)),
+        "optim/sequences": float(len(update.data)),
         "optim/tokens": float(len(sampled)),
         **{f"service/{key}": float(value) for key, value in update.metrics.items()},
     }

@@ -6,8 +6,8 @@ the only source of training data.
 
 from __future__ import annotations
 
+import asyncio
 import math
-import time
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -148,6 +148,8 @@ class RecordingPolicy(Policy):
         chat: the model's format.
         sampling: the run's settings for this environment.
         seed: called with the turn's number; the same episode asks for the same seeds.
+        limits: what the rollout may use.
+        first: called instead of `sampler` for the first turn.
     """
 
     def __init__(
@@ -158,8 +160,10 @@ class RecordingPolicy(Policy):
         sampling: Sampling,
         seed: Callable[[int], int],
         limits: Limits = Limits(),
+        first: Callable[[], Sampler] | None = None,
     ) -> None:
         self._sampler = sampler
+        self._first = sampler if first is None else first
         self._chat = chat
         self._sampling = sampling
         self._seed = seed
@@ -249,9 +253,10 @@ class RecordingPolicy(Policy):
         given = prompt + as_prompt(prefix)
         sampling = self._admit(given, sampling)
         seed = self._seed(self._asked)
+        sampler = self._sampler() if self._asked else self._first()
         self._asked += 1
-        sampler = self._sampler()
-        started = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        started = clock()
         (completion,) = await sampler.sample(given, sampling, seed=seed)
         parent = self._parent(prompt)
         turn = Turn(
@@ -262,7 +267,7 @@ class RecordingPolicy(Policy):
             stop=completion.stop,
             version=sampler.version,
             parent=None if parent is None else parent.index,
-            seconds=time.monotonic() - started,
+            seconds=clock() - started,
             request_id=completion.request_id,
         )
         self._turns.append(turn)

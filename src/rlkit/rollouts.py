@@ -10,16 +10,20 @@ import asyncio
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
 
 from rlkit.chat import ChatFormat
+from rlkit.coalesce import Coalescer
 from rlkit.concurrency import together
-from rlkit.env import Env
+from rlkit.env import Env, SingleTurnEnv
 from rlkit.errors import LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.outcomes import as_outcome
 from rlkit.policy import Limits, RecordingPolicy, Sampler
 from rlkit.seeds import derive
+from rlkit.slots import Slots
 from rlkit.sources import Task
 from rlkit.types import Episode, Group, Outcome, Sampling
 
@@ -33,7 +37,10 @@ class EnvSettings:
         sampling: how completions are drawn.
         timeout_s: of one rollout, from when it begins to play.
         max_failing_rollouts: failed episodes of a group that are played again.
+        min_valid: a group with fewer episodes that did not fail is of no use.
         limits: turns and context that one rollout may use.
+        coalesce: of which environments the first turns of a group go out as one request.
+        newest_weights: whether a running rollout moves to newer weights at its next turn.
     """
 
     group_size: int
@@ -41,6 +48,9 @@ class EnvSettings:
     timeout_s: float
     max_failing_rollouts: int
     limits: Limits
+    min_valid: int = 1
+    coalesce: Literal["single_turn", "always", "never"] = "never"
+    newest_weights: bool = True
 
 
 @dataclass(slots=True)
@@ -54,80 +64,123 @@ class Counts:
     tokens: int = 0
 
 
+async def _nothing(task: Task, episode: Episode) -> None:
+    pass
+
+
 @dataclass(slots=True)
 class Player:
-    """Plays groups with at most `max_live` rollouts at once.
+    """Plays groups.
 
     Args:
         chat: the model's format.
         settings: by name of the environment.
         seed: of the run; each turn's own seed follows from it and from its place.
+        slots: bounds the rollouts that play at once; tasks drawn earlier come first.
         purpose: names the random stream, so that evaluation does not repeat the draws of training.
-        finished: told of each episode as it ends, failed ones included.
+        record: given each episode as it ends, failed ones included, and awaited before the episode is used.
     """
 
     chat: ChatFormat
     settings: Mapping[str, EnvSettings]
     seed: int
-    max_live: int
+    slots: Slots
     purpose: str = "train"
-    finished: Callable[[Task, Episode], None] = lambda task, episode: None
+    record: Callable[[Task, Episode], Awaitable[None]] = _nothing
     counts: Counts = field(default_factory=Counts)
-    _slots: asyncio.Semaphore = field(init=False)
 
-    def __post_init__(self) -> None:
-        self._slots = asyncio.Semaphore(self.max_live)
-
-    async def play(self, task: Task, sampler: Callable[[], Sampler]) -> Group:
+    async def play(
+        self,
+        task: Task,
+        sampler: Callable[[], Sampler],
+        *,
+        known: Sequence[Episode] = (),
+        rank: int | None = None,
+    ) -> Group:
         """Play one task `group_size` times.
 
         Failed episodes are played again within the environment's budget. The group holds one episode for each member,
         the last one played.
+
+        Args:
+            task: what to play.
+            sampler: the newest weights, asked for at each turn.
+            known: episodes of this group that were played earlier; they are not played again.
+            rank: the group's place in the queue for slots; by default its draw.
 
         Raises:
             ServiceError: the service failed after retries.
             UsageError: the environment and the model do not fit together.
         """
         settings = self.settings[task.name]
-        budget = _Budget(settings.max_failing_rollouts)
+        earlier: dict[int, Episode] = {}
+        for episode in known:
+            if episode.member not in earlier or earlier[episode.member].attempt < episode.attempt:
+                earlier[episode.member] = episode
+        budget = _Budget(settings.max_failing_rollouts - sum(episode.attempt for episode in earlier.values()))
+        coalescer = Coalescer()
+        group = _Playing(task, settings, sampler, coalescer, budget, task.draw if rank is None else rank)
         self.counts.queued += settings.group_size
-        members = range(settings.group_size)
-        episodes = await together(self._member(task, member, sampler, budget) for member in members)
+        try:
+            episodes = await together(
+                self._member(group, member, earlier.get(member)) for member in range(settings.group_size)
+            )
+        finally:
+            coalescer.close()
         return Group(task.name, str(getattr(task.env, "task_id", task.draw)), task.draw, tuple(episodes))
 
-    async def _member(self, task: Task, member: int, sampler: Callable[[], Sampler], budget: _Budget) -> Episode:
-        attempt = 0
-        while True:
-            async with self._slots:
+    async def _member(self, group: _Playing, member: int, earlier: Episode | None) -> Episode:
+        attempt, again = 0, False
+        if earlier is not None:
+            if earlier.status != "failed" or not group.budget.spend():
                 self.counts.queued -= 1
-                self.counts.live += 1
-                try:
-                    episode = await self._episode(task, member, attempt, sampler)
-                finally:
-                    self.counts.live -= 1
+                self.counts.done += 1
+                return earlier
+            attempt = earlier.attempt + 1
+        while True:
+            self.counts.queued += again
+            queued = True
+            try:
+                async with self.slots.take((group.rank, member)):
+                    self.counts.queued -= 1
+                    queued = False
+                    self.counts.live += 1
+                    try:
+                        episode = await self._episode(group, member, attempt)
+                    finally:
+                        self.counts.live -= 1
+            finally:
+                self.counts.queued -= queued
             self.counts.tokens += episode.sampled_tokens
-            self.finished(task, episode)
+            await self.record(group.task, episode)
             if episode.status != "failed":
                 self.counts.done += 1
                 return episode
             self.counts.failed += 1
-            if not budget.spend():
+            if not group.budget.spend():
                 self.counts.done += 1
                 return episode
-            attempt += 1
-            self.counts.queued += 1
+            attempt, again = attempt + 1, True
 
-    async def _episode(self, task: Task, member: int, attempt: int, sampler: Callable[[], Sampler]) -> Episode:
-        settings = self.settings[task.name]
-        place = (self.purpose, task.draw, member, attempt)
+    async def _episode(self, group: _Playing, member: int, attempt: int) -> Episode:
+        settings, task = group.settings, group.task
+
+        def seed(turn: int) -> int:
+            if turn == 0:  # consecutive over the group, so that its first turns can be one request
+                return derive(self.seed, self.purpose, task.draw, attempt) + member
+            return derive(self.seed, self.purpose, task.draw, member, attempt, turn)
+
+        newest = group.sampler if settings.newest_weights else cache(group.sampler)
         policy = RecordingPolicy(
-            sampler=sampler,
+            sampler=newest,
+            first=(lambda: group.coalescer.gathered(newest())) if _coalesced(group) else newest,
             chat=self.chat,
             sampling=settings.sampling,
-            seed=lambda turn: derive(self.seed, *place, turn),
+            seed=seed,
             limits=settings.limits,
         )
-        started = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        started = clock()
         outcome, error = await _outcome(task.env, policy, timeout_s=settings.timeout_s)
         status = "failed" if outcome is None else "truncated" if outcome.truncated else "completed"
         return Episode(
@@ -138,7 +191,7 @@ class Player:
             reward=None if outcome is None else outcome.reward,
             metrics={} if outcome is None else outcome.metrics,
             info={} if outcome is None else outcome.info,
-            seconds=time.monotonic() - started,
+            seconds=clock() - started,
             error=error,
         )
 
@@ -150,6 +203,24 @@ class _Budget:
     def spend(self) -> bool:
         self.left -= 1
         return self.left >= 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Playing:
+    """What the members of a group share."""
+
+    task: Task
+    settings: EnvSettings
+    sampler: Callable[[], Sampler]
+    coalescer: Coalescer
+    budget: _Budget
+    rank: int
+
+
+def _coalesced(group: _Playing) -> bool:
+    settings = group.settings
+    single = isinstance(group.task.env, SingleTurnEnv) or settings.limits.max_turns == 1
+    return settings.coalesce == "always" or (settings.coalesce == "single_turn" and single)
 
 
 async def _outcome(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:

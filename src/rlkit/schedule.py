@@ -1,40 +1,198 @@
-"""Which groups a step trains on, and with which weights they are played."""
+"""What is played when, and which groups a step trains on.
+
+Invariant: every group that was started is handed to exactly one step, or is still in play when the run ends; what is
+started is never more than the steps ahead can use. In a strict schedule a group is trained on at most `max_staleness`
+steps after the weights that it was started with, and which groups a step gets does not depend on timing.
+
+The three schedules are one: they differ in how far ahead of the trained weights tasks may be started, and in the order
+in which a step takes what is ready.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from functools import partial
 
-from rlkit.concurrency import together
-from rlkit.policy import Sampler
-from rlkit.rollouts import Player
-from rlkit.sources import Mixture
-from rlkit.types import Group
+from rlkit.batch import Prepared
+from rlkit.errors import RunFailed
+from rlkit.sources import Task
+
+# So many groups in a row that are of no use end a run: what is wrong then is not the luck of a rollout.
+_UNUSABLE_STEPS = 2
+_UNUSABLE_MIN = 4
 
 
-class Schedule(Protocol):
-    """Decides what is played when; the training loop is the same for all."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much is played ahead.
 
-    async def groups(self, sampler: Sampler) -> Sequence[Group]:
-        """The groups of the next step, ordered by draw; empty when the tasks have run out.
+    Args:
+        groups: that a step trains on.
+        steps: of the run in all; nothing is started that no step would use.
+        max_staleness: steps between the weights that a group starts with and those that it trains; 0 is on-policy.
+        in_order: a step takes the groups that were drawn first, rather than those that were finished first.
+        strict: `max_staleness` is a bound. Otherwise it is a pace: as many groups are kept in play, but one that takes
+            long is trained on when it is done.
+        replace: a group that teaches nothing does not count, and another one is played for it.
+        replaced_max: groups that are replaced in one step; past that, a group that teaches nothing counts.
+    """
 
-        Args:
-            sampler: the newest weights.
+    groups: int
+    steps: int
+    max_staleness: int = 0
+    in_order: bool = True
+    strict: bool = True
+    replace: bool = False
+    replaced_max: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """A group as it comes out of play.
+
+    Args:
+        prepared: the group, and what it teaches.
+        usable: enough of its episodes have a reward.
+    """
+
+    prepared: Prepared
+    usable: bool
+
+    @property
+    def teaches(self) -> bool:
+        """Whether it holds anything to train on."""
+        return self.usable and bool(self.prepared.data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """A group that a step got; one that does not count was replaced by another."""
+
+    played: Played
+    counts: bool
+
+
+class Supply:
+    """Keeps groups in play, and hands each step its own.
+
+    Args:
+        pace: how much is played ahead.
+        draw: gives the next task; None when there are no more.
+        play: plays it, with the newest weights.
+        done: steps that are trained already.
+        waiting: tasks that were drawn before, to be played before any new one.
+    """
+
+    def __init__(
+        self,
+        pace: Pace,
+        *,
+        draw: Callable[[], Task | None],
+        play: Callable[[Task], Coroutine[object, object, Played]],
+        done: int = 0,
+        waiting: Iterable[Task] = (),
+    ) -> None:
+        self._pace = pace
+        self._draw = draw
+        self._play = play
+        self._trained = self._handed_out = done
+        self._waiting = deque(waiting)
+        self._in_play: dict[int, asyncio.Task[Played]] = {}
+        self._ready: dict[int, Played] = {}
+        self._taken = 0  # groups of the present step that count
+        self._replaced = 0
+        self._unusable = 0
+        self._exhausted = False
+        self._arrival = asyncio.Event()
+        self._failure: BaseException | None = None
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the tasks have run out."""
+        return self._exhausted
+
+    def trained(self, step: int) -> None:
+        """Say that the weights of `step` are the newest; starts what may be started now."""
+        self._trained = step
+        self._start()
+
+    async def next(self) -> Taken | None:
+        """One more group of the present step, as soon as there is one; None when it has all that it gets.
+
+        Raises:
+            RunFailed: too many groups in a row were of no use.
+            Exception: what playing raised.
         """
-        ...
+        if self._taken < self._pace.groups:
+            played = await self._played()
+            if played is not None:
+                return self._take(played)
+        self._handed_out += 1
+        self._taken = self._replaced = 0
+        self._start()
+        return None
 
+    async def close(self) -> None:
+        """Stop playing."""
+        tasks = list(self._in_play.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-class Synchronous(Schedule):
-    """Every step plays its own groups with the newest weights, and waits for all of them: on-policy, and repeatable."""
+    def _take(self, played: Played) -> Taken:
+        replaced = self._pace.replace and not played.teaches and self._replaced < self._pace.replaced_max
+        counts = played.usable and not replaced
+        self._taken += counts
+        self._replaced += played.usable and replaced
+        self._unusable = 0 if played.usable else self._unusable + 1
+        if self._unusable >= max(_UNUSABLE_STEPS * self._pace.groups, _UNUSABLE_MIN):
+            errors = (episode.error for episode in played.prepared.group.episodes if episode.error)
+            raise RunFailed(f"{self._unusable} groups in a row had too many failed rollouts; the last: {next(errors)}")
+        return Taken(played, counts)
 
-    def __init__(self, *, tasks: Mixture, player: Player, groups_per_step: int) -> None:
-        self._tasks = tasks
-        self._player = player
-        self._groups_per_step = groups_per_step
+    async def _played(self) -> Played | None:
+        self._start()
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            draw = min(self._ready, default=None)
+            if draw is not None and not (self._pace.in_order and min(self._in_play, default=draw) < draw):
+                return self._ready.pop(draw)
+            if not self._in_play:
+                return None
+            self._arrival.clear()
+            await self._arrival.wait()
 
-    async def groups(self, sampler: Sampler) -> Sequence[Group]:  # noqa: D102  inherited
-        drawn = self._tasks.draw(self._groups_per_step)
-        groups = await together(self._player.play(task, lambda: sampler) for task in drawn)
-        for group in groups:
-            self._tasks.observe(group)
-        return groups
+    def _start(self) -> None:
+        """Start tasks while there are steps that could use them."""
+        newest = self._trained if self._pace.strict else max(self._trained, self._handed_out)
+        most = self._pace.groups * min(newest + self._pace.max_staleness + 1, self._pace.steps)
+        while self._failure is None and self._positions() < most:
+            task = self._waiting.popleft() if self._waiting else None if self._exhausted else self._draw()
+            if task is None:
+                self._exhausted = True
+                return
+            playing = asyncio.create_task(self._play(task), name=f"group {task.draw}")
+            self._in_play[task.draw] = playing
+            playing.add_done_callback(partial(self._arrived, task.draw))
+
+    def _positions(self) -> int:
+        """Places in steps that are taken up, those of groups in play included."""
+        ready = sum(played.teaches if self._pace.replace else played.usable for played in self._ready.values())
+        return self._handed_out * self._pace.groups + self._taken + ready + len(self._in_play)
+
+    def _arrived(self, draw: int, playing: asyncio.Task[Played]) -> None:
+        del self._in_play[draw]
+        if not playing.cancelled():
+            if (failure := playing.exception()) is not None:
+                self._failure = self._failure or failure
+            else:
+                self._ready[draw] = playing.result()
+                try:
+                    self._start()
+                except Exception as error:  # a task source of the user's own; told to whoever waits for groups
+                    self._failure = self._failure or error
+        self._arrival.set()

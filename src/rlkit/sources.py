@@ -16,6 +16,9 @@ from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.seeds import derive
 from rlkit.types import Group, Json
 
+type Tasks = TaskSource | Iterable[Env]
+"""What a user may give: a source of their own, or any collection of tasks."""
+
 
 class SequenceSource(TaskSource):
     """The tasks of a sequence, for ever: shuffled anew in each epoch, each task once an epoch.
@@ -54,7 +57,7 @@ class SequenceSource(TaskSource):
         return np.random.default_rng([self._seed, epoch]).permutation(len(self._envs)).tolist()
 
 
-def as_source(tasks: TaskSource | Iterable[Env], *, seed: int) -> TaskSource:
+def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
     """A source from what a user may give: a source of their own, or any collection of tasks."""
     if hasattr(tasks, "next") and hasattr(tasks, "observe"):
         return cast("TaskSource", tasks)
@@ -99,6 +102,11 @@ class Mixture:
         self._seed = seed
         self._drawn = 0
         self._exhausted: set[str] = set()
+
+    @property
+    def drawn(self) -> int:
+        """How many tasks were drawn."""
+        return self._drawn
 
     def draw(self, count: int) -> Sequence[Task]:
         """The next tasks; fewer than `count` only when every source has run dry."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ("train", "eval", "config", "serve", "init", "check", "doctor")
+COMMANDS = ("train", "resume", "eval", "config", "serve", "init", "check", "doctor")
 HEAVY = (
     "torch",
     "transformers",

@@ -29,7 +29,7 @@ def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             raise ServiceError("the checkpoint does not exist", request_id="r-1")
         return METRICS
 
-    monkeypatch.setattr("rlkit.run.evaluate", evaluate)
+    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
     (tmp_path / "a.yaml").write_text(CONFIG)
 
 

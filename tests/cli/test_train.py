@@ -23,9 +23,13 @@ class FakeTrainer:
 
     outcome: RunResult | Exception
     seen: Any
+    resumed: Path | None
 
-    def __init__(self, resolved: Any, *, trackers: Sequence[Tracker], stop: Any) -> None:
+    def __init__(
+        self, resolved: Any, *, trackers: Sequence[Tracker], stop: Any, directory: Path | None, resume: bool
+    ) -> None:
         FakeTrainer.seen = resolved
+        FakeTrainer.resumed = directory if resume else None
         self._trackers = trackers
 
     async def train(self) -> RunResult:
@@ -90,8 +94,37 @@ def test_an_interrupted_run_is_130_and_says_how_to_go_on(rlkit: Callable[..., An
     FakeTrainer.outcome = RunResult("first", Path("/runs/first"), "interrupted", 2, METRICS, SAVED)
     result = rlkit("train", "a.yaml", "steps=3", "seed=1", "--json")
     assert result.exit_code == 130
-    assert "to go on: rlkit train a.yaml seed=1 load_checkpoint=tinker://x/weights/step-2 steps=1\n" in result.stderr
+    assert "to go on: rlkit resume /runs/first\n" in result.stderr
     assert json.loads(result.stdout.splitlines()[-1])["status"] == "interrupted"
+
+
+def test_a_run_is_resumed_by_name_or_folder_with_what_is_to_be_different(
+    rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
+    folder = tmp_path / "runs" / "first"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder / "config.yaml").write_text(CONFIG)
+    for named in ("first", str(folder)):
+        assert rlkit("resume", named, "steps=9").exit_code == 0
+        assert (FakeTrainer.resumed, FakeTrainer.seen.config.steps) == (folder, 9)
+        assert FakeTrainer.seen.config.name == "first"
+
+
+def test_a_run_that_is_not_there_is_2(rlkit: Callable[..., Any]) -> None:
+    result = rlkit("resume", "nothing")
+    assert result.exit_code == 2
+    assert "there is no run 'nothing'" in result.stderr
+
+
+def test_train_resumes_the_named_run_if_there_is_one(
+    rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
+    assert rlkit("train", "a.yaml", "--resume").exit_code == 2  # which run?
+    assert rlkit("train", "a.yaml", "--resume", "--name", "first").exit_code == 0
+    assert FakeTrainer.resumed is None
 
 
 def test_a_failed_run_is_1(rlkit: Callable[..., Any]) -> None:
@@ -144,7 +177,7 @@ class Terminal(io.StringIO):
 def run_on_terminal(*, out: io.StringIO, json: bool = False, **options: bool) -> str:
     terminal = Terminal()
     settings: Mapping[str, bool] = {"quiet": False, "panel": True, **options}
-    run(["a.yaml"], Output(out, terminal, json=json), name=None, **settings)
+    run(["a.yaml"], Output(out, terminal, json=json), name=None, resume=False, **settings)
     return terminal.getvalue()
 
 

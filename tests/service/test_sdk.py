@@ -53,7 +53,7 @@ def test_a_sampler_draws_the_same_completion_for_the_same_seed(engine: EngineSer
 def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, byte_model_dir: Path) -> None:
     async def learn(service: TinkerService):
         learner = await service.learner(model=str(byte_model_dir), lora=LoraConfig(), seed=1)
-        before = await learner.sampler()
+        before = await learner.sampler(0)
         advantages = np.array([0, 1, 1], np.float32)
         datum = Datum(
             as_prompt([65, 66, 67]),
@@ -62,8 +62,13 @@ def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, b
             advantages,
             advantages > 0,
         )
-        updates = [await learner.update([datum], Loss(), OptimizerConfig(learning_rate=1e-2)) for _ in range(3)]
-        return before.version, (await learner.sampler()).version, [update.logprobs[0][1:].sum() for update in updates]
+        gradients, after = [], None
+        for version in (1, 2, 3):  # each step's requests stand in the queue together
+            gradients.append(learner.gradient([datum], Loss()))
+            learner.step(OptimizerConfig(learning_rate=1e-2))
+            after = learner.sampler(version)
+        assert after is not None
+        return before.version, (await after).version, [(await g).logprobs[0][1:].sum() for g in gradients]
 
     before, after, likelihoods = on(engine, learn)
     assert (before, after) == (0, 3)

@@ -31,6 +31,7 @@ Configs = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+NoPanel = Annotated[bool, typer.Option("--no-panel", help="Plain lines also on a terminal.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 
 
@@ -71,16 +72,39 @@ def root(
 def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
     config: Configs,
     name: Annotated[str | None, typer.Option(help="Name of the run and of its folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of that name, if there is one.")] = False,
     json: Json = False,
     quiet: Quiet = False,
-    no_panel: Annotated[bool, typer.Option("--no-panel", help="Plain lines also on a terminal.")] = False,
+    no_panel: NoPanel = False,
     debug: Debug = False,
 ) -> None:
     """Train a model. Ctrl-C finishes the step and saves; a second one stops at once."""
     with command(json=json, debug=debug) as output:
         from rlkit.cli.train import run
 
-        raise typer.Exit(run(config, output, name=name, quiet=quiet, panel=not no_panel))
+        raise typer.Exit(run(config, output, name=name, resume=resume, quiet=quiet, panel=not no_panel))
+
+
+@app.command()
+def resume(  # noqa: PLR0917  Typer reads options from parameters of any kind
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its folder.")],
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What is to be different, such as steps=200.")
+    ] = None,
+    json: Json = False,
+    quiet: Quiet = False,
+    no_panel: NoPanel = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run.
+
+    It was interrupted, or it is to train for longer. Its weights are those of the last checkpoint; the steps since then
+    are taken again from what was recorded.
+    """
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.train import resume
+
+        raise typer.Exit(resume(run, values or [], output, quiet=quiet, panel=not no_panel))
 
 
 @app.command("eval")

@@ -14,7 +14,7 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, qui
     """Measure the model, and print a table of rewards. Returns the exit code."""
     resolved = resolve(arguments)
     from rlkit.errors import UsageError
-    from rlkit.run import evaluate
+    from rlkit.evaluation import evaluate
 
     if checkpoint is not None and not checkpoint.startswith("tinker://"):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")

@@ -5,32 +5,59 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit.cli.arguments import resolve
 from rlkit.cli.guard import INTERRUPTED
 from rlkit.cli.output import Data, Output, printable, redrawable
 from rlkit.cli.signals import graceful
+from rlkit.errors import UsageError
 from rlkit.trackers import RunResult, Tracker
 
 if TYPE_CHECKING:
+    from rlkit.config import Resolved
     from rlkit.trackers.panel import PanelTracker
 
 FINISHING = "finishing this step, then saving (Ctrl-C again to stop at once)"
 
 
-def run(arguments: Sequence[str], output: Output, *, name: str | None, quiet: bool, panel: bool) -> int:
+def run(arguments: Sequence[str], output: Output, *, name: str | None, resume: bool, quiet: bool, panel: bool) -> int:
     """Train, and print how it ended. Returns the exit code."""
     resolved = resolve(arguments, name=name)
+    from rlkit.run import named_directory
+    from rlkit.store import holds_run
+
+    again = resume and holds_run(named_directory(resolved.config))
+    return _train(resolved, output, directory=None, resume=again, quiet=quiet, panel=panel)
+
+
+def resume(run: str, values: Sequence[str], output: Output, *, quiet: bool, panel: bool) -> int:
+    """Go on with a run, and print how it ended. Returns the exit code."""
+    from rlkit.paths import runs_dir
+    from rlkit.store import holds_run
+
+    places = [runs_dir() / run, Path(run).absolute()]
+    directory = next((place for place in places if holds_run(place)), None)
+    if directory is None:
+        raise UsageError(f"there is no run {run!r} in {runs_dir()}, nor is it the folder of one")
+    resolved = resolve([str(directory / "config.yaml"), *values], name=directory.name)
+    return _train(resolved, output, directory=directory, resume=True, quiet=quiet, panel=panel)
+
+
+def _train(
+    resolved: Resolved, output: Output, *, directory: Path | None, resume: bool, quiet: bool, panel: bool
+) -> int:
     if not quiet:
-        output.note("preparing the run")
+        output.note("going on with the run" if resume else "preparing the run")
     from rlkit.run import RLTrainer
     from rlkit.trainer import StopSignal
 
     stop = StopSignal()
     drawn = _panel(output) if panel and not quiet and _drawable(output) else None
     say = output.note if drawn is None else drawn.note
-    trainer = RLTrainer(resolved, trackers=_trackers(output, drawn, quiet=quiet), stop=stop)
+    trackers = _trackers(output, drawn, quiet=quiet)
+    trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
     try:
         with graceful(stop.request, say, message=FINISHING):
             result = asyncio.run(trainer.train())
@@ -43,7 +70,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, quiet: bo
         output.line(_summary(result))
     if result.status == "completed":
         return 0
-    output.note(_how_to_go_on(arguments, result, steps=resolved.config.steps))
+    output.note(f"to go on: {shlex.join(['rlkit', 'resume', _known_as(result)])}")
     return INTERRUPTED
 
 
@@ -100,9 +127,8 @@ def _summary(result: RunResult) -> str:
     return "\n".join(lines)
 
 
-def _how_to_go_on(arguments: Sequence[str], result: RunResult, *, steps: int) -> str:
-    if result.checkpoint is None:
-        return "interrupted before there was anything to save"
-    kept = [argument for argument in arguments if not argument.startswith(("steps=", "load_checkpoint=", "name="))]
-    more = [f"load_checkpoint={result.checkpoint.state}", f"steps={steps - result.steps}"]
-    return f"to go on: {shlex.join(['rlkit', 'train', *kept, *more])}"
+def _known_as(result: RunResult) -> str:
+    """The shortest word by which `rlkit resume` finds a run."""
+    from rlkit.paths import runs_dir
+
+    return result.name if result.directory == runs_dir() / result.name else str(result.directory)

@@ -59,6 +59,8 @@ class EnvConfig(Section):
     """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
     max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
     """Failed episodes of a group that are played again; null for `rollouts.max_failing_rollouts`."""
+    newest_weights: bool = True
+    """A rollout moves to newer weights at its next turn; false keeps it on those that it began with."""
 
 
 class EvalEnvConfig(Section):
@@ -87,6 +89,46 @@ class BatchConfig(Section):
     """Tasks in a step."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Rollouts of each task: the group's own mean is the baseline, and eight estimate it well enough."""
+    substeps: Positive = 1
+    """Optimiser steps that a step takes, each on an equal share of its groups. More than one is off-policy."""
+    replace_uninformative: bool = False
+    """Play another group for one whose rewards are all equal, so that every step learns from `groups` of them."""
+    max_replaced: Positive | None = None
+    """Groups that are replaced in one step; past that the step goes on with fewer. Null for four times `groups`."""
+    max_tokens: Annotated[int, Field(ge=2)] | None = None
+    """Tokens of the longest sequence that is trained on; null trains on whatever the model sampled."""
+    too_long: Literal["truncate", "drop", "error"] = "truncate"
+    """What becomes of a longer sequence: its beginning is trained on, it is left out, or the run ends."""
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> Self:
+        if self.substeps > self.groups:
+            raise ValueError(f"substeps: {self.groups} groups cannot be shared out to {self.substeps} substeps")
+        if self.max_replaced is not None and not self.replace_uninformative:
+            raise ValueError("max_replaced has no effect: set replace_uninformative to true")
+        if self.max_tokens is None and self.too_long != type(self).model_fields["too_long"].default:
+            raise ValueError("too_long has no effect: set max_tokens")
+        return self
+
+
+class ScheduleConfig(Section):
+    """What is played when."""
+
+    mode: Literal["sync", "stream", "async"] = "sync"
+    """`sync` plays a step's groups and then trains; `stream` trains on each group as soon as it is finished; `async`
+    plays the groups of later steps meanwhile, with weights that are some steps old."""
+    max_staleness: Positive = 1
+    """With `async`: steps between the weights that a group starts with and those that it trains."""
+    staleness: Literal["paced", "strict"] = "paced"
+    """With `async`: `strict` keeps to `max_staleness` and takes groups in the order in which they were started, so that
+    a step waits for its slowest; `paced` keeps as many groups in play, and trains on a slow one when it is done."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Self:
+        for name in ("max_staleness", "staleness"):
+            if self.mode != "async" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect: set mode to async")
+        return self
 
 
 class RolloutsConfig(Section):
@@ -98,6 +140,11 @@ class RolloutsConfig(Section):
     """Seconds that one rollout may take before it counts as failed."""
     max_failing_rollouts: Annotated[int, Field(ge=0)] = 2
     """Failed episodes of a group that are played again; past that the group goes on with those that are valid."""
+    min_valid: Positive = 2
+    """Episodes with a reward that a group must have; one with fewer is dropped, and another is played instead."""
+    coalesce: Literal["single_turn", "always", "never"] = "single_turn"
+    """Whether the first turns of a group go out as one request, which computes their prompt once. They are answered
+    together, so a conversation would wait for the longest of them."""
 
 
 class LoraConfig(Section):
@@ -195,6 +242,8 @@ class ServiceConfig(Section):
 
     base_url: str | None = None
     """A Tinker service; null takes TINKER_BASE_URL, or the hosted service if there is a credential, or the engine."""
+    timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that the service may be silent, or take for one answer, before the run saves what it can and ends."""
     engine_threads: Positive | None = None
     """CPU threads of the embedded engine; null takes one for each core."""
     engine_device: Literal["cpu", "cuda"] | None = None
@@ -233,6 +282,7 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
     advantage: str = "group_mean"
     """`group_mean`, `grpo`, or your own function as `package.module:name` or `file.py:name`."""
     loss: LossConfig = ImportanceSamplingLoss()

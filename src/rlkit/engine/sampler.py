@@ -57,8 +57,9 @@ class Decoder:
         """
         ticket = Ticket(request, done, _check(request, self._weights), [None] * request.samples)
         for index in range(request.samples):
-            key = np.array([request.seed % 2**64, index], dtype=np.uint64)
-            self._waiting.append(Row(ticket, index, np.random.Generator(np.random.Philox(key=key))))
+            # Sample i of seed s is sample 0 of seed s + i: several requests can be asked for as one, or one as several.
+            random = np.random.Generator(np.random.Philox(key=(request.seed + index) % 2**64))
+            self._waiting.append(Row(ticket, index, random))
         return ticket
 
     @torch.inference_mode()

@@ -6,7 +6,7 @@ Invariant: the three differ only by an address and a key. This folder is the onl
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
-    """What a gradient step gave back.
+class Gradient:
+    """What the computation of a gradient gave back.
 
     Args:
-        logprobs: for each datum, [N] float32, the trainer's log-probability of each target before the step.
+        logprobs: for each datum, [N] float32, the trainer's log-probability of each target.
         metrics: what the service reported, names as it gave them.
     """
 
@@ -34,22 +34,26 @@ class Update:
 
 
 class Learner(Protocol):
-    """The weights that are trained."""
+    """The weights that are trained.
 
-    @property
-    def version(self) -> int:
-        """Optimiser steps taken."""
+    Every method submits its request at once, and the service works in the order of submission; what comes back is to be
+    awaited. So a gradient, an optimiser step and the hand-over of the weights can stand in its queue together.
+    Awaiting raises `ServiceError` when the service fails after retries; what was applied is then not known.
+    """
+
+    def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:
+        """Add the gradient of the sum of the data's losses to what has accumulated since the last step."""
         ...
 
-    async def update(self, data: Sequence[Datum], loss: Loss, optimizer: OptimizerConfig) -> Update:
-        """One optimiser step on the sum of the data's losses. Gradient and step are submitted together."""
+    def step(self, optimizer: OptimizerConfig) -> Awaitable[Mapping[str, float]]:
+        """One optimiser step with the accumulated gradient; what the service reported."""
         ...
 
-    async def sampler(self) -> Sampler:
-        """A sampler of the weights as they are now."""
+    def sampler(self, version: int) -> Awaitable[Sampler]:
+        """A sampler of the weights as they are when its turn comes, known as `version`."""
         ...
 
-    async def save(self, name: str, *, ttl_s: int | None) -> tuple[str, str]:
+    def save(self, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:
         """Save the training state and the sampler's weights; their `tinker://` paths."""
         ...
 

@@ -6,7 +6,7 @@ Invariant: no type, exception or warning of the SDK leaves this module.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
@@ -17,8 +17,8 @@ from tinker import types
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
-from rlkit.service import Learner, Service, Update
-from rlkit.types import Completion, Datum, Prompt, Sampling
+from rlkit.service import Gradient, Learner, Service
+from rlkit.types import Completion, Datum, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,35 +93,13 @@ class TinkerLearner(Learner):
 
     def __init__(self, client: tinker.TrainingClient) -> None:
         self._client = client
-        self._version = 0
 
-    @property
-    def version(self) -> int:  # noqa: D102  inherited
-        return self._version
-
-    async def update(self, data: Sequence[Datum], loss: Loss, optimizer: OptimizerConfig) -> Update:  # noqa: D102
-        gradient = self._gradient(data, loss)
-        step = self._client.optim_step(
-            types.AdamParams(
-                learning_rate=optimizer.learning_rate,
-                beta1=optimizer.beta1,
-                beta2=optimizer.beta2,
-                eps=optimizer.eps,
-                weight_decay=optimizer.weight_decay,
-                grad_clip_norm=optimizer.grad_clip_norm,
-            )
-        )
-        computed = await _answered(gradient, "computing a gradient")
-        stepped = await _answered(step, "taking an optimiser step")
-        self._version += 1
-        logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
-        return Update(logprobs, {**computed.metrics, **(stepped.metrics or {})})
-
-    def _gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[types.ForwardBackwardOutput]:
+    def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
         wire = [_datum(datum) for datum in data]
         function = loss.function
         if function is None:
-            return self._client.forward_backward(wire, loss.name, dict(loss.settings) or None)  # pyright: ignore[reportArgumentType]  the configuration allows only the SDK's own names
+            future = self._client.forward_backward(wire, loss.name, dict(loss.settings) or None)  # pyright: ignore[reportArgumentType]  the configuration allows only the SDK's own names
+            return _soon(_gradient(future))
 
         def custom(_: list[types.Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
             try:
@@ -132,19 +110,53 @@ class TinkerLearner(Learner):
                 raise UsageError(f"loss.function: {type(error).__name__}: {error}") from error
             return value, dict(metrics)
 
-        return self._client.forward_backward_custom(wire, custom)
+        return _soon(_gradient(self._client.forward_backward_custom(wire, custom)))
 
-    async def sampler(self) -> Sampler:  # noqa: D102  inherited
-        client = await _answered(
-            self._client.save_weights_and_get_sampling_client(), "handing the weights to the sampler"
+    def step(self, optimizer: OptimizerConfig) -> Awaitable[Mapping[str, float]]:  # noqa: D102  inherited
+        settings = types.AdamParams(
+            learning_rate=optimizer.learning_rate,
+            beta1=optimizer.beta1,
+            beta2=optimizer.beta2,
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            grad_clip_norm=optimizer.grad_clip_norm,
         )
-        return TinkerSampler(client, version=self._version)
+        return _soon(_stepped(self._client.optim_step(settings)))
 
-    async def save(self, name: str, *, ttl_s: int | None) -> tuple[str, str]:  # noqa: D102  inherited
+    def sampler(self, version: int) -> Awaitable[Sampler]:  # noqa: D102  inherited
+        return _soon(_handed_over(self._client.save_weights_and_get_sampling_client(), version))
+
+    def save(self, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:  # noqa: D102  inherited
         state = self._client.save_state(name, ttl_seconds=ttl_s)
         sampler = self._client.save_weights_for_sampler(name, ttl_seconds=ttl_s)
-        what = f"saving the checkpoint {name}"
-        return (await _answered(state, what)).path, (await _answered(sampler, what)).path
+        return _soon(_saved(state, sampler, f"saving the checkpoint {name}"))
+
+
+async def _gradient(future: Awaitable[types.ForwardBackwardOutput]) -> Gradient:
+    computed = await _answered(future, "computing a gradient")
+    logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
+    return Gradient(logprobs, computed.metrics)
+
+
+async def _stepped(future: Awaitable[types.OptimStepResponse]) -> Mapping[str, float]:
+    return (await _answered(future, "taking an optimiser step")).metrics or {}
+
+
+async def _handed_over(future: Awaitable[tinker.SamplingClient], version: int) -> Sampler:
+    return TinkerSampler(await _answered(future, "handing the weights to the sampler"), version=version)
+
+
+async def _saved(
+    state: Awaitable[types.SaveWeightsResponse], sampler: Awaitable[types.SaveWeightsForSamplerResponse], what: str
+) -> tuple[str, str]:
+    return (await _answered(state, what)).path, (await _answered(sampler, what)).path
+
+
+def _soon[T](answer: Coroutine[object, object, T]) -> asyncio.Task[T]:
+    """Wait for an answer from now on; an error that nobody asks for any more is nobody's."""
+    task = asyncio.ensure_future(answer)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return task
 
 
 class TinkerSampler(Sampler):
@@ -184,16 +196,27 @@ class TinkerSampler(Sampler):
         ]
 
 
-def model_input(prompt: Prompt) -> types.ModelInput:
+def _listed(tokens: Tokens) -> types.EncodedTextChunk:
+    return types.EncodedTextChunk(tokens=tokens.tolist())
+
+
+def _packed(tokens: Tokens) -> types.EncodedTextChunk:
+    # Training data goes out as protobuf, which takes the array as it is: a list of numbers would be ten times as large.
+    return types.EncodedTextChunk.model_construct(tokens=tokens)
+
+
+def model_input(
+    prompt: Prompt, *, text_chunk: Callable[[Tokens], types.EncodedTextChunk] = _listed
+) -> types.ModelInput:
     """A prompt as the SDK's chunks: runs of tokens, and the images between them."""
     chunks, start = list[types.ModelInputChunk](), 0
     for image in prompt.images:
         if image.start > start:
-            chunks.append(types.EncodedTextChunk(tokens=prompt.tokens[start : image.start].tolist()))
+            chunks.append(text_chunk(prompt.tokens[start : image.start]))
         chunks.append(types.ImageChunk(data=image.data, format=image.format, expected_tokens=image.length))
         start = image.start + image.length
     if start < len(prompt):
-        chunks.append(types.EncodedTextChunk(tokens=prompt.tokens[start:].tolist()))
+        chunks.append(text_chunk(prompt.tokens[start:]))
     return types.ModelInput(chunks=chunks)
 
 
@@ -203,7 +226,7 @@ def _datum(datum: Datum) -> types.Datum:
         "logprobs": types.TensorData.from_numpy(datum.logprobs),
         "advantages": types.TensorData.from_numpy(datum.advantages),
     }
-    return types.Datum(model_input=model_input(datum.prompt), loss_fn_inputs=inputs)
+    return types.Datum(model_input=model_input(datum.prompt, text_chunk=_packed), loss_fn_inputs=inputs)
 
 
 async def _created[T](create: Callable[[], Awaitable[T]], what: str) -> T:
@@ -219,10 +242,19 @@ async def _opened[T](open_: Callable[[], T], what: str) -> T:
 
 
 async def _answered[T](future: Awaitable[T], what: str) -> T:
+    this = asyncio.current_task()
     try:
         return await future
     except tinker.TinkerError as error:
         raise _translated(error, what) from error
+    except asyncio.CancelledError:
+        if this is not None and this.cancelling():
+            raise
+        raise ServiceError(f"{what}: the SDK gave the request up") from None
+    except (RlkitError, GeneratorExit):
+        raise
+    except Exception as error:  # a reply that the SDK cannot read, or a fault of its own: no better than no reply
+        raise ServiceError(f"{what}: {type(error).__name__}: {_plain(error)}") from error
 
 
 def _translated(error: tinker.TinkerError, what: str) -> RlkitError:
@@ -243,5 +275,5 @@ def _translated(error: tinker.TinkerError, what: str) -> RlkitError:
 
 
 def _plain(error: Exception) -> str:
-    first = str(getattr(error, "message", "") or error).strip().splitlines()[0]
+    first = (str(getattr(error, "message", "") or error).strip().splitlines() or [repr(error)])[0]
     return first.split(" for self.request_id=")[0]  # the SDK's own words for what follows are of no use to a user

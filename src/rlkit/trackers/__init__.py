@@ -26,7 +26,8 @@ class Progress:
         done: rollouts of this step that are finished.
         failed: episodes of this step that failed, played again or not.
         tokens: tokens sampled since the run started.
-        seconds: since the run started.
+        seconds: since the run started, or was resumed.
+        first_step: steps that were taken before it was resumed.
     """
 
     step: int = 0
@@ -38,11 +39,13 @@ class Progress:
     failed: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    first_step: int = 0
 
     @property
     def seconds_left(self) -> float | None:
         """At the pace so far; None before the first step is done."""
-        return self.seconds / self.step * (self.steps - self.step) if self.step else None
+        done = self.step - self.first_step
+        return self.seconds / done * (self.steps - self.step) if done > 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""Measuring a model, beside its training or alone.
+
+Invariant: what is measured is never trained on, and draws from random streams of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlkit.chat import ChatFormat
+from rlkit.concurrency import together
+from rlkit.config import Resolved, load_envs
+from rlkit.config.schema import Config, EvalEnvConfig
+from rlkit.env import Env
+from rlkit.metrics import group_metrics
+from rlkit.policy import Limits, Sampler
+from rlkit.rollouts import EnvSettings, Player
+from rlkit.service import choose, connect
+from rlkit.settings import load_chat, sampling
+from rlkit.slots import Slots
+from rlkit.sources import Task, Tasks, as_source
+from rlkit.trackers import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What is measured, never trained on.
+
+    Args:
+        tasks: by name of the environment, always the same ones.
+        player: plays them.
+        every: steps between evaluations; 0 for only the first and the last.
+    """
+
+    tasks: Mapping[str, Sequence[Env]]
+    player: Player
+    every: int
+
+    def due(self, step: int, *, last: int) -> bool:
+        """Whether the weights of a step are evaluated."""
+        return bool(self.tasks) and (step in (0, last) or bool(self.every and step % self.every == 0))
+
+    async def run(self, sampler: Sampler, *, rank: int = 0) -> Mapping[str, float]:
+        """Play every task with these weights; metrics under `eval/…`.
+
+        Args:
+            sampler: the weights.
+            rank: place in the queue for slots.
+        """
+        self.player.counts.done = self.player.counts.failed = 0
+        drawn = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
+        groups = await together(self.player.play(task, lambda: sampler, rank=rank) for task in drawn)
+        return group_metrics(groups, prefix="eval")
+
+
+async def evaluate(
+    resolved: Resolved | Config,
+    *,
+    checkpoint: str | None = None,
+    note: Callable[[str], None] = lambda message: None,
+    progress: Callable[[Callable[[], Progress]], None] = lambda snapshot: None,
+) -> Mapping[str, float]:
+    """Measure a model: the environments of `eval.envs`, or those of training played as an evaluation plays them.
+
+    Args:
+        resolved: the configuration.
+        checkpoint: a `tinker://` path of sampler weights; None for the base model.
+        note: told what a person should read.
+        progress: given a function that says how far it is.
+
+    Returns:
+        Metrics under `eval/<env>/…` and `eval/all/…`.
+
+    Raises:
+        ConfigError: an environment cannot be loaded.
+        ServiceError: the service failed after retries.
+    """
+    config = resolved.config if isinstance(resolved, Resolved) else resolved
+    specs = config.eval.envs or {
+        name: EvalEnvConfig(env=spec.env or name, args=spec.args, max_tokens=spec.max_tokens, max_turns=spec.max_turns)
+        for name, spec in config.envs.items()
+    }
+    config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
+    tasks = eval_tasks(specs, seed=config.seed)
+    choice = choose(config.service)
+    chat = await asyncio.to_thread(load_chat, config, choice, note)
+    started = time.monotonic()
+    async with connect(config.service, choice=choice) as service:
+        sampler = await service.sampler(model=config.model, checkpoint=checkpoint)
+        slots = Slots(config.rollouts.max_live)
+        player = eval_player(config, chat, slots=slots, context=await service.context_tokens(config.model))
+
+        def snapshot() -> Progress:
+            counts = player.counts
+            seconds = time.monotonic() - started
+            return Progress(
+                phase="evaluating",
+                queued=counts.queued,
+                live=counts.live,
+                done=counts.done,
+                failed=counts.failed,
+                tokens=counts.tokens,
+                seconds=seconds,
+            )
+
+        progress(snapshot)
+        return await Evaluation(tasks, player, every=0).run(sampler)
+
+
+def eval_player(config: Config, chat: ChatFormat, *, slots: Slots, context: int | None) -> Player:
+    """The player of an evaluation, which draws from random streams of its own."""
+    settings = {
+        name: EnvSettings(
+            group_size=spec.attempts,
+            sampling=sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
+            timeout_s=config.rollouts.timeout_s,
+            max_failing_rollouts=config.rollouts.max_failing_rollouts,
+            limits=Limits(spec.max_turns, context),
+            coalesce=config.rollouts.coalesce,
+        )
+        for name, spec in config.eval.envs.items()
+    }
+    return Player(chat, settings, seed=config.seed, slots=slots, purpose="eval")
+
+
+def eval_tasks(specs: Mapping[str, EvalEnvConfig], *, seed: int) -> Mapping[str, Sequence[Env]]:
+    """The tasks of an evaluation: the first of each environment's own order."""
+    return {
+        name: _first(load_envs(name, spec, field=f"eval.envs.{name}", seed=seed), spec.tasks)
+        for name, spec in specs.items()
+    }
+
+
+def _first(tasks: Tasks, most: int) -> Sequence[Env]:
+    if isinstance(tasks, Sequence):
+        return tasks[:most]
+    source = as_source(tasks, seed=0)
+    drawn = (source.next() for _ in range(most))
+    return [env for env in drawn if env is not None]

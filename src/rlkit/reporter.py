@@ -1,0 +1,100 @@
+"""Telling the store and the trackers of each step, in order, once its evaluation is there too.
+
+Invariant: steps are reported in their order and each once; a step whose evaluation still runs holds back the reports
+behind it, but not the training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlkit.errors import RunFailed
+from rlkit.store import RunStore
+from rlkit.trackers import Broadcast
+
+
+@dataclass(slots=True, eq=False)
+class _Report:
+    step: int
+    metrics: Mapping[str, float]
+    evaluation: asyncio.Task[Mapping[str, float]] | None
+
+
+class Reporter:
+    """Reports steps.
+
+    Args:
+        store: gets a line of metrics.
+        trackers: are told.
+    """
+
+    def __init__(self, store: RunStore, trackers: Broadcast) -> None:
+        self._store = store
+        self._trackers = trackers
+        self._pending: deque[_Report] = deque()
+        self._failure: Exception | None = None
+        self.last: Mapping[str, float] = {}
+
+    def add(
+        self, step: int, metrics: Mapping[str, float], evaluation: asyncio.Task[Mapping[str, float]] | None = None
+    ) -> None:
+        """Report a step, at once or when its evaluation is done.
+
+        Raises:
+            Exception: the report, or an earlier one, could not be made.
+        """
+        self._pending.append(_Report(step, metrics, evaluation))
+        if evaluation is not None:
+            evaluation.add_done_callback(lambda _: self._flush())
+        self._flush()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong with a report, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    async def drain(self) -> None:
+        """Wait until everything is reported.
+
+        Raises:
+            Exception: an evaluation failed, or a report could not be made.
+        """
+        while self._pending:
+            evaluation = self._pending[0].evaluation
+            if evaluation is not None:
+                await asyncio.wait([evaluation])
+            self._flush()
+            self.check()
+        self.check()
+
+    async def close(self) -> None:
+        """Give up evaluations that still run; what is ready before them is reported."""
+        running = [report.evaluation for report in self._pending if report.evaluation is not None]
+        for evaluation in running:
+            evaluation.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _flush(self) -> None:
+        while self._failure is None and self._pending:
+            report = self._pending[0]
+            if report.evaluation is not None and not report.evaluation.done():
+                return
+            self._pending.popleft()
+            try:
+                found: Mapping[str, float] = {} if report.evaluation is None else _result(report.evaluation)
+                self.last = {**report.metrics, **found}
+                if self.last and not self._store.has_metrics(report.step):
+                    self._store.add_metrics(report.step, self.last)
+                    self._trackers.step(report.step, self.last)
+            except Exception as error:  # told to the loop at its next look
+                self._failure = error
+
+
+def _result(evaluation: asyncio.Task[Mapping[str, float]]) -> Mapping[str, float]:
+    if evaluation.cancelled():
+        raise RunFailed("an evaluation was given up")
+    return evaluation.result()

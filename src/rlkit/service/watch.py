@@ -1,0 +1,147 @@
+"""Patience with a service: retries, time limits, and a word to the user when it goes silent.
+
+Invariant: no call waits longer than `timeout_s` for one answer, and none is retried once the service has answered
+nothing at all for that long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import override
+
+from rlkit.errors import ServiceError
+from rlkit.policy import Sampler
+from rlkit.types import Completion, Prompt, Sampling
+
+SILENCE_S = 45.0
+"""After so long without any answer the user is told."""
+
+_LOOK_S = 5.0
+_AGAIN_S = 60.0
+_BACKOFF_S = 0.5
+_BACKOFF_MAX_S = 60.0
+
+
+@dataclass(slots=True, eq=False)
+class Watch:
+    """Watches over the calls to a service.
+
+    Args:
+        note: told what the user should know.
+        timeout_s: how long the service may be silent.
+        seed: of the jitter between retries.
+    """
+
+    note: Callable[[str], None]
+    timeout_s: float
+    seed: int = 0
+    _random: Random = field(init=False)
+    _waiting: Counter[str] = field(default_factory=Counter[str])
+    _answered_s: float = 0.0
+    _told_s: float = 0.0
+    _said: str = ""
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
+
+    async def call[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool = False) -> T:
+        """Await an answer.
+
+        Args:
+            make: asks; called again for each retry.
+            what: is asked for, as "sampling".
+            retry: the call changes nothing, and can be made again.
+
+        Raises:
+            ServiceError: the call failed, or took longer than `timeout_s`.
+        """
+        clock = asyncio.get_running_loop().time
+        if not self._waiting.total():
+            self._answered_s = max(self._answered_s, clock())  # silence counts from when somebody asks
+        self._waiting[what] += 1
+        delay = _BACKOFF_S
+        try:
+            while True:
+                try:
+                    answer = await self._in_time(make, what)
+                    self._answered_s = clock()
+                    return answer
+                except ServiceError as error:
+                    pause = self._random.uniform(0, delay)  # full jitter: clients that fail together part
+                    if not retry or clock() + pause - self._answered_s > self.timeout_s:
+                        raise
+                    self._tell(f"{error}; trying again")
+                    await asyncio.sleep(pause)
+                    delay = min(2 * delay, _BACKOFF_MAX_S)
+        finally:
+            self._waiting[what] -= 1
+
+    async def look(self) -> None:
+        """Tell the user when the service is silent, for ever; run it beside the work."""
+        clock = asyncio.get_running_loop().time
+        heard = _Heard(self)
+        logging.getLogger("tinker").addHandler(heard)
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                silent_s = clock() - self._answered_s
+                if self._waiting.total() and silent_s >= SILENCE_S:
+                    waiting = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
+                    said = f"; the Tinker client says: {self._said}" if self._said else ""
+                    self._tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {waiting}{said}")
+        finally:
+            logging.getLogger("tinker").removeHandler(heard)
+
+    def said(self, message: str) -> None:
+        """Remember what the client library logged last."""
+        self._said = message
+
+    async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await make()
+        except TimeoutError as error:
+            raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
+
+    def _tell(self, message: str) -> None:
+        now = asyncio.get_running_loop().time()
+        if not self._told_s or now - self._told_s >= _AGAIN_S:
+            self._told_s = now
+            self.note(message)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatientSampler(Sampler):
+    """A sampler whose calls are watched over and retried, under a version of its own."""
+
+    of: Sampler
+    watch: Watch
+    known_as: int
+
+    @property
+    def version(self) -> int:  # noqa: D102  inherited
+        return self.known_as
+
+    async def sample(  # noqa: D102  inherited
+        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+    ) -> Sequence[Completion]:
+        return await self.watch.call(
+            lambda: self.of.sample(prompt, sampling, seed=seed, num_samples=num_samples), "sampling", retry=True
+        )
+
+
+class _Heard(logging.Handler):
+    """Keeps the last warning of the client library: it alone is told that a queue is paused, or that a bill is due."""
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__(logging.WARNING)
+        self._watch = watch
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        self._watch.said(record.getMessage().splitlines()[0])

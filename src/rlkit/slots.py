@@ -1,0 +1,57 @@
+"""A limit on how much goes on at once, in order of rank.
+
+Invariant: at most `count` holders at any instant, and of those that wait the lowest rank is next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from itertools import count as counter
+
+
+class Slots:
+    """Places for `count` holders.
+
+    ::
+
+        async with slots.take((draw, member)):
+            ...
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
+        self._arrivals = counter()
+
+    @asynccontextmanager
+    async def take(self, rank: tuple[int, ...]) -> AsyncGenerator[None]:
+        """Hold a place; equal ranks are served in the order in which they came."""
+        if self._free and not self._waiting:
+            self._free -= 1
+        else:
+            await self._wait(rank)
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    async def _wait(self, rank: tuple[int, ...]) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiting, (rank, next(self._arrivals), turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the place came together with the cancellation
+                self._give_back()
+            raise
+
+    def _give_back(self) -> None:
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._free += 1

@@ -1,0 +1,312 @@
+"""The run directory: everything that is known about a run, in files that other tools can read.
+
+Invariant: what was finished is on disk before the run goes on; a reader never sees half a file, only at worst a torn
+last line of a `.jsonl` file, which it can tell. One process writes to a run at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import math
+import os
+import platform
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, Self, TextIO
+
+from rlkit import atomic
+from rlkit.config import Resolved, show_lines
+from rlkit.errors import RunFailed, UsageError
+from rlkit.sources import Task
+from rlkit.store import codec, table
+from rlkit.store.history import (
+    DRAW_BYTES,
+    Draw,
+    History,
+    load,
+    state_path,
+    states,
+    step_group,
+    table_path,
+)
+from rlkit.store.journal import Journal, Kind, Record, records
+from rlkit.store.table import StepGroup
+from rlkit.trackers import Checkpoint
+from rlkit.types import Episode, Json, Tokens
+
+FORMAT_VERSION = 1
+"""Of the run directory; a reader refuses one that is newer than it knows."""
+
+RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
+
+
+class RunStore:
+    """The directory of one run, held by one process at a time.
+
+    Args:
+        directory: of the run; it is made. A run that finished nothing is replaced; any other is not.
+        resolved: the configuration, written redacted with the origin of each value.
+        resume: go on with the run that is there.
+
+    Raises:
+        UsageError: the directory holds a run and `resume` is not set, or it holds none and it is; or another process
+            writes to it.
+    """
+
+    def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
+        self.directory = directory
+        if resume and not holds_run(directory):
+            raise UsageError(f"{directory} holds no run to resume")
+        self._lock = _locked(directory)
+        try:
+            self._about = self._begun(resolved, resume=resume)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._journal: Journal | None = None
+        self._decode: Callable[[Tokens], str] = lambda tokens: ""
+        self._drawn_in: dict[int, int] = {}
+        self._draws: dict[int, Draw] = {}
+        self._attempts: dict[int, list[Episode]] = {}
+        self._step = 0
+        self._keeping: asyncio.Task[None] | None = None
+        self._measured = {int(line["step"]) for line in self._lines("metrics.jsonl")}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.close()
+
+    def set_status(self, status: Literal["running", "completed", "interrupted", "failed"], *, error: str = "") -> None:
+        """Say how the run stands, for people and for other programs."""
+        changed: dict[str, Json] = {"status": status, "updated": time.time()}
+        if error:
+            changed["error"] = error
+        self._about.update(changed)
+        atomic.write_text(self.directory / "run.json", json.dumps(self._about, indent=2) + "\n")
+
+    def open(self, initial: Mapping[str, Json], *, decode: Callable[[Tokens], str]) -> History:
+        """Begin to write; what is known of the run so far.
+
+        Args:
+            initial: the state of the task sources before the first draw, kept for a new run.
+            decode: tokens to text, for people who read the tables.
+
+        Raises:
+            UsageError: the run cannot be resumed.
+        """
+        if not states(self.directory):
+            atomic.write_text(state_path(self.directory, 0), codec.dump(initial))
+        history = load(self.directory)
+        self._decode = decode
+        for step in history.steps:  # those that the process died before writing
+            if not (path := table_path(self.directory, step)).exists():
+                table.write(path, history.groups(step), decode=decode)
+        self._step = history.step
+        self._journal = Journal(self.directory / "journal", segment=history.step + 1)
+        # All that is outstanding was drawn after the state that the sources are set back to.
+        self._drawn_in = dict.fromkeys(history.outstanding, history.since + 1)
+        self._draws = dict(history.outstanding)
+        self._attempts = {draw: list(history.attempts.get(draw, [])) for draw in history.outstanding}
+        return history
+
+    def record_draw(self, task: Task) -> None:
+        """A task was drawn. What is recorded later is not on the disk before this."""
+        name = str(getattr(task.env, "task_id", task.draw))
+        self._draws[task.draw] = Draw(task.draw, task.name, name)
+        self._drawn_in[task.draw] = self._step + 1
+        record = {"draw": task.draw, "env": task.name, "task": name}
+        self._writer.append(Kind.DRAW, codec.dump(record).encode())
+
+    async def record_episode(self, task: Task, episode: Episode) -> None:
+        """An episode ended; returns once it is on the disk.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        self._attempts.setdefault(task.draw, []).append(episode)
+        draw = task.draw.to_bytes(DRAW_BYTES, "little")
+        await self._writer.append(Kind.EPISODE, draw + codec.encode(episode))
+
+    def record_step(self, groups: Sequence[tuple[int, bool]], state: Mapping[str, Json]) -> Awaitable[None]:
+        """The groups of the next step are complete; await what comes back to know that this is on the disk.
+
+        Their table, and the state of the task sources, are written behind the run's back.
+
+        Args:
+            groups: draws in the order in which the step takes them, and whether each is one of the step's own.
+            state: of the task sources, after they were told of these groups.
+        """
+        self._step += 1
+        kept = [step_group(self._draws.pop(draw), self._attempts.pop(draw, []), counts) for draw, counts in groups]
+        for draw, _ in groups:
+            del self._drawn_in[draw]
+        listed = [{"draw": draw, "counts": counts} for draw, counts in groups]
+        record = {"step": self._step, "groups": listed}
+        written = self._writer.append(Kind.STEP, codec.dump(record).encode())
+        oldest = min(self._drawn_in.values(), default=self._step + 1)
+        self._keeping = asyncio.create_task(
+            self._keep(self._keeping, self._step, kept, codec.dump(state), before=oldest)
+        )
+        return written
+
+    async def groups(self, step: int) -> Sequence[StepGroup]:
+        """The groups of an earlier step."""
+        await self.settle()
+        return await asyncio.get_running_loop().run_in_executor(None, table.read, table_path(self.directory, step))
+
+    async def settle(self) -> None:
+        """Wait until everything is on the disk.
+
+        Raises:
+            RunFailed: something cannot be written.
+        """
+        if self._keeping is not None:
+            await self._keeping
+
+    async def close(self) -> None:
+        """Write what is left, and stop writing."""
+        if self._journal is not None:
+            await asyncio.gather(self.settle(), return_exceptions=True)
+            await self._journal.close()
+            self._journal = None
+
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite."""
+        written = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._append("metrics.jsonl", {"step": step, **written})
+        self._measured.add(step)
+
+    def has_metrics(self, step: int) -> bool:
+        """Whether a step's line is written."""
+        return step in self._measured
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """One line of checkpoints.jsonl."""
+        self._append("checkpoints.jsonl", asdict(checkpoint))
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """All that were written, oldest first, whether or not the service still has them."""
+        return [Checkpoint(**line) for line in self._lines("checkpoints.jsonl")]
+
+    @property
+    def _writer(self) -> Journal:
+        if self._journal is None:
+            raise RuntimeError("the store is not open")
+        return self._journal
+
+    async def _keep(
+        self,
+        earlier: asyncio.Task[None] | None,
+        step: int,
+        groups: Sequence[StepGroup],
+        state: str,
+        *,
+        before: int,
+    ) -> None:
+        if earlier is not None:
+            await earlier
+        loop = asyncio.get_running_loop()
+        try:
+            path = table_path(self.directory, step)
+            await loop.run_in_executor(None, lambda: table.write(path, groups, decode=self._decode))
+            await loop.run_in_executor(None, atomic.write_text, state_path(self.directory, step), state)
+        except OSError as error:
+            raise RunFailed(
+                f"cannot write to {self.directory}: {error.strerror or error}; make room, then resume the run"
+            ) from error
+        # What was drawn in segment n is drawn again from the state after step n − 1.
+        needed = max(kept for kept in states(self.directory) if kept < before)
+        for kept in states(self.directory):
+            if kept < needed:
+                state_path(self.directory, kept).unlink(missing_ok=True)
+        self._writer.drop_through(needed)
+
+    def _begun(self, resolved: Resolved, *, resume: bool) -> dict[str, Json]:
+        directory = self.directory
+        held = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
+        held = held or any(_finished(record) for record in records(directory / "journal"))
+        if resume:
+            about: dict[str, Json] = json.loads((directory / "run.json").read_text())
+            if about.get("format") != FORMAT_VERSION:
+                raise UsageError(
+                    f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
+                    "resume it with the rlkit that wrote it"
+                )
+            for name in ("metrics.jsonl", "checkpoints.jsonl"):
+                _mend(directory / name)
+        elif held:
+            raise UsageError(f"{directory} already holds a run: resume it (--resume), or choose another name (--name)")
+        else:
+            _clear(directory)
+            about = {
+                "format": FORMAT_VERSION,
+                "name": directory.name,
+                "seed": resolved.config.seed,
+                "started": time.time(),
+            }
+        versions: dict[str, Json] = {name: version(name) for name in RECORDED_PACKAGES}
+        about["versions"] = {"python": platform.python_version(), **versions}
+        about.pop("error", None)
+        atomic.write_text(directory / "config.yaml", "\n".join(show_lines(resolved)) + "\n")
+        self._about = about
+        self.set_status("running")
+        return self._about
+
+    def _append(self, name: str, record: Mapping[str, Json]) -> None:
+        with (self.directory / name).open("a") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _lines(self, name: str) -> list[dict[str, Any]]:
+        path = self.directory / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _mend(path: Path) -> None:
+    """Drop a last line that was not finished."""
+    if path.exists():
+        text = path.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            atomic.write_text(path, whole)
+
+
+def _finished(record: Record) -> bool:
+    """Whether it is an episode that did not fail."""
+    return record.kind is Kind.EPISODE and codec.decode(record.content[DRAW_BYTES:]).status != "failed"
+
+
+def _clear(directory: Path) -> None:
+    """Remove what a run left that finished nothing."""
+    for folder, pattern in (("journal", "*.log"), ("state", "*.json")):
+        for path in (directory / folder).glob(pattern):
+            path.unlink()
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether there is a run in a directory."""
+    return (directory / "run.json").exists()
+
+
+def _locked(directory: Path) -> TextIO:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / "lock").open("w")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {directory}: {error.strerror}; set RLKIT_RUNS_DIR to a folder that can"
+        ) from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise UsageError(f"another process is writing to {directory}") from None
+    return lock

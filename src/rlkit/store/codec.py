@@ -1,0 +1,131 @@
+"""An episode as bytes, exactly.
+
+Invariant: `decode(encode(e))` equals `e` in every array, bit for bit, and in every number; only what an environment put
+into `info` that JSON cannot hold comes back as text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlkit.types import Episode, Image, Json, Prompt, Turn
+
+_HEADER_BYTES = 4
+
+
+def encode(episode: Episode) -> bytes:
+    """The header as JSON, then all prompts, completions, log-probabilities, flags and images, one array after another.
+
+    Tokens are int32, log-probabilities float32, flags a bit each; everything is little-endian.
+    """
+    turns = episode.turns
+    header = {
+        "member": episode.member,
+        "attempt": episode.attempt,
+        "status": episode.status,
+        "reward": episode.reward,
+        "metrics": episode.metrics,
+        "info": episode.info,
+        "seconds": episode.seconds,
+        "error": episode.error,
+        "turns": [_turn_header(turn) for turn in turns],
+    }
+    text = dump(header).encode()
+    sampled = np.concatenate([np.empty(0, np.bool_), *(turn.sampled for turn in turns)])
+    arrays: list[NDArray[Any]] = [
+        *(turn.prompt.tokens.astype("<i4") for turn in turns),
+        *(turn.completion.astype("<i4") for turn in turns),
+        *(turn.logprobs.astype("<f4") for turn in turns),
+        np.packbits(sampled),
+    ]
+    images = [image.data for turn in turns for image in turn.prompt.images]
+    return b"".join([len(text).to_bytes(_HEADER_BYTES, "little"), text, *(a.tobytes() for a in arrays), *images])
+
+
+def decode(data: bytes) -> Episode:
+    """The episode that `encode` wrote."""
+    end = _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little")
+    header = json.loads(data[_HEADER_BYTES:end])
+    heads = cast("list[dict[str, Any]]", header["turns"])
+    rest = _Reader(data, end)
+    prompts = [rest.take("<i4", head["prompt"]).astype(np.int32) for head in heads]
+    completions = [rest.take("<i4", head["completion"]).astype(np.int32) for head in heads]
+    logprobs = [rest.take("<f4", head["completion"]).astype(np.float32) for head in heads]
+    count = sum(len(completion) for completion in completions)
+    flags = np.unpackbits(rest.take("u1", -(-count // 8)), count=count).astype(np.bool_)
+    sampled = np.split(flags, np.cumsum([len(completion) for completion in completions])[:-1]) if heads else []
+    turns = [
+        Turn(
+            prompt=Prompt(prompt, tuple(_image(image, rest) for image in head["images"])),
+            completion=completion,
+            logprobs=logprob,
+            sampled=flag,
+            stop=head["stop"],
+            version=head["version"],
+            parent=head["parent"],
+            reward=head["reward"],
+            seconds=head["seconds"],
+            request_id=head["request_id"],
+        )
+        for head, prompt, completion, logprob, flag in zip(heads, prompts, completions, logprobs, sampled, strict=True)
+    ]
+    return Episode(
+        member=header["member"],
+        attempt=header["attempt"],
+        turns=tuple(turns),
+        status=header["status"],
+        reward=header["reward"],
+        metrics=header["metrics"],
+        info=header["info"],
+        seconds=header["seconds"],
+        error=header["error"],
+    )
+
+
+def dump(value: Mapping[str, object]) -> str:
+    """JSON on one line; what JSON cannot hold is written as its `repr`."""
+    return json.dumps(value, default=repr, separators=(",", ":"))
+
+
+def _turn_header(turn: Turn) -> dict[str, Json]:
+    return {
+        "prompt": len(turn.prompt),
+        "completion": len(turn.completion),
+        "stop": turn.stop,
+        "version": turn.version,
+        "parent": turn.parent,
+        "reward": turn.reward,
+        "seconds": turn.seconds,
+        "request_id": turn.request_id,
+        "images": [
+            {"start": image.start, "length": image.length, "bytes": len(image.data), "format": image.format}
+            for image in turn.prompt.images
+        ],
+    }
+
+
+class _Reader:
+    """Takes arrays off a buffer, one after another."""
+
+    def __init__(self, data: bytes, start: int) -> None:
+        self._data = data
+        self._at = start
+
+    def take(self, dtype: str, count: int) -> NDArray[Any]:
+        found = np.frombuffer(self._data, dtype, count, self._at)
+        self._at += found.nbytes
+        return found
+
+    def raw(self, count: int) -> bytes:
+        found = self._data[self._at : self._at + count]
+        self._at += count
+        return found
+
+
+def _image(head: Mapping[str, Any], rest: _Reader) -> Image:
+    return Image(head["start"], head["length"], rest.raw(head["bytes"]), head["format"])

@@ -1,0 +1,234 @@
+# pyarrow has no types.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportMissingTypeStubs=false, reportAttributeAccessIssue=false
+"""The episodes of a step as a Parquet file, one row an episode.
+
+    pandas.read_parquet("RUN/episodes")
+    duckdb.sql("select avg(reward) from 'RUN/episodes/*/*.parquet'")
+
+Invariant: `read` gives back the episodes that `write` was given, exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rlkit.store.codec import dump
+from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
+
+_IMAGE = pa.struct([("start", pa.int32()), ("length", pa.int32()), ("format", pa.string()), ("data", pa.binary())])
+_TURN = pa.struct(
+    [
+        ("prompt", pa.list_(pa.int32())),
+        ("completion", pa.list_(pa.int32())),
+        ("logprobs", pa.list_(pa.float32())),
+        ("sampled", pa.list_(pa.bool_())),
+        ("prompt_text", pa.string()),
+        ("completion_text", pa.string()),
+        ("images", pa.list_(_IMAGE)),
+        ("stop", pa.string()),
+        ("version", pa.int32()),
+        ("parent", pa.int32()),
+        ("reward", pa.float64()),
+        ("seconds", pa.float64()),
+        ("request_id", pa.string()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("position", pa.int32()),
+        ("counts", pa.bool_()),
+        ("draw", pa.int64()),
+        ("env", pa.string()),
+        ("task", pa.string()),
+        ("member", pa.int32()),
+        ("attempt", pa.int32()),
+        ("final", pa.bool_()),
+        ("status", pa.string()),
+        ("reward", pa.float64()),
+        ("error", pa.string()),
+        ("seconds", pa.float64()),
+        ("metrics", pa.string()),
+        ("info", pa.string()),
+        ("turns", pa.list_(_TURN)),
+    ],
+    metadata={"rlkit": "1"},
+)
+"""What a file holds; `step` is in the folder's name, as `step=000012`, and readers add it as a column.
+
+`position` is the group's place in the step, `counts` whether it was one of the step's own or was replaced by another,
+`final` whether this attempt is the one that its group holds; `metrics` and `info` are JSON.
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepGroup:
+    """A group of a step: `attempts` are all that were played for it, those that failed and were played again too."""
+
+    group: Group
+    counts: bool
+    attempts: Sequence[Episode]
+
+
+def write(path: Path, groups: Sequence[StepGroup], *, decode: Callable[[Tokens], str]) -> None:
+    """Write the groups of a step in one operation.
+
+    Args:
+        path: of the file.
+        groups: in the order in which the step takes them.
+        decode: tokens to text, for people who read the table.
+    """
+    rows = [(position, step, episode) for position, step in enumerate(groups) for episode in step.attempts]
+    final = {id(episode) for step in groups for episode in step.group.episodes}
+    episodes = [episode for _, _, episode in rows]
+    columns: list[Any] = [
+        [position for position, _, _ in rows],
+        [step.counts for _, step, _ in rows],
+        [step.group.draw for _, step, _ in rows],
+        [step.group.env for _, step, _ in rows],
+        [step.group.task for _, step, _ in rows],
+        [episode.member for episode in episodes],
+        [episode.attempt for episode in episodes],
+        [id(episode) in final for episode in episodes],
+        [episode.status for episode in episodes],
+        [episode.reward for episode in episodes],
+        [episode.error for episode in episodes],
+        [episode.seconds for episode in episodes],
+        [dump(episode.metrics) for episode in episodes],
+        [dump(episode.info) for episode in episodes],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, list(SCHEMA)[:-1], strict=True)]
+    turns = _turns([turn for episode in episodes for turn in episode.turns], decode)
+    arrays.append(_nested(turns, [len(episode.turns) for episode in episodes]))
+    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # readers of a folder skip names with a dot
+    try:
+        pq.write_table(
+            table,
+            temporary,
+            compression="zstd",
+            use_dictionary=[  # pyright: ignore[reportArgumentType]  it takes names of columns too
+                *(field.name for field in list(SCHEMA)[:-1]),
+                *_DICTIONARIES,
+            ],
+            column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
+        )
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+_DICTIONARIES = [
+    f"turns.list.element.{name}"
+    for name in ("prompt.list.element", "completion.list.element", "stop", "version", "parent")
+]
+
+
+def read(path: Path) -> list[StepGroup]:
+    """The groups that `write` wrote."""
+    rows = cast("list[dict[str, Any]]", pq.read_table(path, schema=SCHEMA).drop_columns("turns").to_pylist())
+    turns = pq.read_table(path, columns=["turns"], schema=SCHEMA).column("turns").combine_chunks()
+    ends = np.cumsum(turns.value_lengths().to_numpy(zero_copy_only=False)) if len(rows) else []
+    every = _read_turns(turns.flatten())
+    starts = [0, *ends]
+    groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
+    for index, row in enumerate(rows):
+        own = tuple(every[int(starts[index]) : int(starts[index + 1])])
+        episode = Episode(
+            member=row["member"],
+            attempt=row["attempt"],
+            turns=own,
+            status=row["status"],
+            reward=row["reward"],
+            metrics=json.loads(row["metrics"]),
+            info=json.loads(row["info"]),
+            seconds=row["seconds"],
+            error=row["error"],
+        )
+        groups.setdefault(row["position"], []).append((row, episode))
+    return [_group(groups[position]) for position in sorted(groups)]
+
+
+def _group(rows: Sequence[tuple[dict[str, Any], Episode]]) -> StepGroup:
+    first = rows[0][0]
+    final = sorted((episode for row, episode in rows if row["final"]), key=lambda episode: episode.member)
+    group = Group(first["env"], first["task"], first["draw"], tuple(final))
+    return StepGroup(group, first["counts"], [episode for _, episode in rows])
+
+
+def _turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructArray:
+    prompts = [turn.prompt.tokens for turn in turns]
+    completions = [turn.completion for turn in turns]
+    images = [image for turn in turns for image in turn.prompt.images]
+    fields: list[Any] = [
+        _lists(prompts, pa.int32()),
+        _lists(completions, pa.int32()),
+        _lists([turn.logprobs for turn in turns], pa.float32()),
+        _lists([turn.sampled for turn in turns], pa.bool_()),
+        pa.array([decode(tokens[tokens != IMAGE_TOKEN]) for tokens in prompts], pa.string()),
+        pa.array([decode(tokens) for tokens in completions], pa.string()),
+        _nested(
+            pa.array(
+                [{"start": i.start, "length": i.length, "format": i.format, "data": i.data} for i in images], _IMAGE
+            ),
+            [len(turn.prompt.images) for turn in turns],
+        ),
+        pa.array([turn.stop for turn in turns], pa.string()),
+        pa.array([turn.version for turn in turns], pa.int32()),
+        pa.array([turn.parent for turn in turns], pa.int32()),
+        pa.array([turn.reward for turn in turns], pa.float64()),
+        pa.array([turn.seconds for turn in turns], pa.float64()),
+        pa.array([turn.request_id for turn in turns], pa.string()),
+    ]
+    return pa.StructArray.from_arrays(fields, fields=list(_TURN))
+
+
+def _lists(arrays: Sequence[Any], kind: pa.DataType) -> pa.ListArray:
+    values = np.concatenate(arrays) if arrays else np.empty(0)
+    return _nested(pa.array(values, kind), [len(array) for array in arrays])
+
+
+def _nested(values: pa.Array, lengths: Sequence[int]) -> pa.ListArray:
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, values)
+
+
+def _read_turns(turns: pa.StructArray) -> list[Turn]:
+    names = [field.name for field in _TURN]
+    fields = dict(zip(names, turns.flatten(), strict=True))
+    prompts, completions, logprobs, sampled = (
+        _split(fields[name]) for name in ("prompt", "completion", "logprobs", "sampled")
+    )
+    images = cast("list[list[dict[str, Any]]]", fields["images"].to_pylist())
+    plain = {
+        name: fields[name].to_pylist() for name in ("stop", "version", "parent", "reward", "seconds", "request_id")
+    }
+    return [
+        Turn(
+            prompt=Prompt(
+                prompts[i], tuple(Image(im["start"], im["length"], im["data"], im["format"]) for im in images[i])
+            ),
+            completion=completions[i],
+            logprobs=logprobs[i],
+            sampled=sampled[i],
+            **{name: values[i] for name, values in plain.items()},
+        )
+        for i in range(len(prompts))
+    ]
+
+
+def _split(lists: pa.ListArray) -> list[Any]:
+    values = lists.flatten().to_numpy(zero_copy_only=False)
+    ends = np.cumsum(lists.value_lengths().to_numpy(zero_copy_only=False))
+    return np.split(values, ends[:-1]) if len(lists) else []

@@ -1,0 +1,150 @@
+"""The requests of one step: gradients, optimiser steps and the hand-over of the new weights, in the service's order.
+
+Invariant: a step is the same sequence of requests whenever it is made from the same groups, so that it can be made
+again after a failure, or in another process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlkit.batch import Prepared
+from rlkit.config.schema import OptimizerConfig
+from rlkit.losses import Loss
+from rlkit.policy import Sampler
+from rlkit.service import Gradient, Learner
+from rlkit.types import Datum, Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a step is made of its groups.
+
+    Args:
+        loss: of every sequence.
+        optimizer: of every optimiser step.
+        groups: of a full step.
+        substeps: optimiser steps in it, each on an equal share of the groups.
+        streaming: a group's gradient is asked for as soon as the group is there.
+    """
+
+    loss: Loss
+    optimizer: OptimizerConfig
+    groups: int
+    substeps: int = 1
+    streaming: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What came of a step.
+
+    Args:
+        data: that it trained on.
+        logprobs: for each datum, [N] float32, the trainer's log-probabilities before the optimiser step.
+        metrics: what the service reported; of several requests, sums of what is named `:sum`, and means of the rest.
+    """
+
+    data: Sequence[Datum]
+    logprobs: Sequence[Floats]
+    metrics: Mapping[str, float]
+
+
+class StepUpdate:
+    """A step in the making.
+
+    Args:
+        learner: takes the requests.
+        recipe: how a step is made.
+        version: of the weights that it makes.
+    """
+
+    def __init__(self, learner: Learner, recipe: Recipe, *, version: int) -> None:
+        self._learner = learner
+        self._recipe = recipe
+        self._version = version
+        self._counted = 0
+        self._substeps = 0
+        self._part: list[Datum] = []
+        self._data: list[Datum] = []
+        self._gradients: list[Awaitable[Gradient]] = []
+        self._fresh = False
+        self._steps: list[Awaitable[Mapping[str, float]]] = []
+        self._sampler: Awaitable[Sampler] | None = None
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the weights may have moved."""
+        return bool(self._steps)
+
+    def add(self, prepared: Prepared, *, counts: bool) -> None:
+        """One more group; one that does not count teaches nothing."""
+        if not counts:
+            return
+        self._counted += 1
+        self._part += prepared.data
+        share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
+        full = self._counted >= share and self._substeps < self._recipe.substeps - 1
+        if full or self._recipe.streaming:
+            self._submit()
+        if full:
+            self._end_substep()
+
+    def finish(self) -> None:
+        """No more groups come: submit what is left, and ask for the new weights right behind it."""
+        self._submit()
+        self._end_substep()
+        if self._steps:
+            self._sampler = self._learner.sampler(self._version)
+
+    async def result(self) -> tuple[Sampler, Update] | None:
+        """The sampler of the new weights, and what came of the step; None if there was nothing to train on.
+
+        Raises:
+            ServiceError: a request failed; how much of the step was taken is then not known.
+        """
+        if self._sampler is None:
+            return None
+        gradients = [await gradient for gradient in self._gradients]
+        reports = [await step for step in self._steps]
+        logprobs = [row for gradient in gradients for row in gradient.logprobs]
+        weights = [len(gradient.logprobs) for gradient in gradients]
+        metrics = {
+            **_merged([gradient.metrics for gradient in gradients], weights),
+            **_merged(reports, [1] * len(reports)),
+        }
+        return await self._sampler, Update(tuple(self._data), logprobs, metrics)
+
+    def _submit(self) -> None:
+        if not self._part:
+            return
+        self._gradients.append(self._learner.gradient(self._part, self._recipe.loss))
+        self._data += self._part
+        self._part = []
+        self._fresh = True
+
+    def _end_substep(self) -> None:
+        self._substeps += 1
+        if self._fresh:
+            self._steps.append(self._learner.step(self._recipe.optimizer))
+            self._fresh = False
+
+
+def _merged(reports: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:
+    """Several reports as one: sums of what is named `:sum`, the extremes of `:min` and `:max`, means of the rest."""
+    merged: dict[str, float] = {}
+    for name in dict.fromkeys(name for report in reports for name in report):
+        pairs = [(report[name], weight) for report, weight in zip(reports, weights, strict=True) if name in report]
+        values = [value for value, _ in pairs]
+        if len(values) == 1:
+            merged[name] = values[0]
+        elif name.endswith(":sum"):
+            merged[name] = float(sum(values))
+        elif name.endswith((":min", ":max")):
+            merged[name] = min(values) if name.endswith(":min") else max(values)
+        else:
+            merged[name] = float(np.average(values, weights=[weight for _, weight in pairs]))
+    return merged
