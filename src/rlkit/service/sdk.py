@@ -36,12 +36,15 @@ class TinkerService(Service):
     Args:
         base_url: None for the SDK's own default.
         api_key: None for the SDK's own look-up (TINKER_API_KEY and the like).
+        client: to use instead of one of its own.
     """
 
-    def __init__(self, *, base_url: str | None = None, api_key: str | None = None) -> None:
+    def __init__(
+        self, *, base_url: str | None = None, api_key: str | None = None, client: tinker.ServiceClient | None = None
+    ) -> None:
         self._base_url = base_url
         self._api_key = api_key
-        self._client = tinker.ServiceClient(base_url=base_url, api_key=api_key)
+        self._client = client or tinker.ServiceClient(base_url=base_url, api_key=api_key)
 
     async def __aenter__(self) -> Self:
         return self
@@ -68,7 +71,7 @@ class TinkerService(Service):
             )
 
         what = f"loading {checkpoint}" if checkpoint else f"starting a training session for {model}"
-        return TinkerLearner(await _created(create, what))
+        return TinkerLearner(await _answered(await self._opened(create, what), what))
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:  # noqa: D102  inherited
         def create() -> Awaitable[tinker.SamplingClient]:
@@ -76,16 +79,24 @@ class TinkerService(Service):
                 return self._client.create_sampling_client(model_path=checkpoint)
             return self._client.create_sampling_client(base_model=model)
 
-        return TinkerSampler(await _created(create, f"preparing to sample from {checkpoint or model}"), version=0)
+        what = f"preparing to sample from {checkpoint or model}"
+        return TinkerSampler(await _answered(await self._opened(create, what), what), version=0)
 
     async def context_tokens(self, model: str) -> int | None:  # noqa: D102  inherited
         what = "asking for the service's models"
-        client = await _opened(lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what)
+        client = await self._opened(lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what)
         try:
             offered = await _answered(client.get_server_capabilities(), what)
         finally:
             await client.holder.run_coroutine_threadsafe(client.holder.aclose())
         return next((m.max_context_length for m in offered.supported_models if m.model_name == model), None)
+
+    async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
+        """Call in a thread: the SDK connects there and then."""
+        try:
+            return await asyncio.to_thread(open_)
+        except tinker.TinkerError as error:
+            raise translated(error, what) from error
 
 
 class TinkerLearner(Learner):
@@ -229,24 +240,12 @@ def _datum(datum: Datum) -> types.Datum:
     return types.Datum(model_input=model_input(datum.prompt, text_chunk=_packed), loss_fn_inputs=inputs)
 
 
-async def _created[T](create: Callable[[], Awaitable[T]], what: str) -> T:
-    return await _answered(await _opened(create, what), what)
-
-
-async def _opened[T](open_: Callable[[], T], what: str) -> T:
-    """Call in a thread: the SDK connects there and then."""
-    try:
-        return await asyncio.to_thread(open_)
-    except tinker.TinkerError as error:
-        raise _translated(error, what) from error
-
-
 async def _answered[T](future: Awaitable[T], what: str) -> T:
     this = asyncio.current_task()
     try:
         return await future
     except tinker.TinkerError as error:
-        raise _translated(error, what) from error
+        raise translated(error, what) from error
     except asyncio.CancelledError:
         if this is not None and this.cancelling():
             raise
@@ -257,7 +256,7 @@ async def _answered[T](future: Awaitable[T], what: str) -> T:
         raise ServiceError(f"{what}: {type(error).__name__}: {_plain(error)}") from error
 
 
-def _translated(error: tinker.TinkerError, what: str) -> RlkitError:
+def translated(error: tinker.TinkerError, what: str) -> RlkitError:
     """The SDK's exception as rlkit's; the SDK has already retried what can be retried."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     request_id = getattr(error, "request_id", None) or headers.get("x-request-id")

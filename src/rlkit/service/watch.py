@@ -23,6 +23,7 @@ SILENCE_S = 45.0
 
 _LOOK_S = 5.0
 _AGAIN_S = 60.0
+_AGAIN_MAX_S = 960.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 60.0
 
@@ -44,6 +45,7 @@ class Watch:
     _waiting: Counter[str] = field(default_factory=Counter[str])
     _answered_s: float = 0.0
     _told_s: float = 0.0
+    _again_s: float = 0.0
     _said: str = ""
 
     def __post_init__(self) -> None:
@@ -109,9 +111,13 @@ class Watch:
             raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
 
     def _tell(self, message: str) -> None:
+        """Say it, but less and less often while the silence lasts."""
         now = asyncio.get_running_loop().time()
-        if not self._told_s or now - self._told_s >= _AGAIN_S:
+        if self._told_s < self._answered_s:
+            self._again_s = 0.0
+        if not self._again_s or now - self._told_s >= self._again_s:
             self._told_s = now
+            self._again_s = min(max(2 * self._again_s, _AGAIN_S), _AGAIN_MAX_S)
             self.note(message)
 
 

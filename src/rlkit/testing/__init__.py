@@ -1,4 +1,4 @@
-"""What rlkit's own tests use, for the tests of those who build on it: policies and small models, offline.
+"""What rlkit's own tests use, for the tests of those who build on it: policies, small models, a service and a clock.
 
 model = rlkit.testing.byte_model(tmp_path / "model")
 """
@@ -9,17 +9,43 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rlkit.testing.clock import Deadlock, VirtualClock, run_virtual
     from rlkit.testing.models import byte_model, tiny_model
     from rlkit.testing.policies import ByteChat, NoisyPolicy, ScriptedPolicy, ScriptedSampler
+    from rlkit.testing.simulated import SimulatedClient, SimulatedTinker
+    from rlkit.testing.world import Fault, Latency, World
 
-__all__ = ["ByteChat", "NoisyPolicy", "ScriptedPolicy", "ScriptedSampler", "byte_model", "tiny_model"]
+__all__ = [
+    "ByteChat",
+    "Deadlock",
+    "Fault",
+    "Latency",
+    "NoisyPolicy",
+    "ScriptedPolicy",
+    "ScriptedSampler",
+    "SimulatedClient",
+    "SimulatedTinker",
+    "VirtualClock",
+    "World",
+    "byte_model",
+    "run_virtual",
+    "tiny_model",
+]
 
 _HOME = {
     "ByteChat": "rlkit.testing.policies",
+    "Deadlock": "rlkit.testing.clock",
+    "Fault": "rlkit.testing.world",
+    "Latency": "rlkit.testing.world",
     "NoisyPolicy": "rlkit.testing.policies",
     "ScriptedPolicy": "rlkit.testing.policies",
     "ScriptedSampler": "rlkit.testing.policies",
+    "SimulatedClient": "rlkit.testing.simulated",
+    "SimulatedTinker": "rlkit.testing.simulated",
+    "VirtualClock": "rlkit.testing.clock",
+    "World": "rlkit.testing.world",
     "byte_model": "rlkit.testing.models",
+    "run_virtual": "rlkit.testing.clock",
     "tiny_model": "rlkit.testing.models",
 }
 

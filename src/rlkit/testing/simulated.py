@@ -1,0 +1,328 @@
+"""A Tinker service that is not there: the SDK's clients in this process, without a model, on any event loop.
+
+Invariant: what it answers is a function of its seed and of what it was asked; when it answers, of the latencies that it
+was given. Weights are a number that changes with every optimiser step and remembers all that it was trained on, in any
+order within a step, so that two runs with equal weights were trained on the same data.
+
+With `run_virtual`, hours of training take seconds::
+
+    service = SimulatedTinker(latency=Latency(token_s=0.02))
+    result = run_virtual(rlkit.RLTrainer(config, envs=envs, service=service).train())
+    print(service.world.calls["sample"])
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from typing import Any, Self, override
+
+import httpx
+import numpy as np
+import tinker
+from tinker import types
+
+from rlkit.service.sdk import TinkerService, translated
+from rlkit.testing.world import FaultKind, Latency, World, digest
+
+_REQUEST = httpx.Request("POST", "http://simulated")
+_LETTERS = (97, 123)
+
+
+class SimulatedTinker(TinkerService):
+    """The simulated service as rlkit uses it; hand it to `RLTrainer(service=…)`.
+
+    Args:
+        latency: how long it takes.
+        world: what outlives it; a new one by default.
+        slots: samples that it draws at once; more wait.
+        context_tokens: the context that it claims.
+    """
+
+    def __init__(
+        self,
+        *,
+        latency: Latency | None = None,
+        world: World | None = None,
+        slots: int | None = None,
+        context_tokens: int = 32_768,
+    ) -> None:
+        self.world = world or World()
+        self._context_tokens = context_tokens
+        super().__init__(client=SimulatedClient(self.world, latency or Latency(), slots=slots))  # type: ignore[arg-type]  a stand-in
+
+    @override
+    async def __aenter__(self) -> Self:
+        return self
+
+    @override
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    @override
+    async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
+        try:
+            return open_()
+        except tinker.TinkerError as error:
+            raise translated(error, what) from error
+
+    @override
+    async def context_tokens(self, model: str) -> int | None:
+        return self._context_tokens
+
+
+class SimulatedClient:
+    """Stands in for `tinker.ServiceClient`."""
+
+    def __init__(self, world: World, latency: Latency, *, slots: int | None = None) -> None:
+        self._world = world
+        self._latency = latency
+        self._sampling = _Sampling(world, latency, slots)
+
+    def create_lora_training_client(
+        self, base_model: str, rank: int = 32, seed: int | None = None, **_: object
+    ) -> Answer[SimulatedTrainingClient]:
+        """A fresh adapter, a number that follows from the model and the seed."""
+        return self._made(digest(base_model, rank, seed))
+
+    def create_training_client_from_state_with_optimizer(self, path: str) -> Answer[SimulatedTrainingClient]:
+        """The weights of a checkpoint."""
+        if path not in self._world.checkpoints:
+            raise tinker.NotFoundError(
+                f"there is no checkpoint {path}", response=httpx.Response(404, request=_REQUEST), body=None
+            )
+        return self._made(self._world.checkpoints[path])
+
+    def create_sampling_client(
+        self, model_path: str | None = None, base_model: str | None = None
+    ) -> Answer[SimulatedSamplingClient]:
+        """A sampler of a checkpoint, or of a base model."""
+        return _now(SimulatedSamplingClient(self._sampling))
+
+    def _made(self, weights: int) -> Answer[SimulatedTrainingClient]:
+        client = SimulatedTrainingClient(self._world, self._latency, self._sampling, weights)
+        return _later(self._world, "load", self._latency.load_s, lambda: client)
+
+
+class SimulatedTrainingClient:
+    """Stands in for `tinker.TrainingClient`: one worker, which works in the order of submission."""
+
+    def __init__(self, world: World, latency: Latency, sampling: _Sampling, weights: int) -> None:
+        self._world = world
+        self._latency = latency
+        self._sampling = sampling
+        self._weights = weights
+        self._gradient: list[int] = []
+        self._busy_until_s = 0.0
+
+    def forward_backward(
+        self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
+    ) -> Answer[types.ForwardBackwardOutput]:
+        """Adds to the gradient; the loss is −Σ advantage · log-probability, which depends on data and weights."""
+        digests = [_datum_digest(datum) for datum in data]
+        tokens = sum(datum.model_input.length for datum in data)
+        self._world.calls["trained_tokens"] += tokens
+
+        def compute() -> types.ForwardBackwardOutput:
+            self._gradient += digests
+            logprobs = [
+                np.full(datum.model_input.length, -1 - digest(self._weights, known) / 2**64, np.float32)
+                for datum, known in zip(data, digests, strict=True)
+            ]
+            advantages = [np.asarray(datum.loss_fn_inputs["advantages"].data, np.float64) for datum in data]
+            terms = [-float(a @ logp) for a, logp in zip(advantages, logprobs, strict=True)]
+            outputs: Any = [{"logprobs": types.TensorData.from_numpy(logp)} for logp in logprobs]
+            return types.ForwardBackwardOutput("ArrayRecord", outputs, {"loss:sum": math.fsum(terms)})
+
+        seconds = self._latency.gradient_s + tokens / self._latency.trained_tokens_per_s
+        return self._queued("gradient", seconds, compute)
+
+    def optim_step(self, adam_params: types.AdamParams) -> Answer[types.OptimStepResponse]:
+        """Changes the weights by what has accumulated."""
+
+        def step() -> types.OptimStepResponse:
+            trained = tuple(sorted(self._gradient))
+            self._weights = digest(self._weights, adam_params.learning_rate, *trained)
+            self._world.trained.append(trained)
+            self._gradient = []
+            return types.OptimStepResponse(metrics={"weights": self._weights / 2**64})
+
+        return self._queued("step", self._latency.step_s, step)
+
+    def save_weights_and_get_sampling_client(self) -> Answer[SimulatedSamplingClient]:
+        """A sampler of the weights as they are when its turn comes."""
+        return self._queued("save", self._latency.save_s, lambda: SimulatedSamplingClient(self._sampling))
+
+    def save_state(self, name: str, ttl_seconds: int | None = None) -> Answer[types.SaveWeightsResponse]:
+        """A checkpoint."""
+
+        def save() -> types.SaveWeightsResponse:
+            path = f"tinker://simulated-{len(self._world.checkpoints)}:train:0/weights/{name}"
+            self._world.checkpoints[path] = self._weights
+            return types.SaveWeightsResponse(path=path)
+
+        return self._queued("save", self._latency.save_s, save)
+
+    def save_weights_for_sampler(
+        self, name: str, ttl_seconds: int | None = None
+    ) -> Answer[types.SaveWeightsForSamplerResponse]:
+        """A checkpoint for sampling."""
+        path = f"tinker://simulated:train:0/sampler_weights/{name}"
+        return self._queued("save", self._latency.save_s, lambda: types.SaveWeightsForSamplerResponse(path=path))
+
+    def _queued[T](self, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
+        now_s = asyncio.get_running_loop().time()
+        start_s = max(now_s, self._busy_until_s)
+        tick_s = self._latency.clock_s
+        if tick_s and self._busy_until_s <= now_s:
+            start_s = math.ceil(now_s / tick_s) * tick_s
+        self._busy_until_s = start_s + seconds
+        return _later(self._world, call, self._busy_until_s - now_s, work)
+
+
+class SimulatedSamplingClient:
+    """Stands in for `tinker.SamplingClient`."""
+
+    def __init__(self, sampling: _Sampling) -> None:
+        self._sampling = sampling
+
+    def sample(
+        self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
+    ) -> Answer[types.SampleResponse]:
+        """Lower-case letters, as many as the latency says; they follow from prompt, seed and the sample's index."""
+        return self._sampling.ask(prompt, num_samples, sampling_params)
+
+
+class _Sampling:
+    """Draws samples, a limited number at a time."""
+
+    def __init__(self, world: World, latency: Latency, slots: int | None) -> None:
+        self._world = world
+        self._latency = latency
+        self._free = math.inf if slots is None else slots
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def ask(self, prompt: types.ModelInput, count: int, params: types.SamplingParams) -> Answer[types.SampleResponse]:
+        key = np.asarray(prompt.to_ints(), np.int32).tobytes()
+        world = self._world
+        world.calls["samples"] += count
+        world.calls["prefill_tokens"] += prompt.length
+        draws = [
+            digest(world.seed, key, params.seed + index if params.seed is not None else f"#{world.repeat(key)}")
+            for index in range(count)
+        ]
+        sequences = [self._sequence(draw, params) for draw in draws]
+        world.calls["sampled_tokens"] += sum(len(tokens) for tokens, _ in sequences)
+        seconds = max(self._seconds(draw, len(tokens)) for draw, (tokens, _) in zip(draws, sequences, strict=True))
+        response = types.SampleResponse(
+            [
+                types.SampledSequence(
+                    stop_reason="length" if cut else "stop",
+                    sequence_id=f"{draw}",
+                    tokens_np=tokens,
+                    logprobs_np=-np.random.default_rng(draw).exponential(1, len(tokens)).astype(np.float32),
+                )
+                for draw, (tokens, cut) in zip(draws, sequences, strict=True)
+            ]
+        )
+        return Answer(self._draw(count, seconds, response))
+
+    async def _draw(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
+        await self._take(count)
+        self._world.begin(count)
+        try:
+            return await _later(self._world, "sample", seconds, lambda: response)
+        finally:
+            self._world.end(count)
+            self._give_back(count)
+
+    def _sequence(self, draw: int, params: types.SamplingParams) -> tuple[np.ndarray[Any, Any], bool]:
+        rng = np.random.default_rng(draw)
+        mu = math.log(self._latency.mean_tokens) - self._latency.sigma**2 / 2
+        wanted = max(1, round(float(rng.lognormal(mu, self._latency.sigma))))
+        count = min(wanted, params.max_tokens or wanted)
+        return rng.integers(*_LETTERS, count).astype(np.int32), count < wanted
+
+    def _seconds(self, draw: int, tokens: int) -> float:
+        slow = self._world.uniform("slow", draw) < self._latency.slow_share
+        return (self._latency.first_s + tokens * self._latency.token_s) * (self._latency.slow_factor if slow else 1)
+
+    async def _take(self, count: int) -> None:
+        if self._free >= count and not self._waiting:
+            self._free -= count
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((count, turn))
+        await turn
+
+    def _give_back(self, count: int) -> None:
+        self._free += count
+        while self._waiting and (self._waiting[0][1].done() or self._free >= self._waiting[0][0]):
+            wanted, turn = self._waiting.popleft()
+            if not turn.done():
+                self._free -= wanted
+                turn.set_result(None)
+
+
+class Answer[T]:
+    """Stands in for `tinker.APIFuture`: the request is on its way, and this is awaited."""
+
+    def __init__(self, answer: Awaitable[T]) -> None:
+        self._answer = asyncio.ensure_future(answer)
+        self._answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._answer.__await__()
+
+
+def _now[T](value: T) -> Answer[T]:
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.set_result(value)
+    return Answer(future)
+
+
+def _later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
+    """An answer after so many seconds, unless something goes wrong; work that fails is not done."""
+    loop = asyncio.get_running_loop()
+    world.calls[call] += 1
+    kind = world.fault(call, loop.time())
+    future: asyncio.Future[T] = loop.create_future()
+
+    def answer() -> None:
+        if future.done():
+            return
+        if kind is None:
+            try:
+                future.set_result(work())
+            except Exception as error:  # the caller's mistake, and the caller is told
+                future.set_exception(error)
+        elif kind == "cancel":
+            future.cancel()
+        elif kind != "hang":
+            future.set_exception(_error(kind))
+
+    loop.call_later(seconds, answer)
+    return Answer(future)
+
+
+def _error(kind: FaultKind) -> tinker.TinkerError:
+    response = httpx.Response(int(kind) if kind.isdigit() else 500, request=_REQUEST)
+    match kind:
+        case "429":
+            return tinker.RateLimitError("slow down", response=response, body=None)
+        case "408":
+            return tinker.APITimeoutError(_REQUEST)
+        case "500":
+            return tinker.InternalServerError("something broke", response=response, body=None)
+        case _:
+            return tinker.RequestFailedError(
+                "the request was lost", request_id="simulated", category=types.RequestErrorCategory.Server
+            )
+
+
+def _datum_digest(datum: types.Datum) -> int:
+    inputs = datum.loss_fn_inputs
+    arrays = (inputs[name].data for name in ("target_tokens", "logprobs", "advantages"))
+    return digest(*(np.asarray(values, np.float64).tobytes() for values in arrays))
