@@ -54,6 +54,7 @@ class RLTrainer(Trainer):
         directory: of the run; by default the named one among `rlkit.paths.runs_dir()`.
         resume: go on with the run that the directory holds.
         service: a connection to use instead of the configured one; entered and left by `train`.
+        chat: the model's format; by default its own.
 
     Raises:
         ConfigError: an environment or estimator cannot be loaded.
@@ -70,6 +71,7 @@ class RLTrainer(Trainer):
         directory: Path | None = None,
         resume: bool = False,
         service: AbstractAsyncContextManager[Service] | None = None,
+        chat: ChatFormat | None = None,
     ) -> None:
         self._resolved = resolved if isinstance(resolved, Resolved) else Resolved.from_python(resolved)
         self._config = config = self._resolved.config
@@ -78,6 +80,7 @@ class RLTrainer(Trainer):
         self._given_directory = directory
         self._resume = resume
         self._service = service
+        self._chat = chat
         given = envs or {}
         for name in [*given, *(estimators or {})]:
             if name not in config.envs:
@@ -126,7 +129,7 @@ class RLTrainer(Trainer):
         config, choice = self._config, choose(self._config.service)
         if self._service is not None:
             choice = ServiceChoice("url", None, "it was given")
-        chat = await asyncio.to_thread(load_chat, config, choice, self._trackers.note)
+        chat = self._chat or await asyncio.to_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
         waiting = drawn_again(history, self._tasks)
         async with self._service or connect(config.service, choice=choice) as service:
