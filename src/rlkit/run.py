@@ -160,7 +160,9 @@ class RLTrainer(Trainer):
             return await restored(config, service, store.checkpoints(), upto, self._trackers.note)
 
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
-        weights = await watch.call(lambda: restore(history.step), "starting a training session", retry=True)
+        # A step whose numbers were not written down is taken again for their sake.
+        measured = store.measured(history.step, first=0 if self._eval_tasks else 1)
+        weights = await watch.call(lambda: restore(measured), "starting a training session", retry=True)
         context = await service.context_tokens(config.model)  # known for sure once the model is loaded
         slots = Slots(config.rollouts.max_live)
         settings = env_settings(config, context=context)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from rlkit.trackers import Broadcast, Checkpoint, Phase, Progress, RunResult
 from rlkit.update import Recipe, StepUpdate
 
 DAY_S = 24 * 3600
-_RECOVERIES_MAX = 5
+_RECOVERIES_MAX = 20
 
 type Restore = Callable[[int], Awaitable[tuple[Learner, int]]]
 """Gives the weights of the newest checkpoint up to a step, and the step that it is of; fresh ones are of step 0."""
@@ -124,6 +125,7 @@ class Loop:
         self._making: StepUpdate | None = None
         self._saved: Checkpoint | None = None
         self._saving: asyncio.Task[None] | None = None
+        self._saves = Counter[int]()
 
     @property
     def newest(self) -> Sampler:
@@ -191,10 +193,11 @@ class Loop:
         """Restore the weights, and take the steps again that were taken since."""
         known = [saved for saved in self._parts.store.checkpoints() if saved.step <= self._step]
         self._saved = known[-1] if known else None
+        if self._learner_step == 0 and self._parts.evaluation.due(0, last=self._parts.steps):
+            self._newest = await self._relabelled(0)
+            self._report({}, step=0)
         await self._take_again(self._step)
         self._newest = await self._relabelled(self._step)
-        if self._step == 0:
-            self._report({}, step=0)
         self._parts.supply.trained(self._step)
 
     async def _train(self) -> None:
@@ -236,8 +239,8 @@ class Loop:
         drawn = [(one.played.prepared.group.draw, one.counts) for one in taken]
         written = parts.store.record_step(drawn, parts.tasks.state_dict())
         metrics = await self._result(step, taken, update)
+        self._step = step  # the weights have moved, whether or not that can be written down
         await written
-        self._step = step
         parts.supply.trained(step)
         if learner is not self._learner:  # it failed, and what it saves is not to be trusted
             save = self._save_due(step)
@@ -301,7 +304,7 @@ class Loop:
         """The newest weights, known as those of `step`."""
         if isinstance(self._newest, PatientSampler):
             return PatientSampler(self._newest.of, self._parts.watch, step)
-        sampler = await self._parts.watch.call(lambda: self._learner.sampler(step), "handing over weights")
+        sampler = await self._parts.watch.call(lambda: self._learner.sampler(step), "handing over weights", retry=True)
         return PatientSampler(sampler, self._parts.watch, step)
 
     def _update(self, step: int) -> StepUpdate:
@@ -325,7 +328,9 @@ class Loop:
         return self._submit_save(step) if every and step % every == 0 else None
 
     def _submit_save(self, step: int) -> Awaitable[tuple[str, str]]:
-        return self._learner.save(f"step-{step:06d}", ttl_s=self._ttl_s)
+        self._saves[step] += 1  # one that failed may have left its name behind
+        again = f"-{self._saves[step]}" if self._saves[step] > 1 else ""
+        return self._learner.save(f"step-{step:06d}{again}", ttl_s=self._ttl_s)
 
     @property
     def _ttl_s(self) -> int | None:
@@ -338,7 +343,7 @@ class Loop:
         if earlier is not None:
             await earlier
         try:
-            await self._record(step, save)
+            self._record(step, *await self._parts.watch.call(lambda: save, "saving a checkpoint"))
         except ServiceError as error:
             self._parts.trackers.note(f"the checkpoint of step {step} could not be saved: {error}")
 
@@ -348,10 +353,10 @@ class Loop:
         if self._saving is not None:
             await self._saving
         if self._saved is None or self._saved.step != self._step:
-            await self._record(self._step, self._submit_save(self._step))
+            saved = self._parts.watch.call(lambda: self._submit_save(self._step), "saving a checkpoint", retry=True)
+            self._record(self._step, *await saved)
 
-    async def _record(self, step: int, save: Awaitable[tuple[str, str]]) -> None:
-        state, sampler = await self._parts.watch.call(lambda: save, "saving a checkpoint")
+    def _record(self, step: int, state: str, sampler: str) -> None:
         expires = None if self._ttl_s is None else time.time() + self._ttl_s
         self._saved = Checkpoint(step, state, sampler, expires)
         self._parts.store.add_checkpoint(self._saved)

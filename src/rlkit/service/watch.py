@@ -74,9 +74,10 @@ class Watch:
                     self._answered_s = clock()
                     return answer
                 except ServiceError as error:
-                    pause = self._random.uniform(0, delay)  # full jitter: clients that fail together part
-                    if not retry or clock() + pause - self._answered_s > self.timeout_s:
+                    left_s = self._answered_s + self.timeout_s - clock()
+                    if not retry or left_s <= 0:
                         raise
+                    pause = min(self._random.uniform(0, delay), left_s)  # full jitter: clients that fail together part
                     self._tell(f"{error}; trying again")
                     await asyncio.sleep(pause)
                     delay = min(2 * delay, _BACKOFF_MAX_S)

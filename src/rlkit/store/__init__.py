@@ -187,6 +187,11 @@ class RunStore:
         """Whether a step's line is written."""
         return step in self._measured
 
+    def measured(self, step: int, *, first: int) -> int:
+        """The last step up to `step` before which, counted from `first`, no line is missing; 0 for none."""
+        gaps = (number for number in range(first, step + 1) if number not in self._measured)
+        return max(next(gaps, step + 1) - 1, 0)
+
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         """One line of checkpoints.jsonl."""
         self._append("checkpoints.jsonl", asdict(checkpoint))

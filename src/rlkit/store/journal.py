@@ -14,6 +14,7 @@ import asyncio
 import os
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -132,14 +133,20 @@ class Journal:
     def _opened(self, segment: int) -> BinaryIO:
         path = self._folder / f"{segment:06d}.log"
         whole = sum(size for _, size in _frames(path)) if path.exists() else 0
-        file = path.open("ab")
-        file.truncate(whole)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # or the new file's name could be lost with the power
-        finally:
-            os.close(folder)
+        with ExitStack() as cleanup:
+            file = cleanup.enter_context(path.open("ab"))
+            file.truncate(whole)
+            _sync_folder(self._folder)  # or the new file's name could be lost with the power
+            cleanup.pop_all()
         return file
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def records(folder: Path) -> Iterator[Record]:

@@ -1,0 +1,109 @@
+"""Short runs on virtual time with the simulated service, for tests of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import rlkit
+from rlkit.config import load_config
+from rlkit.run import RLTrainer
+from rlkit.testing import ByteChat, Latency, SimulatedTinker, World, run_virtual
+from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
+
+
+class Word(rlkit.SingleTurnEnv):
+    """Say the letter e: the reward is how often."""
+
+    def __init__(self, number: int) -> None:
+        self.task_id = f"task-{number}"
+
+    def prompt(self) -> str:
+        return self.task_id
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return float(reply.text.count("e"))
+
+
+@dataclass
+class Ears(Tracker):
+    """Hears what a run says."""
+
+    notes: list[str] = field(default_factory=list)
+    steps: list[tuple[int, Mapping[str, float]]] = field(default_factory=list)
+    saved: list[int] = field(default_factory=list)
+    ended: RunResult | None = None
+
+    def started(self, run: RunInfo) -> None:
+        pass
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append((step, metrics))
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        self.saved.append(checkpoint.step)
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def finished(self, result: RunResult | None) -> None:
+        self.ended = result
+
+
+@dataclass
+class Simulation:
+    """A run, which can be interrupted and gone on with.
+
+    Args:
+        directory: of the run.
+        world: of the service.
+        settings: over the defaults of these tests.
+        tasks: by default 40 of `Word`.
+    """
+
+    directory: Path
+    world: World = field(default_factory=World)
+    latency: Latency = field(default_factory=Latency)
+    settings: Mapping[str, object] = field(default_factory=dict)
+    tasks: Sequence[rlkit.Env] = field(default_factory=lambda: [Word(number) for number in range(40)])
+    ears: Ears = field(default_factory=Ears)
+    virtual_s: float = 0.0
+
+    def train(self, *, resume: bool = False, stop: rlkit.StopSignal | None = None) -> RunResult:
+        """To the end."""
+        base: dict[str, object] = {
+            "model": "simulated",
+            "envs": {"words": {}},
+            "steps": 3,
+            "batch": {"groups": 2, "group_size": 3},
+            "checkpoint": {"every": 2},
+        }
+        trainer = RLTrainer(
+            load_config([], settings=base | dict(self.settings)),
+            envs={"words": self.tasks},
+            trackers=[self.ears],
+            stop=stop,
+            directory=self.directory,
+            resume=resume,
+            service=SimulatedTinker(world=self.world, latency=self.latency),
+            chat=ByteChat(),
+        )
+
+        async def timed() -> RunResult:
+            try:
+                return await trainer.train()
+            finally:
+                self.virtual_s = asyncio.get_running_loop().time()
+
+        return run_virtual(timed())
+
+    def lines(self) -> list[dict[str, float]]:
+        """metrics.jsonl."""
+        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+
+    def weights(self) -> list[float]:
+        """After each step: a number that remembers all that was trained on."""
+        return [line["service/weights"] for line in self.lines()]

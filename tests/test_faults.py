@@ -1,0 +1,165 @@
+"""The N-th operation fails, for every N: a run ends finished, or with a named error and something to go on from."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import rlkit
+from rlkit.testing import Fault, World
+from rlkit.testing.world import FaultKind
+
+from .simulation import Simulation, Word
+
+SCHEDULES = {
+    "sync": {},
+    "stream": {"mode": "stream"},
+    "async": {"mode": "async", "max_staleness": 2, "staleness": "strict"},
+}
+KINDS: tuple[FaultKind, ...] = ("429", "500", "408", "broken", "hang", "cancel")
+
+
+def simulation(directory: Path, schedule: str, **world: object) -> Simulation:
+    settings = {
+        "schedule": SCHEDULES[schedule],
+        "service": {"timeout_s": 600.0},
+        "rollouts": {"timeout_s": 1e6},  # a rollout waits for the service for as long as the run does
+    }
+    return Simulation(directory, World(**world), settings=settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", params=SCHEDULES)
+def clean(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Simulation]:
+    """A run in which nothing goes wrong."""
+    run = simulation(tmp_path_factory.mktemp("clean") / "run", request.param)
+    run.train()
+    return request.param, run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whichever_call_to_the_service_fails_the_run_trains_on_the_same(
+    clean: tuple[str, Simulation], kind: FaultKind, tmp_path: Path
+) -> None:
+    schedule, expected = clean
+    calls = sum(expected.world.calls[call] for call in ("load", "sample", "gradient", "step", "save"))
+    assert calls > 15
+    for number in range(1, calls + 1):
+        run = simulation(tmp_path / f"{number}", schedule, faults=[Fault(kind, at=number)])
+        try:
+            result = run.train()
+        except rlkit.ServiceError as error:  # nothing had been answered before: there is nothing to go back to
+            assert kind == "hang", error
+            run.train(resume=True)
+        else:
+            assert result.status == "completed"
+        assert run.weights() == expected.weights(), number
+        assert run.world.calls["samples"] <= expected.world.calls["samples"] + 6  # none that was finished
+
+
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
+def test_a_share_of_calls_fails_and_nothing_is_lost(
+    clean: tuple[str, Simulation], share: float, tmp_path: Path
+) -> None:
+    schedule, expected = clean
+    kinds: tuple[FaultKind, ...] = ("429", "500", "408", "broken")
+    faults = [Fault(kind, share=share / len(kinds)) for kind in kinds]
+    run = simulation(tmp_path / "run", schedule, faults=faults)
+    run.train()
+    assert run.weights() == expected.weights()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_whichever_write_fails_the_run_can_be_gone_on_with(
+    clean: tuple[str, Simulation], error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, expected = clean
+    real, writes, broken_at = os.fsync, 0, 0
+
+    def fsync(file: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == broken_at or (error == errno.ENOSPC and broken_at and writes > broken_at):
+            raise OSError(error, os.strerror(error))
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    simulation(tmp_path / "whole", schedule).train()
+    whole = writes
+    for number in range(1, whole + 1, 3 if whole > 60 else 1):
+        writes, broken_at = 0, number
+        run = simulation(tmp_path / f"{number}", schedule)
+        with pytest.raises((rlkit.RunFailed, rlkit.UsageError, OSError), match=os.strerror(error)):
+            run.train()
+        broken_at = 0
+        run.train(resume=(run.directory / "run.json").exists())
+        assert run.weights() == expected.weights(), number
+
+
+def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:
+    faults = [Fault("500", at=None, share=1.0, call="sample")]
+    run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 100.0}, "steps": 5})
+    run.train(stop=stopped_after(run, 2))
+    run.world.faults = faults
+    with pytest.raises(rlkit.ServiceError, match="InternalServerError: something broke"):
+        run.train(resume=True)
+    assert 100 <= run.virtual_s < 200
+    assert run.ears.saved[-1] == 2
+    assert any("trying again" in note for note in run.ears.notes)
+    run.world.faults = []
+    assert run.train(resume=True).steps == 5
+
+
+def stopped_after(run: Simulation, step: int) -> rlkit.StopSignal:
+    stop = rlkit.StopSignal()
+    heard = run.ears.step
+
+    def listen(number: int, metrics: object) -> None:
+        heard(number, metrics)  # type: ignore[arg-type]  passed on
+        if number == step:
+            stop.request()
+
+    run.ears.step = listen  # type: ignore[method-assign]  a test listens in
+    return stop
+
+
+def test_a_service_that_hangs_is_reported_within_a_minute(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", World(faults=[Fault("hang", call="sample", at=1)]))
+    run.train()
+    silent = [note for note in run.ears.notes if note.startswith("no answer from the service for")]
+    assert silent
+    assert int(silent[0].split()[6]) <= 60
+    assert "sampling (" in silent[0]
+
+
+class Sometimes(Word):
+    """Fails in a way of its own in every seventh rollout."""
+
+    def __init__(self, number: int, how: str) -> None:
+        super().__init__(number)
+        self.how = how
+
+    async def rollout(self, policy: rlkit.Policy) -> float | rlkit.Outcome:
+        reply = await policy.chat([{"role": "user", "content": self.task_id}])
+        if len(reply.text) % 7 == 3:
+            if self.how == "raises":
+                raise RuntimeError("the sandbox died")
+            if self.how == "hangs":
+                await asyncio.Event().wait()
+            raise asyncio.CancelledError
+        return float(reply.text.count("e"))
+
+
+@pytest.mark.parametrize("how", ["raises", "hangs", "cancels itself"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_environments_that_fail_now_and_then_stop_no_run(schedule: str, how: str, tmp_path: Path) -> None:
+    run = simulation(tmp_path / "run", schedule)
+    run.tasks = [Sometimes(number, how) for number in range(40)]
+    run.settings = {**run.settings, "rollouts": {"timeout_s": 50.0}}
+    assert run.train().status == "completed"
+    failed = [line["env/all/failed"] for line in run.lines()]
+    assert sum(failed) < 18
+    assert all(line["batch/groups"] == 2 for line in run.lines())
