@@ -24,6 +24,7 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rlkit.engine import EngineServer, promises, routes, sessions, wire
+from rlkit.engine.runtime import Runtime
 from rlkit.engine.service import Service
 from rlkit.errors import UsageError
 
@@ -193,6 +194,27 @@ def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(ser
     assert answers == [{"error": "the session has ended", "category": "user"}]
     settle(server)
     assert service_of(server).store.info(f"tinker://{session_id}:train:7/weights/last").base_model == "llama"
+
+
+def test_what_no_save_needs_is_not_run_once_its_session_has_ended(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    step = Runtime.optim_step
+    monkeypatch.setattr(Runtime, "optim_step", lambda *args: (ran.append(args[1]), step(*args))[1])
+    with connect(server) as client:
+        saved, other = (client.create_lora_training_client("llama", rank=2, seed=0).result().model_id for _ in "ab")
+        with busy_worker(server):
+            for seq_id in (1, 2, 4):
+                assert post(server, "optim_step", {"model_id": saved, "seq_id": seq_id, "adam_params": {}})[0] == 200
+                assert post(server, "optim_step", {"model_id": other, "seq_id": seq_id, "adam_params": {}})[0] == 200
+            assert post(server, "save_weights", {"model_id": saved, "seq_id": 3, "path": "last"})[0] == 200
+            unnamed = {"model_id": other, "seq_id": 3, "sampling_session_seq_id": 5}
+            assert post(server, "save_weights_for_sampler", unnamed)[0] == 200
+            client.close("success").result()
+        settle(server)
+    assert ran == [saved, saved]
+    assert service_of(server).store.info(f"tinker://{saved}/weights/last").steps == 2
 
 
 def test_a_model_is_out_of_reach_without_its_sessions_id(server: EngineServer, client: tinker.ServiceClient) -> None:
@@ -531,6 +553,18 @@ def test_what_waits_when_a_model_is_unloaded_is_answered(server: EngineServer, c
     _, reply = post(server, "retrieve_future", {"request_id": early})
     assert reply == {"error": "the model was unloaded before the request's turn came", "category": "user"}
     assert post(server, "optim_step", body | {"seq_id": 1})[0] == 404
+
+
+def test_the_number_of_an_unloaded_model_is_not_given_to_another(
+    server: EngineServer, client: tinker.ServiceClient
+) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    path = trainer.save_state("kept").result().path
+    session_id, _, number = trainer.model_id.split(":")
+    assert post(server, "unload_model", {"model_id": trainer.model_id})[0] == 200
+    again = {"session_id": session_id, "model_seq_id": int(number)}
+    assert post(server, "create_model", again | {"base_model": "llama", "lora_config": {"rank": 2}})[0] == 410
+    assert post(server, "load_weights", again | {"path": path, "optimizer": False})[0] == 410
 
 
 def test_a_model_whose_making_is_forgotten_is_not_made_again(

@@ -53,11 +53,15 @@ class Promise:
     Args:
         fingerprint: tells the request from another one under the same id.
         running: whether the request's turn has come.
+        begun: whether the worker has begun with it.
+        outlives: whether its session's end leaves it alone, because it saves or a save that was asked for needs it.
     """
 
     request_id: str
     fingerprint: bytes = b""
     running: bool = False
+    begun: bool = False
+    outlives: bool = False
     _future: Future[Answer] = field(default_factory=Future[Answer])
 
     @property

@@ -82,7 +82,9 @@ class Service:
         return self.sessions.open().session_id
 
     def finish_session(self, session_id: str) -> None:
-        """End a session: its models, unnamed sampler weights and answers go. What was handed to the worker still runs.
+        """End a session: its models, unnamed sampler weights and answers go.
+
+        What the worker has begun and saves, with the steps before them, are still done.
 
         Raises:
             MissingError: there never was such a session.
@@ -180,7 +182,7 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
 
     def save_weights_for_sampler(self, request: types.SaveWeightsForSamplerRequest) -> Promise:
         """Write sampler weights, or keep an unnamed copy of them for a new sampling session."""
@@ -205,7 +207,8 @@ class Service:
                 session.samplers[sampler_id] = Target(self._runtime.snapshot(request.model_id, sampler_id))
             return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+        saves = request.path is not None  # unnamed weights go with the session
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=saves)
 
     def save_weights_external(self, request: types.SaveWeightsExternalRequest) -> Promise:
         """Write an adapter in the layout of `peft`, for downloading."""
@@ -217,7 +220,7 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights_external"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
 
     def unload_model(self, request: types.UnloadModelRequest) -> Promise:
         """Forget a model in training."""
@@ -236,6 +239,7 @@ class Service:
                     promise.fail("the model was unloaded before the request's turn came", "user")
             self.promises.forget(f"{request.model_id}#create")
             del session.lines[request.model_id]
+            session.unloaded.add(request.model_id)
         return self._turns.once(request_id, fingerprint_of(request), job)
 
     def model_info(self, model_id: str) -> ModelInfo:
@@ -318,8 +322,9 @@ class Service:
     def _forget(self, session: Session) -> None:
         prefix = f"{session.session_id}:"
         for promise in self.promises.of(prefix):
-            # A save that was asked for is still made; samples and what waits for a turn that cannot come are dropped.
-            if not promise.running or promise.request_id.rpartition("#")[0] in session.samplers:
+            # A save that was asked for is still made; samples and what nobody will ask about are dropped.
+            is_sample = promise.request_id.rpartition("#")[0] in session.samplers
+            if is_sample or not (promise.begun or promise.outlives):
                 promise.fail("the session has ended", "user")
             self.promises.forget(promise.request_id)
         for line in session.lines.values():

@@ -65,11 +65,16 @@ class Line:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
-    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of."""
+    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of.
+
+    Args:
+        unloaded: the ids of models that were unloaded, none of which is given to another model.
+    """
 
     session_id: str
     seen_s: float
     lines: dict[str, Line] = field(default_factory=dict[str, Line])
+    unloaded: set[str] = field(default_factory=set[str])
     samplers: dict[str, Target] = field(default_factory=dict[str, Target])
 
 

@@ -42,12 +42,14 @@ class Turns:
         """The id and the line of a model to be made.
 
         Raises:
-            GoneError: it was made before, and the answer to that is forgotten.
+            GoneError: it was made before, and the answer to that is forgotten; or it was unloaded.
             MissingError: there is no such session.
         """
         session = self._sessions.get(session_id)
         # The client computes this id too, and names its checkpoints after it.
         model_id = new_id(session_id, "train", model_seq_id)
+        if model_id in session.unloaded:
+            raise GoneError(f"{model_id} was unloaded: make a new model under another model_seq_id")
         line = session.lines.setdefault(model_id, Line())
         if line.info is not None and self._promises.get(f"{model_id}#create") is None:
             raise GoneError(f"{model_id} was made long ago, and is not made again")
@@ -71,8 +73,13 @@ class Turns:
             self._start(job, promise)
         return promise
 
-    def in_turn(self, model_id: str, seq_id: int | None, fingerprint: bytes, job: Job) -> Promise:
+    def in_turn(
+        self, model_id: str, seq_id: int | None, fingerprint: bytes, job: Job, *, saves: bool = False
+    ) -> Promise:
         """Run a job once all requests of its model with a smaller `seq_id` have had their turn.
+
+        Args:
+            saves: whether the job leaves something that outlives the session.
 
         Raises:
             GoneError: it was run before, and its answer is forgotten.
@@ -89,11 +96,23 @@ class Turns:
             raise UsageError(f"seq_id: {seq_id} is too far ahead of {line.next_seq}, whose turn it is")
         promise, new = self._promises.make(request_id, fingerprint)
         if new:
-            line.waiting[seq_id] = lambda: self._start(job, promise)
-            while (start := line.waiting.pop(line.next_seq, None)) is not None:
-                start()
+
+            def start() -> None:
+                if saves:
+                    self._keep(model_id, promise)
+                self._start(job, promise)
+
+            line.waiting[seq_id] = start
+            while (next_one := line.waiting.pop(line.next_seq, None)) is not None:
+                next_one()
                 line.next_seq += 1
         return promise
+
+    def _keep(self, model_id: str, save: Promise) -> None:
+        """Note what must still be done should the session end: without the steps before it, a save would be another."""
+        save.outlives = True
+        for earlier in self._promises.of(f"{model_id}#"):
+            earlier.outlives |= earlier.running
 
     def _start(self, job: Job, promise: Promise) -> None:
         promise.running = True
@@ -121,6 +140,7 @@ def new_id(session_id: str, kind: str, number: int) -> str:
 def _run(job: Job, promise: Promise) -> None:
     if promise.done:
         return
+    promise.begun = True
     try:
         answer = job(promise)
     except Exception as error:
