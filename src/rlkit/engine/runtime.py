@@ -1,6 +1,7 @@
 """The models of a server: base weights, models in training, weights for sampling.
 
-Invariant: everything here runs on the worker thread, one call at a time; a method that fails leaves the rest usable.
+Invariant: everything here runs on the worker thread, one call at a time, but for `contexts` and `halt`, which any
+thread may call; a method that fails leaves the rest usable.
 """
 
 from __future__ import annotations
@@ -78,7 +79,8 @@ class Runtime:
         device: torch.device,
     ) -> None:
         self._device = device
-        self._narrow, self._wide = Lanes(1), Lanes(threads if device.type == "cpu" else 1)
+        self._wide = Lanes(threads if device.type == "cpu" else 1)
+        self._narrow = self._wide if threads else Lanes(1)
         self._resolve = resolve
         self._store = store
         self._snapshots = Snapshots(scratch)
@@ -220,6 +222,11 @@ class Runtime:
             with suppress(RlkitError):  # whoever samples from it will be told
                 found[name] = read_config(self._resolve(name)).max_positions
         return found
+
+    def halt(self) -> None:
+        """Let the call that runs end early. May be called from any thread."""
+        self._narrow.halt()
+        self._wide.halt()
 
     def close(self) -> None:
         """Forget everything."""

@@ -15,6 +15,7 @@ from rlkit.engine.promises import Promise, proto_answer
 from rlkit.engine.requests import SampleRequest, SampleResult, Ticket
 from rlkit.engine.sampler import Decoder
 from rlkit.engine.sessions import SamplerRef, Target
+from rlkit.errors import RlkitError
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +77,8 @@ class Samplers:
             try:
                 decoder.step()
             except Exception as error:
-                _log.exception("sampling failed")
+                if not isinstance(error, RlkitError):
+                    _log.exception("sampling failed")
                 del self._decoders[key]
                 for promise in self._tickets.pop(decoder, {}):
                     promise.fail_with(error)

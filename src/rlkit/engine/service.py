@@ -67,8 +67,14 @@ class Service:
         self.store.sweep()
         self._worker.start()
 
+    def halt(self) -> None:
+        """Answer what is open, and what is yet to come, with an error, and let the job that runs end early."""
+        self.promises.fail_all("the engine was stopped")
+        self._runtime.halt()
+
     def stop(self) -> None:
         """Stop the worker and free everything. May be called from any thread once no request comes in any more."""
+        self._runtime.halt()
         self._worker.stop()
         self._runtime.close()
 

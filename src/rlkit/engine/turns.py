@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from rlkit.engine.promises import Answer, GoneError, Promise, Promises
 from rlkit.engine.sessions import Line, Sessions
-from rlkit.errors import MissingError, UsageError
+from rlkit.errors import MissingError, RlkitError, UsageError
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _run(job: Job, promise: Promise) -> None:
     try:
         answer = job(promise)
     except Exception as error:
-        if not isinstance(error, UsageError | MissingError):
+        if not isinstance(error, RlkitError):
             _log.exception("request %s failed", promise.request_id)
         promise.fail_with(error)
     else:
