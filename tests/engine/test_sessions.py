@@ -109,8 +109,9 @@ def left_of(server: EngineServer, session_id: str) -> list[str]:
     names = [session.session_id for session in service.sessions]
     names += [promise.request_id for promise in service.promises.of("")]
     names += list(runtime._models)  # pyright: ignore[reportPrivateUsage] as above
-    names += [ref.snapshot or "" for ref, _ in runtime._samplers._decoders]  # pyright: ignore[reportPrivateUsage] as above
-    names += [p.request_id for requests in runtime._samplers._tickets.values() for p in requests]  # pyright: ignore[reportPrivateUsage] as above
+    served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
+    names += [ref.snapshot or "" for ref in served]
+    names += [promise.request_id for one in served.values() for promise in one.tickets]
     names += [*snapshots._recent, *snapshots._spilled]  # pyright: ignore[reportPrivateUsage] as above
     return [name for name in names if session_id in name]
 
@@ -289,16 +290,15 @@ def test_a_cancelled_sample_leaves_the_batch_and_its_neighbours_alone(
     expected = sampler.sample(prompt(*TEXT), 2, short).result().sequences
     abandoned, kept = sampler.sample(prompt(*TEXT), 5, long), sampler.sample(prompt(*TEXT), 2, short)
     runtime = service_of(server)._runtime  # pyright: ignore[reportPrivateUsage] as above
-    running = runtime._samplers._tickets  # pyright: ignore[reportPrivateUsage] as above
-    while sum(map(len, running.values())) < 2:
+    served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
+    while sum(len(one.tickets) for one in list(served.values())) < 2:
         time.sleep(0.005)
     abandoned.future().cancel()
     for sequence, alone in zip(kept.result().sequences, expected, strict=True):
         assert sequence.tokens == alone.tokens
         np.testing.assert_array_equal(sequence.logprobs_np, alone.logprobs_np)
     settle(server)
-    assert not any(running.values())
-    assert not any(decoder.busy for decoder in runtime._samplers._decoders.values())  # pyright: ignore[reportPrivateUsage] as above
+    assert not any(one.tickets or one.decoder.busy for one in served.values())
 
 
 def test_only_samples_can_be_cancelled(server: EngineServer, client: tinker.ServiceClient) -> None:

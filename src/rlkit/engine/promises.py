@@ -28,6 +28,14 @@ class GoneError(UsageError):
     """What is asked for was here and is not any more."""
 
 
+class NotYet(Exception):
+    """Raised by a job that cannot begin before `ready` is done; it has changed nothing and runs anew then."""
+
+    def __init__(self, ready: Future[None]) -> None:
+        super().__init__("what the job needs is not there yet")
+        self.ready = ready
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The body of a finished request."""

@@ -22,7 +22,7 @@ from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.devices import torch_device
 from rlkit.engine.promises import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.records import Run, strings
-from rlkit.engine.runtime import Runtime
+from rlkit.engine.runtime import Runtime, check_save
 from rlkit.engine.sessions import Line, ModelInfo, SamplerRef, Session, Sessions, Target
 from rlkit.engine.snapshots import scratch_folder
 from rlkit.engine.turns import Turns, fingerprint_of, new_id
@@ -79,7 +79,7 @@ class Service:
         self._runtime.close()
 
     def contexts(self) -> Mapping[str, int]:
-        """The longest context of each base model in use, in tokens. It may wait for a model to be fetched."""
+        """The longest context of each base model in use, in tokens, where it is known. Waits a little for look-ups."""
         targets = [target for session in self.sessions for target in list(session.samplers.values())]
         return self._runtime.contexts(target.ref.base_model for target in targets)
 
@@ -123,7 +123,7 @@ class Service:
             return json_answer({"model_id": model_id, "type": "create_model"})
 
         model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
-        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
 
     def load_weights(self, request: types.LoadWeightsRequest) -> Promise:
         """Make a model from a checkpoint, or load a checkpoint into a model."""
@@ -142,7 +142,7 @@ class Service:
         if request.session_id is None or request.model_seq_id is None:
             raise UsageError("load_weights: session_id and model_seq_id, or model_id and seq_id, are needed")
         model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
-        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
 
     def train(self, request: wire.TrainRequest) -> Promise:
         """Forward, or forward and backward."""
@@ -236,6 +236,7 @@ class Service:
             self._runtime.unload(request.model_id)
             return json_answer({"model_id": request.model_id, "type": "unload_model"})
 
+        line = None
         request_id = f"{request.model_id}#unload"
         if self.promises.get(request_id) is None:
             if self._turns.line(request.model_id).info is None:
@@ -244,9 +245,9 @@ class Service:
                 if not promise.running:
                     promise.fail("the model was unloaded before the request's turn came", "user")
             self.promises.forget(f"{request.model_id}#create")
-            del session.lines[request.model_id]
+            line = session.lines.pop(request.model_id)
             session.unloaded.add(request.model_id)
-        return self._turns.once(request_id, fingerprint_of(request), job)
+        return self._turns.once(request_id, fingerprint_of(request), job, line)
 
     def model_info(self, model_id: str) -> ModelInfo:
         """What is known of a model that was made."""
@@ -261,13 +262,15 @@ class Service:
         if request.model_path is not None:
             if "/sampler_weights/" not in request.model_path:
                 raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
-            ref = SamplerRef(self.store.info(request.model_path).base_model, path=request.model_path)
+            checkpoint = self.store.get(request.model_path)
+            ref = SamplerRef(checkpoint.info.base_model, path=request.model_path, save=checkpoint.data.name)
         elif request.base_model is not None:
             ref = SamplerRef(request.base_model)
         else:
             raise UsageError("create_sampling_session: base_model or model_path is needed")
         sampler_id = new_id(request.session_id, "sample", request.sampling_session_seq_id)
         known = session.samplers.setdefault(sampler_id, Target(ref))
+        self._runtime.look_for(ref.base_model)
         if known.ref != ref:
             raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
         return sampler_id
@@ -284,8 +287,7 @@ class Service:
         if request.sampling_session_id is None or request.seq_id is None:
             raise UsageError("asample: sampling_session_id and seq_id are needed")
         target = self.sampler(request.sampling_session_id)
-        if target.ref.path is not None:
-            self.store.info(target.ref.path)  # raises once it has expired or was deleted
+        check_save(self.store, target.ref)
 
         def job(promise: Promise) -> None:
             self._runtime.sample(target, request, promise)
@@ -335,7 +337,7 @@ class Service:
             self.promises.forget(promise.request_id)
         for line in session.lines.values():
             line.waiting.clear()
-        self._worker.submit(lambda: self._runtime.release(session.session_id))
+        self._turns.after(session.lines.values(), lambda: self._runtime.release(session.session_id))
 
     def _note_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
         now = self.store.clock()

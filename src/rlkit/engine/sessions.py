@@ -23,10 +23,15 @@ _ENDED_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplerRef:
-    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`."""
+    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`.
+
+    Args:
+        save: which save of the path: it can be deleted, and other weights saved under its name.
+    """
 
     base_model: str
     path: str | None = None
+    save: str | None = None
     snapshot: str | None = None
 
 
@@ -55,12 +60,14 @@ class Line:
         waiting: starts a request that came early, by its `seq_id`.
         info: known once the model is made.
         inflight: what the model's in-flight sampling sessions share.
+        held: what comes after a job that cannot begin yet; None while there is no such job. Used by the worker only.
     """
 
     next_seq: int = 1
     waiting: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     info: ModelInfo | None = None
     inflight: Target | None = None
+    held: deque[Callable[[], None]] | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -1,18 +1,21 @@
 """When a request runs: once, and in its model's order.
 
 Invariant: the requests of one model run in the order of their `seq_id`, each of them once, however often and in
-whatever order they arrive.
+whatever order they arrive; those of other models do not wait for what one of them waits for.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from functools import partial
 from hashlib import blake2b
 
 from pydantic import BaseModel
 
-from rlkit.engine.promises import Answer, GoneError, Promise, Promises
+from rlkit.engine.promises import Answer, GoneError, NotYet, Promise, Promises
 from rlkit.engine.sessions import Line, Sessions
 from rlkit.errors import MissingError, RlkitError, UsageError
 
@@ -23,11 +26,11 @@ _ID_MAX = 1 << 31
 _AHEAD_MAX = 4096
 
 type Job = Callable[[Promise], Answer | None]
-"""Runs on the worker; None when the promise is kept later."""
+"""Runs on the worker; None when the promise is kept later. It may raise `NotYet`."""
 
 
 class Turns:
-    """Gives jobs to the worker.
+    """Gives jobs to the worker. A job that raises `NotYet` holds up those of its own line only.
 
     Args:
         submit: queues a job.
@@ -66,11 +69,15 @@ class Turns:
             raise MissingError(f"there is no model {model_id!r} on this server")
         return line
 
-    def once(self, request_id: str, fingerprint: bytes, job: Job) -> Promise:
-        """Run a job now, unless it was run under this id before."""
+    def once(self, request_id: str, fingerprint: bytes, job: Job, line: Line | None = None) -> Promise:
+        """Run a job now, unless it was run under this id before.
+
+        Args:
+            line: the jobs that are handed over for it later run after this one.
+        """
         promise, new = self._promises.make(request_id, fingerprint)
         if new:
-            self._start(job, promise)
+            self._start(job, promise, line)
         return promise
 
     def in_turn(
@@ -100,7 +107,7 @@ class Turns:
             def start() -> None:
                 if saves:
                     self._keep(model_id, promise)
-                self._start(job, promise)
+                self._start(job, promise, line)
 
             line.waiting[seq_id] = start
             while (next_one := line.waiting.pop(line.next_seq, None)) is not None:
@@ -108,15 +115,58 @@ class Turns:
                 line.next_seq += 1
         return promise
 
+    def after(self, lines: Iterable[Line], step: Callable[[], None]) -> None:
+        """Have the worker do something once all that was handed over for `lines` has run."""
+        for line in lines:
+            step = partial(self._in_line, step, line)
+        self._submit(step)
+
     def _keep(self, model_id: str, save: Promise) -> None:
         """Note what must still be done should the session end: without the steps before it, a save would be another."""
         save.outlives = True
         for earlier in self._promises.of(f"{model_id}#"):
             earlier.outlives |= earlier.running
 
-    def _start(self, job: Job, promise: Promise) -> None:
+    def _start(self, job: Job, promise: Promise, line: Line | None) -> None:
         promise.running = True
-        self._submit(lambda: _run(job, promise))
+        self._submit(lambda: self._in_line(lambda: self._run(job, promise, line), line))
+
+    def _in_line(self, step: Callable[[], None], line: Line | None) -> None:
+        """Do it now, or after what the line waits for. On the worker, as all that follows."""
+        if line is not None and line.held is not None:
+            line.held.append(step)
+        else:
+            step()
+
+    def _run(self, job: Job, promise: Promise, line: Line | None) -> None:
+        if promise.done:
+            return
+        promise.begun = True
+        try:
+            answer = job(promise)
+        except NotYet as wait:
+            promise.begun = False
+            if line is not None:
+                line.held = deque()
+            wait.ready.add_done_callback(lambda ready: self._submit(lambda: self._go_on(job, promise, line, ready)))
+        except Exception as error:
+            _fail(promise, error)
+        else:
+            if answer is not None:
+                promise.resolve(answer)
+
+    def _go_on(self, job: Job, promise: Promise, line: Line | None, ready: Future[None]) -> None:
+        """What a job could not begin without is there, or cannot be had."""
+        held: deque[Callable[[], None]] = deque()
+        if line is not None and line.held is not None:
+            held, line.held = line.held, None
+        error = ready.exception()
+        if isinstance(error, Exception):
+            _fail(promise, error)
+        else:
+            self._run(job, promise, line)
+        for step in held:
+            self._in_line(step, line)
 
 
 def fingerprint_of(request: BaseModel) -> bytes:
@@ -137,16 +187,7 @@ def new_id(session_id: str, kind: str, number: int) -> str:
     return f"{session_id}:{kind}:{number}"
 
 
-def _run(job: Job, promise: Promise) -> None:
-    if promise.done:
-        return
-    promise.begun = True
-    try:
-        answer = job(promise)
-    except Exception as error:
-        if not isinstance(error, RlkitError):
-            _log.exception("request %s failed", promise.request_id)
-        promise.fail_with(error)
-    else:
-        if answer is not None:
-            promise.resolve(answer)
+def _fail(promise: Promise, error: Exception) -> None:
+    if not isinstance(error, RlkitError):
+        _log.error("request %s failed", promise.request_id, exc_info=error)
+    promise.fail_with(error)
