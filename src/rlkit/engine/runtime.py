@@ -170,7 +170,7 @@ class Runtime:
     def drop_snapshot(self, ref: SamplerRef) -> None:
         """Forget a copy from which no new samples will be asked for; those that are running go on."""
         if ref.snapshot is not None:
-            self._snapshots.drop(ref.snapshot)
+            self._snapshots.remove(ref.snapshot)
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
         """Queue a sampling request; its promise is kept by a later `advance`."""

@@ -1,9 +1,9 @@
 """Which weights are sampled from at a time, and whose turn it is.
 
 Invariant: another set of weights is merged and packed, or becomes busy, only while there are fewer than two of them, or
-fewer than 32 that come to less than `served_bytes`. Requests begin in their order: while those at the head wait for room,
-without weights of their own, all others wait behind them, also those for weights that are there. Only requests of one
-sampling session begin together. Runs on the worker thread.
+fewer than 32 that come to less than `served_bytes`. Requests begin in their order: while those at the head wait for
+room, without weights of their own, all others wait behind them, also those for weights that are there. Only requests of
+one sampling session begin together. Runs on the worker thread.
 """
 
 from __future__ import annotations
