@@ -23,7 +23,7 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from rlkit.engine import EngineServer, promises, routes, sessions, wire
+from rlkit.engine import EngineServer, promises, routes, sessions, turns, wire
 from rlkit.engine.runtime import Runtime
 from rlkit.engine.service import Service
 from rlkit.errors import UsageError
@@ -183,7 +183,7 @@ def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(ser
         )
         asking.start()
         gone = service_of(server).promise(f"{model_id}#2")
-        while not gone._future._done_callbacks:  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportAttributeAccessIssue] until it is waited for
+        while not gone._wakers:  # pyright: ignore[reportPrivateUsage] until it is waited for
             time.sleep(0.01)
         with busy_worker(server):
             create = {"session_id": session_id, "model_seq_id": 7, "base_model": "llama", "lora_config": {"rank": 2}}
@@ -464,6 +464,69 @@ def test_a_gap_does_not_grow_without_end(server: EngineServer, client: tinker.Se
     for seq_id, status in ((5000, 400), (2**63, 400), (0, 400), (-1, 400), (4096, 200)):
         body = {"model_id": trainer.model_id, "seq_id": seq_id, "adam_params": {}}
         assert post(server, "optim_step", body)[0] == status
+
+
+def test_what_waits_for_its_turn_has_a_limit_in_bytes_for_each_session(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (client.create_lora_training_client("llama", rank=2, seed=0).result().model_id for _ in "ab")
+    data = types.ForwardBackwardInput(data=[ce_datum(TEXT)] * 50, loss_fn="cross_entropy")
+
+    def send(model_id: str, seq_id: int) -> int:
+        request = types.ForwardBackwardRequest(forward_backward_input=data, model_id=model_id, seq_id=seq_id)
+        return post(server, "forward_backward", forward_backward_request_to_proto(request).SerializeToString())[0]
+
+    size_bytes = sum(
+        datum.ByteSize()
+        for datum in forward_backward_request_to_proto(
+            types.ForwardBackwardRequest(forward_backward_input=data, model_id=one, seq_id=1)
+        ).data
+    )
+    monkeypatch.setattr(turns, "_AHEAD_BYTES_MAX", 3 * size_bytes)
+    assert [send(one, 2), send(one, 3), send(other, 2), send(one, 4), send(one, 3)] == [200, 200, 200, 400, 200]
+    assert send(one, 1) == 200  # its turn has come, and so has that of the next two
+    assert send(one, 5) == 200
+    assert send(one, 4) == 200
+    for seq_id in range(1, 6):
+        reply = post(server, "retrieve_future", {"request_id": f"{one}#{seq_id}"})[1]
+        assert "error" not in reply
+
+
+def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = client.create_lora_training_client("llama", rank=2, seed=0).result().model_id
+    monkeypatch.setattr(promises, "_UNFETCHED_BYTES_MAX", 150)
+
+    def step(seq_id: int) -> None:
+        assert post(server, "optim_step", {"model_id": one, "seq_id": seq_id, "adam_params": {}})[0] == 200
+
+    def answer(seq_id: int) -> str:
+        return str(post(server, "retrieve_future", {"request_id": f"{one}#{seq_id}"})[1])
+
+    for seq_id in range(1, 6):
+        step(seq_id)
+    settle(server)
+    with connect(server) as stranger:  # who has room of its own
+        stranger.create_lora_training_client("llama", rank=2, seed=0).result()
+    answers = [answer(seq_id) for seq_id in range(1, 6)]
+    assert ["error" in text for text in answers] == [False, False, True, True, True]
+    assert "fetch those that are there" in answers[-1]
+    step(6)
+    assert "error" not in answer(6)
+
+
+def test_a_client_that_asks_again_and_again_leaves_nothing_behind(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_HOLD_S", 0.01)
+    service = service_of(server)
+    name = f"{on_server(server, service.create_session)}:never"
+    promise, _ = on_server(server, lambda: service.promises.make(name))
+    for _ in range(5):
+        assert post(server, "retrieve_future", {"request_id": name})[0] == 408
+    assert not promise._wakers  # pyright: ignore[reportPrivateUsage] as above
+    assert not promise._future._done_callbacks  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportAttributeAccessIssue] as above
 
 
 def test_a_request_that_cannot_be_read_takes_its_turn_and_fails(

@@ -154,7 +154,8 @@ class Service:
                 )
             return proto_answer(self._runtime.train(request))
 
-        return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job)
+        size_bytes = sum(datum.ByteSize() for datum in request.data)
+        return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes)
 
     def refuse(self, model_id: str, seq_id: int, body: bytes, message: str) -> Promise:
         """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""

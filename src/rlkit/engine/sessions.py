@@ -51,20 +51,28 @@ class Target:
     ref: SamplerRef
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Early:
+    """A request that came before its turn: what starts it, and what its body comes to."""
+
+    start: Callable[[], None]
+    size_bytes: int
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Line:
     """The requests of one model, waiting for their turn.
 
     Args:
         next_seq: the `seq_id` that runs next.
-        waiting: starts a request that came early, by its `seq_id`.
+        waiting: the requests that came early, by their `seq_id`.
         info: known once the model is made.
         inflight: what the model's in-flight sampling sessions share.
         held: what comes after a job that cannot begin yet; None while there is no such job. Used by the worker only.
     """
 
     next_seq: int = 1
-    waiting: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    waiting: dict[int, Early] = field(default_factory=dict[int, Early])
     info: ModelInfo | None = None
     inflight: Target | None = None
     held: deque[Callable[[], None]] | None = None

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pydantic import BaseModel
 
 from rlkit.engine.promises import Answer, GoneError, NotYet, Promise, Promises
-from rlkit.engine.sessions import Line, Sessions
+from rlkit.engine.sessions import Early, Line, Sessions
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 _log = logging.getLogger(__name__)
@@ -24,6 +24,8 @@ _log = logging.getLogger(__name__)
 _ID_MAX = 1 << 31
 # The parts of one large call arrive together, its first part last.
 _AHEAD_MAX = 4096
+# What the requests of one session that wait for their turn may come to: the parts of a call of ten million tokens.
+_AHEAD_BYTES_MAX = 256 << 20
 
 type Job = Callable[[Promise], Answer | None]
 """Runs on the worker; None when the promise is kept later. It may raise `NotYet`."""
@@ -81,16 +83,24 @@ class Turns:
         return promise
 
     def in_turn(
-        self, model_id: str, seq_id: int | None, fingerprint: bytes, job: Job, *, saves: bool = False
+        self,
+        model_id: str,
+        seq_id: int | None,
+        fingerprint: bytes,
+        job: Job,
+        *,
+        saves: bool = False,
+        size_bytes: int = 0,
     ) -> Promise:
         """Run a job once all requests of its model with a smaller `seq_id` have had their turn.
 
         Args:
             saves: whether the job leaves something that outlives the session.
+            size_bytes: what the job holds until it has run, where that is much.
 
         Raises:
             GoneError: it was run before, and its answer is forgotten.
-            UsageError: there is no `seq_id`, or it is too far ahead.
+            UsageError: there is no `seq_id`, or it is too far ahead, or too much waits for its turn.
             MissingError: there is no such model.
         """
         line = self.line(model_id)
@@ -101,6 +111,8 @@ class Turns:
             raise GoneError(f"request {seq_id} of {model_id} was answered long ago, and is not run again")
         if seq_id >= line.next_seq + _AHEAD_MAX:
             raise UsageError(f"seq_id: {seq_id} is too far ahead of {line.next_seq}, whose turn it is")
+        if seq_id > line.next_seq and self._promises.get(request_id) is None:
+            self._check_room(model_id, size_bytes)
         promise, new = self._promises.make(request_id, fingerprint)
         if new:
 
@@ -109,9 +121,9 @@ class Turns:
                     self._keep(model_id, promise)
                 self._start(job, promise, line)
 
-            line.waiting[seq_id] = start
-            while (next_one := line.waiting.pop(line.next_seq, None)) is not None:
-                next_one()
+            line.waiting[seq_id] = Early(start, size_bytes)
+            while (early := line.waiting.pop(line.next_seq, None)) is not None:
+                early.start()
                 line.next_seq += 1
         return promise
 
@@ -120,6 +132,15 @@ class Turns:
         for line in lines:
             step = partial(self._in_line, step, line)
         self._submit(step)
+
+    def _check_room(self, model_id: str, size_bytes: int) -> None:
+        lines = self._sessions.of(model_id).lines.values()
+        waiting_bytes = sum(early.size_bytes for line in lines for early in line.waiting.values())
+        if waiting_bytes + size_bytes > _AHEAD_BYTES_MAX:
+            raise UsageError(
+                f"requests of {waiting_bytes >> 20} MiB wait for their turn, and there is no room for "
+                f"{size_bytes >> 20} MiB more: send those before them first, or smaller ones"
+            )
 
     def _keep(self, model_id: str, save: Promise) -> None:
         """Note what must still be done should the session end: without the steps before it, a save would be another."""
