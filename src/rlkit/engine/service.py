@@ -271,9 +271,9 @@ class Service:
             raise UsageError("create_sampling_session: base_model or model_path is needed")
         sampler_id = new_id(request.session_id, "sample", request.sampling_session_seq_id)
         known = session.samplers.setdefault(sampler_id, Target(ref))
-        self._runtime.look_for(ref.base_model)
         if known.ref != ref:
             raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
+        self._runtime.look_for(ref.base_model)  # soon there will be samples to take, and its context may be asked for
         return sampler_id
 
     def sampler(self, sampler_id: str) -> Target:
