@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import tinker
 from tinker import types
 
+from rlkit.engine import EngineServer, runtime
+from rlkit.engine.requests import SampleResult
+from rlkit.engine.samplers import Samplers
+
+from .conformance import ask, await_answer, open_session
 from .helpers import ce_datum, prompt
 
 TEXT = list(b"the cat sat on the mat")
@@ -27,7 +34,81 @@ def test_weights_saved_again_under_a_name_are_the_new_ones(
     assert np.abs(np.array(found[0]) - np.array(found[1])).max() > 0.01
 
 
-def test_many_adapters_at_once_wait_for_each_other_and_are_all_answered(client: tinker.ServiceClient) -> None:
+def test_a_sampling_client_has_no_weights_that_were_saved_later_under_its_name(
+    client: tinker.ServiceClient, rest: tinker.RestClient
+) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
+    path = trainer.save_weights_for_sampler("a").result().path
+    old = client.create_sampling_client(path).result()
+    before = old.compute_logprobs(prompt(*TEXT)).result()
+    rest.delete_checkpoint_from_tinker_path(path).result()
+    trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
+    trainer.optim_step(types.AdamParams(learning_rate=0.05)).result()
+    assert trainer.save_weights_for_sampler("a").result().path == path
+    with pytest.raises(tinker.NotFoundError, match="others saved under their name"):
+        old.compute_logprobs(prompt(*TEXT)).result()
+    new = client.create_sampling_client(path).result()
+    assert new.compute_logprobs(prompt(*TEXT)).result() != before
+
+
+@pytest.fixture
+def samplers(server: EngineServer) -> Iterator[Samplers]:
+    samplers = server._service._runtime._samplers  # pyright: ignore[reportPrivateUsage] what is kept is seen nowhere else
+    most = samplers._served_bytes  # pyright: ignore[reportPrivateUsage] as above
+    yield samplers
+    samplers._served_bytes = most  # pyright: ignore[reportPrivateUsage] as above
+
+
+@pytest.mark.parametrize(("adapters_bytes", "merged"), [(2 << 30, 6), (0, 18)])
+def test_as_many_adapters_are_kept_merged_as_there_are_bytes_for(
+    client: tinker.ServiceClient,
+    samplers: Samplers,
+    monkeypatch: pytest.MonkeyPatch,
+    adapters_bytes: int,
+    merged: int,
+) -> None:
+    seen: list[int] = []
+    make = samplers._make  # pyright: ignore[reportPrivateUsage] as above
+    monkeypatch.setattr(samplers, "_make", lambda ref: (seen.append(len(samplers._served)), make(ref))[1])  # pyright: ignore[reportPrivateUsage] as above
+    samplers._served_bytes = adapters_bytes  # pyright: ignore[reportPrivateUsage] as above
+    trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
+    clients = [trainer.save_weights_and_get_sampling_client().result() for _ in range(6)]
+    for turn in range(3):
+        params = types.SamplingParams(max_tokens=2, seed=turn, stop=[])
+        for sampler in clients:
+            sampler.sample(prompt(*TEXT), 1, params).result()
+    assert len(seen) == merged
+    assert adapters_bytes or max(seen) < 2
+
+
+def test_an_answer_that_cannot_be_encoded_fails_alone(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = runtime.encode_sample
+
+    def failing(result: SampleResult, request: types.SampleRequest) -> bytes:
+        if request.seq_id == 1:
+            raise ValueError("on purpose")
+        return encode(result, request)
+
+    monkeypatch.setattr(runtime, "encode_sample", failing)
+    session = {"session_id": open_session(server), "sampling_session_seq_id": 0, "base_model": "llama"}
+    sampler_id = ask(server, "create_sampling_session", session).json["sampling_session_id"]
+    chunks = {"chunks": [{"type": "encoded_text", "tokens": TEXT}]}
+    wanted = {"sampling_session_id": sampler_id, "num_samples": 1, "prompt": chunks}
+    pending = [
+        ask(server, "asample", wanted | {"seq_id": seq_id, "sampling_params": {"max_tokens": 40 + seq_id, "stop": []}})
+        for seq_id in range(3)
+    ]
+    answers = [await_answer(server, reply) for reply in pending]
+    assert answers[1].json == {"error": "ValueError: on purpose", "category": "server"}
+    assert [answer.media_type for answer in answers[::2]] == ["application/x-protobuf"] * 2
+
+
+def test_many_adapters_at_once_wait_for_each_other_and_are_all_answered(
+    client: tinker.ServiceClient, samplers: Samplers
+) -> None:
+    samplers._served_bytes = 0  # pyright: ignore[reportPrivateUsage] as above
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
     samplers: list[tinker.SamplingClient] = []
     for _ in range(6):

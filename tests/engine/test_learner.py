@@ -11,9 +11,9 @@ import torch
 
 from rlkit.engine import model as model_module
 from rlkit.engine.draw import DrawSettings
-from rlkit.engine.lanes import Lanes
+from rlkit.engine.lanes import Lanes, StoppedError
 from rlkit.engine.layout import lay_out
-from rlkit.engine.learner import AdamSettings, Learner, check_examples
+from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import LOSSES, make_loss
 from rlkit.engine.model import trunk
@@ -228,6 +228,23 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> 
     assert torch.equal(*gradients)
 
 
+def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, done = Lanes(2), list[int]()
+    compute = Learner._micro_batch
+
+    def counted(*args: object, **kwargs: object) -> object:
+        done.append(1)
+        lanes.halt()
+        return compute(*args, **kwargs)  # pyright: ignore[reportArgumentType] they are passed on as they came
+
+    monkeypatch.setattr(Learner, "_micro_batch", counted)
+    learner = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes)
+    with pytest.raises(StoppedError, match="the engine was stopped"):
+        learner.forward_backward(random_examples("ppo", [200] * 20), make_loss("ppo", {}))
+    lanes.close()
+    assert len(done) <= 2
+
+
 def test_a_long_sequence_is_computed_again_rather_than_kept(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,14 +269,17 @@ def test_a_long_sequence_is_computed_again_rather_than_kept(
         ({"inputs": {n: np.ones(2, np.float32) for n in ("advantages", "logprobs", "mask")}}, "mask"),
     ],
 )
-def test_a_malformed_example_is_refused_by_field(weights: Weights, change: dict[str, np.ndarray], named: str) -> None:
+def test_a_malformed_example_is_refused_by_field(
+    weights: Weights, lanes: Lanes, change: dict[str, np.ndarray], named: str
+) -> None:
     from dataclasses import replace
 
     inputs = {"advantages": np.ones(2, np.float32), "logprobs": np.ones(2, np.float32)}
     good = Example(np.array([1, 2]), np.array([2, 3]), inputs)
-    check_examples([good], "ppo", weights.config)
+    learner, ppo = Learner(weights, random_adapter(weights, LoraSettings(2)), lanes), make_loss("ppo", {})
+    assert learner.forward([good], ppo).logprobs
     with pytest.raises(UsageError, match=named):
-        check_examples([replace(good, **change)], "ppo", weights.config)
+        learner.forward([replace(good, **change)], ppo)
 
 
 def test_a_step_that_would_ruin_the_weights_is_not_taken(weights: Weights, lanes: Lanes) -> None:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tinker
 from tinker import types
+from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rlkit.engine import EngineServer
+from rlkit.engine.learner import Learner
 from rlkit.errors import UsageError
 
+from .conformance import ask, open_model, open_session
 from .conftest import connect
 from .helpers import ce_datum, logprobs_of, prompt, rl_datum
 
@@ -43,6 +49,17 @@ def test_sampler_and_trainer_agree_before_and_after_training_steps(client: tinke
 def test_a_result_does_not_depend_on_the_batch(resolve: Callable[[str], Path], tmp_path: Path, threads: int) -> None:
     with EngineServer(root=tmp_path, resolve=resolve, threads=threads) as server, connect(server) as client:
         _check_batch_independence(client)
+
+
+@pytest.mark.parametrize(("threads", "lanes"), [(None, 1), (1, 1), (2, 2)])
+def test_a_number_of_threads_counts_for_a_tiny_model_too(
+    resolve: Callable[[str], Path], tmp_path: Path, threads: int | None, lanes: int
+) -> None:
+    with EngineServer(root=tmp_path, resolve=resolve, threads=threads, device="cpu") as server:
+        with connect(server) as client:
+            trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+            model = server._service._runtime._models[trainer.model_id]  # pyright: ignore[reportPrivateUsage]
+        assert model.learner._lanes.count == lanes  # pyright: ignore[reportPrivateUsage]
 
 
 def _check_batch_independence(client: tinker.ServiceClient) -> None:
@@ -270,6 +287,38 @@ def test_stop_answers_what_is_open(resolve: Callable[[str], Path], tmp_path: Pat
         assert not waiting.done
     asking.join()
     assert b"the engine was stopped" in answers[0]
+
+
+def test_stop_waits_for_no_more_than_a_micro_batch_of_training(
+    resolve: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = threading.Event()
+    compute = Learner._micro_batch  # pyright: ignore[reportPrivateUsage] a tiny model's would be too short to tell
+
+    def slow(*args: Any, **kwargs: Any) -> object:
+        running.set()
+        time.sleep(0.2)
+        return compute(*args, **kwargs)
+
+    monkeypatch.setattr(Learner, "_micro_batch", slow)
+    with EngineServer(root=tmp_path, resolve=resolve) as server:
+        session_id = open_session(server)
+        model_id = open_model(server, session_id)
+        data = types.ForwardBackwardInput(
+            data=[ce_datum([i, *range(200)]) for i in range(100)], loss_fn="cross_entropy"
+        )
+        request = types.ForwardBackwardRequest(forward_backward_input=data, model_id=model_id, seq_id=1)
+        body = forward_backward_request_to_proto(request).SerializeToString()
+        assert ask(server, "forward_backward", body, media_type="application/x-protobuf").status == 200
+        assert running.wait(20)
+        promise = server._service.promise(f"{model_id}#1")  # pyright: ignore[reportPrivateUsage]
+        began_s = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began_s < 5
+    answer = asyncio.run(promise.wait(0))
+    assert answer is not None
+    assert b"the engine was stopped" in answer.body
+    assert caplog.records == []
 
 
 def test_a_request_that_is_sent_twice_runs_once(server: EngineServer, client: tinker.ServiceClient) -> None:

@@ -23,7 +23,8 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from rlkit.engine import EngineServer, promises, routes, sessions, wire
+from rlkit.engine import EngineServer, promises, routes, sessions, turns, wire
+from rlkit.engine.runtime import Runtime
 from rlkit.engine.service import Service
 from rlkit.errors import UsageError
 
@@ -108,8 +109,9 @@ def left_of(server: EngineServer, session_id: str) -> list[str]:
     names = [session.session_id for session in service.sessions]
     names += [promise.request_id for promise in service.promises.of("")]
     names += list(runtime._models)  # pyright: ignore[reportPrivateUsage] as above
-    names += [ref.snapshot or "" for ref, _ in runtime._samplers._decoders]  # pyright: ignore[reportPrivateUsage] as above
-    names += [p.request_id for requests in runtime._samplers._tickets.values() for p in requests]  # pyright: ignore[reportPrivateUsage] as above
+    served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
+    names += [ref.snapshot or "" for ref in served]
+    names += [promise.request_id for one in served.values() for promise in one.tickets]
     names += [*snapshots._recent, *snapshots._spilled]  # pyright: ignore[reportPrivateUsage] as above
     return [name for name in names if session_id in name]
 
@@ -181,7 +183,7 @@ def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(ser
         )
         asking.start()
         gone = service_of(server).promise(f"{model_id}#2")
-        while not gone._future._done_callbacks:  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportAttributeAccessIssue] until it is waited for
+        while not gone._wakers:  # pyright: ignore[reportPrivateUsage] until it is waited for
             time.sleep(0.01)
         with busy_worker(server):
             create = {"session_id": session_id, "model_seq_id": 7, "base_model": "llama", "lora_config": {"rank": 2}}
@@ -193,6 +195,27 @@ def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(ser
     assert answers == [{"error": "the session has ended", "category": "user"}]
     settle(server)
     assert service_of(server).store.info(f"tinker://{session_id}:train:7/weights/last").base_model == "llama"
+
+
+def test_what_no_save_needs_is_not_run_once_its_session_has_ended(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+    step = Runtime.optim_step
+    monkeypatch.setattr(Runtime, "optim_step", lambda *args: (ran.append(args[1]), step(*args))[1])
+    with connect(server) as client:
+        saved, other = (client.create_lora_training_client("llama", rank=2, seed=0).result().model_id for _ in "ab")
+        with busy_worker(server):
+            for seq_id in (1, 2, 4):
+                assert post(server, "optim_step", {"model_id": saved, "seq_id": seq_id, "adam_params": {}})[0] == 200
+                assert post(server, "optim_step", {"model_id": other, "seq_id": seq_id, "adam_params": {}})[0] == 200
+            assert post(server, "save_weights", {"model_id": saved, "seq_id": 3, "path": "last"})[0] == 200
+            unnamed = {"model_id": other, "seq_id": 3, "sampling_session_seq_id": 5}
+            assert post(server, "save_weights_for_sampler", unnamed)[0] == 200
+            client.close("success").result()
+        settle(server)
+    assert ran == [saved, saved]
+    assert service_of(server).store.info(f"tinker://{saved}/weights/last").steps == 2
 
 
 def test_a_model_is_out_of_reach_without_its_sessions_id(server: EngineServer, client: tinker.ServiceClient) -> None:
@@ -267,16 +290,15 @@ def test_a_cancelled_sample_leaves_the_batch_and_its_neighbours_alone(
     expected = sampler.sample(prompt(*TEXT), 2, short).result().sequences
     abandoned, kept = sampler.sample(prompt(*TEXT), 5, long), sampler.sample(prompt(*TEXT), 2, short)
     runtime = service_of(server)._runtime  # pyright: ignore[reportPrivateUsage] as above
-    running = runtime._samplers._tickets  # pyright: ignore[reportPrivateUsage] as above
-    while sum(map(len, running.values())) < 2:
+    served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
+    while sum(len(one.tickets) for one in list(served.values())) < 2:
         time.sleep(0.005)
     abandoned.future().cancel()
     for sequence, alone in zip(kept.result().sequences, expected, strict=True):
         assert sequence.tokens == alone.tokens
         np.testing.assert_array_equal(sequence.logprobs_np, alone.logprobs_np)
     settle(server)
-    assert not any(running.values())
-    assert not any(decoder.busy for decoder in runtime._samplers._decoders.values())  # pyright: ignore[reportPrivateUsage] as above
+    assert not any(one.tickets or one.decoder.busy for one in served.values())
 
 
 def test_only_samples_can_be_cancelled(server: EngineServer, client: tinker.ServiceClient) -> None:
@@ -444,6 +466,69 @@ def test_a_gap_does_not_grow_without_end(server: EngineServer, client: tinker.Se
         assert post(server, "optim_step", body)[0] == status
 
 
+def test_what_waits_for_its_turn_has_a_limit_in_bytes_for_each_session(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (client.create_lora_training_client("llama", rank=2, seed=0).result().model_id for _ in "ab")
+    data = types.ForwardBackwardInput(data=[ce_datum(TEXT)] * 50, loss_fn="cross_entropy")
+
+    def send(model_id: str, seq_id: int) -> int:
+        request = types.ForwardBackwardRequest(forward_backward_input=data, model_id=model_id, seq_id=seq_id)
+        return post(server, "forward_backward", forward_backward_request_to_proto(request).SerializeToString())[0]
+
+    size_bytes = sum(
+        datum.ByteSize()
+        for datum in forward_backward_request_to_proto(
+            types.ForwardBackwardRequest(forward_backward_input=data, model_id=one, seq_id=1)
+        ).data
+    )
+    monkeypatch.setattr(turns, "_AHEAD_BYTES_MAX", 3 * size_bytes)
+    assert [send(one, 2), send(one, 3), send(other, 2), send(one, 4), send(one, 3)] == [200, 200, 200, 400, 200]
+    assert send(one, 1) == 200  # its turn has come, and so has that of the next two
+    assert send(one, 5) == 200
+    assert send(one, 4) == 200
+    for seq_id in range(1, 6):
+        reply = post(server, "retrieve_future", {"request_id": f"{one}#{seq_id}"})[1]
+        assert "error" not in reply
+
+
+def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = client.create_lora_training_client("llama", rank=2, seed=0).result().model_id
+    monkeypatch.setattr(promises, "_UNFETCHED_BYTES_MAX", 150)
+
+    def step(seq_id: int) -> None:
+        assert post(server, "optim_step", {"model_id": one, "seq_id": seq_id, "adam_params": {}})[0] == 200
+
+    def answer(seq_id: int) -> str:
+        return str(post(server, "retrieve_future", {"request_id": f"{one}#{seq_id}"})[1])
+
+    for seq_id in range(1, 6):
+        step(seq_id)
+    settle(server)
+    with connect(server) as stranger:  # who has room of its own
+        stranger.create_lora_training_client("llama", rank=2, seed=0).result()
+    answers = [answer(seq_id) for seq_id in range(1, 6)]
+    assert ["error" in text for text in answers] == [False, False, True, True, True]
+    assert "fetch those that are there" in answers[-1]
+    step(6)
+    assert "error" not in answer(6)
+
+
+def test_a_client_that_asks_again_and_again_leaves_nothing_behind(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_HOLD_S", 0.01)
+    service = service_of(server)
+    name = f"{on_server(server, service.create_session)}:never"
+    promise, _ = on_server(server, lambda: service.promises.make(name))
+    for _ in range(5):
+        assert post(server, "retrieve_future", {"request_id": name})[0] == 408
+    assert not promise._wakers  # pyright: ignore[reportPrivateUsage] as above
+    assert not promise._future._done_callbacks  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType, reportAttributeAccessIssue] as above
+
+
 def test_a_request_that_cannot_be_read_takes_its_turn_and_fails(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -531,6 +616,18 @@ def test_what_waits_when_a_model_is_unloaded_is_answered(server: EngineServer, c
     _, reply = post(server, "retrieve_future", {"request_id": early})
     assert reply == {"error": "the model was unloaded before the request's turn came", "category": "user"}
     assert post(server, "optim_step", body | {"seq_id": 1})[0] == 404
+
+
+def test_the_number_of_an_unloaded_model_is_not_given_to_another(
+    server: EngineServer, client: tinker.ServiceClient
+) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    path = trainer.save_state("kept").result().path
+    session_id, _, number = trainer.model_id.split(":")
+    assert post(server, "unload_model", {"model_id": trainer.model_id})[0] == 200
+    again = {"session_id": session_id, "model_seq_id": int(number)}
+    assert post(server, "create_model", again | {"base_model": "llama", "lora_config": {"rank": 2}})[0] == 410
+    assert post(server, "load_weights", again | {"path": path, "optimizer": False})[0] == 410
 
 
 def test_a_model_whose_making_is_forgotten_is_not_made_again(

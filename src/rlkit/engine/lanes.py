@@ -1,6 +1,7 @@
 """Threads that compute side by side, each on rows of its own.
 
-Invariant: what a lane computes never depends on how many lanes there are or how many threads each has.
+Invariant: what a lane computes never depends on how many lanes there are or how many threads each has; after `halt`
+nothing more is begun.
 
 Two lanes of one thread each are faster than one computation spread over two threads (by half, for a batch of 64): the
 small operations between the matrix products are shared out too, nothing waits at the end of every product, and a lane
@@ -14,8 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
+from rlkit.errors import RlkitError
+
 _CORES = torch.get_num_threads()
 _LANES_MAX = 2
+
+
+class StoppedError(RlkitError):
+    """The engine stops, and what was being computed is not wanted any more."""
 
 
 class Lanes:
@@ -27,6 +34,7 @@ class Lanes:
 
     def __init__(self, threads: int | None = None) -> None:
         cores = threads or _CORES
+        self._halted = False
         self.count = min(cores, _LANES_MAX)
         per_lane = max(cores // self.count, 1)
         self._pool = ThreadPoolExecutor(
@@ -37,11 +45,32 @@ class Lanes:
         """Run the tasks, as many at a time as there are lanes, and return what they return.
 
         When one raises, the others still end before the error is passed on, so that nothing goes on unseen.
+
+        Raises:
+            StoppedError: `halt` was called before all of them had begun.
         """
-        futures: list[Future[T]] = [self._pool.submit(task) for task in tasks]
+
+        def begin(task: Callable[[], T]) -> T:
+            self.check()
+            return task()
+
+        futures: list[Future[T]] = [self._pool.submit(begin, task) for task in tasks]
         for future in futures:
             future.exception()
         return [future.result() for future in futures]
+
+    def check(self) -> None:
+        """Called by a long task now and then.
+
+        Raises:
+            StoppedError: `halt` was called.
+        """
+        if self._halted:
+            raise StoppedError("the engine was stopped")
+
+    def halt(self) -> None:
+        """Let what runs end early. May be called from any thread."""
+        self._halted = True
 
     def close(self) -> None:
         """End the threads."""

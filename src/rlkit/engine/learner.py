@@ -123,7 +123,7 @@ class Learner:
         return norm
 
     def _run(self, examples: Sequence[Example], loss: Loss, *, backward: bool) -> LossOutput:
-        check_examples(examples, loss.name, self.weights.config)
+        _check_examples(examples, loss.name, self.weights.config)
         packed = micro_batches([example.tokens for example in examples], self._tokens)
         shares = [
             partial(self._run_share, adapter, packed[i::_SHARES], examples, loss, backward=backward)
@@ -147,6 +147,7 @@ class Learner:
     ) -> _ShareOutput:
         output = _ShareOutput({}, [])
         for batch in share:
+            self._lanes.check()
             logp, losses = self._micro_batch(adapter, batch, examples, loss, backward=backward)
             output.losses.append(float(losses.sum(dtype=torch.float64)))
             found, start = logp.cpu().numpy(), 0
@@ -224,12 +225,8 @@ def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence
     return replace(targets, inputs={**targets.inputs, SEQUENCE: torch.cat(ratios)})
 
 
-def check_examples(examples: Sequence[Example], loss: str, config: ModelConfig) -> None:
-    """Refuse what would give nonsense instead of an error.
-
-    Raises:
-        UsageError: names the example and the field.
-    """
+def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig) -> None:
+    """Refuse what would give nonsense instead of an error, by example and field."""
     spec = LOSSES[loss]
     names = examples[0].inputs.keys() if examples else ()
     for i, example in enumerate(examples):

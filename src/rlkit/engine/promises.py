@@ -1,7 +1,8 @@
 """Answers that are not there yet.
 
 Invariant: a request id has at most one promise, and its answer, once given, is given again on every later question;
-only answers that were delivered, cancelled or belong to a session that has ended are ever forgotten.
+only answers that were delivered, cancelled or belong to a session that has ended are ever forgotten. The answers that a
+session has not fetched come to no more than a gibibyte: one that would be too much becomes an error.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
+from weakref import WeakValueDictionary
 
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 _DELIVERED_BYTES_MAX = 64 << 20
+_UNFETCHED_BYTES_MAX = 1 << 30
 # What a promise takes up besides its answer's body.
 _OVERHEAD_BYTES = 2048
 
@@ -26,6 +31,14 @@ type Category = Literal["user", "server"]
 
 class GoneError(UsageError):
     """What is asked for was here and is not any more."""
+
+
+class NotYet(Exception):
+    """Raised by a job that cannot begin before `ready` is done; it has changed nothing and runs anew then."""
+
+    def __init__(self, ready: Future[None]) -> None:
+        super().__init__("what the job needs is not there yet")
+        self.ready = ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +59,23 @@ def proto_answer(body: bytes) -> Answer:
     return Answer(body, "application/x-protobuf")
 
 
+class _Unfetched:
+    """What the answers come to that a session has not fetched. May be used from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def fits(self, size_bytes: int) -> bool:
+        """Whether there is room for another answer."""
+        return self._bytes + size_bytes <= _UNFETCHED_BYTES_MAX
+
+    def add(self, size_bytes: int) -> None:
+        """Count an answer, or a negative size once it is fetched or forgotten."""
+        with self._lock:
+            self._bytes += size_bytes
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Promise:
     """One answer to come. `resolve` and `fail` may be called from any thread; the first call counts.
@@ -53,12 +83,19 @@ class Promise:
     Args:
         fingerprint: tells the request from another one under the same id.
         running: whether the request's turn has come.
+        begun: whether the worker has begun with it.
+        outlives: whether its session's end leaves it alone, because it saves or a save that was asked for needs it.
+        unfetched: what all of its session count their answers in.
     """
 
     request_id: str
     fingerprint: bytes = b""
     running: bool = False
+    begun: bool = False
+    outlives: bool = False
+    unfetched: _Unfetched = field(default_factory=_Unfetched)
     _future: Future[Answer] = field(default_factory=Future[Answer])
+    _wakers: set[Callable[[], object]] = field(default_factory=set[Callable[[], object]])
 
     @property
     def done(self) -> bool:
@@ -66,13 +103,16 @@ class Promise:
         return self._future.done()
 
     def resolve(self, answer: Answer) -> None:
-        """Give the answer."""
-        with contextlib.suppress(InvalidStateError):  # somebody was first
-            self._future.set_result(answer)
+        """Give the answer, or an error where the session has not fetched too many others."""
+        if self.unfetched.fits(len(answer.body)):
+            self._settle(answer)
+        else:
+            most = f"{_UNFETCHED_BYTES_MAX >> 20} MiB"
+            self.fail(f"an answer was thrown away: fetch those that are there, which come to almost {most}", "user")
 
     def fail(self, message: str, category: Category) -> None:
         """Give an error for an answer."""
-        self.resolve(json_answer({"error": message, "category": category}))
+        self._settle(json_answer({"error": message, "category": category}))
 
     def fail_with(self, error: Exception) -> None:
         """Answer with an error: the client's own mistakes as such, everything else as the server's."""
@@ -82,9 +122,33 @@ class Promise:
 
     async def wait(self, timeout_s: float) -> Answer | None:
         """The answer, or None if it takes longer than `timeout_s`."""
-        if not self._future.done():
-            await asyncio.wait([asyncio.wrap_future(self._future)], timeout=timeout_s)
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
+        # No callback of the future's: those cannot be taken back, and a client asks again and again.
+        waker = partial(loop.call_soon_threadsafe, arrived.set)
+        self._wakers.add(waker)
+        try:
+            if not self._future.done():
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(timeout_s):
+                        await arrived.wait()
+        finally:
+            self._wakers.discard(waker)
         return self._future.result() if self._future.done() else None
+
+    def forget_answer(self) -> None:
+        """Count the answer no more, if there is one: it was fetched, or nobody will."""
+        if self._future.done():
+            self.unfetched.add(-len(self._future.result().body))
+
+    def _settle(self, answer: Answer) -> None:
+        try:
+            self._future.set_result(answer)
+        except InvalidStateError:  # somebody was first
+            return
+        self.unfetched.add(len(answer.body))
+        for waker in list(self._wakers):
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                waker()
 
 
 class Promises:
@@ -94,6 +158,7 @@ class Promises:
         self._all: dict[str, Promise] = {}
         self._delivered: OrderedDict[str, int] = OrderedDict()
         self._delivered_bytes = 0
+        self._unfetched: WeakValueDictionary[str, _Unfetched] = WeakValueDictionary()
         self._closed = ""
 
     def __len__(self) -> int:
@@ -108,7 +173,8 @@ class Promises:
         """
         known = self.get(request_id)
         if known is None:
-            self._all[request_id] = promise = Promise(request_id, fingerprint)
+            unfetched = self._unfetched.setdefault(request_id.partition(":")[0], _Unfetched())
+            self._all[request_id] = promise = Promise(request_id, fingerprint, unfetched=unfetched)
             if self._closed:
                 promise.fail(self._closed, "server")
             return promise, True
@@ -128,6 +194,7 @@ class Promises:
         """Note that the answer was sent, so that it can be forgotten once many others were."""
         if promise.request_id in self._delivered or self._all.get(promise.request_id) is not promise:
             return
+        promise.forget_answer()
         self._delivered[promise.request_id] = size_bytes + _OVERHEAD_BYTES
         self._delivered_bytes += size_bytes + _OVERHEAD_BYTES
         while self._delivered_bytes > _DELIVERED_BYTES_MAX:
@@ -135,7 +202,9 @@ class Promises:
 
     def forget(self, request_id: str) -> None:
         """Drop a promise; whoever waits for it still gets its answer."""
-        self._all.pop(request_id, None)
+        promise = self._all.pop(request_id, None)
+        if promise is not None and request_id not in self._delivered:
+            promise.forget_answer()
         self._delivered_bytes -= self._delivered.pop(request_id, 0)
 
     def fail_all(self, message: str) -> None:

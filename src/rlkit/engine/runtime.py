@@ -1,15 +1,13 @@
 """The models of a server: base weights, models in training, weights for sampling.
 
-Invariant: everything here runs on the worker thread, one call at a time; a method that fails leaves the rest usable.
+Invariant: everything here runs on the worker thread, one call at a time, but for `look_for`, `contexts` and `halt`,
+which any thread may call; a method that fails leaves the rest usable.
 """
 
 from __future__ import annotations
 
-import logging
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +16,8 @@ import torch
 from tinker import types
 
 from rlkit.engine import wire
+from rlkit.engine.bases import Base, Bases
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.config import read_config
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
@@ -27,42 +25,35 @@ from rlkit.engine.losses import make_loss
 from rlkit.engine.peft import save_external
 from rlkit.engine.promises import Promise
 from rlkit.engine.sampler import Decoder
-from rlkit.engine.samplers import Samplers, ServedKey
+from rlkit.engine.samplers import Samplers, Served
 from rlkit.engine.sessions import ModelInfo, SamplerRef, Target
 from rlkit.engine.snapshots import Snapshots
 from rlkit.engine.stops import StopRule
-from rlkit.engine.weights import Weights, load_weights
+from rlkit.engine.weights import Weights
 from rlkit.engine.wire_sample import decode_sample, encode_sample
-from rlkit.errors import RlkitError, UsageError
-
-_log = logging.getLogger(__name__)
+from rlkit.errors import MissingError, UsageError
 
 # A model whose products take microseconds only loses by handing half of them to another thread.
 _ONE_LANE_BELOW = 256
-_BASES_MAX = 2
+# Four adapters on a model of 135 million parameters.
+_SERVED_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Model:
     """A model in training."""
 
-    base_model: str
+    base: Base
     learner: Learner
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Base:
-    """A base model that is loaded."""
-
-    directory: Path
-    weights: Weights
 
 
 class Runtime:
     """Loads, trains, saves and samples.
 
+    `create`, `load` and `sample` raise `NotYet`, before they change anything, while a base model is being looked for.
+
     Args:
-        resolve: a base model's name to its directory.
+        resolve: a base model's name to its directory; called on other threads.
         store: where checkpoints go.
         scratch: a `scratch_folder` of this server's own, removed by `close`.
         threads: how many cores to use; by default one for a tiny model and all of them for others.
@@ -78,20 +69,21 @@ class Runtime:
         device: torch.device,
     ) -> None:
         self._device = device
-        self._narrow, self._wide = Lanes(1), Lanes(threads if device.type == "cpu" else 1)
-        self._resolve = resolve
+        self._wide = Lanes(threads if device.type == "cpu" else 1)
+        self._narrow = self._wide if threads else Lanes(1)
         self._store = store
         self._snapshots = Snapshots(scratch)
-        self._bases: OrderedDict[str, _Base] = OrderedDict()
+        self._bases = Bases(resolve, device)
         self._models: dict[str, _Model] = {}
-        self._samplers = Samplers(self._key, self._decoder)
+        # On a GPU each decoder's cache may take a third of its memory, so that two are all that fit.
+        self._samplers = Samplers(self._serve, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0)
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
         """Make a model with a fresh adapter."""
-        base = self._base(base_model)
+        base = self._bases.load(base_model)
         weights = base.weights
         adapter = new_adapter(weights.config, settings, seed=secrets.randbits(62) if seed is None else seed)
-        self._models[model_id] = _Model(base_model, Learner(weights, adapter, self._lanes(weights)))
+        self._models[model_id] = _Model(base, Learner(weights, adapter, self._lanes(weights)))
         return ModelInfo(base_model, base.directory, settings.rank)
 
     def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
@@ -99,7 +91,7 @@ class Runtime:
         info = self._store.info(path)
         if base_model not in (None, info.base_model):
             raise UsageError(f"{path} was trained from {info.base_model!r} and cannot be loaded into {base_model!r}")
-        base = self._base(info.base_model)
+        base = self._bases.load(info.base_model)
         weights = base.weights
         adapter, moments = self._store.load(path, weights.config)
         if optimiser and moments is None:
@@ -110,7 +102,7 @@ class Runtime:
             if optimiser
             else Learner(weights, adapter, lanes)
         )
-        self._models[model_id] = _Model(info.base_model, learner)
+        self._models[model_id] = _Model(base, learner)
         return ModelInfo(info.base_model, base.directory, info.settings.rank)
 
     def train(self, request: wire.TrainRequest) -> bytes:
@@ -173,20 +165,20 @@ class Runtime:
         """Keep a copy of the weights as they are now."""
         model = self._model(model_id)
         self._snapshots.put(key, model.learner.adapter.snapshot())
-        return SamplerRef(model.base_model, snapshot=key)
+        return SamplerRef(model.base.name, snapshot=key)
 
     def drop_snapshot(self, ref: SamplerRef) -> None:
         """Forget a copy from which no new samples will be asked for; those that are running go on."""
         if ref.snapshot is not None:
-            self._snapshots.drop(ref.snapshot)
+            self._snapshots.remove(ref.snapshot)
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
         """Queue a sampling request; its promise is kept by a later `advance`."""
-        base = self._base(target.ref.base_model)
+        base = self._bases.find(target.ref.base_model)
 
         def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
             if tokens is None:
-                return StopRule(base.weights.config.eos)
+                return StopRule(base.config.eos)
             return StopRule(frozenset(tokens), tuple(strings), _decoder_of(base.directory) if strings else None)
 
         decoded = decode_sample(request, rule)
@@ -213,18 +205,23 @@ class Runtime:
         self._model(model_id)
         del self._models[model_id]
 
+    def look_for(self, base_model: str) -> None:
+        """Begin to look for a base model that will be asked for. May be called from any thread."""
+        self._bases.look_for(base_model)
+
     def contexts(self, names: Iterable[str]) -> dict[str, int]:
-        """The longest context, in tokens, of the loaded base models and of `names`. May be called from any thread."""
-        found = {name: base.weights.config.max_positions for name, base in list(self._bases.items())}
-        for name in set(names) - set(found):
-            with suppress(RlkitError):  # whoever samples from it will be told
-                found[name] = read_config(self._resolve(name)).max_positions
-        return found
+        """As `Bases.contexts`."""
+        return self._bases.contexts(names)
+
+    def halt(self) -> None:
+        """Let the call that runs end early. May be called from any thread."""
+        self._narrow.halt()
+        self._wide.halt()
 
     def close(self) -> None:
         """Forget everything."""
         self._models.clear()
-        self._bases.clear()
+        self._bases.close()
         self._samplers.clear()
         self._snapshots.close()
         self._narrow.close()
@@ -238,27 +235,17 @@ class Runtime:
             raise UsageError(f"there is no model {model_id!r} on this server: it was never made, or its session ended")
         return self._models[model_id]
 
-    def _base(self, name: str) -> _Base:
-        if name not in self._bases:
-            directory = self._resolve(name)
-            _log.info("loading %s from %s", name, directory)
-            self._bases[name] = _Base(directory, load_weights(directory, self._device))
-            while len(self._bases) > _BASES_MAX:
-                self._bases.popitem(last=False)
-        self._bases.move_to_end(name)
-        return self._bases[name]
-
-    def _key(self, ref: SamplerRef) -> ServedKey:
-        return ref, "" if ref.path is None else self._store.get(ref.path).data.name
-
-    def _decoder(self, ref: SamplerRef) -> Decoder:
-        base = self._base(ref.base_model)
+    def _serve(self, ref: SamplerRef) -> Served:
+        base = self._bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
-        return Decoder(serve(base.weights, self._adapter(ref, base), lanes.run), lanes)
+        weights = serve(base.weights, self._adapter(ref, base), lanes.run)
+        return Served(Decoder(weights, lanes), _merged_bytes(weights), base)
 
-    def _adapter(self, ref: SamplerRef, base: _Base) -> Adapter | None:
+    def _adapter(self, ref: SamplerRef, base: Base) -> Adapter | None:
         if ref.path is not None:
-            return self._store.load(ref.path, base.weights.config)[0].to(self._device)
+            adapter = self._store.load(ref.path, base.weights.config)[0]
+            check_save(self._store, ref)  # afterwards: what another save has taken the place of was not read
+            return adapter.to(self._device)
         if ref.snapshot is None:
             return None
         adapter = self._snapshots.get(ref.snapshot)
@@ -270,8 +257,26 @@ class Runtime:
         return adapter.to(self._device)
 
 
+def check_save(store: CheckpointStore, ref: SamplerRef) -> None:
+    """See that the checkpoint to sample from, if it is one, is there as it was saved. May be called from any thread.
+
+    Raises:
+        MissingError: it was deleted or has expired, or other weights were saved under its name.
+    """
+    if ref.path is not None and store.get(ref.path).data.name != ref.save:
+        raise MissingError(
+            f"{ref.path}: these weights were deleted, and others saved under their name: make a new sampling client"
+        )
+
+
 def _info(model: _Model) -> CheckpointInfo:
-    return CheckpointInfo(model.base_model, model.learner.adapter.settings, model.learner.steps)
+    return CheckpointInfo(model.base.name, model.learner.adapter.settings, model.learner.steps)
+
+
+def _merged_bytes(weights: Weights) -> int:
+    """What `serve` made copies of."""
+    matrices = [m for layer in weights.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    return sum(matrix.numel() * matrix.element_size() for matrix in (*matrices, weights.head))
 
 
 @lru_cache(maxsize=4)

@@ -1,27 +1,46 @@
 """Which weights are sampled from at a time, and whose turn it is.
 
-Invariant: at most `_SERVED_MAX` sets of weights are busy at once, because each is a merged and packed copy of a model;
-requests for others wait, longest first, without copies of their own. Runs on the worker thread.
+Invariant: another set of weights is merged and packed, or becomes busy, only while there are fewer than two of them, or
+fewer than 32 that come to less than `served_bytes`. Requests begin in their order: while those at the head wait for
+room, without weights of their own, all others wait behind them, also those for weights that are there. Only requests of
+one sampling session begin together. Runs on the worker thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 
+from rlkit.engine.bases import Base
 from rlkit.engine.promises import Promise, proto_answer
 from rlkit.engine.requests import SampleRequest, SampleResult, Ticket
 from rlkit.engine.sampler import Decoder
 from rlkit.engine.sessions import SamplerRef, Target
+from rlkit.errors import RlkitError
 
 _log = logging.getLogger(__name__)
 
-_SERVED_MAX = 2
+# One client samples from the newest weights while another, or an evaluation, samples from its own.
+_SERVED_MIN = 2
+# All of them are looked through for every token.
+_SERVED_MAX = 32
 
-type ServedKey = tuple[SamplerRef, str]
-"""Weights for sampling, and which save of them: a name can be deleted and saved under again."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Served:
+    """Weights that can be sampled from, and the requests that they are sampled for.
+
+    Args:
+        size_bytes: what is theirs alone.
+        base: held, so that it is not loaded anew for the next adapter.
+    """
+
+    decoder: Decoder
+    size_bytes: int
+    base: Base
+    tickets: dict[Promise, Ticket] = field(default_factory=dict[Promise, Ticket])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,111 +54,113 @@ class _Wanted:
 
 
 class Samplers:
-    """The decoders that are there, and the requests that they work on or that wait for one.
+    """The weights that are served, and the requests that they work on or that wait for some.
 
     Args:
-        key: what tells the weights of a reference apart; raises if they are gone.
-        make: a decoder of these weights.
+        make: merges and packs the weights of a reference.
+        served_bytes: more weights than two are served while they come to less.
     """
 
-    def __init__(self, key: Callable[[SamplerRef], ServedKey], make: Callable[[SamplerRef], Decoder]) -> None:
-        self._key = key
+    def __init__(self, make: Callable[[SamplerRef], Served], *, served_bytes: int) -> None:
         self._make = make
-        self._decoders: OrderedDict[ServedKey, Decoder] = OrderedDict()
-        self._tickets: dict[Decoder, dict[Promise, Ticket]] = {}
-        self._waiting: deque[_Wanted] = deque()
+        self._served_bytes = served_bytes
+        self._served: OrderedDict[SamplerRef, Served] = OrderedDict()
+        self._waiting: dict[Promise, _Wanted] = {}
 
     @property
     def busy(self) -> bool:
         """Whether there is something to decode."""
-        return bool(self._waiting) or self._busy_decoders() > 0
+        return bool(self._waiting) or any(served.decoder.busy for served in self._served.values())
 
     def submit(
         self, target: Target, request: SampleRequest, encode: Callable[[SampleResult], bytes], promise: Promise
     ) -> None:
         """Queue a request; its promise is kept by a later `advance`."""
-        self._waiting.append(_Wanted(target, request, encode, promise))
+        self._waiting[promise] = _Wanted(target, request, encode, promise)
         self._admit()
 
     def cancel(self, promise: Promise) -> None:
         """Stop working on a request, if it is being worked on."""
-        self._waiting = deque(wanted for wanted in self._waiting if wanted.promise is not promise)
-        for decoder, tickets in self._tickets.items():
-            if (ticket := tickets.pop(promise, None)) is not None:
-                decoder.cancel(ticket)
+        self._waiting.pop(promise, None)
+        for served in self._served.values():
+            if (ticket := served.tickets.pop(promise, None)) is not None:
+                served.decoder.cancel(ticket)
 
     def advance(self) -> None:
         """Decode one token for every running sample."""
-        for key, decoder in list(self._decoders.items()):
-            if not decoder.busy:
+        for ref, served in list(self._served.items()):
+            if not served.decoder.busy:
                 continue
             try:
-                decoder.step()
+                served.decoder.step()
             except Exception as error:
-                _log.exception("sampling failed")
-                del self._decoders[key]
-                for promise in self._tickets.pop(decoder, {}):
+                if not isinstance(error, RlkitError):
+                    _log.exception("sampling failed")
+                del self._served[ref]
+                for promise in served.tickets:
                     promise.fail_with(error)
-        if self._busy_decoders() < _SERVED_MAX:
-            self._admit()
+        self._admit()
 
     def release(self, session_id: str) -> None:
         """Forget the requests and unnamed weights of a session."""
         prefix = f"{session_id}:"
-        known = [wanted.promise for wanted in self._waiting]
-        known += [promise for tickets in self._tickets.values() for promise in tickets]
-        for promise in known:
-            if promise.request_id.startswith(prefix):
-                self.cancel(promise)
-        for key in [key for key in self._decoders if (key[0].snapshot or "").startswith(prefix)]:
-            self._tickets.pop(self._decoders.pop(key), None)
+        for ref in [ref for ref in self._served if (ref.snapshot or "").startswith(prefix)]:
+            del self._served[ref]
+        tickets = [promise for served in self._served.values() for promise in served.tickets]
+        for promise in [promise for promise in (*self._waiting, *tickets) if promise.request_id.startswith(prefix)]:
+            self.cancel(promise)
 
     def clear(self) -> None:
         """Forget everything."""
         self._waiting.clear()
-        self._decoders.clear()
-        self._tickets.clear()
-
-    def _busy_decoders(self) -> int:
-        return sum(decoder.busy for decoder in self._decoders.values())
+        self._served.clear()
 
     def _admit(self) -> None:
-        """Begin requests in their order while there is room; those of one sampling session begin together."""
+        """Begin requests in their order while there is room."""
         while self._waiting:
-            target = self._waiting[0].target
-            together = [wanted for wanted in self._waiting if wanted.target is target]
+            target = next(iter(self._waiting.values())).target
+            served = self._served.get(target.ref)
+            busy = [other for other in self._served.values() if other.decoder.busy]
+            if served not in busy and not self._room(busy):
+                return
+            together = [wanted for wanted in self._waiting.values() if wanted.target is target]
+            for wanted in together:
+                del self._waiting[wanted.promise]
             try:
-                key = self._key(target.ref)
-                served = self._decoders.get(key)
-                if not (served and served.busy) and self._busy_decoders() >= _SERVED_MAX:
-                    return
-                decoder = self._decoder(key)
+                served = served or self._serve(target.ref)
             except Exception as error:
                 for wanted in together:
                     wanted.promise.fail_with(error)
             else:
+                self._served.move_to_end(target.ref)
                 for wanted in together:
-                    self._begin(decoder, wanted)
-            self._waiting = deque(wanted for wanted in self._waiting if wanted.target is not target)
+                    _begin(served, wanted)
 
-    def _begin(self, decoder: Decoder, wanted: _Wanted) -> None:
-        tickets = self._tickets.setdefault(decoder, {})
+    def _room(self, there: Collection[Served]) -> bool:
+        few, size_bytes = len(there) < _SERVED_MIN, sum(served.size_bytes for served in there)
+        return few or (len(there) < _SERVED_MAX and size_bytes < self._served_bytes)
 
-        def done(result: SampleResult) -> None:
-            tickets.pop(wanted.promise, None)
-            wanted.promise.resolve(proto_answer(wanted.encode(result)))
+    def _serve(self, ref: SamplerRef) -> Served:
+        """Merge and pack weights; idle ones that were not used for longest make room."""
+        idle = [ref for ref, served in self._served.items() if not served.decoder.busy]
+        while idle and not self._room(self._served.values()):
+            del self._served[idle.pop(0)]
+        self._served[ref] = served = self._make(ref)
+        return served
 
+
+def _begin(served: Served, wanted: _Wanted) -> None:
+    def done(result: SampleResult) -> None:
+        served.tickets.pop(wanted.promise, None)
         try:
-            tickets[wanted.promise] = decoder.submit(wanted.request, done)
+            answer = proto_answer(wanted.encode(result))
         except Exception as error:
+            _log.exception("the answer to %s cannot be encoded", wanted.promise.request_id)
             wanted.promise.fail_with(error)
+        else:
+            wanted.promise.resolve(answer)
 
-    def _decoder(self, key: ServedKey) -> Decoder:
-        """The decoder of some weights; for a new one, idle ones that were not used for longest make room."""
-        if key not in self._decoders:
-            idle = [key for key, decoder in self._decoders.items() if not decoder.busy]
-            for old in idle[: max(len(self._decoders) - _SERVED_MAX + 1, 0)]:
-                self._tickets.pop(self._decoders.pop(old), None)
-            self._decoders[key] = self._make(key[0])
-        self._decoders.move_to_end(key)
-        return self._decoders[key]
+    try:
+        served.tickets[wanted.promise] = served.decoder.submit(wanted.request, done)
+    except Exception as error:
+        wanted.promise.fail_with(error)

@@ -124,12 +124,15 @@ class EngineServer:
         return self
 
     def stop(self) -> None:
-        """Answer what is open with an error and end both threads; checkpoints stay. May be called twice."""
+        """Answer what is open with an error and end both threads; checkpoints stay. May be called twice.
+
+        Training that runs is given up after its micro-batch, a save is finished.
+        """
         if self._thread is None:
             return
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop may be closed
-                self._loop.call_soon_threadsafe(self._service.promises.fail_all, "the engine was stopped")
+                self._loop.call_soon_threadsafe(self._service.halt)
         self._server.should_exit = True
         self._thread.join()
         self._service.stop()

@@ -22,7 +22,7 @@ from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.devices import torch_device
 from rlkit.engine.promises import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.records import Run, strings
-from rlkit.engine.runtime import Runtime
+from rlkit.engine.runtime import Runtime, check_save
 from rlkit.engine.sessions import Line, ModelInfo, SamplerRef, Session, Sessions, Target
 from rlkit.engine.snapshots import scratch_folder
 from rlkit.engine.turns import Turns, fingerprint_of, new_id
@@ -67,13 +67,19 @@ class Service:
         self.store.sweep()
         self._worker.start()
 
+    def halt(self) -> None:
+        """Answer what is open, and what is yet to come, with an error, and let the job that runs end early."""
+        self.promises.fail_all("the engine was stopped")
+        self._runtime.halt()
+
     def stop(self) -> None:
         """Stop the worker and free everything. May be called from any thread once no request comes in any more."""
+        self._runtime.halt()
         self._worker.stop()
         self._runtime.close()
 
     def contexts(self) -> Mapping[str, int]:
-        """The longest context of each base model in use, in tokens. It may wait for a model to be fetched."""
+        """The longest context of each base model in use, in tokens, where it is known. Waits a little for look-ups."""
         targets = [target for session in self.sessions for target in list(session.samplers.values())]
         return self._runtime.contexts(target.ref.base_model for target in targets)
 
@@ -82,7 +88,9 @@ class Service:
         return self.sessions.open().session_id
 
     def finish_session(self, session_id: str) -> None:
-        """End a session: its models, unnamed sampler weights and answers go. What was handed to the worker still runs.
+        """End a session: its models, unnamed sampler weights and answers go.
+
+        What the worker has begun and saves, with the steps before them, are still done.
 
         Raises:
             MissingError: there never was such a session.
@@ -115,7 +123,7 @@ class Service:
             return json_answer({"model_id": model_id, "type": "create_model"})
 
         model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
-        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
 
     def load_weights(self, request: types.LoadWeightsRequest) -> Promise:
         """Make a model from a checkpoint, or load a checkpoint into a model."""
@@ -134,7 +142,7 @@ class Service:
         if request.session_id is None or request.model_seq_id is None:
             raise UsageError("load_weights: session_id and model_seq_id, or model_id and seq_id, are needed")
         model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
-        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
 
     def train(self, request: wire.TrainRequest) -> Promise:
         """Forward, or forward and backward."""
@@ -146,7 +154,8 @@ class Service:
                 )
             return proto_answer(self._runtime.train(request))
 
-        return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job)
+        size_bytes = sum(datum.ByteSize() for datum in request.data)
+        return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes)
 
     def refuse(self, model_id: str, seq_id: int, body: bytes, message: str) -> Promise:
         """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""
@@ -180,7 +189,7 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
 
     def save_weights_for_sampler(self, request: types.SaveWeightsForSamplerRequest) -> Promise:
         """Write sampler weights, or keep an unnamed copy of them for a new sampling session."""
@@ -205,7 +214,8 @@ class Service:
                 session.samplers[sampler_id] = Target(self._runtime.snapshot(request.model_id, sampler_id))
             return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+        saves = request.path is not None  # unnamed weights go with the session
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=saves)
 
     def save_weights_external(self, request: types.SaveWeightsExternalRequest) -> Promise:
         """Write an adapter in the layout of `peft`, for downloading."""
@@ -217,7 +227,7 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights_external"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
 
     def unload_model(self, request: types.UnloadModelRequest) -> Promise:
         """Forget a model in training."""
@@ -227,6 +237,7 @@ class Service:
             self._runtime.unload(request.model_id)
             return json_answer({"model_id": request.model_id, "type": "unload_model"})
 
+        line = None
         request_id = f"{request.model_id}#unload"
         if self.promises.get(request_id) is None:
             if self._turns.line(request.model_id).info is None:
@@ -235,8 +246,9 @@ class Service:
                 if not promise.running:
                     promise.fail("the model was unloaded before the request's turn came", "user")
             self.promises.forget(f"{request.model_id}#create")
-            del session.lines[request.model_id]
-        return self._turns.once(request_id, fingerprint_of(request), job)
+            line = session.lines.pop(request.model_id)
+            session.unloaded.add(request.model_id)
+        return self._turns.once(request_id, fingerprint_of(request), job, line)
 
     def model_info(self, model_id: str) -> ModelInfo:
         """What is known of a model that was made."""
@@ -251,7 +263,8 @@ class Service:
         if request.model_path is not None:
             if "/sampler_weights/" not in request.model_path:
                 raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
-            ref = SamplerRef(self.store.info(request.model_path).base_model, path=request.model_path)
+            checkpoint = self.store.get(request.model_path)
+            ref = SamplerRef(checkpoint.info.base_model, path=request.model_path, save=checkpoint.data.name)
         elif request.base_model is not None:
             ref = SamplerRef(request.base_model)
         else:
@@ -260,6 +273,7 @@ class Service:
         known = session.samplers.setdefault(sampler_id, Target(ref))
         if known.ref != ref:
             raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
+        self._runtime.look_for(ref.base_model)  # soon there will be samples to take, and its context may be asked for
         return sampler_id
 
     def sampler(self, sampler_id: str) -> Target:
@@ -274,8 +288,7 @@ class Service:
         if request.sampling_session_id is None or request.seq_id is None:
             raise UsageError("asample: sampling_session_id and seq_id are needed")
         target = self.sampler(request.sampling_session_id)
-        if target.ref.path is not None:
-            self.store.info(target.ref.path)  # raises once it has expired or was deleted
+        check_save(self.store, target.ref)
 
         def job(promise: Promise) -> None:
             self._runtime.sample(target, request, promise)
@@ -318,13 +331,14 @@ class Service:
     def _forget(self, session: Session) -> None:
         prefix = f"{session.session_id}:"
         for promise in self.promises.of(prefix):
-            # A save that was asked for is still made; samples and what waits for a turn that cannot come are dropped.
-            if not promise.running or promise.request_id.rpartition("#")[0] in session.samplers:
+            # A save that was asked for is still made; samples and what nobody will ask about are dropped.
+            is_sample = promise.request_id.rpartition("#")[0] in session.samplers
+            if is_sample or not (promise.begun or promise.outlives):
                 promise.fail("the session has ended", "user")
             self.promises.forget(promise.request_id)
         for line in session.lines.values():
             line.waiting.clear()
-        self._worker.submit(lambda: self._runtime.release(session.session_id))
+        self._turns.after(session.lines.values(), lambda: self._runtime.release(session.session_id))
 
     def _note_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
         now = self.store.clock()

@@ -23,10 +23,15 @@ _ENDED_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplerRef:
-    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`."""
+    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`.
+
+    Args:
+        save: which save of the path: it can be deleted, and other weights saved under its name.
+    """
 
     base_model: str
     path: str | None = None
+    save: str | None = None
     snapshot: str | None = None
 
 
@@ -46,30 +51,45 @@ class Target:
     ref: SamplerRef
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Early:
+    """A request that came before its turn: what starts it, and what its body comes to."""
+
+    start: Callable[[], None]
+    size_bytes: int
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Line:
     """The requests of one model, waiting for their turn.
 
     Args:
         next_seq: the `seq_id` that runs next.
-        waiting: starts a request that came early, by its `seq_id`.
+        waiting: the requests that came early, by their `seq_id`.
         info: known once the model is made.
         inflight: what the model's in-flight sampling sessions share.
+        held: what comes after a job that cannot begin yet; None while there is no such job. Used by the worker only.
     """
 
     next_seq: int = 1
-    waiting: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
+    waiting: dict[int, Early] = field(default_factory=dict[int, Early])
     info: ModelInfo | None = None
     inflight: Target | None = None
+    held: deque[Callable[[], None]] | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
-    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of."""
+    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of.
+
+    Args:
+        unloaded: the ids of models that were unloaded, none of which is given to another model.
+    """
 
     session_id: str
     seen_s: float
     lines: dict[str, Line] = field(default_factory=dict[str, Line])
+    unloaded: set[str] = field(default_factory=set[str])
     samplers: dict[str, Target] = field(default_factory=dict[str, Target])
 
 

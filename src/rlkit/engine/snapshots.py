@@ -1,7 +1,8 @@
 """Sampler weights that have no name: what `save_weights_and_get_sampling_client` makes.
 
 Invariant: a snapshot never changes. The newest stay in memory; older ones wait on disk, because a long run makes
-thousands and a client never says that it is done with one; the oldest go when they would fill it. They wait in a folder
+thousands and a client never says that it is done with one; the oldest go when they would fill it, and one for which
+there is no room is refused rather than an older one lost. They wait in a folder
 that the server holds locked: one that nobody holds was left by a killed server.
 """
 
@@ -12,16 +13,30 @@ import os
 import secrets
 import shutil
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from rlkit.engine.config import ModelConfig
 from rlkit.engine.files import lock, locked
 from rlkit.engine.lora import Adapter, LoraSettings
 from rlkit.engine.tensorfile import read_tensors, write_tensors
+from rlkit.errors import UsageError
 
 _MEMORY_BYTES_MAX = 256 << 20
 _DISK_BYTES_MAX = 4 << 30
 _PREFIX = ".scratch-"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Spilled:
+    """An adapter on disk."""
+
+    config: ModelConfig
+    settings: LoraSettings
+    path: Path
+    size_bytes: int
 
 
 class Snapshots:
@@ -31,13 +46,19 @@ class Snapshots:
         self._folder = folder
         self._lock: int | None = None
         self._recent: OrderedDict[str, Adapter] = OrderedDict()
-        self._spilled: OrderedDict[str, tuple[ModelConfig, LoraSettings, Path]] = OrderedDict()
+        self._spilled: OrderedDict[str, _Spilled] = OrderedDict()
 
     def put(self, key: str, adapter: Adapter) -> None:
-        """Keep a frozen adapter under a new key."""
+        """Keep a frozen adapter under a new key.
+
+        Raises:
+            UsageError: an older one has to go to disk, and cannot be written.
+        """
+        while self._recent and sum(map(_bytes, (adapter, *self._recent.values()))) > _MEMORY_BYTES_MAX:
+            oldest = next(iter(self._recent))
+            self._spill(oldest, self._recent[oldest])
+            del self._recent[oldest]
         self._recent[key] = adapter
-        while sum(_bytes(a) for a in self._recent.values()) > _MEMORY_BYTES_MAX and len(self._recent) > 1:
-            self._spill(*self._recent.popitem(last=False))
 
     def get(self, key: str) -> Adapter | None:
         """The adapter of `key`, or None if its session has ended or newer ones took its place."""
@@ -46,15 +67,19 @@ class Snapshots:
             return self._recent[key]
         if key not in self._spilled:
             return None
-        config, settings, path = self._spilled[key]
-        return Adapter(config, settings, read_tensors(path)["flat"])
+        spilled = self._spilled[key]
+        return Adapter(spilled.config, spilled.settings, read_tensors(spilled.path)["flat"])
+
+    def remove(self, key: str) -> None:
+        """Forget one snapshot."""
+        self._recent.pop(key, None)
+        if (spilled := self._spilled.pop(key, None)) is not None:
+            spilled.path.unlink(missing_ok=True)
 
     def drop(self, prefix: str) -> None:
         """Forget every snapshot whose key starts with `prefix`."""
-        for key in [key for key in self._recent if key.startswith(prefix)]:
-            del self._recent[key]
-        for key in [key for key in self._spilled if key.startswith(prefix)]:
-            self._spilled.pop(key)[2].unlink(missing_ok=True)
+        for key in [key for key in (*self._recent, *self._spilled) if key.startswith(prefix)]:
+            self.remove(key)
 
     def close(self) -> None:
         """Forget everything."""
@@ -69,11 +94,19 @@ class Snapshots:
         if self._lock is None:
             with locked(self._folder.parent, fcntl.LOCK_SH):  # no sweep comes between its making and its lock
                 self._lock = lock(self._folder, fcntl.LOCK_EX)
-        path = self._folder / f"{len(self._spilled)}-{key.replace(':', '_')}.safetensors"
-        write_tensors(path, {"flat": adapter.flat})
-        self._spilled[key] = (adapter.config, adapter.settings, path)
-        while len(self._spilled) > 1 and len(self._spilled) * _bytes(adapter) > _DISK_BYTES_MAX:
-            self._spilled.popitem(last=False)[1][2].unlink(missing_ok=True)
+        spilled = _Spilled(
+            adapter.config, adapter.settings, self._folder / f"{key.replace(':', '_')}.safetensors", _bytes(adapter)
+        )
+        try:
+            write_tensors(spilled.path, {"flat": adapter.flat})
+        except (OSError, SafetensorError) as error:
+            spilled.path.unlink(missing_ok=True)
+            raise UsageError(
+                f"{self._folder.parent}: no room for more sampler weights ({error}); free some, or end sessions"
+            ) from error
+        self._spilled[key] = spilled
+        while len(self._spilled) > 1 and sum(s.size_bytes for s in self._spilled.values()) > _DISK_BYTES_MAX:
+            self.remove(next(iter(self._spilled)))
 
 
 def scratch_folder(root: Path) -> Path:

@@ -1,0 +1,149 @@
+"""Base models: looked up beside everything else, and loaded once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import tinker
+from tinker import types
+
+from rlkit.engine import EngineServer, bases
+from rlkit.engine.weights import Weights
+from rlkit.errors import MissingError
+
+from .conformance import ask, await_answer, open_session
+from .conftest import connect
+from .helpers import ce_datum, prompt
+
+TEXT = [72, 101, 108, 108, 111]
+LORA = {"rank": 2, "seed": 0, "train_unembed": True, "train_mlp": True, "train_attn": True}
+
+
+@dataclass
+class Slow:
+    """A resolver that takes its time over "slow", which is then `found` or missing."""
+
+    known: Callable[[str], Path]
+    asked: list[str] = field(default_factory=list[str])
+    go_on: threading.Event = field(default_factory=threading.Event)
+    found: bool = True
+
+    def __call__(self, name: str) -> Path:
+        self.asked.append(name)
+        if name != "slow":
+            return self.known(name)
+        assert self.go_on.wait(20)
+        if not self.found:
+            raise MissingError("model 'slow' was not found")
+        return self.known("llama")
+
+
+@pytest.fixture
+def slow(resolve: Callable[[str], Path]) -> Slow:
+    return Slow(resolve)
+
+
+@pytest.fixture
+def server(slow: Slow, tmp_path: Path) -> Iterator[EngineServer]:
+    with EngineServer(root=tmp_path, resolve=slow, models=["advertised"], device="cpu") as server:
+        yield server
+        slow.go_on.set()
+
+
+def test_a_model_that_is_being_fetched_holds_up_nobody_else(server: EngineServer, slow: Slow) -> None:
+    session_id = open_session(server)
+    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "slow", "lora_config": LORA}
+    create = ask(server, "create_model", made)
+    sampling = {"session_id": session_id, "sampling_session_seq_id": 1, "base_model": "slow"}
+    sampler_id = ask(server, "create_sampling_session", sampling).json["sampling_session_id"]
+    chunks = {"chunks": [{"type": "encoded_text", "tokens": TEXT}]}
+    wanted = {"sampling_session_id": sampler_id, "num_samples": 1, "prompt": chunks}
+    sample = ask(server, "asample", wanted | {"seq_id": 1, "sampling_params": {"max_tokens": 2}})
+    with connect(server) as client:
+        trainer = client.create_lora_training_client("llama", rank=2, seed=0).result()
+        trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result(20)
+        client.create_sampling_client(base_model="llama").result().compute_logprobs(prompt(*TEXT)).result(20)
+    slow.go_on.set()
+    assert await_answer(server, create).json["type"] == "create_model"
+    assert b"error" not in await_answer(server, sample).body
+    assert slow.asked.count("slow") == 1
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_what_waits_for_a_model_runs_in_its_order_or_is_told_what_is_missing(
+    server: EngineServer, slow: Slow, found: bool
+) -> None:
+    slow.found = found
+    session_id = open_session(server)
+    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "slow", "lora_config": LORA}
+    ask(server, "create_model", made)
+    model_id = f"{session_id}:train:0"
+    for seq_id in (1, 2):
+        ask(server, "optim_step", {"model_id": model_id, "seq_id": seq_id, "adam_params": {}})
+    ask(server, "save_weights", {"model_id": model_id, "seq_id": 3, "path": "last"})
+    ask(server, f"sessions/{session_id}/finish")  # the save and what it needs are still done, and then nothing is left
+    slow.go_on.set()
+    store = server._service.store  # pyright: ignore[reportPrivateUsage] nobody can be asked any more
+    models = server._service._runtime._models  # pyright: ignore[reportPrivateUsage] as above
+    if found:
+        until_s = time.monotonic() + 20
+        while not store.checkpoints() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        assert [checkpoint.info.steps for checkpoint in store.checkpoints()] == [2]
+    session_id = open_session(server)
+    made["session_id"] = session_id
+    reply = await_answer(server, ask(server, "create_model", made)).json
+    if not found:
+        assert reply == {"error": "model 'slow' was not found", "category": "user"}
+        assert store.checkpoints() == []
+    assert list(models) == [f"{session_id}:train:0"] * found
+
+
+def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
+    server: EngineServer, slow: Slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def contexts() -> dict[str, int | None]:
+        models = ask(server, "get_server_capabilities", method="GET").json["supported_models"]
+        return {model["model_name"]: model["max_context_length"] for model in models}
+
+    assert contexts() == {"advertised": None}
+    assert slow.asked == []
+    session_id = open_session(server)
+    sampling = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "qwen2"}
+    ask(server, "create_sampling_session", sampling)
+    assert contexts() == {"advertised": None, "qwen2": 1024}
+    monkeypatch.setattr(bases, "_LOOK_S", 0.1)
+    ask(server, "create_sampling_session", sampling | {"sampling_session_seq_id": 1, "base_model": "slow"})
+    assert contexts() == {"advertised": None, "qwen2": 1024}
+    assert slow.asked == ["qwen2", "slow"]
+
+
+def test_a_model_in_use_is_loaded_once_however_many_there_are(
+    server: EngineServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    load = bases.load_weights
+
+    def counted(directory: Path, device: str) -> Weights:
+        loaded.append(directory.name)
+        return load(directory, device)
+
+    monkeypatch.setattr(bases, "load_weights", counted)
+    names = ["llama", "qwen2", "qwen3"]
+    with connect(server) as client:
+        trainers = [client.create_lora_training_client(name, rank=2, seed=0).result() for name in names]
+        for turn in range(2):
+            for name, trainer in zip(names, trainers, strict=True):
+                sample(client.create_sampling_client(base_model=name).result())
+                sample(trainer.save_weights_and_get_sampling_client().result())
+                client.create_training_client_from_state(trainer.save_state(f"turn{turn}").result().path).result()
+    assert sorted(loaded) == names
+
+
+def sample(client: tinker.SamplingClient) -> None:
+    client.sample(prompt(*TEXT), 1, types.SamplingParams(max_tokens=2, stop=[])).result()

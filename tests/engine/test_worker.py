@@ -1,0 +1,65 @@
+"""The worker's invariant, with a clock of its own."""
+
+from __future__ import annotations
+
+import threading
+from itertools import groupby
+
+import pytest
+
+from rlkit.engine.worker import Worker
+
+JOBS = 20
+
+
+@pytest.mark.parametrize("job_s", [0.01, 1.0])
+def test_running_samples_advance_between_jobs_however_many_wait(job_s: float) -> None:
+    now, seen, ended = 0.0, list[str](), threading.Event()
+
+    def job() -> None:
+        nonlocal now
+        now += job_s
+        seen.append("job")
+        if seen.count("job") < 10 * JOBS:
+            worker.submit(job)  # another one waits already: there is never none
+        else:
+            ended.set()
+
+    def token() -> bool:
+        nonlocal now
+        now += 0.02
+        seen.append("token")
+        return True
+
+    worker = Worker(token, clock=lambda: now)
+    worker.submit(job)
+    worker.submit(job)
+    worker.start()
+    assert ended.wait(20)
+    worker.stop()
+    runs = [(name, len(list(run))) for name, run in groupby(seen)]
+    jobs = [count for name, count in runs if name == "job"]
+    tokens = [count for name, count in runs if name == "token"]
+    assert max(jobs) <= max(0.25 / job_s + 1, 1)
+    assert min(tokens[1:-1]) >= min(0.25, job_s) / 0.02
+    assert max(tokens[:-1]) <= 0.25 / 0.02 + 1
+
+
+def test_jobs_run_in_the_order_in_which_they_were_given_and_one_that_fails_is_only_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seen, ended = list[int](), threading.Event()
+
+    def fail() -> None:
+        raise ValueError("on purpose")
+
+    worker = Worker(lambda: False)
+    for number in range(JOBS):
+        worker.submit(lambda number=number: seen.append(number))
+    worker.submit(fail)
+    worker.submit(ended.set)
+    worker.start()
+    assert ended.wait(20)
+    worker.stop()
+    assert seen == list(range(JOBS))
+    assert "on purpose" in caplog.text
