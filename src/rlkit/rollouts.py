@@ -230,7 +230,7 @@ async def _outcome(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tu
     started = time.monotonic()
     try:
         async with limit:
-            result = await _awaited(env, policy)
+            result = await asyncio.create_task(_awaited(env, policy))  # its own, or it could cancel the group's
         if _late(started, timeout_s):  # it held the event loop, so that nothing could interrupt it
             raise TimeoutError
         return as_outcome(result), None
@@ -245,7 +245,9 @@ async def _outcome(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tu
         if this is not None and this.cancelling():
             raise
         return None, "the environment cancelled its own rollout"
-    except (Exception, SystemExit) as error:  # an environment may raise anything; the record says what
+    except _Exited as exited:
+        return None, _describe(exited.error)
+    except Exception as error:  # an environment may raise anything; the record says what
         return None, _describe(error)
 
 
@@ -257,7 +259,18 @@ async def _awaited(env: Env, policy: RecordingPolicy) -> object:
     playing: object = env.rollout(policy)
     if not inspect.isawaitable(playing):
         raise RewardError(f"{type(env).__name__}.rollout is an ordinary function; write `async def rollout`")
-    return await playing
+    try:
+        return await playing
+    except SystemExit as error:
+        raise _Exited(error) from error
+
+
+class _Exited(Exception):
+    """An environment asked the program to end; a task that lets that through does end it."""
+
+    def __init__(self, error: SystemExit) -> None:
+        super().__init__()
+        self.error = error
 
 
 def _describe(error: BaseException) -> str:
