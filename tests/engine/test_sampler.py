@@ -119,6 +119,60 @@ def test_a_request_that_cannot_be_answered_is_refused(
         )
 
 
+@pytest.mark.parametrize(
+    ("wanted", "values"),
+    [
+        (replace(request(0, samples=256, max_tokens=400), top=1024), 256 * 400 * 1024),
+        (replace(request(0, samples=17, max_tokens=None), top=1024), 17 * 1019 * 1024),
+        (replace(request(0, samples=32, max_tokens=512), top=1023, prompt_top=1024 * 100), 32 * 512 * 1023 + 512_000),
+    ],
+)
+def test_an_answer_has_no_more_likeliest_tokens_than_memory_bears(
+    weights: Weights, lanes: Lanes, wanted: SampleRequest, values: int
+) -> None:
+    with pytest.raises(UsageError, match=rf"topk_sample_logprobs .* {values} values.* at most {16 << 20}: lower"):
+        Decoder(weights, lanes).submit(wanted, lambda _: None)
+
+
+def test_a_sample_keeps_the_likeliest_tokens_that_it_asked_for_and_no_neighbours(
+    weights: Weights, lanes: Lanes
+) -> None:
+    results: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    decoder.submit(replace(request(0, samples=1), top=2), results.append)
+    decoder.submit(replace(request(1, samples=7), top=200), lambda _: None)
+    run(decoder)
+    top = results[0].samples[0].top
+    assert top is not None
+    for values in (top.ids, top.logprobs):
+        assert values.base is not None
+        assert values.base.nbytes == 6 * 2 * 4
+
+
+@pytest.mark.parametrize("token", [-5, 259, 10**30])
+def test_a_stop_token_that_can_never_come_is_refused(weights: Weights, lanes: Lanes, token: int) -> None:
+    wanted = replace(request(0), stop=StopRule(tokens=frozenset({3, token})))
+    with pytest.raises(UsageError, match=f"stop token {token} is outside 0 … 258"):
+        Decoder(weights, lanes).submit(wanted, lambda _: None)
+
+
+def test_a_prompt_that_fills_the_context_can_be_scored(weights: Weights, lanes: Lanes) -> None:
+    results: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    wanted = replace(request(0, samples=1, max_tokens=1), prompt=np.arange(1024) % 259, prompt_logprobs=True)
+    decoder.submit(wanted, results.append)
+    decoder.submit(replace(wanted, prompt=wanted.prompt[:-1]), results.append)
+    run(decoder)
+    whole, shorter = (result.prompt.logprobs for result in results)
+    assert whole is not None
+    assert shorter is not None
+    assert np.isfinite(whole[1:]).all()
+    np.testing.assert_allclose(whole[:-1], shorter, atol=1e-5)
+    for refused in (replace(wanted, prompt_logprobs=False), replace(wanted, max_tokens=2)):
+        with pytest.raises(UsageError, match="fill the context"):
+            decoder.submit(refused, lambda _: None)
+
+
 def test_a_bucket_holds_its_sequence() -> None:
     assert [bucket(n) for n in (1, 32, 33, 256, 257, 1000)] == [32, 32, 64, 256, 512, 1024]
 

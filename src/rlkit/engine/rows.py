@@ -139,6 +139,6 @@ class Rows:
         drawn = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
         for i, (row, token, logprob) in enumerate(drawn):
             if best is not None and (k := row.ticket.request.top):
-                row.top.append((best[0][i, :k], best[1][i, :k]))
+                row.keep_top(best[0][i, :k], best[1][i, :k])
             alive.append(row.extend(int(token), float(logprob)))
         return alive
