@@ -6,6 +6,7 @@ Invariant: a handler turns what a client did wrong into a 4xx with one line that
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -372,8 +373,10 @@ class _Handlers:
         return Response(answer.body, media_type=answer.media_type)
 
     async def cancel_future(self, request: Request) -> Response:
-        """Give up samples."""
-        self._service.cancel((await _parse(request, _CancelRequest)).request_id)
+        """Give up samples; those of a session that has ended are given up already."""
+        wanted = await _parse(request, _CancelRequest)
+        with contextlib.suppress(MissingError):
+            self._service.cancel(wanted.request_id)
         return Response(status_code=204)
 
     async def create_custom_loss(self, request: Request) -> Response:
