@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import torch
 
 from rlkit.engine.devices import batches
 from rlkit.engine.draw import DrawSettings
-from rlkit.engine.kv import bucket, kv_bytes
+from rlkit.engine.kv import KvBlock, bucket, kv_bytes
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.lora import LoraSettings, new_adapter, serve
-from rlkit.engine.requests import SampleRequest, SampleResult
+from rlkit.engine.requests import Row, SampleRequest, SampleResult
 from rlkit.engine.sampler import Decoder
 from rlkit.engine.stops import StopRule
 from rlkit.engine.weights import Weights, load_weights
@@ -85,11 +86,42 @@ def test_what_does_not_fit_waits_and_changes_nothing(
     decoder = Decoder(weights, lanes)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
-    little = replace(batches(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11))
+    little = replace(batches(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11, 4))
     decoder = Decoder(weights, lanes, size=little)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
     assert same(*results)
+
+
+@pytest.mark.parametrize("lengths", [[40] * 40, range(21, 61)], ids=["together", "one by one"])
+def test_the_cache_keeps_to_its_budget_while_rows_change_buckets(
+    tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int]
+) -> None:
+    weights = serve(load_weights(write_model(tmp_path / "deep", layers=8)), None, lanes.run)
+    live = peak = 0
+    real = KvBlock._zeros
+
+    def counted(block: KvBlock[Row], rows: int) -> torch.Tensor:
+        nonlocal live, peak
+        tensor = real(block, rows)
+        live += tensor.nbytes
+        peak = max(peak, live)
+        weakref.finalize(tensor, freed, tensor.nbytes)
+        return tensor
+
+    def freed(size: int) -> None:
+        nonlocal live
+        live -= size
+
+    monkeypatch.setattr(KvBlock, "_zeros", counted)
+    decoder = Decoder(weights, lanes)
+    results: list[SampleResult] = []
+    for seed, length in enumerate(lengths):
+        decoder.submit(request(seed, length=length, samples=1, max_tokens=96 - length + seed % 2), results.append)
+    run(decoder)
+    assert len(results) == 40
+    assert peak < 1.4 * 40 * kv_bytes(weights.config, 96, 4)
+    assert live == 0
 
 
 def test_samples_of_one_request_differ_and_a_seed_repeats_them(weights: Weights, lanes: Lanes) -> None:

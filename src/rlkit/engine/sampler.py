@@ -97,7 +97,8 @@ class Decoder:
 
     def _bytes(self, row: Row) -> int:
         """The cache that a row may come to need."""
-        return kv_bytes(self._weights.config, len(row.ticket.request.prompt) + row.ticket.limit)
+        tokens = len(row.ticket.request.prompt) + row.ticket.limit
+        return kv_bytes(self._weights.config, tokens, self._weights.embedding.element_size())
 
     def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, Prefilled]]:
         """Run the prompts of new rows through the model, equal ones once."""
