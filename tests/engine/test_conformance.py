@@ -211,6 +211,7 @@ def test_cancelling_what_its_session_has_taken_with_it_is_no_error(server: Engin
     gone = {"request_id": f"{session}:sample:0#1"}
     assert ask(server, "cancel_future", gone).status == 204
     assert ask(server, "retrieve_future", gone).status == 404
+    assert ask(server, "cancel_future", {"request_id": "nobody:sample:0#1"}).status == 404
 
 
 @covers(routes=(20,))

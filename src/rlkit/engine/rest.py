@@ -54,12 +54,13 @@ class Management:
             raise UsageError("project_id: the embedded engine has no projects; leave it out")
         offset, limit = _page(request, 20)
         runs = await asyncio.to_thread(self._store.records.runs)
-        page = [await self._told(run) for run in runs[offset : offset + limit]]
+        page = await asyncio.to_thread(lambda: [self._told(run) for run in runs[offset : offset + limit]])
         return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(runs))})
 
     async def get_run(self, request: Request) -> Response:
         """One training run."""
-        return JSONResponse(await self._told(await self._run(request.path_params["model_id"])))
+        run = await self._run(request.path_params["model_id"])
+        return JSONResponse(await asyncio.to_thread(self._told, run))
 
     async def list_run_checkpoints(self, request: Request) -> Response:
         """All checkpoints of a training run."""
@@ -142,7 +143,7 @@ class Management:
         following = None
         if len(found) > len(page):
             following = {"last_created_at": _time(page[-1].created), "last_session_id": page[-1].session_id}
-        summaries = [await self._summary(session) for session in page]
+        summaries = await asyncio.to_thread(lambda: [self._summary(session) for session in page])
         return JSONResponse({"sessions": summaries, "next_cursor": following})
 
     async def external_urls(self, request: Request) -> Response:
@@ -181,8 +182,8 @@ class Management:
             raise MissingError(f"there is no training run {model_id!r}")
         return run
 
-    async def _told(self, run: Run) -> dict[str, object]:
-        return _run_json(run, await asyncio.to_thread(self._store.checkpoints, run.model_id))
+    def _told(self, run: Run) -> dict[str, object]:
+        return _run_json(run, self._store.checkpoints(run.model_id))
 
     def _live(self, session_id: str) -> list[str] | None:
         """The sampling sessions of an open session; asking does not keep it open."""
@@ -211,8 +212,8 @@ class Management:
         created = datetime.fromtimestamp(session.created, UTC)  # the cursor's precision
         return after is None or (after.last_created_at, session.session_id) > (created, after.last_session_id)
 
-    async def _summary(self, session: SessionRecord) -> dict[str, object]:
-        own = await asyncio.to_thread(self._store.checkpoints, session.session_id)
+    def _summary(self, session: SessionRecord) -> dict[str, object]:
+        own = self._store.checkpoints(session.session_id)
         return {
             "session_id": session.session_id,
             "created_at": _time(session.created),
