@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` by `data` so that it holds the old content or the new one, also after a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")  # threads write one file at once, too
     try:
         with temporary.open("wb") as file:
             file.write(data)

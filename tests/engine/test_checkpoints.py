@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +21,7 @@ from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
 from rlkit.engine.config import ModelConfig, read_config
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter
 from rlkit.engine.promises import Promises, json_answer
+from rlkit.engine.records import Records, Run, SessionRecord
 from rlkit.engine.snapshots import Snapshots
 from rlkit.errors import MissingError, UsageError
 
@@ -218,6 +222,51 @@ def test_a_checkpoint_that_this_version_cannot_read_is_refused_and_left_alone(
         store.info(path)
     assert store.checkpoints() == []
     assert file.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda raw: raw | {"more": 1},
+        lambda raw: raw | {"info": raw["info"] | {"more": 1}},
+        lambda raw: raw | {"created": str(raw["created"])},
+        lambda raw: raw | {"data": f"../a/{raw['data']}"},
+    ],
+    ids=["field", "inner field", "type", "place"],
+)
+def test_a_checkpoint_that_says_more_than_was_written_is_refused(
+    store: CheckpointStore, adapter: Adapter, tmp_path: Path, change: Callable[[dict[str, object]], object]
+) -> None:
+    path = store.save(MODEL, "weights", "a", INFO, adapter)
+    file = tmp_path / "root" / "abc_train_0" / "weights" / "a" / "checkpoint.json"
+    file.write_text(json.dumps(change(json.loads(file.read_text()))))
+    with pytest.raises(UsageError, match="damaged, or written by another version"):
+        store.info(path)
+
+
+def test_records_are_found_by_their_owner_and_by_nothing_else(store: CheckpointStore, adapter: Adapter) -> None:
+    for model_id in ("a:train:0", "a:train:1", "ab:train:0", "a_train_b:train:0"):
+        store.save(model_id, "weights", "w", INFO, adapter)
+        store.records.add_run(Run(model_id, "llama", 2, 0.0))
+    store.records.add_session(SessionRecord("a", 0.0))
+    assert store.records.session("a") == SessionRecord("a", 0.0)
+    assert [run.model_id for run in store.records.runs("a")] == ["a:train:0", "a:train:1"]
+    assert {checkpoint.model_id for checkpoint in store.checkpoints("a")} == {"a:train:0", "a:train:1"}
+    assert store.records.run("a:train:1") == Run("a:train:1", "llama", 2, 0.0)
+    for nobody in ("", "*", "?", "..", "../a", "a:train", "b", "a/../a"):
+        assert store.records.session(nobody) is None
+        assert store.records.run(nobody) is None
+        assert store.records.runs(nobody) == []
+        assert store.checkpoints(nobody) == []
+
+
+def test_one_record_may_be_written_by_many_threads_at_once(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    sessions = [SessionRecord("a", float(i), {"name": "x" * 1000}) for i in range(400)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(records.add_session, sessions))
+    assert records.session("a") in sessions
+    assert [file.name for file in (tmp_path / ".sessions").iterdir()] == ["a.json"]
 
 
 def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(

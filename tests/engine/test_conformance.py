@@ -204,6 +204,16 @@ def test_a_sample_can_be_cancelled(server: EngineServer, client: tinker.ServiceC
     assert sampler.compute_logprobs(prompt(*TEXT)).result()[0] is None
 
 
+@covers(routes=(19,))
+def test_cancelling_what_its_session_has_taken_with_it_is_no_error(server: EngineServer) -> None:
+    session = open_session(server)
+    assert ask(server, f"sessions/{session}/finish").status == 204
+    gone = {"request_id": f"{session}:sample:0#1"}
+    assert ask(server, "cancel_future", gone).status == 204
+    assert ask(server, "retrieve_future", gone).status == 404
+    assert ask(server, "cancel_future", {"request_id": "nobody:sample:0#1"}).status == 404
+
+
 @covers(routes=(20,))
 def test_checkpoints_are_listed_described_given_a_time_to_live_and_deleted(
     client: tinker.ServiceClient, rest: tinker.RestClient

@@ -16,7 +16,9 @@ import torch
 from tinker import types
 
 from rlkit.engine import EngineServer
+from rlkit.engine.devices import batches
 from rlkit.engine.draw import DrawSettings
+from rlkit.engine.kv import kv_bytes
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import LoraSettings, new_adapter, serve
@@ -134,6 +136,16 @@ def test_samples_have_the_log_probabilities_that_the_prompt_is_scored_with(
         decoder.step()
     assert scored[0].prompt.logprobs is not None
     assert np.abs(scored[0].prompt.logprobs[-len(sample.tokens) :] - sample.logprobs).max() < 0.1
+
+
+def test_twice_as_many_rows_of_bfloat16_fit_the_cache(tmp_path: Path, lanes: Lanes) -> None:
+    exact = load_weights(write_model(tmp_path / "m"))
+    two = replace(batches(torch.device("cpu")), kv_bytes=2 * kv_bytes(exact.config, 11, 4))
+    for weights, rows in ((exact, 2), (in_bfloat16(exact), 4)):
+        decoder = Decoder(serve(weights, None, lanes.run), lanes, size=two)
+        decoder.submit(SampleRequest(np.arange(5), 20, 6, 0, DrawSettings(), StopRule()), lambda _: None)
+        decoder.step()
+        assert sum(map(len, decoder._rows)) == rows
 
 
 @on_gpu

@@ -352,3 +352,40 @@ def test_bytes_that_are_not_http_get_a_4xx_or_a_closed_connection(server: Engine
     wire = Wire(server)
     assert wire.ask("GET", "healthz", b"", {})[0] == 200
     wire.close()
+
+
+TWICE = {
+    "data": [1, 2],
+    "dtype": "int64",
+    "shape": [len(TEXT) - 1, 3],
+    "sparse_crow_indices": [0, 2, 2, 2, 2],
+    "sparse_col_indices": [1, 1],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "params", "named"),
+    [
+        ({"num_samples": 256, "topk_sample_logprobs": 1024}, {"max_tokens": 400}, "topk_sample_logprobs 1024"),
+        ({"target_prompt_logprobs": TWICE}, {}, "a column is listed twice in a row"),
+        ({}, {"stop": ["a"] * 65}, "65 stop strings are given, and at most 64"),
+        ({}, {"stop": ["a" * 1025]}, "a stop string has 1025 characters, and at most 1024"),
+        ({}, {"stop": "a" * 1025}, "a stop string has 1025 characters, and at most 1024"),
+        ({}, {"stop": [0] * 4097}, "4097 stop tokens are given, and at most 4096"),
+        ({}, {"stop": [-5]}, "the stop token -5 is outside 0 … 258"),
+        ({}, {"stop": [10**30]}, "the stop token 1000000000000000000000000000000 is outside"),
+    ],
+)
+def test_a_request_for_too_much_or_for_what_means_nothing_is_refused_by_name(
+    server: EngineServer, session: str, fields: dict[str, object], params: dict[str, object], named: str
+) -> None:
+    wire = Wire(server)
+    body = real_bodies(session)["asample"] | {"sampling_params": params} | fields
+    status, raw = wire.ask("POST", "asample", json.dumps(body).encode(), {})
+    assert status == 200
+    wanted = {"request_id": json.loads(raw)["request_id"]}
+    _, raw = wire.ask("POST", "retrieve_future", json.dumps(wanted).encode(), {})
+    wire.close()
+    answer = json.loads(raw)
+    assert answer["category"] == "user"
+    assert named in answer["error"]

@@ -80,6 +80,13 @@ def test_what_can_be_no_model_name_is_refused_at_once(name: str) -> None:
         resolve_model(name)
 
 
+@pytest.mark.parametrize("name", ["a" * 5000, "/" + "a" * 5000, "a\0b", "~nobody-of-this-name/model", "a/" * 3000])
+def test_a_name_that_no_file_can_have_is_the_users_mistake(name: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        resolve_model(name)
+    assert len(str(refused.value)) < 500
+
+
 def test_a_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     path.touch()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tinker import types
 from tinker.lib.public_interfaces.admin_client import AdminClient
 
-from rlkit.engine import EngineServer
+from rlkit.engine import EngineServer, checkpoints, records
 from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.errors import MissingError
 
@@ -79,6 +79,40 @@ def test_lists_come_in_pages_newest_first(trainer: tinker.TrainingClient, rest: 
     assert rest.list_training_runs(limit=10, offset=runs.cursor.total_count).result().training_runs == []
     with pytest.raises(tinker.BadRequestError, match="limit must be a number"):
         rest.list_user_checkpoints(limit=-1).result()
+
+
+def test_what_is_asked_of_one_session_or_run_reads_no_others(
+    trainer: tinker.TrainingClient,
+    rest: tinker.RestClient,
+    client: tinker.ServiceClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    older = trainer.save_state("state").result().path
+    newer = trained(client, "llama").save_state("state").result().path
+    read: list[Path] = []
+    for module, name in ((records, "read_json"), (checkpoints, "_decode")):
+        real = getattr(module, name)
+
+        def noted(*given: object, real: Callable[..., object] = real) -> object:
+            read.extend(path for path in given if isinstance(path, Path))
+            return real(*given)
+
+        monkeypatch.setattr(module, name, noted)
+
+    def folders() -> set[str]:
+        found = {part for path in read for part in path.parts if "_train_" in part}
+        read.clear()
+        return found
+
+    one, two = (path.split("/")[2].replace(":", "_") for path in (older, newer))
+    session_id = trainer.model_id.partition(":")[0]
+    assert len(rest.get_session(session_id).result().training_run_ids) == 2
+    assert {path.stem for path in read if path.parent.name == ".sessions"} == {session_id}
+    assert folders() == {one, two}
+    rest.get_training_run(trainer.model_id).result()
+    assert folders() == {one}
+    rest.list_training_runs(limit=1).result()
+    assert {path.parent.parent.parent.name for path in read if path.name == "checkpoint.json"} == {two}
 
 
 def test_a_checkpoint_is_deleted_published_and_given_an_end(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +13,10 @@ import torch
 
 from rlkit.engine.devices import batches
 from rlkit.engine.draw import DrawSettings
-from rlkit.engine.kv import bucket, kv_bytes
+from rlkit.engine.kv import KvBlock, bucket, kv_bytes
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.lora import LoraSettings, new_adapter, serve
-from rlkit.engine.requests import SampleRequest, SampleResult
+from rlkit.engine.requests import Row, SampleRequest, SampleResult
 from rlkit.engine.sampler import Decoder
 from rlkit.engine.stops import StopRule
 from rlkit.engine.weights import Weights, load_weights
@@ -85,11 +86,42 @@ def test_what_does_not_fit_waits_and_changes_nothing(
     decoder = Decoder(weights, lanes)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
-    little = replace(batches(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11))
+    little = replace(batches(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11, 4))
     decoder = Decoder(weights, lanes, size=little)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
     assert same(*results)
+
+
+@pytest.mark.parametrize("lengths", [[40] * 40, range(21, 61)], ids=["together", "one by one"])
+def test_the_cache_keeps_to_its_budget_while_rows_change_buckets(
+    tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int]
+) -> None:
+    weights = serve(load_weights(write_model(tmp_path / "deep", layers=8)), None, lanes.run)
+    live = peak = 0
+    real = KvBlock._zeros
+
+    def counted(block: KvBlock[Row], rows: int) -> torch.Tensor:
+        nonlocal live, peak
+        tensor = real(block, rows)
+        live += tensor.nbytes
+        peak = max(peak, live)
+        weakref.finalize(tensor, freed, tensor.nbytes)
+        return tensor
+
+    def freed(size: int) -> None:
+        nonlocal live
+        live -= size
+
+    monkeypatch.setattr(KvBlock, "_zeros", counted)
+    decoder = Decoder(weights, lanes)
+    results: list[SampleResult] = []
+    for seed, length in enumerate(lengths):
+        decoder.submit(request(seed, length=length, samples=1, max_tokens=96 - length + seed % 2), results.append)
+    run(decoder)
+    assert len(results) == 40
+    assert peak < 1.4 * 40 * kv_bytes(weights.config, 96, 4)
+    assert live == 0
 
 
 def test_samples_of_one_request_differ_and_a_seed_repeats_them(weights: Weights, lanes: Lanes) -> None:
@@ -117,6 +149,60 @@ def test_a_request_that_cannot_be_answered_is_refused(
         Decoder(weights, lanes).submit(
             SampleRequest(tokens, 1, max_tokens, 0, wanted.settings, wanted.stop), lambda _: None
         )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "values"),
+    [
+        (replace(request(0, samples=256, max_tokens=400), top=1024), 256 * 400 * 1024),
+        (replace(request(0, samples=17, max_tokens=None), top=1024), 17 * 1019 * 1024),
+        (replace(request(0, samples=32, max_tokens=512), top=1023, prompt_top=1024 * 100), 32 * 512 * 1023 + 512_000),
+    ],
+)
+def test_an_answer_has_no_more_likeliest_tokens_than_memory_bears(
+    weights: Weights, lanes: Lanes, wanted: SampleRequest, values: int
+) -> None:
+    with pytest.raises(UsageError, match=rf"topk_sample_logprobs .* {values} values.* at most {16 << 20}: lower"):
+        Decoder(weights, lanes).submit(wanted, lambda _: None)
+
+
+def test_a_sample_keeps_the_likeliest_tokens_that_it_asked_for_and_no_neighbours(
+    weights: Weights, lanes: Lanes
+) -> None:
+    results: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    decoder.submit(replace(request(0, samples=1), top=2), results.append)
+    decoder.submit(replace(request(1, samples=7), top=200), lambda _: None)
+    run(decoder)
+    top = results[0].samples[0].top
+    assert top is not None
+    for values in (top.ids, top.logprobs):
+        assert values.base is not None
+        assert values.base.nbytes == 6 * 2 * 4
+
+
+@pytest.mark.parametrize("token", [-5, 259, 10**30])
+def test_a_stop_token_that_can_never_come_is_refused(weights: Weights, lanes: Lanes, token: int) -> None:
+    wanted = replace(request(0), stop=StopRule(tokens=frozenset({3, token})))
+    with pytest.raises(UsageError, match=f"stop token {token} is outside 0 … 258"):
+        Decoder(weights, lanes).submit(wanted, lambda _: None)
+
+
+def test_a_prompt_that_fills_the_context_can_be_scored(weights: Weights, lanes: Lanes) -> None:
+    results: list[SampleResult] = []
+    decoder = Decoder(weights, lanes)
+    wanted = replace(request(0, samples=1, max_tokens=1), prompt=np.arange(1024) % 259, prompt_logprobs=True)
+    decoder.submit(wanted, results.append)
+    decoder.submit(replace(wanted, prompt=wanted.prompt[:-1]), results.append)
+    run(decoder)
+    whole, shorter = (result.prompt.logprobs for result in results)
+    assert whole is not None
+    assert shorter is not None
+    assert np.isfinite(whole[1:]).all()
+    np.testing.assert_allclose(whole[:-1], shorter, atol=1e-5)
+    for refused in (replace(wanted, prompt_logprobs=False), replace(wanted, max_tokens=2)):
+        with pytest.raises(UsageError, match="fill the context"):
+            decoder.submit(refused, lambda _: None)
 
 
 def test_a_bucket_holds_its_sequence() -> None:

@@ -26,11 +26,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
 from rlkit.engine.config import ModelConfig
@@ -84,6 +86,9 @@ class Checkpoint:
     def id(self) -> str:
         """`<kind>/<name>`, unique in its run."""
         return "/".join(self.path.split("/")[3:])
+
+
+_CHECKPOINT = TypeAdapter(Checkpoint)
 
 
 class CheckpointStore:
@@ -155,12 +160,12 @@ class CheckpointStore:
                 f"checkpoint name {name!r}: use up to 128 letters, digits, '.', '_' and '-', not starting with '.'"
             )
         entry = self._entry(f"tinker://{model_id}/{kind}/{name}", info, ttl_s, user_metadata)
-        self.sweep(model_id)
+        self._sweep(model_id)
         with locked(self._root, fcntl.LOCK_SH):
             if not overwrite and (entry.data.parent / "checkpoint.json").exists():
                 raise UsageError(f"{entry.path} exists already: choose another name or set overwrite")
             self._commit(entry, fill)
-        self.sweep(model_id)
+        self._sweep(model_id)
         return entry.path
 
     def copy(self, path: str, session_id: str, *, model_seq_id: int = 0, ttl_s: int | None = None) -> str:
@@ -218,10 +223,10 @@ class CheckpointStore:
         moments = None if mean is None or square is None else torch.stack([mean, square])
         return Adapter(config, settings, flat), moments
 
-    def checkpoints(self, model_id: str | None = None) -> list[Checkpoint]:
-        """The checkpoints of a model or of all, newest first; those that this version cannot read are left out."""
-        self.sweep(model_id)
-        found = [c for folder in self._folders(model_id) if (c := self._read(folder)) and not self._expired(c)]
+    def checkpoints(self, owner: str | None = None) -> list[Checkpoint]:
+        """The checkpoints of a model, of a session or of all, newest first, but those that this version cannot read."""
+        self._sweep(owner)
+        found = [c for folder in self._folders(owner) if (c := self._read(folder)) and not self._expired(c)]
         return sorted(found, key=lambda checkpoint: (-checkpoint.created, checkpoint.path))
 
     def delete(self, path: str) -> None:
@@ -235,27 +240,30 @@ class CheckpointStore:
         Raises:
             UsageError, MissingError: as `get`; also where the lifetime is not allowed.
         """
-        self._amend(path, expires=self._expiry(ttl_s))
+        expires = self._expiry(ttl_s)
+        self._amend(path, lambda checkpoint: replace(checkpoint, expires=expires))
 
     def set_public(self, path: str, public: bool) -> None:
         """Note whether a checkpoint is published; raises as `get`."""
-        self._amend(path, public=public)
+        self._amend(path, lambda checkpoint: replace(checkpoint, public=public))
 
-    def sweep(self, model_id: str | None = None) -> None:
-        """Remove what has expired and what a killed server left, of a model or of all.
+    def sweep(self) -> None:
+        """Remove what has expired, and all that killed servers left in the root: once, when a server starts.
 
         Nothing is done while any server on this root reads or writes: the next sweep will find it.
         """
-        try:
-            with locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                for folder in self._folders(model_id):
-                    self._sweep(folder)
-                self.records.sweep()
-                sweep_scratch(self._root)
-        except BlockingIOError:
-            pass
+        self._sweep(None)
+        with suppress(BlockingIOError), locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            self.records.sweep()
+            sweep_scratch(self._root)
 
-    def _sweep(self, folder: Path) -> None:
+    def _sweep(self, owner: str | None) -> None:
+        """Remove what has expired and what is half-written, of a model, of a session or of all; as `sweep`."""
+        with suppress(BlockingIOError), locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for folder in self._folders(owner):
+                self._sweep_one(folder)
+
+    def _sweep_one(self, folder: Path) -> None:
         if not (folder / "checkpoint.json").exists():
             shutil.rmtree(folder)
         elif checkpoint := self._read(folder):
@@ -291,9 +299,9 @@ class CheckpointStore:
             raise
         sync(folder.parent)
 
-    def _amend(self, path: str, **changes: Any) -> None:
+    def _amend(self, path: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
         with locked(self._root, fcntl.LOCK_EX):
-            write_json(self._folder(path) / "checkpoint.json", _encode(replace(self.get(path), **changes)))
+            write_json(self._folder(path) / "checkpoint.json", _encode(change(self.get(path))))
 
     def _expiry(self, ttl_s: int | None) -> float | None:
         if ttl_s is None:
@@ -324,8 +332,8 @@ class CheckpointStore:
             raise MissingError(f"{path}: there is no such checkpoint in {self._root}: a link is not followed")
         return folder
 
-    def _folders(self, model_id: str | None) -> Iterator[Path]:
-        for run in list(self.records.folders(model_id)):
+    def _folders(self, owner: str | None) -> Iterator[Path]:
+        for run in self.records.folders(owner):
             kinds = [run / kind for kind in _KINDS]
             for folder in [folder for kind in kinds if not kind.is_symlink() for folder in list(kind.glob("*"))]:
                 if _PATH.fullmatch(self._path(folder)) and not folder.is_symlink():
@@ -338,17 +346,15 @@ def _encode(checkpoint: Checkpoint) -> dict[str, object]:
 
 
 def _decode(path: str, file: Path) -> Checkpoint:
-    """Read a `checkpoint.json`; where it says anything unexpected it is refused, never believed."""
+    """Read a `checkpoint.json`; where it says anything but what would be written it is refused, never believed."""
     text = file.read_text(encoding="utf-8")
     try:
-        raw: dict[str, Any] = json.loads(text)
-        if raw.pop("format") != FORMAT or not _DATA.fullmatch(raw["data"]):
+        raw: dict[str, object] = json.loads(text)
+        found = _CHECKPOINT.validate_python({**raw, "path": path, "data": file.parent / str(raw["data"])})
+        if not _DATA.fullmatch(found.data.name) or _encode(found) != raw:
             raise ValueError(FORMAT)
-        info = raw.pop("info")
-        settings = LoraSettings(**info.pop("settings"))
-        data = file.parent / raw.pop("data")
-        return Checkpoint(path=path, info=CheckpointInfo(settings=settings, **info), data=data, **raw)
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return found
+    except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"{file}: damaged, or written by another version of rlkit (this reads format {FORMAT})"
         ) from None

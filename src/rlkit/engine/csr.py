@@ -38,6 +38,11 @@ def dense_of[T: np.generic](
         )
     if len(columns) != len(values) or (len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]):
         raise UsageError(f"{name}.col_indices: {len(values)} numbers in 0 … {shape[1] - 1} are needed")
+    rows = np.repeat(np.arange(shape[0]), np.diff(starts))
+    filled = np.zeros(shape, dtype=np.bool_)
+    filled[rows, columns] = True
+    if np.count_nonzero(filled) != len(values):
+        raise UsageError(f"{name}.col_indices: a column is listed twice in a row")
     dense = np.full(shape, pad, dtype=values.dtype)
-    dense[np.repeat(np.arange(shape[0]), np.diff(starts)), columns] = values
+    dense[rows, columns] = values
     return dense

@@ -8,32 +8,27 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter
+
+from rlkit import atomic
 
 
-def read_json(file: Path) -> dict[str, Any] | None:
-    """The object in a file, or None if the file is absent or damaged."""
+def read_json[T](file: Path, kind: TypeAdapter[T]) -> T | None:
+    """What a file holds, or None if the file is absent, damaged or holds something else."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return kind.validate_json(file.read_bytes())
     except (OSError, ValueError):
         return None
 
 
 def write_json(file: Path, value: object) -> None:
-    """Replace a file with one rename, flushed; its folder is made if it is missing."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(f".{file.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.write_text(json.dumps(value, indent=1), encoding="utf-8")
-        sync(temporary)
-        temporary.replace(file)
-        sync(file.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Replace a file, on the disk when this returns; its folder is made if it is missing."""
+    atomic.write_text(file, json.dumps(value, indent=1))
+    sync(file.parent)
 
 
 def sync(path: Path) -> None:

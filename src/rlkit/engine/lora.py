@@ -98,12 +98,12 @@ class Adapter:
     def layer(self, index: int) -> LayerAdapter:
         """The adapters of layer `index`."""
         return LayerAdapter(
-            *(self._lora(f"layers.{index}.{group}", parts) for group, parts in _GROUPS.items() if group != "unembed")
+            *(self._lora(f"layers.{index}.{group}", parts) for group, parts in GROUPS.items() if group != "unembed")
         )
 
     def unembed(self) -> Lora | None:
         """The adapter of the output layer, which takes the hidden state to logits."""
-        return self._lora("unembed", _GROUPS["unembed"])
+        return self._lora("unembed", GROUPS["unembed"])
 
     def to(self, device: torch.device) -> Adapter:
         """The same adapter on a device; itself if it is there."""
@@ -124,7 +124,7 @@ class Adapter:
         return Lora(a, bs, self.scale)
 
 
-_GROUPS: Mapping[str, tuple[str, ...]] = {
+GROUPS: Mapping[str, tuple[str, ...]] = {
     "qkv": ("q", "k", "v"),
     "o": ("o",),
     "gate_up": ("gate", "up"),

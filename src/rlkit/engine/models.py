@@ -32,6 +32,7 @@ HUB_PROBE_TIMEOUT_S = 4.0
 
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
 _VOCABULARIES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"]
+_SHOWN_CHARACTERS = 200
 _NOT_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and training logs
 
 
@@ -55,13 +56,18 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
             engine cannot run the model that is to be downloaded or converted.
         MissingError: the model is nowhere to be had; the message says what was tried.
     """
-    given = Path(name).expanduser()
-    gguf = _gguf_at(given)
+    try:
+        given = Path(name).expanduser()
+        gguf = _gguf_at(given)
+        if gguf is None and given.is_dir():
+            return _checked(given)
+        if gguf is None:
+            _check_name(name)
+    except (OSError, RuntimeError) as error:  # a name too long for a path, a folder that may not be read, no such user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"there can be no model at {name[:_SHOWN_CHARACTERS]!r}: {reason}") from error
     if gguf is not None:
         return _from_gguf(gguf, progress)
-    if given.is_dir():
-        return _checked(given)
-    _check_name(name)
     cached = cache_dir() / "models" / name.replace("/", "--")
     if _lacks(cached) is None:
         return cached.resolve()

@@ -17,16 +17,19 @@ import torch
 from torch import Tensor
 
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.lora import ALPHA, Adapter
+from rlkit.engine.lora import ALPHA, GROUPS, Adapter
 from rlkit.errors import UsageError
 
 _RECIPIENTS_MAX = 10
 _MODULES = {
-    "qkv": {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj"},
-    "o": {"o": "self_attn.o_proj"},
-    "gate_up": {"gate": "mlp.gate_proj", "up": "mlp.up_proj"},
-    "down": {"down": "mlp.down_proj"},
-    "unembed": {"unembed": "lm_head"},
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "unembed": "lm_head",
 }
 
 
@@ -70,10 +73,10 @@ def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in [name for name in adapter.views if name.endswith(".lora_A")]:
         stem, _, group = name.removesuffix(".lora_A").rpartition(".")
-        for index, (part, module) in enumerate(_MODULES[group].items()):
+        for index, part in enumerate(GROUPS[group]):
             a = adapter.views[name][:, index * rank : (index + 1) * rank]
             b = adapter.views[f"{stem}.{part}.lora_B" if stem else f"{part}.lora_B"]
-            key = f"base_model.model.model.{stem}.{module}" if stem else f"base_model.model.{module}"
+            key = f"base_model.model.{f'model.{stem}.' if stem else ''}{_MODULES[part]}"
             tensors[f"{key}.lora_A.weight"] = a.detach().t().contiguous()
             tensors[f"{key}.lora_B.weight"] = b.detach().t().contiguous()
     return tensors

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import fcntl
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic import TypeAdapter
+
 from rlkit.engine.files import locked, read_json, write_json
 
-MODEL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}:train:[0-9]{1,9}")
+SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MODEL_ID = re.compile(rf"{SESSION_ID.pattern}:train:[0-9]{{1,9}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,9 @@ class Run:
     user_metadata: Mapping[str, str] | None = None
 
 
+_SESSION, _RUN = TypeAdapter(SessionRecord), TypeAdapter(Run)
+
+
 class Records:
     """The sessions and training runs below a root folder."""
 
@@ -54,30 +60,41 @@ class Records:
     def sessions(self) -> list[SessionRecord]:
         """The sessions that there ever were, newest first."""
         files = (self._root / ".sessions").glob("*.json")
-        found = [SessionRecord(**raw) for file in files if (raw := read_json(file))]
+        found = [session for file in files if (session := read_json(file, _SESSION))]
         return sorted(found, key=lambda session: (-session.created, session.session_id))
+
+    def session(self, session_id: str) -> SessionRecord | None:
+        """One session."""
+        if not SESSION_ID.fullmatch(session_id):
+            return None
+        return read_json(self._root / ".sessions" / f"{session_id}.json", _SESSION)
 
     def add_run(self, run: Run) -> None:
         """Write down a training run."""
         with locked(self._root, fcntl.LOCK_SH):
             write_json(self.folder(run.model_id) / "run.json", asdict(run))
 
-    def runs(self, model_id: str | None = None) -> list[Run]:
-        """The training runs, newest first; only that of `model_id` if it is given."""
-        if model_id is not None and not MODEL_ID.fullmatch(model_id):
-            return []
-        files = [folder / "run.json" for folder in self.folders(model_id)]
-        found = [Run(**raw) for file in files if (raw := read_json(file))]
+    def run(self, model_id: str) -> Run | None:
+        """One training run."""
+        return next(iter(self.runs(model_id)), None) if MODEL_ID.fullmatch(model_id) else None
+
+    def runs(self, owner: str | None = None) -> list[Run]:
+        """The training runs, newest first: of `owner`, as `folders` takes it."""
+        found = [run for folder in self.folders(owner) if (run := read_json(folder / "run.json", _RUN))]
         return sorted(found, key=lambda run: (-run.created, run.model_id))
 
     def folder(self, model_id: str) -> Path:
         """The folder of a training run, which is a `MODEL_ID`."""
         return self._root / model_id.replace(":", "_")
 
-    def folders(self, model_id: str | None = None) -> Iterator[Path]:
-        """The folders of training runs that are there, of `model_id` or all."""
-        pattern = "*_train_*" if model_id is None else self.folder(model_id).name
-        return (folder for folder in self._root.glob(pattern) if folder.is_dir() and not folder.is_symlink())
+    def folders(self, owner: str | None = None) -> list[Path]:
+        """The folders of training runs that are there: of `owner`, the id of a model or of a session, or all."""
+        if owner is None or SESSION_ID.fullmatch(owner):
+            found = self._root.glob(f"{owner or '*'}_train_*")
+            found = (folder for folder in found if owner in (None, folder.name.rpartition("_train_")[0]))
+        else:
+            found = [self.folder(owner)] if MODEL_ID.fullmatch(owner) else []
+        return [folder for folder in found if folder.is_dir() and not folder.is_symlink()]
 
     def sweep(self) -> None:
         """Remove what a killed server left half-written; the caller holds the root's lock exclusively."""

@@ -119,9 +119,15 @@ class Row:
     random: np.random.Generator
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
-    top: list[tuple[NDArray[np.int32], NDArray[np.float32]]] = field(
-        default_factory=list[tuple[NDArray[np.int32], NDArray[np.float32]]]
-    )
+    top: Tokens | None = None
+
+    def keep_top(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
+        """Note the likeliest tokens [k], and their log-probabilities, where the next token is drawn."""
+        if self.top is None:
+            # For the longest sample: what is not filled in costs no memory.
+            shape = (self.ticket.limit, len(ids))
+            self.top = Tokens(np.empty(shape, np.int32), np.empty(shape, np.float32))
+        self.top.ids[len(self.tokens)], self.top.logprobs[len(self.tokens)] = ids, logprobs
 
     def extend(self, token: int, logprob: float) -> bool:
         """Append a drawn token; whether the sample goes on."""
@@ -131,9 +137,8 @@ class Row:
         stopped = ticket.request.stop.ends(self.tokens)
         if not stopped and len(self.tokens) < ticket.limit:
             return True
-        top = None
-        if self.top:
-            top = Tokens(np.stack([ids for ids, _ in self.top]), np.stack([logprobs for _, logprobs in self.top]))
+        count = len(self.tokens)
+        top = None if self.top is None else Tokens(self.top.ids[:count], self.top.logprobs[:count])
         ticket.samples[self.index] = Sample(
             np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32), stopped, top
         )

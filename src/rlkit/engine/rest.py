@@ -15,7 +15,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -54,14 +54,13 @@ class Management:
             raise UsageError("project_id: the embedded engine has no projects; leave it out")
         offset, limit = _page(request, 20)
         runs = await asyncio.to_thread(self._store.records.runs)
-        checkpoints = await asyncio.to_thread(self._store.checkpoints)
-        page = [_run_json(run, checkpoints) for run in runs[offset : offset + limit]]
+        page = await asyncio.to_thread(lambda: [self._told(run) for run in runs[offset : offset + limit]])
         return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(runs))})
 
     async def get_run(self, request: Request) -> Response:
         """One training run."""
         run = await self._run(request.path_params["model_id"])
-        return JSONResponse(_run_json(run, await asyncio.to_thread(self._store.checkpoints, run.model_id)))
+        return JSONResponse(await asyncio.to_thread(self._told, run))
 
     async def list_run_checkpoints(self, request: Request) -> Response:
         """All checkpoints of a training run."""
@@ -128,25 +127,23 @@ class Management:
     async def get_session(self, request: Request) -> Response:
         """A session, its training runs and, while it is open, its sampling sessions."""
         session_id = request.path_params["session_id"]
-        sessions = await asyncio.to_thread(self._store.records.sessions)
-        session = next((session for session in sessions if session.session_id == session_id), None)
+        session = await asyncio.to_thread(self._store.records.session, session_id)
         if session is None:
             raise MissingError(f"there is no session {session_id!r}")
-        runs = await asyncio.to_thread(self._store.records.runs)
+        runs = await asyncio.to_thread(self._store.records.runs, session_id)
         about = {"user_metadata": session.user_metadata, "display_name": session.display_name}
-        ids = [run.model_id for run in runs if run.model_id.startswith(f"{session_id}:")]
+        ids = [run.model_id for run in runs]
         return JSONResponse({"training_run_ids": ids, "sampler_ids": self._live(session_id) or [], **about})
 
     async def search_sessions(self, _: Request, body: types.SessionSearchRequest) -> Response:
         """A page of the sessions that fit, newest first; there are no projects and nobody else's sessions."""
         sessions = await asyncio.to_thread(self._store.records.sessions)
-        checkpoints = await asyncio.to_thread(self._store.checkpoints)
         found = [session for session in sessions if self._fits(session, body)]
         page = found[: body.limit]
         following = None
         if len(found) > len(page):
             following = {"last_created_at": _time(page[-1].created), "last_session_id": page[-1].session_id}
-        summaries = [self._summary(session, checkpoints) for session in page]
+        summaries = await asyncio.to_thread(lambda: [self._summary(session) for session in page])
         return JSONResponse({"sessions": summaries, "next_cursor": following})
 
     async def external_urls(self, request: Request) -> Response:
@@ -180,10 +177,13 @@ class Management:
         raise MissingError(f"{request.method} {request.url.path} is not offered by the embedded engine")
 
     async def _run(self, model_id: str) -> Run:
-        runs = await asyncio.to_thread(self._store.records.runs, model_id)
-        if not runs:
+        run = await asyncio.to_thread(self._store.records.run, model_id)
+        if run is None:
             raise MissingError(f"there is no training run {model_id!r}")
-        return runs[0]
+        return run
+
+    def _told(self, run: Run) -> dict[str, object]:
+        return _run_json(run, self._store.checkpoints(run.model_id))
 
     def _live(self, session_id: str) -> list[str] | None:
         """The sampling sessions of an open session; asking does not keep it open."""
@@ -212,8 +212,8 @@ class Management:
         created = datetime.fromtimestamp(session.created, UTC)  # the cursor's precision
         return after is None or (after.last_created_at, session.session_id) > (created, after.last_session_id)
 
-    def _summary(self, session: SessionRecord, checkpoints: Iterable[Checkpoint]) -> dict[str, object]:
-        own = [c for c in checkpoints if c.model_id.startswith(f"{session.session_id}:")]
+    def _summary(self, session: SessionRecord) -> dict[str, object]:
+        own = self._store.checkpoints(session.session_id)
         return {
             "session_id": session.session_id,
             "created_at": _time(session.created),
@@ -240,8 +240,8 @@ def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, object]:
     }
 
 
-def _run_json(run: Run, checkpoints: Iterable[Checkpoint]) -> dict[str, object]:
-    own = [checkpoint for checkpoint in checkpoints if checkpoint.model_id == run.model_id]
+def _run_json(run: Run, own: Sequence[Checkpoint]) -> dict[str, object]:
+    """What is told of a training run, whose checkpoints are `own`, newest first."""
     last = {kind: next((_checkpoint_json(c) for c in own if c.id.startswith(f"{kind}/")), None) for kind in _TYPES}
     return {
         "training_run_id": run.model_id,

@@ -10,8 +10,7 @@ import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-import zstandard
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
@@ -19,6 +18,7 @@ from starlette.routing import Route
 from tinker import types
 
 from rlkit.engine import wire
+from rlkit.engine.bodies import Refused, json_place, parse_body, read_body, unpack_body
 from rlkit.engine.promises import GoneError, Promise
 from rlkit.engine.rest import Management, TtlRequest
 from rlkit.engine.service import Service
@@ -32,21 +32,11 @@ _BODY_BYTES_MAX = 64 << 20
 _HOLD_S = 25.0
 # Above this a client first hears how large an answer is, so that it can bound what it holds at a time.
 _INLINE_BYTES_MAX = 1 << 20
-_ZSTD_STEP_BYTES = 256
 _MESSAGE_MAX = 500
 
 _CHECKPOINT = "training_runs/{model_id}/checkpoints/{kind}/{name}"
 
 type Handler = Callable[[Request], Awaitable[Response]]
-
-
-class _Refused(Exception):
-    """A request that gets a status of its own; `body` is what was read of it."""
-
-    def __init__(self, status: int, message: str, body: bytes | bytearray = b"") -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = bytes(body)
 
 
 _STATUSES = ((GoneError, 410), (UsageError, 400), (MissingError, 404), (ClientDisconnect, 400))
@@ -56,13 +46,6 @@ class _CancelRequest(BaseModel):
     """The body of `cancel_future`, for which the SDK has no type."""
 
     request_id: str
-
-
-class _Place(BaseModel):
-    """Where a request stands in its model's line, which can be read even if the rest cannot."""
-
-    model_id: str
-    seq_id: int
 
 
 class _WeightsInfoRequest(BaseModel):
@@ -160,7 +143,7 @@ def _answered(handler: Handler) -> Handler:
     async def answered(request: Request) -> Response:
         try:
             return await handler(request)
-        except _Refused as refused:
+        except Refused as refused:
             return _error(refused.status, str(refused))
         except Exception as error:
             status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
@@ -176,55 +159,21 @@ def _error(status: int, message: str) -> JSONResponse:
 
 
 async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BODY_BYTES_MAX:
-            raise _too_large(body)
+    body = await read_body(request, bytes_max=_BODY_BYTES_MAX)
     encoding = request.headers.get("content-encoding", "identity")
     if encoding == "zstd":
         return _decompress(body)
     if encoding != "identity":
-        raise _Refused(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
+        raise Refused(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
     return bytes(body)
 
 
 def _decompress(body: bytearray) -> bytes:
-    """A body in zstd. It is fed in small steps, because one step may come to many times its size."""
-    reader = zstandard.ZstdDecompressor(max_window_size=_BODY_BYTES_MAX).decompressobj()
-    plain = bytearray()
-    try:
-        for start in range(0, len(body), _ZSTD_STEP_BYTES):
-            plain += reader.decompress(body[start : start + _ZSTD_STEP_BYTES])
-            if len(plain) > _BODY_BYTES_MAX:
-                raise _too_large(plain)
-    except zstandard.ZstdError as error:
-        raise _Refused(400, f"the body is not zstd as its Content-Encoding says: {error}") from error
-    if not reader.eof or reader.unused_data:
-        raise _Refused(400, "the body is not one whole zstd frame")
-    return bytes(plain)
-
-
-def _too_large(body: bytearray) -> _Refused:
-    return _Refused(413, f"the body is larger than {_BODY_BYTES_MAX} bytes", body)
+    return unpack_body(body, bytes_max=_BODY_BYTES_MAX)
 
 
 async def _parse[M: BaseModel](request: Request, model: type[M]) -> M:
-    body = await _read(request)
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise _Refused(422, f"{field or 'body'}: {first['msg']}", body) from error
-
-
-def _json_place(body: bytes) -> tuple[str, int] | None:
-    try:
-        place = _Place.model_validate_json(body)
-    except ValidationError:
-        return None
-    return place.model_id, place.seq_id
+    return parse_body(await _read(request), model)
 
 
 def _pending(promise: Promise) -> JSONResponse:
@@ -245,8 +194,8 @@ class _Handlers:
         async def handler(request: Request) -> Response:
             try:
                 wanted = await _parse(request, model)
-            except _Refused as refused:
-                return self._refuse_in_turn(_json_place(refused.body), refused)
+            except Refused as refused:
+                return self._refuse_in_turn(json_place(refused.body), refused)
             return _pending(start(wanted))
 
         return handler
@@ -344,15 +293,15 @@ class _Handlers:
         """Start a training request, the only one whose body is protobuf."""
         try:
             body = await _read(request)
-        except _Refused as refused:
+        except Refused as refused:
             return self._refuse_in_turn(wire.place_of(refused.body), refused)
         try:
             wanted = wire.decode_train(body)
         except UsageError as error:
-            return self._refuse_in_turn(wire.place_of(body), _Refused(400, str(error), body))
+            return self._refuse_in_turn(wire.place_of(body), Refused(400, str(error), body))
         return _pending(self._service.train(wanted))
 
-    def _refuse_in_turn(self, place: tuple[str, int] | None, refused: _Refused) -> Response:
+    def _refuse_in_turn(self, place: tuple[str, int] | None, refused: Refused) -> Response:
         """Fail a request when its turn comes: refused at once, it would leave a gap for which the next ones wait."""
         if place is None:
             raise refused
@@ -372,8 +321,12 @@ class _Handlers:
         return Response(answer.body, media_type=answer.media_type)
 
     async def cancel_future(self, request: Request) -> Response:
-        """Give up samples."""
-        self._service.cancel((await _parse(request, _CancelRequest)).request_id)
+        """Give up samples; those of a session that has ended are given up already."""
+        wanted = await _parse(request, _CancelRequest)
+        try:
+            self._service.cancel(wanted.request_id)
+        except MissingError:
+            self._service.sessions.end(wanted.request_id.partition(":")[0])  # raises if there never was such a session
         return Response(status_code=204)
 
     async def create_custom_loss(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
@@ -49,8 +49,9 @@ class Rows:
         staying = [pair for pair, goes_on in zip(rows, alive, strict=True) if goes_on]
         for size, count in Counter(bucket(prefilled.keys.shape[2] + 1) for _, prefilled in staying).items():
             self._block(size).reserve(count)
-        for row, prefilled in staying:
-            self._block(prefilled.keys.shape[2] + 1).add(row, prefilled.keys, prefilled.values)
+        for prefilled, pairs in groupby(staying, key=lambda pair: pair[1]):
+            alike = [row for row, _ in pairs]
+            self._block(prefilled.keys.shape[2] + 1).add(alike, prefilled.keys, prefilled.values)
         return [row.ticket for (row, _), goes_on in zip(rows, alive, strict=True) if not goes_on]
 
     def decode(self) -> list[Ticket]:
@@ -79,30 +80,27 @@ class Rows:
             rows, logits_of(self._weights, rms_norm(x, self._weights.norm, config.norm_eps))[: len(rows)]
         )
         for block, span in zip(blocks, spans, strict=True):
-            for index in reversed(range(len(block.rows))):
-                if not alive[span.start + index]:
-                    block.drop(index)
+            finished = [index for index in range(len(block.rows)) if not alive[span.start + index]]
+            if finished:
+                block.remove(finished)
         self._forget_empty()
         return [row.ticket for row, goes_on in zip(rows, alive, strict=True) if not goes_on]
 
     def drop(self, ticket: Ticket) -> None:
         """Forget the rows of a ticket."""
         for block in self._blocks.values():
-            for index in reversed(range(len(block.rows))):
-                if block.rows[index].ticket is ticket:
-                    block.drop(index)
+            given_up = [index for index, row in enumerate(block.rows) if row.ticket is ticket]
+            if given_up:
+                block.remove(given_up)
         self._forget_empty()
 
     def hand_over(self, other: Rows, count: int) -> None:
         """Move `count` rows to another lane."""
         for block in list(self._blocks.values()):
-            moving = min(count, len(block.rows))
-            theirs = other._block(block.tokens)
-            theirs.reserve(moving)
-            for index in reversed(range(len(block.rows) - moving, len(block.rows))):
-                theirs.add(block.rows[index], *block.read(index))
-                block.drop(index)
-            count -= moving
+            moving = range(len(block.rows))[-count:] if count else range(0)
+            if moving:
+                block.remove(moving, into=other._block(block.tokens))
+            count -= len(moving)
         self._forget_empty()
         other._forget_empty()
 
@@ -111,11 +109,7 @@ class Rows:
         for block in list(self._blocks.values()):
             full = [index for index, length in enumerate(block.lengths) if length == block.tokens]
             if full:
-                larger = self._block(block.tokens + 1)
-                larger.reserve(len(full))
-                for index in reversed(full):  # from the end: dropping a row moves the last one
-                    larger.add(block.rows[index], *block.read(index))
-                    block.drop(index)
+                block.remove(full, into=self._block(block.tokens + 1))
         self._forget_empty()
         return list(self._blocks.values())
 
@@ -139,6 +133,6 @@ class Rows:
         drawn = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
         for i, (row, token, logprob) in enumerate(drawn):
             if best is not None and (k := row.ticket.request.top):
-                row.top.append((best[0][i, :k], best[1][i, :k]))
+                row.keep_top(best[0][i, :k], best[1][i, :k])
             alive.append(row.extend(int(token), float(logprob)))
         return alive

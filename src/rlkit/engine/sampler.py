@@ -26,6 +26,8 @@ from rlkit.errors import UsageError
 # Fewer rows than this are faster on one lane: every lane reads all the weights.
 _ROWS_FOR_ONE_LANE = 8
 _UNEVEN_ROWS = 8
+# Likeliest tokens in an answer: 8 bytes each, several times over while it is encoded.
+_TOP_VALUES_MAX = 16 << 20
 
 
 class Decoder:
@@ -96,7 +98,8 @@ class Decoder:
 
     def _bytes(self, row: Row) -> int:
         """The cache that a row may come to need."""
-        return kv_bytes(self._weights.config, len(row.ticket.request.prompt) + row.ticket.limit)
+        tokens = len(row.ticket.request.prompt) + row.ticket.limit
+        return kv_bytes(self._weights.config, tokens, self._weights.embedding.element_size())
 
     def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, Prefilled]]:
         """Run the prompts of new rows through the model, equal ones once."""
@@ -164,18 +167,34 @@ def _check(request: SampleRequest, weights: Weights) -> int:
         raise UsageError("sample: the prompt is empty")
     if request.prompt.min() < 0 or request.prompt.max() >= vocab:
         raise UsageError(f"sample: the prompt holds a token outside 0 … {vocab - 1}")
+    # The model's own ends are as its files have them; a token that a client means and that never comes is a mistake.
+    odd = [token for token in request.stop.tokens - weights.config.eos if not 0 <= token < vocab]
+    if odd:
+        raise UsageError(f"sample: the stop token {min(odd)} is outside 0 … {vocab - 1}")
     targets = request.targets
     if targets is not None and (len(targets) != len(request.prompt) - 1 or targets.min(initial=-1) < -1):
         raise UsageError("sample: target_prompt_logprobs needs a row for each prompt token but the first")
     if targets is not None and targets.max(initial=-1) >= vocab:
         raise UsageError(f"sample: target_prompt_logprobs holds a token outside 0 … {vocab - 1}")
-    limit = window - len(request.prompt) if request.max_tokens is None else request.max_tokens
-    if len(request.prompt) >= window:
+    limit = _limit(request, window)
+    values = request.samples * limit * request.top + len(request.prompt) * request.prompt_top
+    if values > _TOP_VALUES_MAX:
         raise UsageError(
-            f"sample: {len(request.prompt)} prompt tokens fill the context of {window}: shorten the prompt"
+            f"sample: topk_sample_logprobs {request.top} for {request.samples} samples of up to {limit} tokens and "
+            f"topk_prompt_logprobs {request.prompt_top} for {len(request.prompt)} tokens may come to {values} values, "
+            f"and an answer holds at most {_TOP_VALUES_MAX}: lower max_tokens, num_samples or how many are reported"
         )
-    if len(request.prompt) + limit > window:
-        raise UsageError(
-            f"sample: {len(request.prompt)} prompt tokens and max_tokens {limit} do not fit the context of {window}"
-        )
+    return limit
+
+
+def _limit(request: SampleRequest, window: int) -> int:
+    """The largest number of tokens to sample in a context of `window`."""
+    length = len(request.prompt)
+    if length == window and request.max_tokens == 1 and request.scored_from < length:
+        return 1  # the last token that is drawn is never run, so that a prompt that fills the context can be scored
+    if length >= window:
+        raise UsageError(f"sample: {length} prompt tokens fill the context of {window}: shorten the prompt")
+    limit = window - length if request.max_tokens is None else request.max_tokens
+    if length + limit > window:
+        raise UsageError(f"sample: {length} prompt tokens and max_tokens {limit} do not fit the context of {window}")
     return limit

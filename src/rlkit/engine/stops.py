@@ -6,7 +6,7 @@ Invariant: a sample ends with the first token that is a stop token or completes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # A tokeniser may treat the first tokens of what it decodes specially: it strips a space, or holds back a character.
 _MARGIN_TOKENS = 8
@@ -23,6 +23,12 @@ class StopRule:
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
     decode: Callable[[Sequence[int]], str] | None = None
+    _reach: int = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # A token is at least one byte, so that a string reaches back at most as many tokens as it has bytes.
+        reach = max((len(string.encode()) for string in self.strings), default=0) + _MARGIN_TOKENS
+        object.__setattr__(self, "_reach", reach)
 
     def ends(self, tokens: Sequence[int]) -> bool:
         """Whether the last of `tokens` finishes the sample."""
@@ -30,7 +36,5 @@ class StopRule:
             return True
         if not self.strings or self.decode is None:
             return False
-        # A token is at least one byte, so that a string reaches back at most as many tokens as it has bytes.
-        reach = max(len(string.encode()) for string in self.strings) + _MARGIN_TOKENS
-        text = self.decode(tokens[-reach:])
+        text = self.decode(tokens[-self._reach :])
         return any(string in text for string in self.strings)

@@ -21,6 +21,8 @@ from rlkit.errors import UsageError
 
 SAMPLES_MAX = 4096
 _TOP_MAX = 1024
+# Strings are looked for in every sample's text at every token.
+_STOP_STRINGS_MAX, _STOP_STRING_CHARACTERS_MAX, _STOP_TOKENS_MAX = 64, 1024, 4096
 # While they are drawn nothing else is done.
 _ALTERNATIVES_MAX = 16_384
 # What the SDK reads as "nothing here" in a table of likeliest tokens.
@@ -78,38 +80,43 @@ def decode_sample(request: types.SampleRequest, rule: StopRules) -> SampleReques
 
 def encode_sample(result: SampleResult, request: types.SampleRequest) -> bytes:
     """A `SampleResponse` in protobuf; scores of sparse targets are sparse in the same way."""
-    message = pb.SampleResponse()
+    # Encoded messages that stand one after another are one message: in pieces, a large answer takes less memory.
+    parts: list[bytes] = []
     for sample in result.samples:
+        message = pb.SampleResponse()
         sequence = message.sequences.add(
             stop_reason=pb.STOP_REASON_STOP if sample.stopped else pb.STOP_REASON_LENGTH,
             tokens=sample.tokens.tobytes(),
             logprobs=sample.logprobs.tobytes(),
         )
         if sample.top is not None:
-            sequence.topk_sampled_logprobs.CopyFrom(_top(sample.top))
+            _set_top(sequence.topk_sampled_logprobs, sample.top)
+        parts.append(message.SerializeToString())
+    message = pb.SampleResponse()
     scores = result.prompt
     if scores.logprobs is not None:
         message.prompt_logprobs = scores.logprobs.tobytes()
     if scores.top is not None:
-        message.topk_prompt_logprobs.CopyFrom(_top(scores.top))
+        _set_top(message.topk_prompt_logprobs, scores.top)
     if scores.targets is not None and request.target_prompt_logprobs is not None:
         message.target_prompt_logprobs.CopyFrom(_target_scores(scores.targets, request))
     if scores.alternatives is not None:
         ids, logprobs = scores.alternatives.ids.astype(np.int64), scores.alternatives.logprobs
         message.prompt_alt_tokens.tokens.CopyFrom(pb.Tensor(dense=ids.tobytes(), dtype=pb.DTYPE_INT64, shape=ids.shape))
         message.prompt_alt_tokens.logprobs.CopyFrom(_floats(logprobs))
-    return message.SerializeToString()
+    return b"".join([*parts, message.SerializeToString()])
 
 
 def _floats(values: NDArray[np.float32]) -> pb.Tensor:
     return pb.Tensor(dense=values.tobytes(), dtype=pb.DTYPE_FLOAT32, shape=values.shape)
 
 
-def _top(tokens: Tokens) -> pb.TopkLogprobs:
+def _set_top(target: pb.TopkLogprobs, tokens: Tokens) -> None:
+    """Fill in a table in its place: it may be large, and a message that is put into another is copied."""
     there = tokens.ids >= 0
-    ids = np.where(there, tokens.ids, _NO_TOKEN).astype(np.int32)
-    logprobs = np.where(there, tokens.logprobs, _NO_LOGPROB).astype(np.float32)
-    return pb.TopkLogprobs(token_ids=ids.tobytes(), logprobs=logprobs.tobytes(), k=ids.shape[1], length=ids.shape[0])
+    target.length, target.k = tokens.ids.shape
+    target.token_ids = np.where(there, tokens.ids, np.int32(_NO_TOKEN)).tobytes()
+    target.logprobs = np.where(there, tokens.logprobs, np.float32(_NO_LOGPROB)).tobytes()
 
 
 def _target_scores(scores: NDArray[np.float32], request: types.SampleRequest) -> pb.Tensor:
@@ -175,5 +182,14 @@ def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int,
     strings = tuple(entry for entry in stop if isinstance(entry, str))
     if "" in strings:
         raise UsageError("sample: a stop string is empty")
+    if len(strings) > _STOP_STRINGS_MAX:
+        raise UsageError(f"sample: {len(strings)} stop strings are given, and at most {_STOP_STRINGS_MAX} are taken")
+    longest = max(map(len, strings), default=0)
+    if longest > _STOP_STRING_CHARACTERS_MAX:
+        raise UsageError(
+            f"sample: a stop string has {longest} characters, and at most {_STOP_STRING_CHARACTERS_MAX} are taken"
+        )
+    if len(tokens) > _STOP_TOKENS_MAX:
+        raise UsageError(f"sample: {len(tokens)} stop tokens are given, and at most {_STOP_TOKENS_MAX} are taken")
     # Stop strings stand instead of the model's own end tokens, as stop tokens do.
     return tokens, strings
