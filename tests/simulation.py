@@ -104,6 +104,6 @@ class Simulation:
         """metrics.jsonl."""
         return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
 
-    def weights(self) -> list[float]:
-        """After each step: a number that remembers all that was trained on."""
-        return [line["service/weights"] for line in self.lines()]
+    def weights(self) -> list[float | None]:
+        """After each step: a number that remembers all that was trained on; None where there was nothing to learn."""
+        return [line.get("service/weights") for line in self.lines() if line["step"]]

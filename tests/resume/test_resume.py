@@ -1,0 +1,215 @@
+"""Going on with a run, and what a run does beside training, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import rlkit
+from rlkit.store.history import table_path
+from rlkit.testing import Latency, World
+from tests.simulation import Simulation, Word
+
+
+def whole(directory: Path, **settings: object) -> Simulation:
+    run = Simulation(directory, World(), settings=settings)
+    run.train()
+    return run
+
+
+def test_a_run_can_be_trained_for_longer(tmp_path: Path) -> None:
+    expected = whole(tmp_path / "whole", steps=5)
+    run = whole(tmp_path / "run", steps=3)
+    run.settings = {"steps": 5}
+    assert run.train(resume=True).steps == 5
+    assert run.weights() == expected.weights()
+    assert json.loads((run.directory / "run.json").read_text())["status"] == "completed"
+
+
+def test_a_run_that_is_done_has_nothing_to_do(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run")
+    samples = run.world.calls["samples"]
+    assert run.train(resume=True).steps == 3
+    assert run.world.calls["samples"] == samples
+    assert len(run.lines()) == 3
+
+
+def test_a_checkpoint_that_has_expired_or_is_gone_is_passed_over(tmp_path: Path) -> None:
+    expected = whole(tmp_path / "whole", steps=6, checkpoint={"every": 2})
+    run = whole(tmp_path / "run", steps=5, checkpoint={"every": 2})
+    path = run.directory / "checkpoints.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [2, 4, 5]
+    lines[-1]["expires"] = time.time() - 1
+    del run.world.checkpoints[lines[-2]["state"]]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run.settings = {"steps": 6, "checkpoint": {"every": 2}}
+    run.train(resume=True)
+    assert "the checkpoint of step 5 has expired" in run.ears.notes
+    assert any(note.startswith("the checkpoint of step 4 cannot be used") for note in run.ears.notes)
+    assert [note for note in run.ears.notes if "again" in note] == [
+        f"taking step {step} again, without sampling" for step in (3, 4, 5)
+    ]
+    assert run.weights() == expected.weights()
+
+
+def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=2)
+    samples = run.world.calls["samples"]
+    run.world.checkpoints.clear()
+    (run.directory / "metrics.jsonl").unlink()
+    run.train(resume=True)
+    assert run.world.calls["samples"] == samples
+    assert [line["step"] for line in run.lines()] == [1, 2]
+
+
+def test_other_tasks_than_before_are_refused(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=2, schedule={"mode": "async"})
+    stop = rlkit.StopSignal()
+    run.settings = {"steps": 9, "schedule": {"mode": "async"}}
+    run.ears.step = lambda step, metrics: stop.request()  # type: ignore[method-assign]  a test listens in
+    run.train(resume=True, stop=stop)
+    run.tasks = run.tasks[:0]
+    with pytest.raises(rlkit.UsageError, match="there are no tasks"):
+        run.train(resume=True)
+
+
+def test_what_was_finished_in_flight_is_not_played_again(tmp_path: Path) -> None:
+    schedule = {"mode": "async", "max_staleness": 3, "staleness": "strict"}
+    expected = whole(tmp_path / "whole", steps=8, schedule=schedule)
+    stop = rlkit.StopSignal()
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 8, "schedule": schedule})
+    heard = run.ears.step
+
+    def listen(step: int, metrics: object) -> None:
+        heard(step, metrics)  # type: ignore[arg-type]  passed on
+        stop.request()
+
+    run.ears.step = listen  # type: ignore[method-assign]  a test listens in
+    assert run.train(stop=stop).status == "interrupted"
+    assert run.train(resume=True).status == "completed"
+    assert run.weights() == expected.weights()
+    assert run.world.calls["samples"] - expected.world.calls["samples"] <= 18  # at most what was in play
+
+
+def test_the_rollouts_of_the_next_step_wait_for_no_checkpoint_and_no_evaluation(tmp_path: Path) -> None:
+    slow = Latency(save_s=0.5)
+    plain = Simulation(tmp_path / "plain", World(), latency=slow, settings={"checkpoint": {"every": 0}, "steps": 6})
+    plain.train()
+    evaluation = {"every": 1, "envs": {"held_out": {"env": f"{__file__}:SLOW", "tasks": 2}}}
+    busy = Simulation(
+        tmp_path / "busy",
+        World(),
+        latency=slow,
+        settings={"checkpoint": {"every": 0}, "steps": 6, "eval": evaluation},
+    )
+    busy.train()
+    last_evaluation_s = 30.0
+    assert busy.virtual_s <= plain.virtual_s + 2 * last_evaluation_s
+    assert busy.weights() == plain.weights()
+    assert [step for step, _ in busy.ears.steps] == list(range(7))
+    assert all("eval/held_out/reward/mean" in line for line in busy.lines())
+
+
+class Slow(Word):
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        await asyncio.sleep(25)
+        return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
+
+
+SLOW = [Slow(number) for number in range(1000, 1002)]
+
+
+def test_substeps_take_real_optimiser_steps(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", batch={"groups": 4, "group_size": 3, "substeps": 2})
+    assert (run.world.calls["gradient"], run.world.calls["step"]) == (6, 6)
+    together = whole(tmp_path / "one", batch={"groups": 4, "group_size": 3})
+    assert (together.world.calls["gradient"], together.world.calls["step"]) == (3, 3)
+    first, second = run.world.trained[:2]
+    assert sorted([*first, *second]) == list(together.world.trained[0])
+
+
+def test_a_stream_asks_for_a_gradient_a_group_and_one_step_a_batch(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", schedule={"mode": "stream"}, batch={"groups": 4, "group_size": 3})
+    sync = whole(tmp_path / "sync", batch={"groups": 4, "group_size": 3})
+    assert run.world.calls["step"] == 3
+    assert run.world.calls["gradient"] > 3
+    assert run.world.trained == sync.world.trained
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_no_more_rollouts_are_live_than_allowed_whatever_the_batch(mode: str, tmp_path: Path) -> None:
+    settings = {"schedule": {"mode": mode}, "rollouts": {"max_live": 4}, "batch": {"groups": 4, "group_size": 4}}
+    evaluation = {"every": 1, "envs": {"held_out": {"env": f"{__file__}:SLOW", "tasks": 2, "attempts": 4}}}
+    run = whole(tmp_path / "run", **settings, eval=evaluation)
+    assert run.world.most_live <= 4
+
+
+def test_the_tables_of_a_run_hold_its_numbers(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", batch={"groups": 3, "group_size": 4, "replace_uninformative": True})
+    episodes = pd.read_parquet(run.directory / "episodes")
+    for line in run.lines():
+        own = episodes[episodes.step == line["step"]]
+        assert own.reward.mean() == pytest.approx(line["env/all/reward/mean"])
+        assert own[own.counts].draw.nunique() == line["batch/groups"] == 3
+        assert own[~own.counts].draw.nunique() == line["batch/replaced"]
+        informative = own[own.counts].groupby("draw").reward.nunique()
+        assert (informative > 1).all()
+
+
+def test_old_segments_and_states_do_not_pile_up(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=12, schedule={"mode": "async", "max_staleness": 2})
+    assert len(list((run.directory / "journal").iterdir())) <= 4
+    assert len(list((run.directory / "state").iterdir())) <= 4
+    assert all(table_path(run.directory, step).exists() for step in range(1, 13))
+
+
+def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run")
+    about = json.loads((run.directory / "run.json").read_text())
+    (run.directory / "run.json").write_text(json.dumps({**about, "format": 2}))
+    with pytest.raises(rlkit.UsageError, match="was written in format 2, and this rlkit knows 1"):
+        run.train(resume=True)
+
+
+def test_a_run_is_not_started_over(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run")
+    with pytest.raises(rlkit.UsageError, match="already holds a run: resume it"):
+        replace(run).train()
+
+
+def test_rollouts_may_keep_the_weights_that_they_began_with(tmp_path: Path) -> None:
+    def versions(newest: bool) -> list[int]:
+        name = f"run-{newest}"
+        settings = {
+            "envs": {"words": {"newest_weights": newest}},
+            "schedule": {"mode": "async", "max_staleness": 2},
+            "steps": 6,
+        }
+        run = Simulation(tmp_path / name, World(), settings=settings, tasks=[Talk(number) for number in range(40)])
+        run.train()
+        episodes = pd.read_parquet(run.directory / "episodes")
+        return [len({turn["version"] for turn in turns}) for turns in episodes.turns]
+
+    assert max(versions(newest=False)) == 1
+    assert max(versions(newest=True)) > 1
+
+
+class Talk(rlkit.StepEnv[None]):
+    max_turns = 4
+
+    def __init__(self, number: int) -> None:
+        self.task_id = f"task-{number}"
+
+    def reset(self) -> tuple[None, list[rlkit.Message]]:
+        return None, [{"role": "user", "content": self.task_id}]
+
+    async def step(self, state: None, reply: rlkit.Reply) -> rlkit.Step:
+        await asyncio.sleep(2)
+        return rlkit.Step([{"role": "user", "content": "more"}], reward=float(reply.text.count("e")))

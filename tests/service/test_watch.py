@@ -1,0 +1,106 @@
+"""Patience with a service, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+
+import pytest
+
+from rlkit.errors import ServiceError, UsageError
+from rlkit.service.watch import SILENCE_S, Watch
+from rlkit.testing import run_virtual
+
+
+def test_a_call_that_changes_nothing_is_made_again_until_it_is_answered() -> None:
+    asked, notes = list[float](), list[str]()
+
+    async def run() -> str:
+        watch = Watch(notes.append, timeout_s=100)
+
+        async def make() -> str:
+            asked.append(asyncio.get_running_loop().time())
+            if len(asked) < 5:
+                raise ServiceError("busy", request_id="r")
+            return "done"
+
+        return await watch.call(make, "sampling", retry=True)
+
+    assert run_virtual(run()) == "done"
+    assert len(asked) == 5
+    assert sorted(asked) == asked
+    assert len(set(asked)) == 5  # not all at once
+    assert notes == ["busy (request r); trying again"]
+
+
+def test_a_call_that_may_have_changed_something_is_not_made_again() -> None:
+    async def run() -> None:
+        async def make() -> None:
+            raise ServiceError("busy")
+
+        with pytest.raises(ServiceError, match="busy"):
+            await Watch(lambda note: None, timeout_s=100).call(make, "training")
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_service_that_never_answers_is_given_up_after_the_timeout(retry: bool) -> None:
+    async def run() -> float:
+        async def make() -> None:
+            await asyncio.Event().wait()
+
+        with pytest.raises(ServiceError, match="sampling: no answer within 100 s"):
+            await Watch(lambda note: None, timeout_s=100).call(make, "sampling", retry=retry)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == 100
+
+
+def test_a_service_that_always_fails_is_given_up_after_the_timeout() -> None:
+    async def run() -> float:
+        async def make() -> None:
+            raise ServiceError("busy")
+
+        with pytest.raises(ServiceError, match="busy"):
+            await Watch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == pytest.approx(100)
+
+
+def test_the_users_mistake_is_nobodys_to_retry() -> None:
+    async def run() -> None:
+        async def make() -> None:
+            raise UsageError("no such model")
+
+        with pytest.raises(UsageError):
+            await Watch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
+
+    run_virtual(run())
+
+
+def test_silence_is_reported_with_what_is_waited_for_and_what_the_client_said_less_and_less_often() -> None:
+    notes = list[tuple[float, str]]()
+
+    async def run() -> None:
+        clock = asyncio.get_running_loop().time
+        watch = Watch(lambda note: notes.append((clock(), note)), timeout_s=7200)
+        looking = asyncio.create_task(watch.look())
+        await asyncio.sleep(1000)  # nobody asks for anything: there is nothing to say
+        asking = asyncio.create_task(watch.call(lambda: asyncio.sleep(3600), "sampling"))
+        await asyncio.sleep(10)
+        logging.getLogger("tinker.lib.queue").warning("Sampling is paused. Reason: billing\nmore")
+        await asking
+        looking.cancel()
+
+    run_virtual(run())
+    times = [time for time, _ in notes]
+    assert SILENCE_S <= times[0] - 1000 <= 60
+    assert notes[0][1].endswith(
+        "waiting for: sampling (1); the Tinker client says: Sampling is paused. Reason: billing"
+    )
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps == sorted(gaps)
+    assert 3 <= len(notes) <= 10

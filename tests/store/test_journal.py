@@ -1,0 +1,205 @@
+"""The journal and the tables: exact, durable, and whole up to a torn end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.errors import RunFailed
+from rlkit.store import codec, table
+from rlkit.store.journal import Journal, Kind, records, segments
+from rlkit.types import Episode, Group, Image, Prompt, Turn
+
+floats32 = st.floats(width=32, allow_nan=False)
+texts = st.text(max_size=5)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**50), 2**50) | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    count = draw(st.integers(0, 5))
+    prompt = draw(st.lists(st.integers(-1, 2**31 - 1), max_size=5))
+    images = (Image(0, 1, draw(st.binary(max_size=4)), "png"),) if prompt and draw(st.booleans()) else ()
+    return Turn(
+        prompt=Prompt(np.array(prompt, np.int32), images),
+        completion=np.array(draw(st.lists(st.integers(0, 2**31 - 1), min_size=count, max_size=count)), np.int32),
+        logprobs=np.array(draw(st.lists(floats32, min_size=count, max_size=count)), np.float32),
+        sampled=np.array(draw(st.lists(st.booleans(), min_size=count, max_size=count)), np.bool_),
+        stop=draw(st.sampled_from(["stop", "length"])),
+        version=draw(st.integers(0, 2**31 - 1)),
+        parent=draw(st.none() | st.integers(0, 3)),
+        reward=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
+        seconds=draw(st.floats(0, 1e6)),
+        request_id=draw(st.none() | texts),
+    )
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episode:
+    failed = draw(st.booleans())
+    return Episode(
+        member=draw(st.integers(0, 100)),
+        attempt=draw(st.integers(0, 5)),
+        turns=tuple(draw(st.lists(turns(), max_size=3))),
+        status="failed" if failed else "completed",
+        reward=None if failed else draw(st.floats(allow_nan=False, allow_infinity=False)),
+        metrics=draw(st.dictionaries(texts, st.floats(allow_nan=False, allow_infinity=False), max_size=3)),
+        info=draw(st.dictionaries(texts, json_values, max_size=3)),
+        seconds=draw(st.floats(0, 1e6)),
+        error=draw(st.none() | texts),
+    )
+
+
+@given(episodes())
+def test_an_episode_comes_back_as_it_was(episode: Episode) -> None:
+    data = codec.encode(episode)
+    back = codec.decode(data)
+    assert codec.encode(back) == data
+    assert (back.reward, back.metrics, back.info, back.error) == (
+        episode.reward,
+        episode.metrics,
+        episode.info,
+        episode.error,
+    )
+    for one, other in zip(back.turns, episode.turns, strict=True):
+        np.testing.assert_array_equal(one.logprobs, other.logprobs)
+        np.testing.assert_array_equal(one.sampled, other.sampled)
+        assert one.prompt.images == other.prompt.images
+
+
+@given(st.lists(st.lists(episodes(), min_size=1, max_size=3), max_size=3))
+def test_a_table_gives_back_its_episodes(tmp_path_factory: pytest.TempPathFactory, groups: list[list[Episode]]) -> None:
+    path = tmp_path_factory.mktemp("table") / "step=000001" / "episodes.parquet"
+    written = [
+        table.StepGroup(Group("env", f"task {draw}", draw, tuple(own)), counts=draw % 2 == 0, attempts=own)
+        for draw, own in enumerate(groups)
+    ]
+    table.write(path, written, decode=lambda tokens: str(len(tokens)))
+    back = table.read(path)
+    for one, other in zip(back, written, strict=True):
+        assert [codec.encode(episode) for episode in one.attempts] == [codec.encode(e) for e in other.attempts]
+        assert (one.group.env, one.group.task, one.group.draw, one.counts) == (
+            other.group.env,
+            other.group.task,
+            other.group.draw,
+            other.counts,
+        )
+    assert len(pd.read_parquet(path.parent.parent)) == sum(map(len, groups))
+
+
+def test_what_json_cannot_hold_comes_back_as_text() -> None:
+    episode = Episode(0, 0, (), "completed", 1.0, {}, {"path": Path("/tmp/x")}, 0.0)  # type: ignore[dict-item]  on purpose
+    assert codec.decode(codec.encode(episode)).info == {"path": "PosixPath('/tmp/x')"}
+
+
+def write(folder: Path, contents: list[bytes], *, segment: int = 1) -> None:
+    async def run() -> None:
+        journal = Journal(folder, segment=segment)
+        await asyncio.gather(*(journal.append(Kind.EPISODE, content) for content in contents))
+        await journal.close()
+
+    asyncio.run(run())
+
+
+def contents(folder: Path) -> list[bytes]:
+    return [record.content for record in records(folder)]
+
+
+@given(st.lists(st.binary(max_size=50), min_size=1, max_size=6), st.data())
+def test_a_torn_end_loses_the_last_record_only_and_can_be_written_on(
+    tmp_path_factory: pytest.TempPathFactory, written: list[bytes], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    write(folder, written[:-1])
+    (path,) = [path for _, path in segments(folder)]
+    before = path.stat().st_size
+    write(folder, written[-1:])
+    assert contents(folder) == written
+    cut = data.draw(st.integers(before, path.stat().st_size - 1))
+    os.truncate(path, cut)
+    assert contents(folder) == written[:-1]
+    write(folder, [b"more"])
+    assert contents(folder) == [*written[:-1], b"more"]
+
+
+@given(st.integers(0, 10_000))
+def test_a_bit_that_flips_is_noticed(tmp_path_factory: pytest.TempPathFactory, place: int) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    write(folder, [b"first", b"second", b"third"])
+    (path,) = [path for _, path in segments(folder)]
+    data = bytearray(path.read_bytes())
+    data[place % len(data)] ^= 1
+    path.write_bytes(data)
+    found = contents(folder)
+    assert found == [b"first", b"second", b"third"][: len(found)]
+    assert len(found) < 3
+
+
+def test_zeros_at_the_end_are_no_record(tmp_path: Path) -> None:
+    write(tmp_path, [b"one"])
+    (path,) = [path for _, path in segments(tmp_path)]
+    path.write_bytes(path.read_bytes() + bytes(4096))
+    assert contents(tmp_path) == [b"one"]
+
+
+def test_a_step_ends_its_segment_and_old_segments_can_go(tmp_path: Path) -> None:
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        for step in (b"1", b"2", b"3"):
+            journal.append(Kind.EPISODE, step)
+            await journal.append(Kind.STEP, step)
+        assert [record.segment for record in records(tmp_path)] == [1, 1, 2, 2, 3, 3]
+        journal.drop_through(2)
+        await journal.close()
+
+    asyncio.run(run())
+    assert [number for number, _ in segments(tmp_path)] == [3, 4]
+
+
+def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        await journal.append(Kind.EPISODE, b"whole")
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", full)
+            with pytest.raises(RunFailed, match="No space left on device; make room, then resume the run"):
+                await journal.append(Kind.EPISODE, b"lost")
+        with pytest.raises(RunFailed, match="No space left"):
+            await journal.append(Kind.EPISODE, b"late")
+        await journal.close()
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    asyncio.run(run())
+    assert contents(tmp_path)[0] == b"whole"
+    assert b"late" not in contents(tmp_path)
+
+
+def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    words = (Path(__file__).parents[2] / "docs" / "design.md").read_text().split()
+    count, length = 32, 500
+
+    def turn() -> Turn:
+        tokens = (rng.zipf(1.3, length) % 50_000).astype(np.int32)  # as unevenly spread as those of a text
+        logprobs = -rng.exponential(0.5, length).astype(np.float32)
+        return Turn(Prompt(tokens[:50]), tokens, logprobs, np.ones(length, np.bool_), "stop", 3, seconds=1.0)
+
+    own = [Episode(i, 0, (turn(),), "completed", math.pi, {"right": 1.0}, {}, 1.0) for i in range(count)]
+    path = tmp_path / "episodes.parquet"
+    group = table.StepGroup(Group("env", "task", 0, tuple(own)), counts=True, attempts=own)
+    table.write(path, [group], decode=lambda tokens: " ".join(words[token % len(words)][:4] for token in tokens))
+    assert path.stat().st_size / (count * (length + 50)) <= 10
