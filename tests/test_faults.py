@@ -113,6 +113,17 @@ def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path)
     assert run.train(resume=True).steps == 5
 
 
+def test_a_service_that_is_gone_for_good_does_not_hold_the_run_up_twice(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 1000.0}, "steps": 50})
+    run.world.faults = [Fault("hang", after_s=60.0)]
+    with pytest.raises(rlkit.ServiceError, match="no answer within 1000 s"):
+        run.train()
+    assert 1000 <= run.virtual_s < 1300
+    run.world.faults = []
+    run.settings = {"steps": 10}
+    assert run.train(resume=True).steps >= 10
+
+
 def stopped_after(run: Simulation, step: int) -> rlkit.StopSignal:
     stop = rlkit.StopSignal()
     heard = run.ears.step

@@ -90,7 +90,6 @@ def paces(**fixed: object) -> st.SearchStrategy[Pace]:
         "steps": st.integers(1, 6),
         "max_staleness": st.integers(0, 4),
         "in_order": st.booleans(),
-        "strict": st.booleans(),
     }
     return st.builds(Pace, **{**values, **{name: st.just(value) for name, value in fixed.items()}})  # type: ignore[arg-type]
 
@@ -108,7 +107,7 @@ def test_every_group_that_is_started_is_in_exactly_one_step_and_every_step_is_fu
     assert plays.live == plays.cancelled == 0
 
 
-@given(paces(strict=True, in_order=True), durations)
+@given(paces(in_order=True), durations)
 def test_a_strict_step_trains_on_groups_at_most_max_staleness_steps_old_and_the_same_ones_whatever_the_timing(
     pace: Pace, seconds: list[float]
 ) -> None:
@@ -118,7 +117,7 @@ def test_a_strict_step_trains_on_groups_at_most_max_staleness_steps_old_and_the_
         assert all(number - plays.began_with[draw] <= pace.max_staleness for draw, _ in step)
 
 
-@given(paces(strict=True, max_staleness=0), durations)
+@given(paces(max_staleness=0), durations)
 def test_without_staleness_every_group_begins_with_the_weights_that_it_trains(pace: Pace, seconds: list[float]) -> None:
     plays = Plays(lambda draw: seconds[draw % len(seconds)])
     for number, step in enumerate(steps_of(pace, plays)):
@@ -158,7 +157,7 @@ def test_a_group_of_no_use_is_replaced_but_not_for_ever() -> None:
 
 def test_a_paced_step_does_not_wait_for_a_slow_group_and_a_strict_one_does() -> None:
     slow = {0: 1000.0}
-    paced = steps_of(Pace(2, 4, 1, in_order=False, strict=False), Plays(lambda draw: slow.get(draw, 1.0)))
+    paced = steps_of(Pace(2, 4, 1, in_order=False), Plays(lambda draw: slow.get(draw, 1.0)))
     assert 0 in [draw for draw, _ in paced[-1]]
     strict = steps_of(Pace(2, 4, 1), Plays(lambda draw: slow.get(draw, 1.0)))
     assert strict[0][0][0] == 0

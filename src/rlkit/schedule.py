@@ -1,8 +1,9 @@
 """What is played when, and which groups a step trains on.
 
 Invariant: every group that was started is handed to exactly one step, or is still in play when the run ends; what is
-started is never more than the steps ahead can use. In a strict schedule a group is trained on at most `max_staleness`
-steps after the weights that it was started with, and which groups a step gets does not depend on timing.
+started is never more than the steps ahead can use. Where steps take groups in the order in which they were drawn, a
+group is trained on at most `max_staleness` steps after the weights that it was started with, and which groups a step
+gets does not depend on timing.
 
 The three schedules are one: they differ in how far ahead of the trained weights tasks may be started, and in the order
 in which a step takes what is ready.
@@ -33,9 +34,9 @@ class Pace:
         groups: that a step trains on.
         steps: of the run in all; nothing is started that no step would use.
         max_staleness: steps between the weights that a group starts with and those that it trains; 0 is on-policy.
-        in_order: a step takes the groups that were drawn first, rather than those that were finished first.
-        strict: `max_staleness` is a bound. Otherwise it is a pace: as many groups are kept in play, but one that takes
-            long is trained on when it is done.
+        in_order: a step takes the groups that were drawn first, which makes `max_staleness` a bound. Otherwise it takes
+            those that were finished first: as many are kept in play, but one that takes long is trained on when it is
+            done.
         replace: a group that teaches nothing does not count, and another one is played for it.
         replaced_max: groups that are replaced in one step; past that, a group that teaches nothing counts.
     """
@@ -44,7 +45,6 @@ class Pace:
     steps: int
     max_staleness: int = 0
     in_order: bool = True
-    strict: bool = True
     replace: bool = False
     replaced_max: int = 0
 
@@ -168,8 +168,7 @@ class Supply:
 
     def _start(self) -> None:
         """Start tasks while there are steps that could use them."""
-        newest = self._trained if self._pace.strict else max(self._trained, self._handed_out)
-        most = self._pace.groups * min(newest + self._pace.max_staleness + 1, self._pace.steps)
+        most = self._pace.groups * min(self._trained + self._pace.max_staleness + 1, self._pace.steps)
         while self._failure is None and self._positions() < most:
             task = self._waiting.popleft() if self._waiting else None if self._exhausted else self._draw()
             if task is None:

@@ -19,13 +19,11 @@ from rlkit.types import Sampling
 def pace(config: Config) -> Pace:
     """How much a run plays ahead."""
     ahead = config.schedule.mode == "async"
-    strict = not ahead or config.schedule.staleness == "strict"
     return Pace(
         groups=config.batch.groups,
         steps=config.steps,
         max_staleness=config.schedule.max_staleness if ahead else 0,
-        in_order=strict and config.schedule.mode != "stream",
-        strict=strict,
+        in_order=config.schedule.staleness == "strict" if ahead else config.schedule.mode == "sync",
         replace=config.batch.replace_uninformative,
         replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
     )

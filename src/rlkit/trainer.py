@@ -33,6 +33,7 @@ from rlkit.update import Recipe, StepUpdate
 
 DAY_S = 24 * 3600
 _RECOVERIES_MAX = 20
+_LAST_SAVE_S = 120.0
 
 type Restore = Callable[[int], Awaitable[tuple[Learner, int]]]
 """Gives the weights of the newest checkpoint up to a step, and the step that it is of; fresh ones are of step 0."""
@@ -153,9 +154,11 @@ class Loop:
                 await self._begin()
                 await self._train()
             except Exception:
-                with suppress(RlkitError, OSError):  # what ended the run matters more than that it cannot be saved
+                # What ended the run matters more than that it cannot be saved.
+                with suppress(RlkitError, OSError, TimeoutError):
                     if self._step > self._first and not (self._making and self._making.stepped):
-                        await self._save()
+                        async with asyncio.timeout(_LAST_SAVE_S):
+                            await self._save()
                 raise
             await parts.supply.close()
             await self._save()
@@ -264,7 +267,7 @@ class Loop:
                     update.finish()
                 return await self._taken(step, taken, update)
             except ServiceError as error:
-                if failures == _RECOVERIES_MAX:
+                if failures == _RECOVERIES_MAX or self._parts.watch.gone:
                     raise
                 self._parts.trackers.note(str(error))
         raise AssertionError("the last failure is raised")

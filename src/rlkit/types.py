@@ -106,7 +106,8 @@ class Prompt:
             for image in self.images
             if image.start >= count
         )
-        return Prompt(self.tokens[count:], images)
+        # A copy: a view would keep the whole prompt in memory, turn after turn.
+        return Prompt(self.tokens[count:].copy(), images)
 
     def __add__(self, tail: Prompt) -> Prompt:
         return join([self, tail])

@@ -80,6 +80,21 @@ def test_other_tasks_than_before_are_refused(tmp_path: Path) -> None:
         run.train(resume=True)
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seed": 1}, "seed: .* was begun with 0; it cannot go on with 1"),
+        ({"lora": {"rank": 4}}, "lora: .* was begun with"),
+        ({"envs": {"words": {}, "others": {"env": "arithmetic"}}}, r"envs: .* cannot go on with \['others', 'words'\]"),
+    ],
+)
+def test_another_run_than_before_is_refused(changed: dict[str, object], said: str, tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=2)
+    run.settings = changed
+    with pytest.raises(rlkit.UsageError, match=said):
+        run.train(resume=True)
+
+
 def test_what_was_finished_in_flight_is_not_played_again(tmp_path: Path) -> None:
     schedule = {"mode": "async", "max_staleness": 3, "staleness": "strict"}
     expected = whole(tmp_path / "whole", steps=8, schedule=schedule)

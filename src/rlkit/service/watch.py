@@ -75,7 +75,7 @@ class Watch:
                     return answer
                 except ServiceError as error:
                     left_s = self._answered_s + self.timeout_s - clock()
-                    if not retry or left_s <= 0:
+                    if not retry or left_s <= 0 or isinstance(error.__cause__, TimeoutError):
                         raise
                     pause = min(self._random.uniform(0, delay), left_s)  # full jitter: clients that fail together part
                     self._tell(f"{error}; trying again")
@@ -83,6 +83,11 @@ class Watch:
                     delay = min(2 * delay, _BACKOFF_MAX_S)
         finally:
             self._waiting[what] -= 1
+
+    @property
+    def gone(self) -> bool:
+        """Whether the service has answered nothing for longer than it may."""
+        return asyncio.get_running_loop().time() - self._answered_s >= self.timeout_s
 
     async def look(self) -> None:
         """Tell the user when the service is silent, for ever; run it beside the work."""

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Literal, Self, TextIO, cast
 
 from rlkit import atomic
 from rlkit.config import Resolved, show_lines
@@ -244,6 +244,10 @@ class RunStore:
                     f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
                     "resume it with the rlkit that wrote it"
                 )
+            begun = cast("Mapping[str, Json]", about["identity"])
+            for field, value in _identity(resolved).items():
+                if value != (before := begun[field]):
+                    raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
             for name in ("metrics.jsonl", "checkpoints.jsonl"):
                 _mend(directory / name)
         elif held:
@@ -254,6 +258,7 @@ class RunStore:
                 "format": FORMAT_VERSION,
                 "name": directory.name,
                 "seed": resolved.config.seed,
+                "identity": _identity(resolved),
                 "started": time.time(),
             }
         versions: dict[str, Json] = {name: version(name) for name in RECORDED_PACKAGES}
@@ -282,6 +287,18 @@ def _mend(path: Path) -> None:
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
             atomic.write_text(path, whole)
+
+
+def _identity(resolved: Resolved) -> dict[str, Json]:
+    """What makes a run the run that it is, and stays when it goes on."""
+    config = resolved.config
+    return {
+        "model": config.model,
+        "lora": config.lora.model_dump(),
+        "seed": config.seed,
+        "envs": sorted(config.envs),
+        "load_checkpoint": config.load_checkpoint,
+    }
 
 
 def _finished(record: Record) -> bool:

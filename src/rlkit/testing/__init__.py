@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from rlkit.testing.clock import Deadlock, VirtualClock, run_virtual
     from rlkit.testing.models import byte_model, tiny_model
     from rlkit.testing.policies import ByteChat, NoisyPolicy, ScriptedPolicy, ScriptedSampler
+    from rlkit.testing.proxy import FaultyProxy
     from rlkit.testing.simulated import SimulatedClient, SimulatedTinker
     from rlkit.testing.world import Fault, Latency, World
 
@@ -19,6 +20,7 @@ __all__ = [
     "ByteChat",
     "Deadlock",
     "Fault",
+    "FaultyProxy",
     "Latency",
     "NoisyPolicy",
     "ScriptedPolicy",
@@ -36,6 +38,7 @@ _HOME = {
     "ByteChat": "rlkit.testing.policies",
     "Deadlock": "rlkit.testing.clock",
     "Fault": "rlkit.testing.world",
+    "FaultyProxy": "rlkit.testing.proxy",
     "Latency": "rlkit.testing.world",
     "NoisyPolicy": "rlkit.testing.policies",
     "ScriptedPolicy": "rlkit.testing.policies",

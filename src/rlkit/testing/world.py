@@ -57,6 +57,7 @@ class Fault:
         call: to which calls: `sample`, `gradient`, `step`, `save`, `load` or `*` for any.
         at: only the N-th of them, counted from 1.
         share: of them, at random; without `at`.
+        after_s: not before this time.
         until_s: not after this time.
     """
 
@@ -64,6 +65,7 @@ class Fault:
     call: str = "*"
     at: int | None = None
     share: float = 1.0
+    after_s: float = 0.0
     until_s: float = math.inf
 
 
@@ -94,7 +96,7 @@ class World:
         self._asked[call] += 1
         self._asked["*"] += 1
         for index, fault in enumerate(self.faults):
-            if fault.call not in (call, "*") or now_s > fault.until_s:
+            if fault.call not in (call, "*") or not fault.after_s <= now_s <= fault.until_s:
                 continue
             number = self._asked[fault.call]
             if number == fault.at or (fault.at is None and self.uniform("fault", index, number) < fault.share):
