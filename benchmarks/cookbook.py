@@ -6,10 +6,9 @@ await train(workload, directory, mode="async", staleness=1, played=Played(), cli
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import chz
@@ -116,13 +115,21 @@ class _Bytes:
 
 
 def prepare() -> None:
-    """What the peer needs once in a process; its log goes nowhere, as with a terminal that nobody reads."""
-    os.environ["WANDB_MODE"] = "disabled"
+    """What the peer needs once in a process."""
     tokenizer_utils.register_tokenizer(MODEL, _Bytes)
     if hasattr(loop, "fetch_model_pricing"):
         loop.fetch_model_pricing = lambda name: None  # it would ask the network for prices
-    logging.getLogger("tinker_cookbook").setLevel(logging.ERROR)
-    sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  to the end of the process: progress bars go there
+
+
+@contextmanager
+def _stand_in(client: Callable[[], Client]) -> Iterator[None]:
+    make = tinker.ServiceClient
+    tinker.ServiceClient = lambda **_: client()  # type: ignore[assignment,misc]
+    try:
+        with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere), redirect_stdout(nowhere):
+            yield
+    finally:
+        tinker.ServiceClient = make
 
 
 async def train(
@@ -135,10 +142,8 @@ async def train(
     client: Callable[[], Client],
     informative: bool = False,
 ) -> None:
-    """Run the peer's loop; `informative` leaves constant groups out, and offers enough tasks for those that stay."""
-    make = tinker.ServiceClient
-    tinker.ServiceClient = lambda **_: client()  # type: ignore[assignment,misc]  a stand-in
-    try:
+    """Run the peer's loop; `informative` leaves constant groups out. What it shows on a terminal goes nowhere."""
+    with _stand_in(client):
         await loop.main(
             loop.Config(
                 learning_rate=1e-4,
@@ -162,5 +167,3 @@ async def train(
                 ),
             )
         )
-    finally:
-        tinker.ServiceClient = make

@@ -33,6 +33,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -40,6 +41,9 @@ import workloads
 from workloads import WORKLOADS, Played, Workload
 
 from rlkit.testing.world import Latency
+
+if TYPE_CHECKING:
+    from service import Log
 
 UNLIMITED = 100_000
 SIDES = ("ideal", "rlkit", "cookbook")
@@ -108,11 +112,8 @@ THEIRS: Sequence[Run] = [
 ]
 
 
-def found(workload: Workload, played: Played, calls: Mapping[str, int], log: object) -> Found:
+def found(workload: Workload, played: Played, calls: Mapping[str, int], log: Log) -> Found:
     """What a run amounted to."""
-    from service import Log
-
-    assert isinstance(log, Log)
     assert log.began_s is not None
     return Found(
         step_s=(log.steps[-1].done_s - log.began_s) / workload.steps,
@@ -124,7 +125,7 @@ def found(workload: Workload, played: Played, calls: Mapping[str, int], log: obj
     )
 
 
-def rlkit_run(run: Run, directory: Path) -> Found:
+def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
     """Run rlkit."""
     from service import Log, Tinker
 
@@ -132,7 +133,7 @@ def rlkit_run(run: Run, directory: Path) -> Found:
     from rlkit.run import RLTrainer
     from rlkit.testing import ByteChat, World, run_virtual
 
-    workload, played, world, log = WORKLOADS[run.workload], Played(), World(), Log()
+    workload, played, world, log = WORKLOADS[run.workload], Played(), World(), log or Log()
     ahead = {"max_staleness": run.staleness, "staleness": "strict" if run.strict else "paced"}
     settings = {
         "model": "simulated",
@@ -164,14 +165,14 @@ def rlkit_run(run: Run, directory: Path) -> Found:
     return found(workload, played, world.calls, log)
 
 
-def cookbook_run(run: Run, directory: Path) -> Found:
+def cookbook_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
     """Run the peer."""
     import cookbook
     from service import Client, Log
 
     from rlkit.testing import World, run_virtual
 
-    workload, played, world, log = WORKLOADS[run.workload], Played(), World(), Log()
+    workload, played, world, log = WORKLOADS[run.workload], Played(), World(), log or Log()
     run_virtual(
         cookbook.train(
             workload,

@@ -7,7 +7,9 @@ methods give. Seeds are ignored, so that what is drawn depends on the prompt alo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -40,6 +42,17 @@ class Log:
     began_s: float | None = None
     """When the first sample was asked for."""
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
+    cpu_s: float = 0.0
+    """What the simulation itself computed for."""
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Count what happens meanwhile as the simulation's own work."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.cpu_s += time.thread_time() - began
 
 
 class Reply[T](Answer[T]):
@@ -62,7 +75,8 @@ class Sampling(SimulatedSamplingClient):
         if self._log.began_s is None:
             self._log.began_s = asyncio.get_running_loop().time()
         unseeded = types.SamplingParams(max_tokens=sampling_params.max_tokens, temperature=sampling_params.temperature)
-        return super().sample(prompt, num_samples, unseeded)
+        with self._log.computing():
+            return super().sample(prompt, num_samples, unseeded)
 
     async def sample_async(
         self, prompt: types.ModelInput, num_samples: int, sampling_params: types.SamplingParams
@@ -84,9 +98,10 @@ class Training(SimulatedTrainingClient):
     def forward_backward(
         self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> Reply[types.ForwardBackwardOutput]:
-        self._sequences += len(data)
-        self._teaching += sum(bool(np.any(np.asarray(datum.loss_fn_inputs["advantages"].data))) for datum in data)
-        return Reply(super().forward_backward(data, loss_fn, loss_fn_config))
+        with self._log.computing():
+            self._sequences += len(data)
+            self._teaching += sum(bool(np.any(np.asarray(datum.loss_fn_inputs["advantages"].data))) for datum in data)
+            return Reply(super().forward_backward(data, loss_fn, loss_fn_config))
 
     def optim_step(self, adam_params: types.AdamParams) -> Reply[types.OptimStepResponse]:
         answer = super().optim_step(adam_params)
@@ -118,6 +133,13 @@ class Training(SimulatedTrainingClient):
         self, name: str, ttl_seconds: int | None = None
     ) -> Reply[types.SaveWeightsForSamplerResponse]:
         return Reply(self.save_weights_for_sampler(name, ttl_seconds))
+
+    def _queued[T](self, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
+        def counted() -> T:
+            with self._log.computing():
+                return work()
+
+        return super()._queued(call, seconds, counted)
 
     async def _handed_over(self, answer: Answer[SimulatedSamplingClient]) -> Sampling:
         return Sampling(await answer, self._log)
