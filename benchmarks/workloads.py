@@ -61,7 +61,8 @@ WORKLOADS: Mapping[str, Workload] = {
     "stragglers": replace(_MATH, latency=replace(_MATH.latency, slow_share=0.005, slow_factor=10)),
     "agent": Workload(8, 8, replace(_SERVICE, mean_tokens=256), turns=(4, 12), tool_s=5.0),
     "small": _SMALL,
-    "clock": replace(_SMALL, latency=replace(_SMALL.latency, clock_s=10)),
+    "clock": replace(_SMALL, latency=replace(_SMALL.latency, gradient_s=2, clock_s=10)),
+    "clock 5": replace(_SMALL, latency=replace(_SMALL.latency, clock_s=10)),
     "constant": replace(_SMALL, constant=0.4),
 }
 
