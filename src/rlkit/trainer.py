@@ -285,7 +285,8 @@ class Loop:
         sampler, done = result
         self._newest = PatientSampler(sampler, self._parts.watch, step)
         self._making = None
-        return {**metrics, "optim/skipped": 0.0, **update_metrics(done)}
+        agreement = await asyncio.to_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
+        return {**metrics, "optim/skipped": 0.0, **agreement}
 
     async def _take_again(self, upto: int) -> None:
         """Take the steps up to `upto` again that were taken since the weights that were restored."""

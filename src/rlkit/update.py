@@ -1,11 +1,12 @@
 """The requests of one step: gradients, optimiser steps and the hand-over of the new weights, in the service's order.
 
-Invariant: a step is the same sequence of requests whenever it is made from the same groups, so that it can be made
-again after a failure, or in another process.
+Invariant: a step made of the same groups takes the same optimiser steps on the same data, so that it can be made again
+after a failure, or in another process. Into how many requests the gradients are divided may depend on timing.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,7 +29,8 @@ class Recipe:
         optimizer: of every optimiser step.
         groups: of a full step.
         substeps: optimiser steps in it, each on an equal share of the groups.
-        streaming: a group's gradient is asked for as soon as the group is there.
+        streaming: a group's gradient is asked for as soon as the group is there, and the service is done with the one
+            before; groups that come meanwhile go together, since each request has a cost of its own.
     """
 
     loss: Loss
@@ -70,7 +72,7 @@ class StepUpdate:
         self._substeps = 0
         self._part: list[Datum] = []
         self._data: list[Datum] = []
-        self._gradients: list[Awaitable[Gradient]] = []
+        self._gradients: list[asyncio.Future[Gradient]] = []
         self._fresh = False
         self._steps: list[Awaitable[Mapping[str, float]]] = []
         self._sampler: Awaitable[Sampler] | None = None
@@ -88,7 +90,7 @@ class StepUpdate:
         self._part += prepared.data
         share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
         full = self._counted >= share and self._substeps < self._recipe.substeps - 1
-        if full or self._recipe.streaming:
+        if full or (self._recipe.streaming and (not self._gradients or self._gradients[-1].done())):
             self._submit()
         if full:
             self._end_substep()
@@ -121,10 +123,18 @@ class StepUpdate:
     def _submit(self) -> None:
         if not self._part:
             return
-        self._gradients.append(self._learner.gradient(self._part, self._recipe.loss))
+        gradient = asyncio.ensure_future(self._learner.gradient(self._part, self._recipe.loss))
+        if self._recipe.streaming:
+            gradient.add_done_callback(self._go_on)
+        self._gradients.append(gradient)
         self._data += self._part
         self._part = []
         self._fresh = True
+
+    def _go_on(self, gradient: asyncio.Future[Gradient]) -> None:
+        """Ask for the gradient of what has come meanwhile."""
+        if not gradient.cancelled() and gradient.exception() is None:
+            self._submit()
 
     def _end_substep(self) -> None:
         self._substeps += 1

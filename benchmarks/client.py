@@ -1,0 +1,345 @@
+"""What the client costs: rlkit's and tinker-cookbook's, on the same work in the same run.
+
+    uv run python benchmarks/client.py
+    PYTHONPATH=DIR uv run python benchmarks/client.py       (an unpacked wheel of tinker-cookbook)
+
+    assembly    from a group of 8 rollouts to the SDK's training data, advantages included, in tokens for each second;
+                both make the same data, which is checked
+    memory      bytes that a rollout takes up for each of its tokens, while it waits to be trained on
+    rollouts    CPU for each rollout of a run, with everything that is logged by default, without what the simulated
+                service computes: 16 groups of 8 a step, one turn of 800 tokens, or four of 200 (`turns`)
+    stall       the longest that one callback holds the event loop, in CPU, over steps of a million tokens: 16 groups
+                of 16, one turn of 3,900 tokens, without what the simulated service computes
+    import      CPU and memory of importing the package
+    disk        bytes for each token in RUN/episodes: tokens of a vocabulary of 150,000 with the frequencies of words,
+                their log-probabilities, versions and texts of four letters a token
+
+CPU is process time, the best of a few rounds. Every contender runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tinker_cookbook.rl.types import TrajectoryGroup
+
+    from rlkit.types import Completion, Group, Prompt, Sampling
+
+GROUP_SIZE = 8
+GIVEN, SAMPLED = 200, 800
+VOCABULARY = 150_000
+ROUNDS = 5
+SIDES = ("rlkit", "cookbook")
+LOOPS = ("single", "turns", "stall")
+
+type Dialogue = list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]]
+"""For each turn: what is given anew, what is sampled, and its log-probabilities."""
+
+
+def dialogues(turns: int) -> list[Dialogue]:
+    """The rollouts of a group."""
+    rng = np.random.default_rng(turns)
+
+    def turn() -> tuple[np.ndarray[Any, Any], ...]:
+        tokens = rng.integers(300, VOCABULARY, GIVEN + SAMPLED).astype(np.int32)
+        return tokens[:GIVEN], tokens[GIVEN:], -rng.exponential(1, SAMPLED).astype(np.float32)
+
+    return [[turn() for _ in range(turns)] for _ in range(GROUP_SIZE)]  # type: ignore[misc]
+
+
+def our_group(rollouts: Sequence[Dialogue]) -> Group:
+    """A group as rlkit's policy handle records it."""
+    from rlkit.policy import RecordingPolicy
+    from rlkit.testing import ByteChat
+    from rlkit.types import Completion, Episode, Group, Sampling
+
+    class Script:
+        version = 0
+
+        def __init__(self, dialogue: Dialogue) -> None:
+            self._left = iter(dialogue)
+
+        async def sample(
+            self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+        ) -> list[Completion]:
+            _, tokens, logprobs = next(self._left)
+            return [Completion(tokens.copy(), logprobs.copy(), "stop")]
+
+    async def play(member: int, dialogue: Dialogue) -> Episode:
+        script = Script(dialogue)
+        policy = RecordingPolicy(
+            sampler=lambda: script, chat=ByteChat(), sampling=Sampling(max_tokens=SAMPLED), seed=lambda turn: turn
+        )
+        tokens = np.empty(0, np.int32)
+        for given, _, _ in dialogue:
+            tokens = np.concatenate([tokens, given])
+            tokens = np.concatenate([tokens, (await policy.sample(tokens)).turn.completion])
+        return Episode(member, 0, policy.turns, "completed", float(member % 2), {}, {}, 1.0)
+
+    episodes = [asyncio.run(play(member, dialogue)) for member, dialogue in enumerate(rollouts)]
+    return Group("work", "task", 0, tuple(episodes))
+
+
+def their_group(rollouts: Sequence[Dialogue]) -> TrajectoryGroup:
+    """The same group as the peer keeps it: each turn with all its tokens before it."""
+    import tinker
+    from tinker_cookbook.completers import TokensWithLogprobs
+    from tinker_cookbook.rl.types import Trajectory, TrajectoryGroup, Transition
+
+    trajectories = list[Trajectory]()
+    for member, dialogue in enumerate(rollouts):
+        tokens, transitions = list[int](), list[Transition]()
+        for number, (given, sampled, logprobs) in enumerate(dialogue, 1):
+            tokens = tokens + given.tolist()
+            action = TokensWithLogprobs(sampled.tolist(), logprobs.tolist())
+            done = number == len(dialogue)
+            seen = tinker.ModelInput.from_ints(tokens)
+            transitions.append(Transition(seen, action, float(member % 2) if done else 0.0, done))
+            tokens = tokens + action.tokens
+        trajectories.append(Trajectory(transitions, tinker.ModelInput.from_ints([])))
+    return TrajectoryGroup(trajectories, [0.0] * len(trajectories), [{} for _ in trajectories])
+
+
+def best(work: Callable[[], object]) -> float:
+    """Seconds of process time, the best of a few."""
+    times = list[float]()
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        work()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def assembly() -> dict[str, float]:
+    """Tokens a second of both sides, whose data is compared."""
+    from tinker_cookbook.rl import data_processing
+
+    from rlkit.advantages import estimator
+    from rlkit.batch import Preparation
+    from rlkit.service import sdk
+
+    found = dict[str, float]()
+    preparation = Preparation({"work": estimator("group_mean")})
+    for turns in (1, 8, 40):
+        rollouts = dialogues(turns)
+        group, peer = our_group(rollouts), their_group(rollouts)
+
+        def ours(group: Group = group) -> list[Any]:
+            return [sdk._datum(datum) for datum in preparation.prepare(group).data]
+
+        def theirs(peer: TrajectoryGroup = peer) -> list[Any]:
+            return data_processing.assemble_training_data([peer], data_processing.compute_advantages([peer]))[0]
+
+        pairs = list(zip(ours(), theirs(), strict=True))
+        assert len(pairs) == GROUP_SIZE
+        for one, other in pairs:
+            assert np.array_equal(one.model_input.to_ints(), other.model_input.to_ints())
+            for name in ("target_tokens", "logprobs", "advantages"):
+                own, peers = one.loss_fn_inputs[name], other.loss_fn_inputs[name]
+                assert own.dtype == peers.dtype
+                assert np.array_equal(np.asarray(own.data), np.asarray(peers.data)), name
+        tokens = GROUP_SIZE * turns * (GIVEN + SAMPLED)
+        found[f"rlkit/{turns}"] = tokens / best(ours)
+        found[f"cookbook/{turns}"] = tokens / best(theirs)
+    return found
+
+
+def memory() -> dict[str, float]:
+    """Bytes that a rollout takes up for each of its tokens."""
+    found = dict[str, float]()
+    for make, side in ((our_group, "rlkit"), (their_group, "cookbook")):
+        make(dialogues(1)[:1])
+        for turns in (1, 8, 40):
+            rollouts = dialogues(turns)[:1]
+            tracemalloc.start()
+            kept = make(rollouts)
+            found[f"{side}/{turns}"] = tracemalloc.get_traced_memory()[0] / (turns * (GIVEN + SAMPLED))
+            tracemalloc.stop()
+            del kept
+    return found
+
+
+def disk() -> dict[str, float]:
+    """Bytes for each token of a table of episodes."""
+    from rlkit.store import table
+    from rlkit.types import Episode, Group, Prompt, Turn
+
+    rng = np.random.default_rng(0)
+    words = ["".join(map(chr, letters)) for letters in rng.integers(97, 123, (VOCABULARY, 4))]
+
+    def tokens(count: int) -> np.ndarray[Any, Any]:
+        return np.minimum(rng.zipf(1.2, count), VOCABULARY - 1).astype(np.int32)
+
+    def turn(number: int) -> Turn:
+        logprobs = -rng.exponential(0.5, SAMPLED).astype(np.float32)
+        flags = np.ones(SAMPLED, np.bool_)
+        parent = number - 1 if number else None
+        return Turn(Prompt(tokens(GIVEN)), tokens(SAMPLED), logprobs, flags, "stop", 3, parent, seconds=rng.random())
+
+    def group(draw: int) -> table.StepGroup:
+        episodes = [
+            Episode(member, 0, tuple(map(turn, range(4))), "completed", rng.random(), {"correct": 1.0}, {}, 1.0)
+            for member in range(GROUP_SIZE)
+        ]
+        return table.StepGroup(Group("work", f"task-{draw}", draw, tuple(episodes)), True, episodes)
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "step.parquet"
+        table.write(path, list(map(group, range(8))), decode=lambda ids: "".join(words[i] for i in ids.tolist()))
+        return {"rlkit": path.stat().st_size / (8 * GROUP_SIZE * 4 * (GIVEN + SAMPLED))}
+
+
+def loop(side: str, what: str) -> dict[str, Any]:
+    """One run on the simulated service: CPU for each rollout, the longest callback, and bytes that were logged."""
+    from schedule import Run, cookbook_run, rlkit_run
+    from service import Log
+    from workloads import WORKLOADS
+
+    from rlkit.testing import Latency
+
+    if side == "cookbook":
+        import cookbook
+
+        cookbook.prepare()
+    small = replace(WORKLOADS["small"], groups=16, steps=4, latency=Latency(mean_tokens=800, sigma=0.3))
+    workload = {
+        "single": small,
+        "turns": replace(small, turns=(4, 4), tool_s=1.0, latency=Latency(mean_tokens=200, sigma=0.3)),
+        "stall": replace(small, group_size=16, steps=2, latency=Latency(mean_tokens=3900, sigma=0.2)),
+    }[what]
+    found, log = dict[str, Any](), Log()
+    # looking at the clock at each callback would itself count
+    watched = longest_callback(log, found) if what == "stall" else nullcontext()
+    with tempfile.TemporaryDirectory() as folder, watched:
+        for measured in (replace(workload, steps=1, groups=2), workload):  # the first warms up
+            WORKLOADS["measured"] = measured  # type: ignore[index]
+            log.cpu_s, log.began_s = 0.0, None
+            log.steps.clear()
+            found.clear()
+            began, directory = time.process_time(), Path(folder) / str(measured.steps)
+            (rlkit_run if side == "rlkit" else cookbook_run)(Run("measured", "sync"), directory, log=log)
+            cpu_s = time.process_time() - began
+    rollouts = workload.steps * workload.groups * workload.group_size
+    return {**found, "ms": (cpu_s - log.cpu_s) / rollouts * 1e3, "simulation": log.cpu_s / rollouts * 1e3}
+
+
+class longest_callback:  # noqa: N801  a context manager
+    """Notes which callback of the event loop computed for longest, without what the simulation did in it."""
+
+    def __init__(self, log: Any, found: dict[str, Any]) -> None:
+        self._log, self._found = log, found
+        self._run = asyncio.Handle._run
+
+    def __enter__(self) -> None:
+        run, log, found = self._run, self._log, self._found
+
+        def timed(handle: asyncio.Handle) -> None:
+            simulated, began = log.cpu_s, time.thread_time()
+            run(handle)
+            own = time.thread_time() - began - (log.cpu_s - simulated)
+            if own > found.get("stall_s", 0.0):
+                found["stall_s"], found["stall_in"] = own, _name(handle)
+
+        asyncio.Handle._run = timed  # type: ignore[method-assign]
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.Handle._run = self._run  # type: ignore[method-assign]
+
+
+def _name(handle: asyncio.Handle) -> str:
+    callback = getattr(handle, "_callback", None)
+    task = getattr(callback, "__self__", None)
+    if isinstance(task, asyncio.Task):
+        return f"{task.get_name()}: {getattr(task.get_coro(), '__qualname__', '?')}"
+    return getattr(callback, "__qualname__", repr(callback))
+
+
+def importing(package: str) -> dict[str, float]:
+    """CPU seconds and MiB of a process that imports a package."""
+    code = f"import resource, {package}; r = resource.getrusage(resource.RUSAGE_SELF); "
+    command = [sys.executable, "-c", code + "print(r.ru_utime + r.ru_stime, r.ru_maxrss)"]
+    runs = [subprocess.run(command, capture_output=True, check=True).stdout.split() for _ in range(ROUNDS)]
+    return {"cpu_s": min(float(run[0]) for run in runs), "mib": min(float(run[1]) for run in runs) / 1024}
+
+
+def contend(name: str) -> dict[str, Any]:
+    """One measurement, in this process."""
+    if name in ("assembly", "memory", "disk"):
+        return {"assembly": assembly, "memory": memory, "disk": disk}[name]()
+    side, what = name.split("-")
+    return loop(side, what)
+
+
+def run_in_process(name: str) -> dict[str, Any]:
+    """One measurement, in a fresh process."""
+    done = subprocess.run([sys.executable, __file__, "--contender", name], stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def line(what: str, ours: float, other: float | None, ratio: float, target: float, *, least: bool, unit: str) -> None:
+    """Print a row; the ratio is met if it is at most, or at least, the target."""
+    met = "met" if (ratio >= target if least else ratio <= target) else "MISSED"
+    peer = " " * 12 if other is None else f"{other:>12.3g}"
+    print(
+        f"{what:30}{ours:>12.3g}{peer} {unit:10}{ratio:>9.3g}{'≥' if least else '≤':>4} {target:<7.3g}{met}", flush=True
+    )
+
+
+def main() -> None:
+    """Run the benchmark, or one contender of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2, help="of whole runs")
+    parser.add_argument("--contender", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if options.contender:
+        print(json.dumps(contend(options.contender)))
+        return
+    print(f"{'':30}{'rlkit':>12}{'cookbook':>12} {'unit':10}{'ratio':>9}{'target':>9}")
+    mine = importing("rlkit")
+    line("import, CPU", mine["cpu_s"], None, mine["cpu_s"], 0.25, least=False, unit="s")
+    line("import, memory", mine["mib"], None, mine["mib"], 60, least=False, unit="MiB")
+    per_token = run_in_process("disk")["rlkit"]
+    line("disk", per_token, None, per_token, 10, least=False, unit="B/token")
+    found = run_in_process("assembly")
+    for turns, target in ((1, 5), (8, 5), (40, 8)):
+        ours, theirs = (found[f"{side}/{turns}"] / 1e6 for side in SIDES)
+        line(f"assembly, {turns} turns", ours, theirs, ours / theirs, target, least=True, unit="Mtoken/s")
+    found = run_in_process("memory")
+    for turns, target in ((1, 1), (8, 1 / 4), (40, 1 / 12)):
+        ours, theirs = (found[f"{side}/{turns}"] for side in SIDES)
+        line(f"memory, {turns} turns", ours, theirs, ours / theirs, target, least=False, unit="B/token")
+    runs = {
+        f"{side}-{what}": [run_in_process(f"{side}-{what}") for _ in range(options.rounds)]
+        for what in LOOPS
+        for side in SIDES
+    }
+    for what in ("single", "turns"):
+        ours, theirs = (min(run["ms"] for run in runs[f"{side}-{what}"]) for side in SIDES)
+        line(f"rollouts, {what}", ours, theirs, ours / theirs, 0.5, least=False, unit="ms")
+    stalls = {side: min(runs[f"{side}-stall"], key=lambda run: run["stall_s"]) for side in SIDES}
+    ours, theirs = (stalls[side]["stall_s"] * 1e3 for side in SIDES)
+    line("stall", ours, theirs, ours, 50, least=False, unit="ms")
+    print(f"stalls in: rlkit {stalls['rlkit']['stall_in']}; cookbook {stalls['cookbook']['stall_in']}")
+
+
+if __name__ == "__main__":
+    main()

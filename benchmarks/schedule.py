@@ -1,0 +1,363 @@
+"""rlkit's loop and tinker-cookbook's, on one simulated service, under a clock that does not wait.
+
+    uv run python benchmarks/schedule.py
+    uv run python benchmarks/schedule.py --cookbook DIR       (an unpacked wheel of tinker-cookbook)
+    uv run python benchmarks/schedule.py --results DIR        (keeps what was found; --report prints it again)
+
+Workloads, with a service whose samples take 0.3 s and 20 ms a token, gradients 5 s and 1 s for 20,000 tokens, optimiser
+steps 2 s and handing over weights 5 s:
+
+    math          16 groups of 16, one turn of 790 tokens in the mean, log-normal
+    stragglers    the same, with 0.5 % of the samples ten times slower
+    agent         8 groups of 8, 4 to 12 turns of 256 tokens, and after each a tool that takes 5 s
+    small         8 groups of 8, one turn of 280 tokens
+    clock         the same with gradients of 2 s, where a request for training that finds the service idle waits for the
+                  next tick, one in 10 s; `clock 5` has gradients of 5 s
+    constant      `small` with 40 % of the groups getting equal rewards
+
+With a clock, what can be gained depends on when a step ends between two ticks: cookbook saves the weights when it
+knows that the step is done, and then waits for a tick; rlkit has asked already. That is 10 s less gradient and step:
+4.8 s with `clock`, 1.8 s with `clock 5`.
+
+Time is virtual and counts from the first sample that is asked for to the last optimiser step, over the number of
+steps. The rollouts are the same on both sides. `ideal` is computed from them: for `sync` a step takes as long as its
+longest rollout, its gradient, its optimiser step and the weights' way to the sampler; for `stream` the gradients go
+out in the requests that would have been best, had one known when each group would finish. `bound` is all the rollouts'
+time over the number of them that may be live.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import workloads
+from ideal import Ideal, ideal
+from workloads import WORKLOADS, Played, Workload
+
+if TYPE_CHECKING:
+    from service import Log
+
+UNLIMITED = 100_000
+SIDES = ("ideal", "rlkit", "cookbook")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of one side."""
+
+    workload: str
+    mode: str
+    staleness: int = 0
+    live: int = UNLIMITED
+    strict: bool = False
+
+    @property
+    def name(self) -> str:
+        """How the table calls it."""
+        mode = f"async K={self.staleness}" if self.mode == "async" else self.mode
+        limit = "" if self.live == UNLIMITED else f", {self.live} live"
+        return f"{self.workload} {mode}{' strict' if self.strict else ''}{limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What came of it.
+
+    Args:
+        step_s: virtual seconds for each step that was asked for.
+        steps: optimiser steps.
+        teaching: for each step, its sequences with something to teach.
+        unused: rollouts that were begun and not trained on.
+        live: rollouts at once, at most.
+        prefill: tokens of prompts that were computed.
+        staleness: the mean that the side itself reported, in steps: of turns, or of groups when they began.
+    """
+
+    step_s: float
+    steps: int
+    teaching: list[int]
+    unused: int
+    live: int
+    prefill: int
+    staleness: float = 0.0
+
+
+def _modes(workload: str, *staleness: int, strict: bool = False) -> list[Run]:
+    return [Run(workload, "async", k, strict=strict) for k in staleness]
+
+
+OURS: Sequence[Run] = [
+    Run("agent", "sync"),
+    Run("agent", "stream"),
+    *_modes("agent", 1, 2, 4),
+    *_modes("agent", 1, 2, strict=True),
+    *(Run("agent", "async", k, live=64) for k in (1, 2)),
+    Run("math", "sync"),
+    Run("math", "stream"),
+    *_modes("math", 1, 2, 4),
+    *_modes("stragglers", 1, 2, 4),
+    *_modes("stragglers", 1, strict=True),
+    *(
+        Run(name, mode, k)
+        for name in ("small", "clock", "clock 5")
+        for mode, k in (("sync", 0), ("stream", 0), ("async", 1))
+    ),
+    *(Run("constant", mode, k) for mode, k in (("sync", 0), ("stream", 0), ("async", 1))),
+]
+THEIRS: Sequence[Run] = [
+    *(run for run in OURS if not run.strict and run.live == UNLIMITED),
+    Run("agent", "async", 0),
+]
+
+
+def found(workload: Workload, played: Played, calls: Mapping[str, int], log: Log, directory: Path) -> Found:
+    """What a run amounted to."""
+    reported = [json.loads(line) for line in (directory / "metrics.jsonl").open()]
+    names = ("batch/staleness/mean", "async/staleness_mean")
+    ages = [line[name] for line in reported for name in names if name in line]
+    assert log.began_s is not None
+    return Found(
+        step_s=(log.steps[-1].done_s - log.began_s) / workload.steps,
+        steps=len(log.steps),
+        teaching=[step.teaching for step in log.steps],
+        unused=played.rollouts - sum(step.sequences for step in log.steps),
+        live=played.most_live,
+        prefill=calls["prefill_tokens"],
+        staleness=sum(ages) / len(ages) if ages else 0.0,
+    )
+
+
+def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
+    """Run rlkit."""
+    from service import Log, Tinker
+
+    from rlkit.config import load_config
+    from rlkit.run import RLTrainer
+    from rlkit.testing import ByteChat, World, run_virtual
+
+    workload, played, world, log = WORKLOADS[run.workload], Played(), World(), log or Log()
+    ahead = {"max_staleness": run.staleness, "staleness": "strict" if run.strict else "paced"}
+    settings = {
+        "model": "simulated",
+        "envs": {"work": {}},
+        "steps": workload.steps,
+        "batch": {
+            "groups": workload.groups,
+            "group_size": workload.group_size,
+            "replace_uninformative": workload.constant > 0,
+        },
+        "schedule": {"mode": run.mode, **(ahead if run.mode == "async" else {})},
+        "sampling": {"max_tokens": workloads.MAX_TOKENS},
+        "rollouts": {"max_live": run.live, "timeout_s": 1e6},
+        "service": {"timeout_s": 1e6},
+        "checkpoint": {"every": 0},
+    }
+
+    async def train() -> None:
+        trainer = RLTrainer(
+            load_config([], settings=settings),
+            envs={"work": workloads.InOrder(workload, played)},
+            directory=directory,
+            service=Tinker(world, workload.latency, log),
+            chat=ByteChat(),
+        )
+        await trainer.train()
+
+    run_virtual(train())
+    return found(workload, played, world.calls, log, directory)
+
+
+def cookbook_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
+    """Run the peer."""
+    import cookbook
+    from service import Client, Log
+
+    from rlkit.testing import World, run_virtual
+
+    workload, played, world, log = WORKLOADS[run.workload], Played(), World(), log or Log()
+    run_virtual(
+        cookbook.train(
+            workload,
+            directory,
+            mode=run.mode,
+            staleness=run.staleness,
+            played=played,
+            client=lambda: Client(world, workload.latency, log),
+            informative=workload.constant > 0,
+        )
+    )
+    return found(workload, played, world.calls, log, directory)
+
+
+def contend(side: str, only: str) -> None:
+    """Play one side's runs, in this process, and print what came of them, a line for each."""
+    if side == "ideal":
+        for name in ("math", "stragglers", "agent", "small"):
+            print(json.dumps([name, asdict(ideal(WORKLOADS[name]))]), flush=True)
+        return
+    if side == "cookbook":
+        import cookbook
+
+        cookbook.prepare()
+        print(json.dumps(["version", cookbook.VERSION]), flush=True)
+    for run in OURS if side == "rlkit" else THEIRS:
+        if only not in run.name:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            play = rlkit_run if side == "rlkit" else cookbook_run
+            print(json.dumps([run.name, asdict(play(run, Path(folder) / "run"))]), flush=True)
+
+
+def start(side: str, only: str, cookbook: Path | None, results: Path) -> subprocess.Popen[bytes]:
+    """Play one side's runs in a process of its own."""
+    paths = [str(cookbook)] if cookbook else []
+    paths += [path for path in [os.environ.get("PYTHONPATH")] if path]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    command = [sys.executable, __file__, "--contender", side, "--only", only]
+    with (results / f"{side}.jsonl").open("w") as file:
+        return subprocess.Popen(command, stdout=file, env=environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table; the ratio is met if it is at most, or at least, the target."""
+
+    what: str
+    ours: float
+    other: float
+    ratio: float
+    target: float | None
+    least: bool = False
+
+    def __str__(self) -> str:
+        if self.target is None:
+            return f"{self.what:44}{self.ours:>10.1f}{self.other:>10.1f}{self.ratio:>9.3f}"
+        met = self.ratio >= self.target if self.least else self.ratio <= self.target
+        sign = "≥" if self.least else "≤"
+        verdict = "met" if met else "MISSED"
+        target = f"{sign} {self.target:g}"
+        return f"{self.what:44}{self.ours:>10.1f}{self.other:>10.1f}{self.ratio:>9.3f}{target:>9}  {verdict}"
+
+
+def rows(ours: Mapping[str, Found], theirs: Mapping[str, Found], best: Mapping[str, Ideal]) -> list[Row]:
+    """The comparisons that the runs allow."""
+
+    def against(mine: str, other: str, target: float | None) -> list[Row]:
+        if mine not in ours or other not in theirs:
+            return []
+        a, b = ours[mine].step_s, theirs[other].step_s
+        what = f"{mine} / cookbook" + ("" if mine == other else f" {other.split(' ', 1)[1]}")
+        return [Row(what, a, b, a / b, target)]
+
+    table = list[Row]()
+    limited = "agent async K=2, 64 live"
+    if limited in ours:
+        a, bound = ours[limited], best["agent"].serial / 64
+        if (same := theirs.get("agent async K=0")) is not None:
+            table.append(
+                Row(
+                    "agent, 64 live: cookbook K=0 / rlkit K=2", a.step_s, same.step_s, same.step_s / a.step_s, 1.9, True
+                )
+            )
+        table.append(Row(f"{limited} / bound", a.step_s, bound, a.step_s / bound, 1.12))
+        second = ours["agent async K=1, 64 live"].step_s
+        table.append(Row("agent async K=1, 64 live / bound", second, bound, second / bound, None))
+    for run in OURS:
+        if run.workload in ("math", "stragglers", "agent") and run.mode == "async" and run.live == UNLIMITED:
+            other = replace(run, strict=False).name
+            table += against(run.name, other, None if run.strict else 1.02)
+    for name in ("math", "agent", "small"):
+        for mode in ("sync", "stream"):
+            if (run := f"{name} {mode}") in ours:
+                a, b = ours[run].step_s, best[name].sync if mode == "sync" else best[name].stream
+                # groups that finish close together could only share a request if one knew that they will
+                table.append(Row(f"{run} / ideal", a, b, a / b, None if run == "small stream" else 1.01))
+                table += against(run, run, None)
+    for run, target in (
+        ("clock sync", 0.90),
+        ("clock stream", 0.85),
+        ("clock async K=1", 0.82),
+        ("clock 5 sync", None),
+        ("clock 5 stream", None),
+        ("clock 5 async K=1", None),
+    ):
+        table += against(run, run, target)
+    table += against("small async K=1", "small async K=1", None)
+    unused = {
+        name: sum(f.unused for run, f in side.items() if "constant" not in run)
+        for name, side in (("rlkit", ours), ("cookbook", theirs))
+    }
+    table.append(Row("rollouts thrown away, all runs", unused["rlkit"], unused["cookbook"], unused["rlkit"], 0))
+    size = WORKLOADS["constant"].group_size
+    for run in OURS:
+        if run.workload == "constant" and run.name in ours:
+            workload = WORKLOADS["constant"]
+            exact, peers = (
+                sum(count == workload.groups * size for count in side[run.name].teaching) if run.name in side else 0
+                for side in (ours, theirs)
+            )
+            table.append(
+                Row(f"{run.name}: full steps of {workload.steps}", exact, peers, exact / workload.steps, 1, True)
+            )
+    for run in ("math sync", "small sync"):
+        if run in ours and run in theirs:
+            a, b = ours[run].prefill, theirs[run].prefill
+            size = WORKLOADS[run.split()[0]].group_size
+            table.append(Row(f"{run}: prefill, thousand tokens", a / 1e3, b / 1e3, b / a, size, True))
+    return table
+
+
+def told(one: Found | None, width: int) -> str:
+    """A run's columns."""
+    if one is None:
+        return ""
+    return f"{one.step_s:>{width}.1f}{one.live:>6}{one.steps:>6}{one.staleness:>6.2f}{one.unused:>7}"
+
+
+def main() -> None:
+    """Run the benchmark, or one contender of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--cookbook", type=Path, help="folder of an unpacked tinker-cookbook; by default the installed one"
+    )
+    parser.add_argument("--only", default="", help="only runs whose name holds this")
+    parser.add_argument("--results", type=Path, help="folder for what each side found")
+    parser.add_argument("--report", action="store_true", help="print what the folder holds, and run nothing")
+    parser.add_argument("--contender", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.contender:
+        contend(options.contender, options.only)
+        return
+    results: Path = options.results or Path(tempfile.mkdtemp())
+    results.mkdir(parents=True, exist_ok=True)
+    if not options.report:
+        for process in [start(side, options.only, options.cookbook, results) for side in SIDES]:
+            process.wait()
+    lines = {side: [json.loads(line) for line in (results / f"{side}.jsonl").open()] for side in SIDES}
+    version = next((value for name, value in lines["cookbook"] if name == "version"), "?")
+    ours = {name: Found(**value) for name, value in lines["rlkit"]}
+    theirs = {name: Found(**value) for name, value in lines["cookbook"] if name != "version"}
+    best = {name: Ideal(**value) for name, value in lines["ideal"]}
+    print(f"tinker-cookbook {version}; virtual seconds a step")
+    head = f"{'live':>6}{'steps':>6}{'stale':>6}{'unused':>7}"
+    print(f"{'run':28}{'rlkit':>8}{head}{'cookbook':>10}{head}")
+    for name in dict.fromkeys([*ours, *theirs]):
+        print(f"{name:28}{told(ours.get(name), 8):35}{told(theirs.get(name), 10)}")
+    print(f"\n{'comparison':44}{'rlkit':>10}{'other':>10}{'ratio':>9}{'target':>9}")
+    for row in rows(ours, theirs, best):
+        print(row)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The work that the schedules are compared on, the same for rlkit and for its peer.
+
+A rollout is a dialogue over plain tokens: what is asked, how many turns there are and how long a tool takes follow from
+the task and from the tokens that were sampled. The simulated service draws by prompt, and by how often that prompt was
+asked for, so that the members of a group are the same rollouts, in whatever order anybody plays them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+import rlkit
+from rlkit.testing.world import Latency, digest
+
+PROMPT_TOKENS = 100
+OBSERVATION_TOKENS = 50
+MAX_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is trained on.
+
+    Args:
+        groups: of a step.
+        group_size: rollouts of a group.
+        latency: of the service.
+        turns: of a rollout, at least and at most.
+        tool_s: mean of the log-normal time that a tool takes after each turn; 0 for no tool.
+        constant: share of the tasks whose rollouts all get the same reward.
+        steps: of the run.
+    """
+
+    groups: int
+    group_size: int
+    latency: Latency
+    turns: tuple[int, int] = (1, 1)
+    tool_s: float = 0.0
+    constant: float = 0.0
+    steps: int = 20
+
+    @property
+    def single(self) -> bool:
+        """Whether every rollout has one turn."""
+        return self.turns == (1, 1)
+
+
+_SERVICE = Latency(
+    first_s=0.3, token_s=0.02, sigma=0.8, gradient_s=5, trained_tokens_per_s=20_000, step_s=2, save_s=5, load_s=5
+)
+_MATH = Workload(groups=16, group_size=16, latency=replace(_SERVICE, mean_tokens=790))
+_SMALL = Workload(groups=8, group_size=8, latency=replace(_SERVICE, mean_tokens=280, sigma=0.55), steps=12)
+
+WORKLOADS: Mapping[str, Workload] = {
+    "math": _MATH,
+    "stragglers": replace(_MATH, latency=replace(_MATH.latency, slow_share=0.005, slow_factor=10)),
+    "agent": Workload(8, 8, replace(_SERVICE, mean_tokens=256), turns=(4, 12), tool_s=5.0),
+    "small": _SMALL,
+    "clock": replace(_SMALL, latency=replace(_SMALL.latency, gradient_s=2, clock_s=10)),
+    "clock 5": replace(_SMALL, latency=replace(_SMALL.latency, clock_s=10)),
+    "constant": replace(_SMALL, constant=0.4),
+}
+
+
+@dataclass(slots=True)
+class Played:
+    """What was played: rollouts that began, and how many were live at once."""
+
+    rollouts: int = 0
+    live: int = 0
+    most_live: int = 0
+    by_task: Counter[int] = field(default_factory=Counter[int])
+
+    def begin(self, task: int) -> None:
+        """A rollout begins."""
+        self.rollouts += 1
+        self.by_task[task] += 1
+        self.live += 1
+        self.most_live = max(self.most_live, self.live)
+
+    def end(self) -> None:
+        """It ends."""
+        self.live -= 1
+
+
+def question(task: int) -> str:
+    """What a task asks: 100 bytes, each a token."""
+    return f"task {task:06d} ".ljust(PROMPT_TOKENS, ".")
+
+
+def observation(turn: int) -> list[int]:
+    """What a tool says."""
+    return list(f"turn {turn:03d} ".ljust(OBSERVATION_TOKENS, ".").encode())
+
+
+def turns(workload: Workload, first: Sequence[int]) -> int:
+    """Turns of a rollout, by the tokens of its first."""
+    least, most = workload.turns
+    return least + digest("turns", _key(first)) % (most - least + 1)
+
+
+async def use_tool(workload: Workload, reply: Sequence[int]) -> None:
+    """Wait as long as the tool takes."""
+    if workload.tool_s:
+        sigma = 0.5
+        seed = digest("tool", _key(reply))
+        seconds = np.random.default_rng(seed).lognormal(np.log(workload.tool_s) - sigma**2 / 2, sigma)
+        await asyncio.sleep(float(seconds))
+
+
+def reward(workload: Workload, task: int, reply: Sequence[int]) -> float:
+    """Any number, unless the task is one of those whose rollouts are all alike."""
+    if digest("constant", task) / 2**64 < workload.constant:
+        return 1.0
+    return digest("reward", task, _key(reply)) / 2**64
+
+
+def _key(tokens: Sequence[int]) -> bytes:
+    return np.asarray(tokens, np.int32).tobytes()
+
+
+class OneTurn(rlkit.SingleTurnEnv):
+    """A task of one turn, for rlkit."""
+
+    def __init__(self, workload: Workload, number: int, played: Played) -> None:
+        self.workload, self.number, self.played = workload, number, played
+        self.task_id = f"task-{number}"
+
+    async def rollout(self, policy: rlkit.Policy) -> rlkit.Outcome | float:
+        self.played.begin(self.number)
+        try:
+            return await super().rollout(policy)
+        finally:
+            self.played.end()
+
+    def prompt(self) -> str:
+        return question(self.number)
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return reward(self.workload, self.number, reply.turn.completion.tolist())
+
+
+class Agent(rlkit.Env):
+    """A task of several turns with a tool, for rlkit."""
+
+    def __init__(self, workload: Workload, number: int, played: Played) -> None:
+        self.workload, self.number, self.played = workload, number, played
+        self.task_id = f"task-{number}"
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        self.played.begin(self.number)
+        try:
+            return await self._play(policy)
+        finally:
+            self.played.end()
+
+    async def _play(self, policy: rlkit.Policy) -> float:
+        tokens = np.frombuffer(question(self.number).encode(), np.uint8).astype(np.int32)
+        turn, last = 1, 1
+        while True:
+            reply = (await policy.sample(tokens)).turn.completion
+            if turn == 1:
+                last = turns(self.workload, reply.tolist())
+            await use_tool(self.workload, reply.tolist())
+            if turn == last:
+                return reward(self.workload, self.number, reply.tolist())
+            tokens = np.concatenate([tokens, reply, np.asarray(observation(turn), np.int32)])
+            turn += 1
+
+
+class InOrder(rlkit.TaskSource):
+    """Tasks 0, 1, 2 and so on, for rlkit."""
+
+    def __init__(self, workload: Workload, played: Played) -> None:
+        self._workload, self._played, self._drawn = workload, played, 0
+
+    def next(self) -> rlkit.Env:
+        self._drawn += 1
+        return (OneTurn if self._workload.single else Agent)(self._workload, self._drawn - 1, self._played)
+
+    def observe(self, group: rlkit.Group) -> None:
+        pass
+
+    def state_dict(self) -> Mapping[str, rlkit.Json]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, rlkit.Json]) -> None:
+        self._drawn = int(str(state["drawn"]))
