@@ -115,7 +115,7 @@ class ScheduleConfig(Section):
     """What is played when."""
 
     mode: Literal["sync", "stream", "async"] = "sync"
-    """`sync` plays a step's groups and then trains; `stream` trains on each group as soon as it is finished; `async`
+    """`sync` plays a step's groups and then trains; `stream` computes gradients as groups are finished; `async`
     plays the groups of later steps meanwhile, with weights that are some steps old."""
     max_staleness: Positive = 1
     """With `async`: steps between the weights that a group starts with and those that it trains."""
