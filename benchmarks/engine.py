@@ -171,7 +171,8 @@ def http(directory: Path, device: str) -> dict[str, float]:
                 future.result()
 
         sample(inputs[:1])
-        trips = [timed(client.get_server_capabilities, device) for _ in range(ROUND_TRIPS)]
+        rest = tinker.RestClient(base_url=server.url, api_key=server.api_key)
+        trips = [timed(lambda: rest.get_server_capabilities().result(), device) for _ in range(ROUND_TRIPS)]
         return {
             "groups": timed(lambda: sample(inputs), device),
             "trip": float(np.median(trips)),
