@@ -58,11 +58,11 @@ def dialogues(turns: int) -> list[Dialogue]:
     """The rollouts of a group."""
     rng = np.random.default_rng(turns)
 
-    def turn() -> tuple[np.ndarray[Any, Any], ...]:
+    def turn() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         tokens = rng.integers(300, VOCABULARY, GIVEN + SAMPLED).astype(np.int32)
         return tokens[:GIVEN], tokens[GIVEN:], -rng.exponential(1, SAMPLED).astype(np.float32)
 
-    return [[turn() for _ in range(turns)] for _ in range(GROUP_SIZE)]  # type: ignore[misc]
+    return [[turn() for _ in range(turns)] for _ in range(GROUP_SIZE)]
 
 
 def our_group(rollouts: Sequence[Dialogue]) -> Group:
@@ -230,7 +230,7 @@ def loop(side: str, what: str) -> dict[str, Any]:
     watched = longest_callback(log, found) if what == "stall" else nullcontext()
     with tempfile.TemporaryDirectory() as folder, watched:
         for measured in (replace(workload, steps=1, groups=2), workload):  # the first warms up
-            WORKLOADS["measured"] = measured  # type: ignore[index]
+            WORKLOADS["measured"] = measured  # type: ignore[index]  a workload of this benchmark only
             log.cpu_s, log.began_s = 0.0, None
             log.steps.clear()
             found.clear()
@@ -258,10 +258,10 @@ class longest_callback:  # noqa: N801  a context manager
             if own > found.get("stall_s", 0.0):
                 found["stall_s"], found["stall_in"] = own, _name(handle)
 
-        asyncio.Handle._run = timed  # type: ignore[method-assign]
+        asyncio.Handle._run = timed  # type: ignore[method-assign]  to time every callback
 
     def __exit__(self, *_: object) -> None:
-        asyncio.Handle._run = self._run  # type: ignore[method-assign]
+        asyncio.Handle._run = self._run  # type: ignore[method-assign]  as it was
 
 
 def _name(handle: asyncio.Handle) -> str:

@@ -124,7 +124,7 @@ def prepare() -> None:
 @contextmanager
 def _stand_in(client: Callable[[], Client]) -> Iterator[None]:
     make = tinker.ServiceClient
-    tinker.ServiceClient = lambda **_: client()  # type: ignore[assignment,misc]
+    tinker.ServiceClient = lambda **_: client()  # type: ignore[assignment,misc]  cookbook makes its own
     try:
         with Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere), redirect_stdout(nowhere):
             yield

@@ -194,8 +194,9 @@ class Loop:
 
     async def _begin(self) -> None:
         """Restore the weights, and take the steps again that were taken since."""
-        known = [saved for saved in self._parts.store.checkpoints() if saved.step <= self._step]
-        self._saved = known[-1] if known else None
+        # One that was passed over is as good as not saved.
+        usable = [saved for saved in self._parts.store.checkpoints() if saved.step == self._learner_step]
+        self._saved = usable[-1] if usable else None
         if self._learner_step == 0 and self._parts.evaluation.due(0, last=self._parts.steps):
             self._newest = await self._relabelled(0)
             self._report({}, step=0)

@@ -59,6 +59,18 @@ def test_a_checkpoint_that_has_expired_or_is_gone_is_passed_over(tmp_path: Path)
     assert run.weights() == expected.weights()
 
 
+def test_a_run_that_is_done_gets_a_new_checkpoint_for_one_that_has_expired(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=3)
+    path = run.directory / "checkpoints.jsonl"
+    lines = [{**json.loads(line), "expires": 0.0} for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    result = run.train(resume=True)
+    assert result.checkpoint is not None
+    assert result.checkpoint.step == 3
+    assert result.checkpoint.state != lines[-1]["state"]
+    assert (result.checkpoint.expires or 0) > time.time()
+
+
 def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> None:
     run = whole(tmp_path / "run", steps=2)
     samples = run.world.calls["samples"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pandas as pd
@@ -100,8 +100,8 @@ def test_a_table_gives_back_its_episodes(tmp_path_factory: pytest.TempPathFactor
 
 
 def test_what_json_cannot_hold_comes_back_as_text() -> None:
-    episode = Episode(0, 0, (), "completed", 1.0, {}, {"path": Path("/tmp/x")}, 0.0)  # type: ignore[dict-item]  on purpose
-    assert codec.decode(codec.encode(episode)).info == {"path": "PosixPath('/tmp/x')"}
+    episode = Episode(0, 0, (), "completed", 1.0, {}, {"path": PurePosixPath("x")}, 0.0)  # type: ignore[dict-item]  on purpose
+    assert codec.decode(codec.encode(episode)).info == {"path": "PurePosixPath('x')"}
 
 
 def write(folder: Path, contents: list[bytes], *, segment: int = 1) -> None:
