@@ -71,6 +71,32 @@ def test_a_run_that_is_done_gets_a_new_checkpoint_for_one_that_has_expired(tmp_p
     assert (result.checkpoint.expires or 0) > time.time()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", "{"),
+        ("run.json", "[]"),
+        ("run.json", '{"format": 1}'),
+        ("checkpoints.jsonl", "nonsense\n"),
+        ("metrics.jsonl", "1\n"),
+        ("state/step=000003.json", "{"),
+    ],
+)
+def test_a_file_that_is_damaged_is_named(name: str, content: str, tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=3)
+    (run.directory / name).write_text(content)
+    with pytest.raises(rlkit.UsageError, match=r"damaged|was begun with None"):
+        run.train(resume=True)
+
+
+def test_a_table_that_is_damaged_is_named_if_it_is_needed(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=3)
+    (run.directory / "checkpoints.jsonl").unlink()
+    table_path(run.directory, 2).write_bytes(b"PAR1nonsense")
+    with pytest.raises(rlkit.UsageError, match="is damaged"):
+        run.train(resume=True)
+
+
 def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> None:
     run = whole(tmp_path / "run", steps=2)
     samples = run.world.calls["samples"]

@@ -29,6 +29,7 @@ from rlkit.store.history import (
     Draw,
     History,
     load,
+    read_groups,
     state_path,
     states,
     step_group,
@@ -65,6 +66,7 @@ class RunStore:
         self._lock = _locked(directory)
         try:
             self._about = self._begun(resolved, resume=resume)
+            self._measured = {int(line["step"]) for line in self._lines("metrics.jsonl")}
         except BaseException:
             self._lock.close()
             raise
@@ -75,7 +77,6 @@ class RunStore:
         self._attempts: dict[int, list[Episode]] = {}
         self._step = 0
         self._keeping: asyncio.Task[None] | None = None
-        self._measured = {int(line["step"]) for line in self._lines("metrics.jsonl")}
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +160,7 @@ class RunStore:
     async def groups(self, step: int) -> Sequence[StepGroup]:
         """The groups of an earlier step."""
         await self.settle()
-        return await asyncio.get_running_loop().run_in_executor(None, table.read, table_path(self.directory, step))
+        return await asyncio.get_running_loop().run_in_executor(None, read_groups, table_path(self.directory, step))
 
     async def settle(self) -> None:
         """Wait until everything is on the disk.
@@ -238,15 +239,16 @@ class RunStore:
         held = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
         held = held or any(_finished(record) for record in records(directory / "journal"))
         if resume:
-            about: dict[str, Json] = json.loads((directory / "run.json").read_text())
+            about: dict[str, Json] = _object(directory / "run.json", (directory / "run.json").read_text())
             if about.get("format") != FORMAT_VERSION:
                 raise UsageError(
                     f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
                     "resume it with the rlkit that wrote it"
                 )
-            begun = cast("Mapping[str, Json]", about["identity"])
+            begun = about.get("identity")
             for field, value in _identity(resolved).items():
-                if value != (before := begun[field]):
+                before = begun.get(field) if isinstance(begun, Mapping) else None
+                if value != before:
                     raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
             for name in ("metrics.jsonl", "checkpoints.jsonl"):
                 _mend(directory / name)
@@ -277,7 +279,22 @@ class RunStore:
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
         path = self.directory / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [_object(path, line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _object(path: Path, text: str) -> dict[str, Any]:
+    """A JSON object that rlkit wrote into a file.
+
+    Raises:
+        UsageError: it is none any more.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is damaged: {text[:40]!r} is no JSON object")
+    return cast("dict[str, Any]", found)
 
 
 def _mend(path: Path) -> None:

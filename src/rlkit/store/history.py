@@ -68,12 +68,24 @@ class History:
         """
         path = table_path(self.directory, step)
         if path.exists():
-            return table.read(path)
+            return read_groups(path)
         record = self.steps.get(step)
         if record is None:
             raise UsageError(f"{self.directory}: the episodes of step {step} are gone; the run cannot be resumed")
         pairs = zip(record.draws, record.counts, strict=True)
         return [step_group(self.draws[draw], self.attempts.get(draw, []), counts) for draw, counts in pairs]
+
+
+def read_groups(path: Path) -> Sequence[table.StepGroup]:
+    """The groups in a table.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    try:
+        return table.read(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
 
 
 def table_path(directory: Path, step: int) -> Path:
@@ -122,7 +134,10 @@ def load(directory: Path) -> History:
     if not usable:
         raise UsageError(f"{directory}: no state of the task sources is left; the run cannot be resumed")
     history.since = usable[-1]
-    history.state = json.loads(state_path(directory, history.since).read_text())
+    try:
+        history.state = json.loads(state_path(directory, history.since).read_text())
+    except ValueError as error:
+        raise UsageError(f"{state_path(directory, history.since)} is damaged: {error}") from error
     history.events = [event for segment, event in found if segment > history.since]
     return history
 
