@@ -23,6 +23,7 @@ from rlkit.losses import loss
 from rlkit.paths import runs_dir
 from rlkit.resume import drawn_again, restored, reusable
 from rlkit.rollouts import Player
+from rlkit.saver import Saver
 from rlkit.schedule import Played, Supply
 from rlkit.seeds import derive
 from rlkit.service import Learner, Service, ServiceChoice, choose, connect
@@ -201,7 +202,7 @@ class RLTrainer(Trainer):
             evaluation=Evaluation(
                 self._eval_tasks, eval_player(config, chat, slots=slots, context=context), config.eval.every
             ),
-            checkpoints=config.checkpoint,
+            saver=Saver(config.checkpoint, store, self._trackers, watch),
             steps=config.steps,
             store=store,
             trackers=self._trackers,

@@ -118,6 +118,7 @@ class Supply:
         """Say that the weights of `step` are the newest; starts what may be started now."""
         self._trained = step
         self._start()
+        self._arrival.set()
 
     async def next(self) -> Taken | None:
         """One more group of the present step, as soon as there is one; None when it has all that it gets.
@@ -161,7 +162,7 @@ class Supply:
             draw = min(self._ready, default=None)
             if draw is not None and not (self._pace.in_order and min(self._in_play, default=draw) < draw):
                 return self._ready.pop(draw)
-            if not self._in_play:
+            if not self._in_play and self._exhausted:
                 return None
             self._arrival.clear()
             await self._arrival.wait()

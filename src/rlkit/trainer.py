@@ -9,29 +9,28 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlkit.batch import Preparation
-from rlkit.config.schema import CheckpointConfig
 from rlkit.errors import RlkitError, RunFailed, ServiceError
 from rlkit.evaluation import Evaluation
 from rlkit.metrics import batch_metrics, group_metrics, update_metrics
 from rlkit.policy import Sampler
 from rlkit.reporter import Reporter
 from rlkit.rollouts import Player
+from rlkit.saver import Saver, Saving
 from rlkit.schedule import Played, Supply, Taken
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.sources import Mixture
 from rlkit.store import RunStore
-from rlkit.trackers import Broadcast, Checkpoint, Phase, Progress, RunResult
+from rlkit.trackers import Broadcast, Phase, Progress, RunResult
 from rlkit.update import Recipe, StepUpdate
 
-DAY_S = 24 * 3600
 _RECOVERIES_MAX = 20
 _LAST_SAVE_S = 120.0
 
@@ -82,7 +81,7 @@ class Parts:
         recipe: makes requests of training sequences.
         min_valid: by environment, episodes with a reward that a group must have.
         evaluation: what is measured.
-        checkpoints: when weights are saved.
+        saver: saves the weights.
         steps: of the run in all.
         store: of the run.
         trackers: told of every step; what they raise is noted and dropped.
@@ -98,7 +97,7 @@ class Parts:
     recipe: Recipe
     min_valid: Mapping[str, int]
     evaluation: Evaluation
-    checkpoints: CheckpointConfig
+    saver: Saver
     steps: int
     store: RunStore
     trackers: Broadcast
@@ -106,8 +105,23 @@ class Parts:
     stop: StopSignal
 
 
+@dataclass(slots=True, eq=False)
+class _Making:
+    """A step in the making: its groups are gathered, or the service works on it."""
+
+    step: int
+    update: StepUpdate
+    taken: list[Taken] = field(default_factory=list[Taken])
+    saving: Saving | None = None
+    sample_s: float = 0.0
+    complete_s: float = 0.0
+
+
 class Loop:
-    """The loop itself.
+    """The loop itself: one task gathers the groups of each step and asks for its weights, another waits for them.
+
+    A step whose groups are there is submitted behind the one that the service still works on, so that the service does
+    not wait between steps; its weights become the newest, and are recorded, in the order of the steps.
 
     Args:
         parts: what it works with.
@@ -123,10 +137,10 @@ class Loop:
         self._started = time.monotonic()
         self._phase: Phase = "preparing"
         self._newest: Sampler | None = None
-        self._making: StepUpdate | None = None
-        self._saved: Checkpoint | None = None
-        self._saving: asyncio.Task[None] | None = None
-        self._saves = Counter[int]()
+        self._newest_of: Learner | None = None
+        self._making: deque[_Making] = deque()
+        self._complete: asyncio.Queue[_Making | None] = asyncio.Queue()
+        self._recovering = False
 
     @property
     def newest(self) -> Sampler:
@@ -156,7 +170,7 @@ class Loop:
             except Exception:
                 # What ended the run matters more than that it cannot be saved.
                 with suppress(RlkitError, OSError, TimeoutError):
-                    if self._step > self._first and not (self._making and self._making.stepped):
+                    if self._step > self._first and not self._ahead:
                         async with asyncio.timeout(_LAST_SAVE_S):
                             await self._save()
                 raise
@@ -168,12 +182,11 @@ class Loop:
             looking.cancel()
             await parts.supply.close()
             await self._reporter.close()
-            if self._saving is not None:
-                self._saving.cancel()
+            parts.saver.close()
         self._phase = "done"
         status = "interrupted" if parts.stop.requested and self._step < parts.steps else "completed"
         directory = parts.store.directory
-        return RunResult(directory.name, directory, status, self._step, self._reporter.last, self._saved)
+        return RunResult(directory.name, directory, status, self._step, self._reporter.last, parts.saver.newest)
 
     def progress(self) -> Progress:
         """Where the run stands; may be called from any thread."""
@@ -196,106 +209,142 @@ class Loop:
         """Restore the weights, and take the steps again that were taken since."""
         # One that was passed over is as good as not saved.
         usable = [saved for saved in self._parts.store.checkpoints() if saved.step == self._learner_step]
-        self._saved = usable[-1] if usable else None
+        self._parts.saver.newest = usable[-1] if usable else None
         if self._learner_step == 0 and self._parts.evaluation.due(0, last=self._parts.steps):
-            self._newest = await self._relabelled(0)
+            await self._hand_over(0)
             self._report({}, step=0)
         await self._take_again(self._step)
-        self._newest = await self._relabelled(self._step)
+        await self._hand_over(self._step)
         self._parts.supply.trained(self._step)
 
     async def _train(self) -> None:
+        """Finish the steps as they become complete."""
+        gathering = asyncio.create_task(self._gather())
+        clock = asyncio.get_running_loop().time
+        ended_s = clock()
+        try:
+            while True:
+                self._phase = "sampling"
+                making = await self._complete.get()
+                if making is None:
+                    await gathering  # says why there are no more
+                    return
+                self._phase = "training"
+                metrics = await self._advance(making)
+                metrics |= {
+                    "time/sample_s": making.sample_s,
+                    "time/train_s": clock() - max(making.complete_s, ended_s),
+                    "time/step_s": clock() - ended_s,
+                }
+                ended_s = clock()
+                self._report(metrics, step=making.step)
+                if self._parts.stop.requested and self._complete.empty() and not self._ahead:
+                    return
+        finally:
+            gathering.cancel()
+            await asyncio.gather(gathering, return_exceptions=True)
+
+    async def _gather(self) -> None:
+        """Give each step its groups, and ask for its weights as soon as they are there."""
         parts = self._parts
         clock = asyncio.get_running_loop().time
-        while self._step < parts.steps and not parts.stop.requested:
-            started = clock()
-            self._phase = "sampling"
-            parts.player.counts.done = parts.player.counts.failed = 0
-            update, taken = self._update(self._step + 1), list[Taken]()
-            while (one := await parts.supply.next()) is not None:
-                taken.append(one)
-                update.add(one.played.prepared, counts=one.counts)
-                self._reporter.check()
-            if not any(one.counts for one in taken):
-                if not self._step and not taken:
-                    raise RunFailed("the environments gave no tasks at all")
-                parts.trackers.note(f"the tasks have run out after {self._step} steps")
-                return
-            sampled = clock()
-            self._phase = "training"
-            metrics = await self._advance(taken, update)
-            trained = clock()
-            metrics |= {
-                "time/sample_s": sampled - started,
-                "time/train_s": trained - sampled,
-                "time/step_s": clock() - started,
-            }
-            self._report(metrics, step=self._step)
+        try:
+            for step in range(self._step + 1, parts.steps + 1):
+                if parts.stop.requested:
+                    return
+                started = clock()
+                parts.player.counts.done = parts.player.counts.failed = 0
+                making = _Making(step, self._update(step))
+                self._making.append(making)
+                while (one := await parts.supply.next()) is not None:
+                    making.taken.append(one)
+                    making.update.add(one.played.prepared, counts=one.counts)
+                    self._reporter.check()
+                if not any(one.counts for one in making.taken):
+                    if step == 1 and not making.taken:
+                        raise RunFailed("the environments gave no tasks at all")
+                    parts.trackers.note(f"the tasks have run out after {step - 1} steps")
+                    return
+                making.complete_s = clock()
+                making.sample_s = making.complete_s - started
+                self._finish(making)
+                self._complete.put_nowait(making)
+        finally:
+            self._complete.put_nowait(None)
 
-    async def _advance(self, taken: Sequence[Taken], update: StepUpdate) -> dict[str, float]:
-        """Finish a step whose groups are there, and make its weights the newest."""
-        parts, step = self._parts, self._step + 1
-        learner = self._learner
-        update.finish()
-        save = self._save_due(step)
-        for one in taken:
+    def _finish(self, making: _Making) -> None:
+        making.update.finish()
+        if not self._recovering:
+            making.saving = self._parts.saver.ask_if_due(self._learner, making.step)
+
+    async def _advance(self, making: _Making) -> dict[str, float]:
+        """Make the weights of the next step, whose groups are there, the newest."""
+        parts, step = self._parts, making.step
+        for one in making.taken:
             parts.tasks.observe(one.played.prepared.group)
-        drawn = [(one.played.prepared.group.draw, one.counts) for one in taken]
+        drawn = [(one.played.prepared.group.draw, one.counts) for one in making.taken]
         written = parts.store.record_step(drawn, parts.tasks.state_dict())
-        metrics = await self._result(step, taken, update)
+        metrics = await self._result(making)
+        self._making.popleft()
         self._step = step  # the weights have moved, whether or not that can be written down
         await written
         parts.supply.trained(step)
-        if learner is not self._learner:  # it failed, and what it saves is not to be trusted
-            save = self._save_due(step)
-        if save is not None:
-            self._saving = asyncio.create_task(self._saved_later(self._saving, step, save))
+        if making.saving is not None:
+            parts.saver.record(step, making.saving)
         return metrics
 
-    async def _result(self, step: int, taken: Sequence[Taken], update: StepUpdate) -> dict[str, float]:
+    async def _result(self, making: _Making) -> dict[str, float]:
         """Wait for a step's weights; when the service fails, go back to the last checkpoint and take the steps anew."""
         for failures in range(_RECOVERIES_MAX + 1):
             try:
                 if failures:
-                    self._parts.trackers.note(f"going back to the last checkpoint, to take step {step} again")
-                    self._learner, self._learner_step = await self._parts.watch.call(
-                        lambda: self._parts.restore(step - 1), "loading weights", retry=True
-                    )
-                    await self._take_again(step - 1)
-                    update = self._update(step)
-                    for one in taken:
-                        update.add(one.played.prepared, counts=one.counts)
-                    update.finish()
-                return await self._taken(step, taken, update)
+                    self._parts.trackers.note(f"going back to the last checkpoint, to take step {making.step} again")
+                    await self._recover(making.step - 1)
+                return await self._taken(making.step, making.taken, making.update)
             except ServiceError as error:
                 if failures == _RECOVERIES_MAX or self._parts.watch.gone:
                     raise
                 self._parts.trackers.note(str(error))
         raise AssertionError("the last failure is raised")
 
+    async def _recover(self, upto: int) -> None:
+        """Make the weights of a step again, and ask anew for the steps behind it."""
+        self._recovering = True
+        for making in self._making:
+            making.update.withdraw()
+            making.saving = None
+        self._learner, self._learner_step = await self._parts.watch.call(
+            lambda: self._parts.restore(upto), "loading weights", retry=True
+        )
+        await self._take_again(upto)
+        await self._hand_over(upto)  # before anything is asked for that moves the weights again
+        self._recovering = False
+        for making in self._making:
+            making.update.submit_again(self._learner)
+            if making.update.finished:
+                making.saving = self._parts.saver.ask_if_due(self._learner, making.step)
+
     async def _taken(self, step: int, taken: Sequence[Taken], update: StepUpdate) -> dict[str, float]:
         """Wait for the weights of a step, and make them the newest."""
         groups = [one.played.prepared.group for one in taken]
         metrics = {**group_metrics(groups, prefix="env"), **batch_metrics(taken, version=step - 1)}
+        learner = self._learner
         result = await self._parts.watch.call(update.result, "training")
         if result is None:
             self._parts.trackers.note(f"step {step}: every group's rewards are equal, so there is nothing to learn")
-            self._newest = await self._relabelled(step)
-            self._making = None
+            await self._hand_over(step)
             return {**metrics, "optim/skipped": 1.0}
         sampler, done = result
-        self._newest = PatientSampler(sampler, self._parts.watch, step)
-        self._making = None
+        self._newest, self._newest_of = PatientSampler(sampler, self._parts.watch, step), learner
         agreement = await asyncio.to_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
         return {**metrics, "optim/skipped": 0.0, **agreement}
 
     async def _take_again(self, upto: int) -> None:
         """Take the steps up to `upto` again that were taken since the weights that were restored."""
         parts = self._parts
-        self._newest = None
         for step in range(self._learner_step + 1, upto + 1):
             parts.trackers.note(f"taking step {step} again, without sampling")
-            update, taken = self._update(step), list[Taken]()
+            update, taken = StepUpdate(self._learner, parts.recipe, version=step), list[Taken]()
             for kept in await parts.store.groups(step):
                 usable = int(kept.group.valid.sum()) >= parts.min_valid[kept.group.env]
                 taken.append(Taken(Played(parts.preparation.prepare(kept.group), usable), kept.counts))
@@ -305,16 +354,22 @@ class Loop:
             if not parts.store.has_metrics(step):
                 self._report(metrics, step=step)
 
-    async def _relabelled(self, step: int) -> Sampler:
-        """The newest weights, known as those of `step`."""
-        if isinstance(self._newest, PatientSampler):
-            return PatientSampler(self._newest.of, self._parts.watch, step)
-        sampler = await self._parts.watch.call(lambda: self._learner.sampler(step), "handing over weights", retry=True)
-        return PatientSampler(sampler, self._parts.watch, step)
+    async def _hand_over(self, step: int) -> None:
+        """Make the learner's weights, those of `step`, the newest."""
+        learner, watch = self._learner, self._parts.watch
+        if isinstance(self._newest, PatientSampler) and self._newest_of is learner:
+            sampler = self._newest.of
+        else:
+            sampler = await watch.call(lambda: learner.sampler(step), "handing over weights", retry=True)
+        self._newest, self._newest_of = PatientSampler(sampler, watch, step), learner
 
     def _update(self, step: int) -> StepUpdate:
-        self._making = StepUpdate(self._learner, self._parts.recipe, version=step)
-        return self._making
+        return StepUpdate(None if self._recovering else self._learner, self._parts.recipe, version=step)
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether the weights may be further than the step that is known."""
+        return any(making.update.stepped for making in self._making)
 
     def _report(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Report a step, once the evaluation of its weights is there, if one is due."""
@@ -328,41 +383,6 @@ class Loop:
             evaluation = asyncio.create_task(parts.evaluation.run(self.newest, rank=rank))
         self._reporter.add(step, metrics, evaluation)
 
-    def _save_due(self, step: int) -> Awaitable[tuple[str, str]] | None:
-        every = self._parts.checkpoints.every
-        return self._submit_save(step) if every and step % every == 0 else None
-
-    def _submit_save(self, step: int) -> Awaitable[tuple[str, str]]:
-        self._saves[step] += 1  # one that failed may have left its name behind
-        again = f"-{self._saves[step]}" if self._saves[step] > 1 else ""
-        return self._learner.save(f"step-{step:06d}{again}", ttl_s=self._ttl_s)
-
-    @property
-    def _ttl_s(self) -> int | None:
-        days = self._parts.checkpoints.ttl_days
-        return None if days is None else round(days * DAY_S)
-
-    async def _saved_later(
-        self, earlier: asyncio.Task[None] | None, step: int, save: Awaitable[tuple[str, str]]
-    ) -> None:
-        if earlier is not None:
-            await earlier
-        try:
-            self._record(step, *await self._parts.watch.call(lambda: save, "saving a checkpoint"))
-        except ServiceError as error:
-            self._parts.trackers.note(f"the checkpoint of step {step} could not be saved: {error}")
-
     async def _save(self) -> None:
-        """Save the weights as they are, unless they are saved."""
         self._phase = "saving"
-        if self._saving is not None:
-            await self._saving
-        if self._saved is None or self._saved.step != self._step:
-            saved = self._parts.watch.call(lambda: self._submit_save(self._step), "saving a checkpoint", retry=True)
-            self._record(self._step, *await saved)
-
-    def _record(self, step: int, state: str, sampler: str) -> None:
-        expires = None if self._ttl_s is None else time.time() + self._ttl_s
-        self._saved = Checkpoint(step, state, sampler, expires)
-        self._parts.store.add_checkpoint(self._saved)
-        self._parts.trackers.checkpoint(self._saved)
+        await self._parts.saver.save(self._learner, self._step)

@@ -59,23 +59,22 @@ class StepUpdate:
     """A step in the making.
 
     Args:
-        learner: takes the requests.
+        learner: takes the requests; without one they wait for `submit_again`.
         recipe: how a step is made.
         version: of the weights that it makes.
     """
 
-    def __init__(self, learner: Learner, recipe: Recipe, *, version: int) -> None:
-        self._learner = learner
+    def __init__(self, learner: Learner | None, recipe: Recipe, *, version: int) -> None:
         self._recipe = recipe
         self._version = version
-        self._counted = 0
-        self._substeps = 0
-        self._part: list[Datum] = []
-        self._data: list[Datum] = []
-        self._gradients: list[asyncio.Future[Gradient]] = []
-        self._fresh = False
-        self._steps: list[Awaitable[Mapping[str, float]]] = []
-        self._sampler: Awaitable[Sampler] | None = None
+        self._groups: list[Sequence[Datum]] = []
+        self._finished = False
+        self._begin(learner)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its groups are there."""
+        return self._finished
 
     @property
     def stepped(self) -> bool:
@@ -84,23 +83,26 @@ class StepUpdate:
 
     def add(self, prepared: Prepared, *, counts: bool) -> None:
         """One more group; one that does not count teaches nothing."""
-        if not counts:
-            return
-        self._counted += 1
-        self._part += prepared.data
-        share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
-        full = self._counted >= share and self._substeps < self._recipe.substeps - 1
-        if full or (self._recipe.streaming and (not self._gradients or self._gradients[-1].done())):
-            self._submit()
-        if full:
-            self._end_substep()
+        if counts:
+            self._groups.append(prepared.data)
+            self._include(prepared.data)
 
     def finish(self) -> None:
         """No more groups come: submit what is left, and ask for the new weights right behind it."""
-        self._submit()
-        self._end_substep()
-        if self._steps:
-            self._sampler = self._learner.sampler(self._version)
+        self._finished = True
+        self._end()
+
+    def withdraw(self) -> None:
+        """Ask the learner for nothing more, since it failed."""
+        self._learner = None
+
+    def submit_again(self, learner: Learner) -> None:
+        """Ask for everything anew, of weights that know nothing of this step."""
+        self._begin(learner)
+        for data in self._groups:
+            self._include(data)
+        if self._finished:
+            self._end()
 
     async def result(self) -> tuple[Sampler, Update] | None:
         """The sampler of the new weights, and what came of the step; None if there was nothing to train on.
@@ -120,8 +122,34 @@ class StepUpdate:
         }
         return await self._sampler, Update(tuple(self._data), logprobs, metrics)
 
+    def _begin(self, learner: Learner | None) -> None:
+        self._learner = learner
+        self._included = self._substeps = 0
+        self._part: list[Datum] = []
+        self._data: list[Datum] = []
+        self._gradients: list[asyncio.Future[Gradient]] = []
+        self._fresh = False
+        self._steps: list[Awaitable[Mapping[str, float]]] = []
+        self._sampler: Awaitable[Sampler] | None = None
+
+    def _include(self, data: Sequence[Datum]) -> None:
+        self._included += 1
+        self._part += data
+        share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
+        full = self._included >= share and self._substeps < self._recipe.substeps - 1
+        if full or (self._recipe.streaming and (not self._gradients or self._gradients[-1].done())):
+            self._submit()
+        if full:
+            self._end_substep()
+
+    def _end(self) -> None:
+        self._submit()
+        self._end_substep()
+        if self._steps and self._learner is not None:
+            self._sampler = self._learner.sampler(self._version)
+
     def _submit(self) -> None:
-        if not self._part:
+        if not self._part or self._learner is None:
             return
         gradient = asyncio.ensure_future(self._learner.gradient(self._part, self._recipe.loss))
         if self._recipe.streaming:
@@ -133,12 +161,12 @@ class StepUpdate:
 
     def _go_on(self, gradient: asyncio.Future[Gradient]) -> None:
         """Ask for the gradient of what has come meanwhile."""
-        if not gradient.cancelled() and gradient.exception() is None:
+        if not gradient.cancelled() and gradient.exception() is None and gradient in self._gradients:
             self._submit()
 
     def _end_substep(self) -> None:
         self._substeps += 1
-        if self._fresh:
+        if self._fresh and self._learner is not None:
             self._steps.append(self._learner.step(self._recipe.optimizer))
             self._fresh = False
 
