@@ -6,8 +6,10 @@
     assembly    from a group of 8 rollouts to the SDK's training data, advantages included, in tokens for each second;
                 both make the same data, which is checked
     memory      bytes that a rollout takes up for each of its tokens, while it waits to be trained on
-    rollouts    CPU for each rollout of a run, with everything that is logged by default, without what the simulated
-                service computes: 16 groups of 8 a step, one turn of 800 tokens, or four of 200 (`turns`)
+    rollouts    CPU for each rollout of a run, with everything that is logged by default: 16 groups of 8 a step, one
+                turn of 800 tokens, or four of 200 (`turns`). What the work itself computes is taken off: the same
+                rollouts as bare calls to the simulated service, with the environment and the event loop that they
+                need (`bare`), and what the service computes for training
     stall       the longest that one callback holds the event loop, in CPU, over steps of a million tokens: 16 groups
                 of 16, one turn of 3,900 tokens, without what the simulated service computes
     import      CPU and memory of importing the package
@@ -37,9 +39,11 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
+import workloads
 
 if TYPE_CHECKING:
     from tinker_cookbook.rl.types import TrajectoryGroup
+    from workloads import Workload
 
     from rlkit.types import Completion, Group, Prompt, Sampling
 
@@ -207,6 +211,38 @@ def disk() -> dict[str, float]:
         return {"rlkit": path.stat().st_size / (8 * GROUP_SIZE * 4 * (GIVEN + SAMPLED))}
 
 
+def bare_run(workload: Workload, log: Any) -> None:
+    """The rollouts of a run with nothing around them."""
+    from service import Client
+    from tinker import types
+
+    from rlkit.testing import World, run_virtual
+
+    params = types.SamplingParams(max_tokens=workloads.MAX_TOKENS)
+
+    async def play(sampler: Any, task: int) -> None:
+        tokens, turn, last = list(workloads.question(task).encode()), 1, 1
+        while True:
+            reply = (await sampler.sample(types.ModelInput.from_ints(tokens), 1, params)).sequences[0].tokens_np
+            if turn == 1:
+                last = workloads.turns(workload, reply)
+            await workloads.use_tool(workload, reply)
+            if turn == last:
+                workloads.reward(workload, task, reply)
+                return
+            tokens += [*reply.tolist(), *workloads.observation(turn)]
+            turn += 1
+
+    async def play_all() -> None:
+        trainer = await Client(World(), workload.latency, log).create_lora_training_client("simulated")
+        for step in range(workload.steps):
+            sampler = await trainer.save_weights_and_get_sampling_client()
+            tasks = range(step * workload.groups, (step + 1) * workload.groups)
+            await asyncio.gather(*(play(sampler, task) for task in tasks for _ in range(workload.group_size)))
+
+    run_virtual(play_all())
+
+
 def loop(side: str, what: str) -> dict[str, Any]:
     """One run on the simulated service: CPU for each rollout, the longest callback, and bytes that were logged."""
     from schedule import Run, cookbook_run, rlkit_run
@@ -235,7 +271,10 @@ def loop(side: str, what: str) -> dict[str, Any]:
             log.steps.clear()
             found.clear()
             began, directory = time.process_time(), Path(folder) / str(measured.steps)
-            (rlkit_run if side == "rlkit" else cookbook_run)(Run("measured", "sync"), directory, log=log)
+            if side == "bare":
+                bare_run(measured, log)
+            else:
+                (rlkit_run if side == "rlkit" else cookbook_run)(Run("measured", "sync"), directory, log=log)
             cpu_s = time.process_time() - began
     rollouts = workload.steps * workload.groups * workload.group_size
     return {**found, "ms": (cpu_s - log.cpu_s) / rollouts * 1e3, "simulation": log.cpu_s / rollouts * 1e3}
@@ -330,10 +369,11 @@ def main() -> None:
     runs = {
         f"{side}-{what}": [run_in_process(f"{side}-{what}") for _ in range(options.rounds)]
         for what in LOOPS
-        for side in SIDES
+        for side in (*SIDES, *(["bare"] if what != "stall" else []))
     }
     for what in ("single", "turns"):
-        ours, theirs = (min(run["ms"] for run in runs[f"{side}-{what}"]) for side in SIDES)
+        ours, theirs, bare = (min(run["ms"] for run in runs[f"{side}-{what}"]) for side in (*SIDES, "bare"))
+        ours, theirs = ours - bare, theirs - bare
         line(f"rollouts, {what}", ours, theirs, ours / theirs, 0.5, least=False, unit="ms")
     stalls = {side: min(runs[f"{side}-stall"], key=lambda run: run["stall_s"]) for side in SIDES}
     ours, theirs = (stalls[side]["stall_s"] * 1e3 for side in SIDES)

@@ -48,7 +48,7 @@ def play(env: Env, *, group_size: int = 4, retries: int = 2, timeout_s: float = 
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=chat)
     finished = list[Episode]()
 
-    async def record(task: Task, episode: Episode) -> None:
+    def record(task: Task, episode: Episode) -> None:
         finished.append(episode)
 
     player = Player(chat, {"e": settings}, seed=0, slots=Slots(max_live), record=record)

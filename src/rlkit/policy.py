@@ -226,6 +226,8 @@ class RecordingPolicy(Policy):
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
     ) -> Sampling:
         run = self._sampling
+        if max_tokens is None and temperature is None and stop is None:
+            return run
         if isinstance(stop, str):
             stop = (stop,)
         return replace(
@@ -250,7 +252,7 @@ class RecordingPolicy(Policy):
         forced: str | Sequence[int],
     ) -> _Tip:
         prefix = self._chat.encode(forced) if isinstance(forced, str) else np.asarray(forced, dtype=np.int32)
-        given = prompt + as_prompt(prefix)
+        given = prompt + as_prompt(prefix) if len(prefix) else prompt
         sampling = self._admit(given, sampling)
         seed = self._seed(self._asked)
         sampler = self._sampler() if self._asked else self._first()
@@ -259,11 +261,17 @@ class RecordingPolicy(Policy):
         started = clock()
         (completion,) = await sampler.sample(given, sampling, seed=seed)
         parent = self._parent(prompt)
+        tokens, logprobs = completion.tokens, completion.logprobs
+        sampled = np.ones(len(prefix) + len(tokens), np.bool_)
+        if len(prefix):
+            tokens = np.concatenate([prefix, tokens])
+            logprobs = np.concatenate([np.zeros(len(prefix), np.float32), logprobs])
+            sampled[: len(prefix)] = False
         turn = Turn(
             prompt=prompt if parent is None else prompt.after(len(parent.tokens)),
-            completion=np.concatenate([prefix, completion.tokens]),
-            logprobs=np.concatenate([np.zeros(len(prefix), np.float32), completion.logprobs]),
-            sampled=np.concatenate([np.zeros(len(prefix), np.bool_), np.ones(len(completion.tokens), np.bool_)]),
+            completion=tokens,
+            logprobs=logprobs,
+            sampled=sampled,
             stop=completion.stop,
             version=sampler.version,
             parent=None if parent is None else parent.index,
@@ -293,7 +301,7 @@ class RecordingPolicy(Policy):
         room = context - len(given)
         if room < 1:
             raise LimitReached(f"a prompt of {len(given)} tokens fills the context of {context}")
-        return replace(sampling, max_tokens=min(sampling.max_tokens, room))
+        return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 
     def _parent(self, prompt: Prompt) -> _Tip | None:
         fitting = [tip for tip in self._tips if len(tip.tokens) <= len(prompt) and prompt.starts_with(tip.tokens)]

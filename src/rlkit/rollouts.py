@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -64,7 +64,7 @@ class Counts:
     tokens: int = 0
 
 
-async def _nothing(task: Task, episode: Episode) -> None:
+def _nothing(task: Task, episode: Episode) -> None:
     pass
 
 
@@ -78,7 +78,7 @@ class Player:
         seed: of the run; each turn's own seed follows from it and from its place.
         slots: bounds the rollouts that play at once; tasks drawn earlier come first.
         purpose: names the random stream, so that evaluation does not repeat the draws of training.
-        record: given each episode as it ends, failed ones included, and awaited before the episode is used.
+        record: given each episode as it ends, failed ones included.
     """
 
     chat: ChatFormat
@@ -86,7 +86,7 @@ class Player:
     seed: int
     slots: Slots
     purpose: str = "train"
-    record: Callable[[Task, Episode], Awaitable[None]] = _nothing
+    record: Callable[[Task, Episode], None] = _nothing
     counts: Counts = field(default_factory=Counts)
 
     async def play(
@@ -152,7 +152,7 @@ class Player:
             finally:
                 self.counts.queued -= queued
             self.counts.tokens += episode.sampled_tokens
-            await self.record(group.task, episode)
+            self.record(group.task, episode)
             if episode.status != "failed":
                 self.counts.done += 1
                 return episode

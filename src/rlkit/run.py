@@ -175,6 +175,7 @@ class RLTrainer(Trainer):
 
         async def play(task: Task) -> Played:
             group = await player.play(task, lambda: loop.newest, known=known.get(task.draw, ()))
+            await store.sync()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
             return Played(preparation.prepare(group), enough)
 

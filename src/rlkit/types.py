@@ -113,15 +113,17 @@ class Prompt:
         return join([self, tail])
 
 
+_NO_TOKENS = np.empty(0, np.int32)
+
+
 def join(prompts: Sequence[Prompt]) -> Prompt:
     """Prompts one after another, copied once."""
-    starts = np.cumsum([0, *(len(prompt) for prompt in prompts)])
-    images = [
-        Image(image.start + int(start), image.length, image.data, image.format)
-        for prompt, start in zip(prompts, starts[:-1], strict=True)
-        for image in prompt.images
-    ]
-    return Prompt(np.concatenate([np.empty(0, np.int32), *(prompt.tokens for prompt in prompts)]), tuple(images))
+    images, start = list[Image](), 0
+    for prompt in prompts:
+        for image in prompt.images:
+            images.append(Image(image.start + start, image.length, image.data, image.format))
+        start += len(prompt)
+    return Prompt(np.concatenate([_NO_TOKENS, *(prompt.tokens for prompt in prompts)]), tuple(images))
 
 
 def as_prompt(tokens: Prompt | Sequence[int] | Tokens) -> Prompt:

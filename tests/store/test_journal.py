@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import errno
 import os
 from pathlib import Path, PurePosixPath
 
@@ -107,7 +107,9 @@ def test_what_json_cannot_hold_comes_back_as_text() -> None:
 def write(folder: Path, contents: list[bytes], *, segment: int = 1) -> None:
     async def run() -> None:
         journal = Journal(folder, segment=segment)
-        await asyncio.gather(*(journal.append(Kind.EPISODE, content) for content in contents))
+        for content in contents:
+            journal.append(Kind.EPISODE, content)
+        await asyncio.gather(journal.sync(), journal.sync())
         await journal.close()
 
     asyncio.run(run())
@@ -159,7 +161,8 @@ def test_a_step_ends_its_segment_and_old_segments_can_go(tmp_path: Path) -> None
         journal = Journal(tmp_path, segment=1)
         for step in (b"1", b"2", b"3"):
             journal.append(Kind.EPISODE, step)
-            await journal.append(Kind.STEP, step)
+            journal.append(Kind.STEP, step)
+            await journal.sync()
         assert [record.segment for record in records(tmp_path)] == [1, 1, 2, 2, 3, 3]
         journal.drop_through(2)
         await journal.close()
@@ -168,38 +171,56 @@ def test_a_step_ends_its_segment_and_old_segments_can_go(tmp_path: Path) -> None
     assert [number for number, _ in segments(tmp_path)] == [3, 4]
 
 
+def disk_full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
-        await journal.append(Kind.EPISODE, b"whole")
+        journal.append(Kind.EPISODE, b"whole")
         with monkeypatch.context() as broken:
-            broken.setattr(os, "fsync", full)
+            broken.setattr("rlkit.store.journal._write", disk_full)
             with pytest.raises(RunFailed, match="No space left on device; make room, then resume the run"):
-                await journal.append(Kind.EPISODE, b"lost")
+                journal.append(Kind.EPISODE, b"lost")
         with pytest.raises(RunFailed, match="No space left"):
-            await journal.append(Kind.EPISODE, b"late")
+            journal.append(Kind.EPISODE, b"late")
         await journal.close()
 
-    def full(file: int) -> None:
-        raise OSError(28, "No space left on device")
+    asyncio.run(run())
+    assert contents(tmp_path) == [b"whole"]
+
+
+def test_what_did_not_reach_the_disk_is_told_to_all_who_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> list[BaseException | None]:
+        journal = Journal(tmp_path, segment=1)
+        journal.append(Kind.EPISODE, b"whole")
+        await journal.sync()
+        journal.append(Kind.EPISODE, b"lost")
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", disk_full)
+            failures = await asyncio.gather(journal.sync(), journal.sync(), return_exceptions=True)
+        with pytest.raises(RunFailed, match="No space left"):  # though the disk has room again
+            await journal.sync()
+        await journal.close()
+        return failures
+
+    failures = asyncio.run(run())
+    assert [type(failure) for failure in failures] == [RunFailed, RunFailed]
+    assert "make room, then resume the run" in str(failures[0])
+
+
+def test_one_who_stops_waiting_does_not_stop_the_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        journal.append(Kind.EPISODE, b"one")
+        waiting = [asyncio.create_task(journal.sync()) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+        await waiting[1]
+        await journal.close()
 
     asyncio.run(run())
-    assert contents(tmp_path)[0] == b"whole"
-    assert b"late" not in contents(tmp_path)
-
-
-def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    words = (Path(__file__).parents[2] / "docs" / "design.md").read_text().split()
-    count, length = 32, 500
-
-    def turn() -> Turn:
-        tokens = (rng.zipf(1.3, length) % 50_000).astype(np.int32)  # as unevenly spread as those of a text
-        logprobs = -rng.exponential(0.5, length).astype(np.float32)
-        return Turn(Prompt(tokens[:50]), tokens, logprobs, np.ones(length, np.bool_), "stop", 3, seconds=1.0)
-
-    own = [Episode(i, 0, (turn(),), "completed", math.pi, {"right": 1.0}, {}, 1.0) for i in range(count)]
-    path = tmp_path / "episodes.parquet"
-    group = table.StepGroup(Group("env", "task", 0, tuple(own)), counts=True, attempts=own)
-    table.write(path, [group], decode=lambda tokens: " ".join(words[token % len(words)][:4] for token in tokens))
-    assert path.stat().st_size / (count * (length + 50)) <= 10
+    assert contents(tmp_path) == [b"one"]

@@ -197,18 +197,22 @@ class TinkerSampler(Sampler):
             ),
         )
         response = await _answered(future, "sampling")
-        return [
-            Completion(
-                tokens=np.asarray(sequence.tokens, np.int32),
-                logprobs=np.asarray(sequence.logprobs if sequence.logprobs is not None else [], np.float32),
-                stop=sequence.stop_reason,
-            )
-            for sequence in response.sequences
-        ]
+        return [_completion(sequence) for sequence in response.sequences]
+
+
+def _completion(sequence: types.SampledSequence) -> Completion:
+    # What came as an array stays one: the SDK would make a list of it first.
+    tokens = sequence.tokens if sequence.tokens_np is None else sequence.tokens_np
+    logprobs = sequence.logprobs if sequence.logprobs_np is None else sequence.logprobs_np
+    return Completion(
+        tokens=np.asarray(tokens, np.int32),
+        logprobs=np.asarray([] if logprobs is None else logprobs, np.float32),
+        stop=sequence.stop_reason,
+    )
 
 
 def _listed(tokens: Tokens) -> types.EncodedTextChunk:
-    return types.EncodedTextChunk(tokens=tokens.tolist())
+    return types.EncodedTextChunk.model_construct(tokens=tokens.tolist())  # they are numbers, and need no check
 
 
 def _packed(tokens: Tokens) -> types.EncodedTextChunk:

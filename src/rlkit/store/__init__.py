@@ -118,22 +118,34 @@ class RunStore:
         return history
 
     def record_draw(self, task: Task) -> None:
-        """A task was drawn. What is recorded later is not on the disk before this."""
+        """A task was drawn. What is recorded later is not on the disk before this.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
         name = str(getattr(task.env, "task_id", task.draw))
         self._draws[task.draw] = Draw(task.draw, task.name, name)
         self._drawn_in[task.draw] = self._step + 1
         record = {"draw": task.draw, "env": task.name, "task": name}
         self._writer.append(Kind.DRAW, codec.dump(record).encode())
 
-    async def record_episode(self, task: Task, episode: Episode) -> None:
-        """An episode ended; returns once it is on the disk.
+    def record_episode(self, task: Task, episode: Episode) -> None:
+        """An episode ended; the end of the process cannot undo that any more, and after `sync` nor can a power cut.
 
         Raises:
             RunFailed: it cannot be written.
         """
         self._attempts.setdefault(task.draw, []).append(episode)
         draw = task.draw.to_bytes(DRAW_BYTES, "little")
-        await self._writer.append(Kind.EPISODE, draw + codec.encode(episode))
+        self._writer.append(Kind.EPISODE, draw + codec.encode(episode))
+
+    async def sync(self) -> None:
+        """Return when all that was recorded is on the disk.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        await self._writer.sync()
 
     def record_step(self, groups: Sequence[tuple[int, bool]], state: Mapping[str, Json]) -> Awaitable[None]:
         """The groups of the next step are complete; await what comes back to know that this is on the disk.
@@ -150,11 +162,13 @@ class RunStore:
             del self._drawn_in[draw]
         listed = [{"draw": draw, "counts": counts} for draw, counts in groups]
         record = {"step": self._step, "groups": listed}
-        written = self._writer.append(Kind.STEP, codec.dump(record).encode())
+        self._writer.append(Kind.STEP, codec.dump(record).encode())
         oldest = min(self._drawn_in.values(), default=self._step + 1)
         self._keeping = asyncio.create_task(
             self._keep(self._keeping, self._step, kept, codec.dump(state), before=oldest)
         )
+        written = asyncio.create_task(self._writer.sync())
+        written.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         return written
 
     async def groups(self, step: int) -> Sequence[StepGroup]:

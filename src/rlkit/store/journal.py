@@ -1,7 +1,7 @@
 """The journal of a run: what happened, in order, durable before it counts.
 
-Invariant: a record that `append` has returned for survives a power cut; a record that was being written when the
-process died is recognised and dropped, and nothing that stands before it is lost.
+Invariant: a record survives the process once `append` has returned, and a power cut once `sync` has. A record that was
+being written when the process died is recognised and dropped, and nothing that stands before it is lost.
 
 A journal is a folder of segments, `000001.log`, `000002.log`, …: segment n holds what happened from the end of the
 batch of step n − 1 to the end of that of step n. A record is its length and its CRC-32, four bytes each and
@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -60,29 +60,52 @@ class Journal:
         self._folder = folder
         self._segment = segment
         folder.mkdir(parents=True, exist_ok=True)
+        self._begun = True
         self._file = self._opened(segment)
-        self._pending: list[tuple[bytes, Kind, asyncio.Future[None]]] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._full: list[BinaryIO] = []
+        self._written = self._synced = 0
+        self._syncing: asyncio.Task[None] | None = None
         self._broken: OSError | None = None
 
-    def append(self, kind: Kind, content: bytes) -> asyncio.Future[None]:
-        """Write a record; await what comes back to know that it is on the disk. Records keep their order.
+    def append(self, kind: Kind, content: bytes) -> None:
+        """Write a record, which outlives the process; `sync` puts it on the disk. Records keep their order.
 
         Raises:
-            RunFailed: when awaited: it cannot be written.
+            RunFailed: it cannot be written.
         """
-        durable = asyncio.get_running_loop().create_future()
-        durable.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        self._pending.append((content, kind, durable))
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write())
-        return durable
+        if self._broken is not None:  # after a torn record nothing can follow
+            raise self._failure(self._broken)
+        try:
+            _write(self._file, _framed(bytes([kind]) + content))
+            self._written += 1
+            if kind is Kind.STEP:
+                self._full.append(self._file)
+                self._segment += 1
+                self._file = self._opened(self._segment)
+        except OSError as error:
+            raise self._failure(error) from error
+
+    async def sync(self) -> None:
+        """Return when all that was appended is on the disk. Those who ask at the same time wait for the same.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        wanted = self._written
+        while self._synced < wanted:
+            if self._syncing is None:
+                self._syncing = asyncio.create_task(self._sync())
+                self._syncing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+            await asyncio.shield(self._syncing)
 
     async def close(self) -> None:
-        """Write what is waiting, and let go of the file."""
-        if self._writing is not None:
-            await self._writing
-        self._file.close()
+        """Put what was appended on the disk, if it can be, and let go of the files."""
+        try:
+            with suppress(RunFailed):  # whoever needed it there has waited for it
+                await self.sync()
+        finally:
+            for file in [*self._full, self._file]:
+                file.close()
 
     def drop_through(self, segment: int) -> None:
         """Delete the segments up to and including this one."""
@@ -90,63 +113,52 @@ class Journal:
             if number <= segment and number != self._segment:
                 path.unlink(missing_ok=True)
 
-    async def _write(self) -> None:
-        """Everything that waits goes to the disk together, as often as needed."""
-        loop = asyncio.get_running_loop()
+    async def _sync(self) -> None:
+        written, full, file = self._written, self._full, self._file
+        folder = self._folder if self._begun else None
+        self._full, self._begun = [], False
         try:
-            while self._pending:
-                batch, self._pending = self._pending, []
-                try:
-                    await loop.run_in_executor(None, self._commit, [(kind, content) for content, kind, _ in batch])
-                    failure = None
-                except OSError as error:
-                    self._broken = error
-                    failure = RunFailed(
-                        f"cannot write to {self._folder}: {error.strerror or error}; make room, then resume the run"
-                    )
-                for _, _, durable in batch:
-                    if durable.done():
-                        continue
-                    if failure is None:
-                        durable.set_result(None)
-                    else:
-                        durable.set_exception(failure)
+            if self._broken is not None:  # what the system failed to write it does not try to write again
+                raise self._broken
+            await asyncio.get_running_loop().run_in_executor(None, _sync, [*full, file], folder)
+            self._synced = written
+        except OSError as error:
+            raise self._failure(error) from error
         finally:
-            self._writing = None
+            self._syncing = None
+            for one in full:
+                one.close()
 
-    def _commit(self, batch: list[tuple[Kind, bytes]]) -> None:
-        if self._broken is not None:  # after a torn record nothing can follow
-            raise self._broken
-        for kind, content in batch:
-            self._file.write(_framed(bytes([kind]) + content))
-            if kind is Kind.STEP:
-                self._sync()
-                self._file.close()
-                self._segment += 1
-                self._file = self._opened(self._segment)
-        self._sync()
-
-    def _sync(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
+    def _failure(self, error: OSError) -> RunFailed:
+        self._broken = error
+        return RunFailed(f"cannot write to {self._folder}: {error.strerror or error}; make room, then resume the run")
 
     def _opened(self, segment: int) -> BinaryIO:
         path = self._folder / f"{segment:06d}.log"
         whole = sum(size for _, size in _frames(path)) if path.exists() else 0
         with ExitStack() as cleanup:
-            file = cleanup.enter_context(path.open("ab"))
+            file = cleanup.enter_context(path.open("ab", buffering=0))
             file.truncate(whole)
-            _sync_folder(self._folder)  # or the new file's name could be lost with the power
             cleanup.pop_all()
+        self._begun = True
         return file
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _write(file: BinaryIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _sync(files: Sequence[BinaryIO], folder: Path | None) -> None:
+    for file in files:
+        os.fsync(file.fileno())
+    if folder is not None:  # it holds a new file, whose name could be lost with the power
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def records(folder: Path) -> Iterator[Record]:
