@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +75,19 @@ class Simulation:
 
     def train(self, *, resume: bool = False, stop: rlkit.StopSignal | None = None) -> RunResult:
         """To the end."""
+        return run_virtual(self._timed(self._trainer(resume=resume, stop=stop)))
+
+    def train_until(self, seconds: float) -> None:
+        """To a point in time, and no further: the run is cancelled then."""
+
+        async def cancelled() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._timed(self._trainer(resume=False, stop=None))
+
+        run_virtual(cancelled())
+
+    def _trainer(self, *, resume: bool, stop: rlkit.StopSignal | None) -> RLTrainer:
         base: dict[str, object] = {
             "model": "simulated",
             "envs": {"words": {}},
@@ -81,7 +95,7 @@ class Simulation:
             "batch": {"groups": 2, "group_size": 3},
             "checkpoint": {"every": 2},
         }
-        trainer = RLTrainer(
+        return RLTrainer(
             load_config([], settings=base | dict(self.settings)),
             envs={"words": self.tasks},
             trackers=[self.ears],
@@ -92,13 +106,11 @@ class Simulation:
             chat=ByteChat(),
         )
 
-        async def timed() -> RunResult:
-            try:
-                return await trainer.train()
-            finally:
-                self.virtual_s = asyncio.get_running_loop().time()
-
-        return run_virtual(timed())
+    async def _timed(self, trainer: RLTrainer) -> RunResult:
+        try:
+            return await trainer.train()
+        finally:
+            self.virtual_s = asyncio.get_running_loop().time()
 
     def lines(self) -> list[dict[str, float]]:
         """metrics.jsonl."""

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
+import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.testing import Fault, World
+from rlkit.store import journal, lines
+from rlkit.testing import Fault, Latency, World
 from rlkit.testing.world import FaultKind
 
 from .simulation import Simulation, Word
@@ -97,6 +103,91 @@ def test_whichever_write_fails_the_run_can_be_gone_on_with(
         broken_at = 0
         run.train(resume=(run.directory / "run.json").exists())
         assert run.weights() == expected.weights(), number
+
+
+def test_a_step_is_one_only_once_its_record_is_on_the_disk(
+    clean: tuple[str, Simulation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule, expected = clean
+    real, syncs, broken_at = journal._sync, 0, 0
+
+    def sync(files: Sequence[BinaryIO], folder: Path | None) -> None:
+        nonlocal syncs
+        syncs += 1
+        if syncs == broken_at:
+            time.sleep(0.05)  # long enough for tables to be written, if anything wrote them
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(files, folder)
+
+    monkeypatch.setattr(journal, "_sync", sync)
+    simulation(tmp_path / "whole", schedule).train()
+    for number in range(1, syncs + 1):
+        syncs, broken_at = 0, number
+        run = simulation(tmp_path / f"{number}", schedule)
+        with suppress(rlkit.RunFailed):  # the last one may be that of closing, when everything is there
+            run.train()
+        broken_at = 0
+        run.train(resume=True)
+        assert run.weights() == expected.weights(), number
+        drawn = pd.read_parquet(run.directory / "episodes").groupby("draw").step.nunique()
+        assert (drawn == 1).all(), number
+
+
+class Talk(rlkit.StepEnv[None]):
+    max_turns = 5
+
+    def __init__(self, number: int) -> None:
+        self.task_id = f"task-{number}"
+
+    def reset(self) -> tuple[None, list[rlkit.Message]]:
+        return None, [{"role": "user", "content": self.task_id}]
+
+    async def step(self, state: None, reply: rlkit.Reply) -> rlkit.Step:
+        await asyncio.sleep(2)
+        return rlkit.Step([{"role": "user", "content": "more"}], reward=float(reply.text.count("e")))
+
+
+@pytest.mark.parametrize("staleness", ["paced", "strict"])
+@pytest.mark.parametrize("at", [2, 5])
+def test_rollouts_go_on_with_the_newest_weights_while_steps_are_taken_again(
+    staleness: str, at: int, tmp_path: Path
+) -> None:
+    schedule = {"mode": "async", "max_staleness": 2, "staleness": staleness}
+    settings = {"steps": 7, "schedule": schedule, "checkpoint": {"every": 0}}
+    tasks = [Talk(number) for number in range(40)]
+    faults = [Fault("500", call="gradient", at=at)]
+    run = Simulation(tmp_path / "run", World(faults=faults), Latency(load_s=20), settings=settings, tasks=tasks)
+    assert run.train().status == "completed"
+    episodes = pd.read_parquet(run.directory / "episodes")
+    assert (episodes.status != "failed").all()
+    assert episodes.draw.nunique() == 7 * 2
+    assert all(
+        turn["version"] <= step for step, turns in zip(episodes.step, episodes.turns, strict=True) for turn in turns
+    )
+    for turns in episodes.turns:
+        versions = [turn["version"] for turn in turns]
+        assert versions == sorted(versions)
+    if staleness == "strict":
+        assert max(line["batch/staleness/max"] for line in run.lines()) <= 2
+
+
+def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = lines.append, False
+
+    def append(path: Path, record: Mapping[str, rlkit.Json]) -> None:
+        nonlocal failed
+        if path.name == "checkpoints.jsonl" and not failed:
+            failed = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, record)
+
+    monkeypatch.setattr(lines, "append", append)
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 9, "checkpoint": {"every": 4}})
+    run.train()
+    assert run.ears.saved == [6, 8, 9]  # the fifth was asked for before the failure was known
+    assert any("the checkpoint of step 4 could not be saved: cannot write to" in note for note in run.ears.notes)
 
 
 def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:

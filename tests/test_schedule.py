@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,6 +143,21 @@ def test_groups_that_teach_nothing_are_replaced_until_the_step_is_full(
     assert all(counts == (draw % every == 0) for step in steps for draw, counts in step)
 
 
+@given(paces(replace=True), durations, st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 4))
+def test_with_a_limit_to_what_is_replaced_nothing_is_started_that_no_step_uses_and_nothing_is_older_than_it_may_be(
+    pace: Pace, seconds: list[float], teaches: list[bool], most: int
+) -> None:
+    pace = replace(pace, replaced_max=most)
+    plays = Plays(lambda draw: seconds[draw % len(seconds)], teaches=lambda draw: teaches[draw % len(teaches)])
+    steps = steps_of(pace, plays)
+    assert [sum(counts for _, counts in step) for step in steps] == [pace.groups] * pace.steps
+    assert plays.drawn == sum(len(step) for step in steps)
+    assert plays.cancelled == 0
+    if pace.in_order or not pace.max_staleness:
+        ages = [number - plays.began_with[draw] for number, step in enumerate(steps) for draw, _ in step]
+        assert max(ages) <= pace.max_staleness
+
+
 def test_past_the_limit_a_group_that_teaches_nothing_counts() -> None:
     pace = Pace(2, 3, replace=True, replaced_max=3)
     steps = steps_of(pace, Plays(lambda draw: 1.0, teaches=lambda draw: False))
@@ -153,6 +169,18 @@ def test_a_group_of_no_use_is_replaced_but_not_for_ever() -> None:
     assert [sum(counts for _, counts in step) for step in steps] == [2, 2]
     with pytest.raises(RunFailed, match="4 groups in a row had too many failed rollouts; the last: boom"):
         steps_of(Pace(2, 2), Plays(lambda draw: 1.0, usable=lambda draw: draw < 3))
+
+
+def test_no_more_is_started_where_what_is_ready_will_end_the_run() -> None:
+    async def run() -> int:
+        plays = Plays(lambda draw: 1.0, usable=lambda draw: False)
+        supply = Supply(Pace(2, 9, 3), draw=plays.draw, play=plays.play)
+        supply.trained(0)
+        await asyncio.sleep(1000)  # nobody asks for groups meanwhile
+        await supply.close()
+        return plays.drawn
+
+    assert run_virtual(run()) <= 16
 
 
 def test_a_paced_step_does_not_wait_for_a_slow_group_and_a_strict_one_does() -> None:

@@ -1,10 +1,16 @@
-"""Files that a reader never sees half written: a temporary neighbour, flushed to disk, then renamed over the target."""
+"""Files that a reader never sees half written.
+
+A whole file is written as a temporary neighbour, flushed to disk and renamed over the target; what is appended and
+fails is taken back.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -24,3 +30,16 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` for UTF-8 text."""
     write_bytes(path, text.encode())
+
+
+def append(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data` at the end of an unbuffered file, or nothing. It outlives the process, not a power cut."""
+    before = file.tell()
+    left = memoryview(data)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError:
+        with suppress(OSError):
+            file.truncate(before)
+        raise

@@ -52,6 +52,10 @@ class Reporter:
         self._flush()
         self.check()
 
+    def knows(self, step: int) -> bool:
+        """Whether a step is reported, or waits for that."""
+        return self._store.has_metrics(step) or any(report.step == step for report in self._pending)
+
     def check(self) -> None:
         """Raise what went wrong with a report, if anything did."""
         if self._failure is not None:

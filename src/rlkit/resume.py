@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
+from rlkit.rollouts import Earlier
 from rlkit.seeds import derive
 from rlkit.service import Learner, Service
 from rlkit.settings import pace
 from rlkit.sources import Mixture, Task
-from rlkit.store.history import Draw, History, StepRecord
+from rlkit.store.history import Draw, History, StepRecord, state_path
 from rlkit.trackers import Checkpoint
-from rlkit.types import Episode
 
 
 def drawn_again(history: History, tasks: Mixture) -> list[Task]:
@@ -27,16 +27,23 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     """
     if not history.since and not history.events:
         return []
-    tasks.load_state_dict(history.state)
+    try:
+        tasks.load_state_dict(history.state)
+    except Exception as error:  # a source may be the user's own
+        path = state_path(history.directory, history.since)
+        raise UsageError(f"{path}: the task sources cannot take it up: {type(error).__name__}: {error}") from error
     waiting = list[Task]()
     for event in history.events:
         match event:
             case Draw():
                 drawn = tasks.draw(1)
-                if not drawn or (drawn[0].draw, drawn[0].name) != (event.draw, event.env):
+                if not drawn or (drawn[0].draw, drawn[0].name, _name(drawn[0])) != (event.draw, event.env, event.task):
+                    if history.damaged:
+                        raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
+                    now = f"{_name(drawn[0])} of {drawn[0].name}" if drawn else "nothing"
                     raise UsageError(
-                        f"{history.directory}: draw {event.draw} was of {event.env} and is another one now; a run is "
-                        "resumed with the environments that it was started with"
+                        f"{history.directory}: draw {event.draw} was {event.task} of {event.env} and is {now} now; a "
+                        "run is resumed with the tasks that it was started with"
                     )
                 if event.draw in history.outstanding:
                     waiting.append(drawn[0])
@@ -46,13 +53,33 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     return waiting
 
 
-def reusable(history: History, draw: int, config: Config) -> Sequence[Episode]:
-    """The finished episodes of a task that are fresh enough to train on."""
-    episodes = history.attempts.get(draw, [])
-    if config.schedule.mode == "async" and config.schedule.staleness == "paced":
-        return episodes
-    oldest = history.step - pace(config).max_staleness
-    return [episode for episode in episodes if all(turn.version >= oldest for turn in episode.turns)]
+def _name(task: Task) -> str:
+    return str(getattr(task.env, "task_id", task.draw))
+
+
+def earlier(history: History, draw: int, config: Config, *, forgive: bool) -> Earlier:
+    """What was played of a task and is fresh enough to train on.
+
+    Args:
+        history: of the run.
+        draw: of the task.
+        config: says what is fresh enough.
+        forgive: play what failed again, as if for the first time.
+    """
+    recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)
+    last = {episode.member: episode for episode in recorded}
+    failed = sum(episode.status == "failed" for episode in recorded if episode is not last[episode.member])
+    paced = config.schedule.mode == "async" and config.schedule.staleness == "paced"
+    oldest = 0 if paced else history.step - pace(config).max_staleness
+    return Earlier(
+        episodes={
+            member: episode
+            for member, episode in last.items()
+            if all(turn.version >= oldest for turn in episode.turns) and not (forgive and episode.status == "failed")
+        },
+        attempts={member: episode.attempt + 1 for member, episode in last.items()},
+        failed=0 if forgive else failed,
+    )
 
 
 async def restored(

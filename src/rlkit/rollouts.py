@@ -10,7 +10,7 @@ import asyncio
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -68,6 +68,21 @@ def _nothing(task: Task, episode: Episode) -> None:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What was played of a group before the run was interrupted.
+
+    Args:
+        episodes: by member, what it has come to; only one that failed may be played again, within the budget.
+        attempts: by member, how often it was played.
+        failed: episodes that were played again because they failed.
+    """
+
+    episodes: Mapping[int, Episode] = field(default_factory=dict[int, Episode])
+    attempts: Mapping[int, int] = field(default_factory=dict[int, int])
+    failed: int = 0
+
+
 @dataclass(slots=True)
 class Player:
     """Plays groups.
@@ -94,7 +109,7 @@ class Player:
         task: Task,
         sampler: Callable[[], Sampler],
         *,
-        known: Sequence[Episode] = (),
+        earlier: Earlier = Earlier(),
         rank: int | None = None,
     ) -> Group:
         """Play one task `group_size` times.
@@ -105,7 +120,7 @@ class Player:
         Args:
             task: what to play.
             sampler: the newest weights, asked for at each turn.
-            known: episodes of this group that were played earlier; they are not played again.
+            earlier: what was played of it already.
             rank: the group's place in the queue for slots; by default its draw.
 
         Raises:
@@ -113,30 +128,22 @@ class Player:
             UsageError: the environment and the model do not fit together.
         """
         settings = self.settings[task.name]
-        earlier: dict[int, Episode] = {}
-        for episode in known:
-            if episode.member not in earlier or earlier[episode.member].attempt < episode.attempt:
-                earlier[episode.member] = episode
-        budget = _Budget(settings.max_failing_rollouts - sum(episode.attempt for episode in earlier.values()))
+        budget = _Budget(settings.max_failing_rollouts - earlier.failed)
         coalescer = Coalescer()
         group = _Playing(task, settings, sampler, coalescer, budget, task.draw if rank is None else rank)
         self.counts.queued += settings.group_size
         try:
-            episodes = await together(
-                self._member(group, member, earlier.get(member)) for member in range(settings.group_size)
-            )
+            episodes = await together(self._member(group, member, earlier) for member in range(settings.group_size))
         finally:
             coalescer.close()
         return Group(task.name, str(getattr(task.env, "task_id", task.draw)), task.draw, tuple(episodes))
 
-    async def _member(self, group: _Playing, member: int, earlier: Episode | None) -> Episode:
-        attempt, again = 0, False
-        if earlier is not None:
-            if earlier.status != "failed" or not group.budget.spend():
-                self.counts.queued -= 1
-                self.counts.done += 1
-                return earlier
-            attempt = earlier.attempt + 1
+    async def _member(self, group: _Playing, member: int, earlier: Earlier) -> Episode:
+        attempt, again = earlier.attempts.get(member, 0), False
+        if (last := earlier.episodes.get(member)) is not None and (last.status != "failed" or not group.budget.spend()):
+            self.counts.queued -= 1
+            self.counts.done += 1
+            return last
         while True:
             self.counts.queued += again
             queued = True

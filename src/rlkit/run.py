@@ -21,8 +21,8 @@ from rlkit.errors import UsageError, did_you_mean
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.losses import loss
 from rlkit.paths import runs_dir
-from rlkit.resume import drawn_again, restored, reusable
-from rlkit.rollouts import Player
+from rlkit.resume import drawn_again, earlier, restored
+from rlkit.rollouts import Earlier, Player
 from rlkit.saver import Saver
 from rlkit.schedule import Played, Supply
 from rlkit.seeds import derive
@@ -162,7 +162,7 @@ class RLTrainer(Trainer):
 
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
         # A step whose numbers were not written down is taken again for their sake.
-        measured = store.measured(history.step, first=0 if self._eval_tasks else 1)
+        measured = store.measured(history.step)
         weights = await watch.call(lambda: restore(measured), "starting a training session", retry=True)
         context = await service.context_tokens(config.model)  # known for sure once the model is loaded
         slots = Slots(config.rollouts.max_live)
@@ -171,10 +171,12 @@ class RLTrainer(Trainer):
         preparation = Preparation(
             self._estimators, self._loss.needs_every_sequence, config.batch.max_tokens, config.batch.too_long
         )
-        known = {draw: reusable(history, draw, config) for draw in history.outstanding}
+        known = {draw: earlier(history, draw, config, forgive=store.had_failed) for draw in history.outstanding}
+        for path in dict.fromkeys(history.damaged):
+            self._trackers.note(f"{path} is damaged; the episodes that it cannot give back are played again")
 
         async def play(task: Task) -> Played:
-            group = await player.play(task, lambda: loop.newest, known=known.get(task.draw, ()))
+            group = await player.play(task, lambda: loop.newest, earlier=known.get(task.draw, Earlier()))
             await store.sync()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
             return Played(preparation.prepare(group), enough)

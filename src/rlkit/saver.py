@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable
 
 from rlkit.config.schema import CheckpointConfig
-from rlkit.errors import ServiceError
+from rlkit.errors import RlkitError
 from rlkit.service import Learner
 from rlkit.service.watch import Watch
 from rlkit.store import RunStore
@@ -40,6 +40,7 @@ class Saver:
         self._trackers = trackers
         self._watch = watch
         self._asked = Counter[int]()
+        self._missed = False
         self._recording: asyncio.Task[None] | None = None
         self.newest: Checkpoint | None = None
         """The newest one of which the service still has the weights that the run goes on from."""
@@ -51,18 +52,20 @@ class Saver:
         return learner.save(f"step-{step:06d}{again}", ttl_s=self._ttl_s)
 
     def ask_if_due(self, learner: Learner, step: int) -> Saving | None:
-        """Likewise, if the step is one whose weights are kept."""
-        return self.ask(learner, step) if self._every and step % self._every == 0 else None
+        """Likewise, if the step is one whose weights are kept, or the last that was could not be saved."""
+        return self.ask(learner, step) if self._every and (step % self._every == 0 or self._missed) else None
 
     def record(self, step: int, saving: Saving) -> None:
         """Record a checkpoint once it is there; a failure is told and does no harm."""
+        self._missed = False
         self._recording = asyncio.create_task(self._record_later(self._recording, step, saving))
 
     async def save(self, learner: Learner, step: int) -> None:
         """Save the weights of a step, unless they are saved.
 
         Raises:
-            ServiceError: the service failed after retries.
+            RlkitError: the service failed after retries, or refused.
+            RunFailed: the checkpoint cannot be written down.
         """
         if self._recording is not None:
             await self._recording
@@ -80,7 +83,8 @@ class Saver:
             await earlier
         try:
             self._record(step, *await self._watch.call(lambda: saving, "saving a checkpoint"))
-        except ServiceError as error:
+        except RlkitError as error:
+            self._missed = True
             self._trackers.note(f"the checkpoint of step {step} could not be saved: {error}")
 
     def _record(self, step: int, state: str, sampler: str) -> None:

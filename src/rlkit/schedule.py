@@ -149,7 +149,7 @@ class Supply:
         self._taken += counts
         self._replaced += played.usable and replaced
         self._unusable = 0 if played.usable else self._unusable + 1
-        if self._unusable >= max(_UNUSABLE_STEPS * self._pace.groups, _UNUSABLE_MIN):
+        if self._unusable >= self._unusable_max:
             errors = (episode.error for episode in played.prepared.group.episodes if episode.error)
             raise RunFailed(f"{self._unusable} groups in a row had too many failed rollouts; the last: {next(errors)}")
         return Taken(played, counts)
@@ -170,7 +170,7 @@ class Supply:
     def _start(self) -> None:
         """Start tasks while there are steps that could use them."""
         most = self._pace.groups * min(self._trained + self._pace.max_staleness + 1, self._pace.steps)
-        while self._failure is None and self._positions() < most:
+        while self._failure is None and self._positions() < most and not self._hopeless():
             task = self._waiting.popleft() if self._waiting else None if self._exhausted else self._draw()
             if task is None:
                 self._exhausted = True
@@ -181,8 +181,19 @@ class Supply:
 
     def _positions(self) -> int:
         """Places in steps that are taken up, those of groups in play included."""
-        ready = sum(played.teaches if self._pace.replace else played.usable for played in self._ready.values())
-        return self._handed_out * self._pace.groups + self._taken + ready + len(self._in_play)
+        usable = [played for played in self._ready.values() if played.usable]
+        idle = sum(not played.teaches for played in usable)
+        # So many of them are replaced for sure; the others take up the places of groups that teach.
+        replaced = min(idle, self._pace.replaced_max - self._replaced) if self._pace.replace else 0
+        return self._handed_out * self._pace.groups + self._taken + len(usable) - replaced + len(self._in_play)
+
+    def _hopeless(self) -> bool:
+        """Whether what is ready will end the run, unless something better comes out of play."""
+        return self._unusable + sum(not played.usable for played in self._ready.values()) >= self._unusable_max
+
+    @property
+    def _unusable_max(self) -> int:
+        return max(_UNUSABLE_STEPS * self._pace.groups, _UNUSABLE_MIN)
 
     def _arrived(self, draw: int, playing: asyncio.Task[Played]) -> None:
         del self._in_play[draw]

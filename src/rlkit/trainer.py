@@ -28,6 +28,7 @@ from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.sources import Mixture
 from rlkit.store import RunStore
+from rlkit.store.history import Member
 from rlkit.trackers import Broadcast, Phase, Progress, RunResult
 from rlkit.update import Recipe, StepUpdate
 
@@ -136,14 +137,13 @@ class Loop:
         self._reporter = Reporter(parts.store, parts.trackers)
         self._started = time.monotonic()
         self._phase: Phase = "preparing"
-        self._newest: Sampler | None = None
-        self._newest_of: Learner | None = None
+        self._newest: PatientSampler | None = None
         self._making: deque[_Making] = deque()
         self._complete: asyncio.Queue[_Making | None] = asyncio.Queue()
         self._recovering = False
 
     @property
-    def newest(self) -> Sampler:
+    def newest(self) -> PatientSampler:
         """The newest weights.
 
         Raises:
@@ -211,10 +211,10 @@ class Loop:
         usable = [saved for saved in self._parts.store.checkpoints() if saved.step == self._learner_step]
         self._parts.saver.newest = usable[-1] if usable else None
         if self._learner_step == 0 and self._parts.evaluation.due(0, last=self._parts.steps):
-            await self._hand_over(0)
-            self._report({}, step=0)
-        await self._take_again(self._step)
-        await self._hand_over(self._step)
+            self._newest = await self._handed_over(0)
+            if self._parts.store.first_measured is None:  # an evaluation that is new to the run begins where it is
+                self._report({}, step=0, sampler=self._newest)
+        self._newest = await self._take_again(self._step, self._newest)
         self._parts.supply.trained(self._step)
 
     async def _train(self) -> None:
@@ -237,7 +237,7 @@ class Loop:
                     "time/step_s": clock() - ended_s,
                 }
                 ended_s = clock()
-                self._report(metrics, step=making.step)
+                self._report(metrics, step=making.step, sampler=self.newest)
                 if self._parts.stop.requested and self._complete.empty() and not self._ahead:
                     return
         finally:
@@ -280,10 +280,12 @@ class Loop:
     async def _advance(self, making: _Making) -> dict[str, float]:
         """Make the weights of the next step, whose groups are there, the newest."""
         parts, step = self._parts, making.step
+        members = list[Member]()
         for one in making.taken:
-            parts.tasks.observe(one.played.prepared.group)
-        drawn = [(one.played.prepared.group.draw, one.counts) for one in making.taken]
-        written = parts.store.record_step(drawn, parts.tasks.state_dict())
+            group = one.played.prepared.group
+            parts.tasks.observe(group)
+            members.append(Member(group.draw, one.counts, len(group.episodes)))
+        written = parts.store.record_step(members, parts.tasks.state_dict())
         metrics = await self._result(making)
         self._making.popleft()
         self._step = step  # the weights have moved, whether or not that can be written down
@@ -300,7 +302,8 @@ class Loop:
                 if failures:
                     self._parts.trackers.note(f"going back to the last checkpoint, to take step {making.step} again")
                     await self._recover(making.step - 1)
-                return await self._taken(making.step, making.taken, making.update)
+                self._newest, metrics = await self._taken(making.step, making.taken, making.update, self.newest)
+                return metrics
             except ServiceError as error:
                 if failures == _RECOVERIES_MAX or self._parts.watch.gone:
                     raise
@@ -316,31 +319,30 @@ class Loop:
         self._learner, self._learner_step = await self._parts.watch.call(
             lambda: self._parts.restore(upto), "loading weights", retry=True
         )
-        await self._take_again(upto)
-        await self._hand_over(upto)  # before anything is asked for that moves the weights again
+        self._newest = await self._take_again(upto, None)  # until then rollouts go on with what they have
         self._recovering = False
         for making in self._making:
             making.update.submit_again(self._learner)
             if making.update.finished:
                 making.saving = self._parts.saver.ask_if_due(self._learner, making.step)
 
-    async def _taken(self, step: int, taken: Sequence[Taken], update: StepUpdate) -> dict[str, float]:
-        """Wait for the weights of a step, and make them the newest."""
+    async def _taken(
+        self, step: int, taken: Sequence[Taken], update: StepUpdate, before: PatientSampler | None
+    ) -> tuple[PatientSampler, dict[str, float]]:
+        """Wait for the weights of a step; without anything to learn they are those of the step before."""
         groups = [one.played.prepared.group for one in taken]
         metrics = {**group_metrics(groups, prefix="env"), **batch_metrics(taken, version=step - 1)}
-        learner = self._learner
         result = await self._parts.watch.call(update.result, "training")
         if result is None:
             self._parts.trackers.note(f"step {step}: every group's rewards are equal, so there is nothing to learn")
-            await self._hand_over(step)
-            return {**metrics, "optim/skipped": 1.0}
+            same = before or await self._handed_over(step)
+            return PatientSampler(same.of, self._parts.watch, step), {**metrics, "optim/skipped": 1.0}
         sampler, done = result
-        self._newest, self._newest_of = PatientSampler(sampler, self._parts.watch, step), learner
         agreement = await asyncio.to_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
-        return {**metrics, "optim/skipped": 0.0, **agreement}
+        return PatientSampler(sampler, self._parts.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}
 
-    async def _take_again(self, upto: int) -> None:
-        """Take the steps up to `upto` again that were taken since the weights that were restored."""
+    async def _take_again(self, upto: int, newest: PatientSampler | None) -> PatientSampler:
+        """Take the steps up to `upto` again, from the weights that were restored, which `newest` has if it is there."""
         parts = self._parts
         for step in range(self._learner_step + 1, upto + 1):
             parts.trackers.note(f"taking step {step} again, without sampling")
@@ -350,18 +352,16 @@ class Loop:
                 taken.append(Taken(Played(parts.preparation.prepare(kept.group), usable), kept.counts))
                 update.add(taken[-1].played.prepared, counts=kept.counts)
             update.finish()
-            metrics = await self._taken(step, taken, update)
-            if not parts.store.has_metrics(step):
-                self._report(metrics, step=step)
+            newest, metrics = await self._taken(step, taken, update, newest)
+            if not self._reporter.knows(step):
+                self._report(metrics, step=step, sampler=newest)
+        return newest or await self._handed_over(upto)
 
-    async def _hand_over(self, step: int) -> None:
-        """Make the learner's weights, those of `step`, the newest."""
+    async def _handed_over(self, step: int) -> PatientSampler:
+        """A sampler of the learner's weights, which are those of `step`."""
         learner, watch = self._learner, self._parts.watch
-        if isinstance(self._newest, PatientSampler) and self._newest_of is learner:
-            sampler = self._newest.of
-        else:
-            sampler = await watch.call(lambda: learner.sampler(step), "handing over weights", retry=True)
-        self._newest, self._newest_of = PatientSampler(sampler, watch, step), learner
+        sampler = await watch.call(lambda: learner.sampler(step), "handing over weights", retry=True)
+        return PatientSampler(sampler, watch, step)
 
     def _update(self, step: int) -> StepUpdate:
         return StepUpdate(None if self._recovering else self._learner, self._parts.recipe, version=step)
@@ -371,7 +371,7 @@ class Loop:
         """Whether the weights may be further than the step that is known."""
         return any(making.update.stepped for making in self._making)
 
-    def _report(self, metrics: Mapping[str, float], *, step: int) -> None:
+    def _report(self, metrics: Mapping[str, float], *, step: int, sampler: Sampler) -> None:
         """Report a step, once the evaluation of its weights is there, if one is due."""
         parts = self._parts
         due = parts.evaluation.due(step, last=parts.steps) and not parts.store.has_metrics(step)
@@ -380,7 +380,7 @@ class Loop:
             if step in (0, parts.steps):
                 self._phase = "evaluating"
             rank = parts.tasks.drawn + parts.recipe.groups  # before the groups of the steps after the next
-            evaluation = asyncio.create_task(parts.evaluation.run(self.newest, rank=rank))
+            evaluation = asyncio.create_task(parts.evaluation.run(sampler, rank=rank))
         self._reporter.add(step, metrics, evaluation)
 
     async def _save(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.store.history import table_path
+from rlkit.store.history import load, table_path
+from rlkit.store.journal import segments
 from rlkit.testing import Latency, World
 from tests.simulation import Simulation, Word
 
@@ -107,15 +109,140 @@ def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> Non
     assert [line["step"] for line in run.lines()] == [1, 2]
 
 
+def stopped(directory: Path, *, at_s: float, tasks: Sequence[rlkit.Env], **settings: object) -> Simulation:
+    """A run that was cancelled in the middle of things, at a time."""
+    run = Simulation(directory, World(), settings=settings, tasks=tasks)
+    run.train_until(at_s)
+    return run
+
+
+def finished(run: Simulation) -> dict[int, list[tuple[int, int]]]:
+    """By draw, the members and attempts of the tasks that no step has got."""
+    history = load(run.directory)
+    return {draw: [(e.member, e.attempt) for e in history.attempts.get(draw, [])] for draw in history.outstanding}
+
+
 def test_other_tasks_than_before_are_refused(tmp_path: Path) -> None:
-    run = whole(tmp_path / "run", steps=2, schedule={"mode": "async"})
-    stop = rlkit.StopSignal()
-    run.settings = {"steps": 9, "schedule": {"mode": "async"}}
-    run.ears.step = lambda step, metrics: stop.request()  # type: ignore[method-assign]  a test listens in
-    run.train(resume=True, stop=stop)
+    run = stopped(tmp_path / "run", at_s=12, tasks=[Slow(number) for number in range(9)], steps=2)
     run.tasks = run.tasks[:0]
     with pytest.raises(rlkit.UsageError, match="there are no tasks"):
         run.train(resume=True)
+    run.tasks = [Slow(number) for number in range(100, 109)]
+    with pytest.raises(rlkit.UsageError, match=r"draw 0 was task-\d of words and is task-10\d of words now"):
+        run.train(resume=True)
+
+
+class Uneven(Word):
+    """Takes as long as its reply; what a class variable says breaks."""
+
+    broken = False
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        text = (await policy.chat([{"role": "user", "content": self.task_id}])).text
+        await asyncio.sleep(5 * len(text))
+        if self.broken and len(text) % 4 == 0:
+            raise RuntimeError("the sandbox is down")
+        return float(text.count("e"))
+
+
+class Broken(Uneven):
+    broken = True
+
+
+def test_a_run_that_rollouts_ended_plays_them_again_once_that_is_mended(tmp_path: Path) -> None:
+    class Down(Word):
+        down = True
+
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            if self.down:
+                raise RuntimeError("the sandbox is down")
+            return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
+
+    run = Simulation(tmp_path / "run", World(), tasks=[Down(number) for number in range(9)])
+    for _ in range(2):  # the second time nothing is mended yet
+        with pytest.raises(rlkit.RunFailed, match="the sandbox is down"):
+            run.train(resume=(run.directory / "run.json").exists() and bool(finished(run)))
+    Down.down = False
+    assert run.train(resume=True).status == "completed"
+    episodes = pd.read_parquet(run.directory / "episodes")
+    assert not episodes.duplicated(["draw", "member", "attempt"]).any()
+
+
+@pytest.mark.parametrize("size", [2, 6])
+def test_a_group_has_the_size_that_it_was_trained_with_however_often_its_step_is_taken(
+    size: int, tmp_path: Path
+) -> None:
+    tasks = [Uneven(number) for number in range(9)]
+    run = stopped(tmp_path / "run", at_s=90, tasks=tasks, batch={"groups": 2, "group_size": 4})
+    assert max(map(len, finished(run).values())) > 2
+    run.settings = {"batch": {"groups": 2, "group_size": size}}
+    run.train(resume=True)
+    first = run.lines()
+    assert {line["env/all/episodes"] for line in first} == {2.0 * size}
+    run.world.checkpoints.clear()
+    (run.directory / "metrics.jsonl").unlink()
+    run.train(resume=True)
+    trained = ("env/all/reward/mean", "service/weights")
+    assert [[line.get(name) for name in trained] for line in run.lines()] == [
+        [line.get(name) for name in trained] for line in first
+    ]
+
+
+def test_what_is_too_old_for_another_schedule_is_played_again_under_a_number_of_its_own(tmp_path: Path) -> None:
+    tasks = [Broken(number) for number in range(9)]
+    ahead = {"mode": "async", "max_staleness": 3}
+    run = stopped(
+        tmp_path / "run", at_s=190, tasks=tasks, schedule=ahead, steps=4, batch={"groups": 2, "group_size": 4}
+    )
+    run.tasks = [Uneven(number) for number in range(9)]
+    run.settings = {"steps": 4, "batch": {"groups": 2, "group_size": 4}}
+    run.train(resume=True)
+    first = run.weights()
+    episodes = pd.read_parquet(run.directory / "episodes")
+    assert not episodes.duplicated(["draw", "member", "attempt"]).any()
+    assert episodes.attempt.max() > 1
+    assert max(line["batch/staleness/max"] for line in run.lines()[-1:]) == 0
+    run.world.checkpoints.clear()
+    (run.directory / "metrics.jsonl").unlink()
+    run.train(resume=True)
+    assert run.weights() == first
+
+
+def test_an_evaluation_that_is_new_to_a_run_does_not_take_it_again_from_the_start(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=6)
+    gradients = run.world.calls["gradient"]
+    run.settings = {"steps": 7, "eval": {"envs": {"held_out": {"env": f"{__file__}:SLOW", "tasks": 2}}}}
+    run.train(resume=True)
+    assert run.world.calls["gradient"] == gradients + 1
+    assert [line["step"] for line in run.lines()] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_damaged_record_is_told_and_what_it_held_is_played_again(tmp_path: Path) -> None:
+    tasks = [Uneven(number) for number in range(9)]
+    run = stopped(tmp_path / "run", at_s=90, tasks=tasks, batch={"groups": 2, "group_size": 8})
+    known, samples = sum(map(len, finished(run).values())), run.world.calls["samples"]
+    path = run.directory / "journal" / "000001.log"
+    data = bytearray(path.read_bytes())
+    starts = [0]
+    while starts[-1] < len(data):
+        starts.append(starts[-1] + 8 + int.from_bytes(data[starts[-1] : starts[-1] + 4], "little"))
+    data[starts[-4] + 20] ^= 1
+    path.write_bytes(data)
+    assert sum(map(len, finished(run).values())) == known - 1
+    run.settings = {"batch": {"groups": 2, "group_size": 8}, "steps": 1}
+    run.train(resume=True)
+    assert any("000001.log is damaged" in note for note in run.ears.notes)
+    assert run.world.calls["samples"] - samples == 2 * 8 - known + 1
+
+
+def test_a_segment_that_outlived_the_end_of_the_one_before_is_left_out(tmp_path: Path) -> None:
+    expected = whole(tmp_path / "whole", steps=3)
+    run = stopped(tmp_path / "run", at_s=1e6, tasks=expected.tasks, steps=1)
+    (end,) = [path for number, path in segments(run.directory / "journal") if number == 2]
+    end.with_name("000003.log").write_bytes(b"")  # a power cut: the record that ends the second never got there
+    run.settings = {"steps": 3}
+    run.train(resume=True)
+    assert run.weights() == expected.weights()
 
 
 @pytest.mark.parametrize(

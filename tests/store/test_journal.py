@@ -144,9 +144,23 @@ def test_a_bit_that_flips_is_noticed(tmp_path_factory: pytest.TempPathFactory, p
     data = bytearray(path.read_bytes())
     data[place % len(data)] ^= 1
     path.write_bytes(data)
-    found = contents(folder)
-    assert found == [b"first", b"second", b"third"][: len(found)]
+    found, damaged = contents(folder), list[Path]()
+    list(records(folder, damaged=damaged.append))
+    assert found == [content for content in (b"first", b"second", b"third") if content in found]
     assert len(found) < 3
+    assert found != [b"second", b"third"] or damaged == [path]
+
+
+def test_a_damaged_record_does_not_take_those_behind_it_along(tmp_path: Path) -> None:
+    write(tmp_path, [b"first", b"second", b"third"])
+    (path,) = [path for _, path in segments(tmp_path)]
+    data = bytearray(path.read_bytes())
+    data[12] ^= 1  # in the first record's content
+    path.write_bytes(data)
+    write(tmp_path, [b"fourth"])
+    damaged = list[Path]()
+    assert [record.content for record in records(tmp_path, damaged=damaged.append)] == [b"second", b"third", b"fourth"]
+    assert damaged == [path]
 
 
 def test_zeros_at_the_end_are_no_record(tmp_path: Path) -> None:
@@ -180,7 +194,7 @@ def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, mo
         journal = Journal(tmp_path, segment=1)
         journal.append(Kind.EPISODE, b"whole")
         with monkeypatch.context() as broken:
-            broken.setattr("rlkit.store.journal._write", disk_full)
+            broken.setattr("rlkit.atomic.append", disk_full)
             with pytest.raises(RunFailed, match="No space left on device; make room, then resume the run"):
                 journal.append(Kind.EPISODE, b"lost")
         with pytest.raises(RunFailed, match="No space left"):

@@ -10,24 +10,24 @@ import asyncio
 import fcntl
 import json
 import math
-import os
 import platform
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO, cast
+from typing import Any, Literal, Self, TextIO
 
 from rlkit import atomic
 from rlkit.config import Resolved, show_lines
 from rlkit.errors import RunFailed, UsageError
 from rlkit.sources import Task
-from rlkit.store import codec, table
+from rlkit.store import codec, lines, table
 from rlkit.store.history import (
     DRAW_BYTES,
     Draw,
     History,
+    Member,
     load,
     read_groups,
     state_path,
@@ -61,12 +61,16 @@ class RunStore:
 
     def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
         self.directory = directory
+        self.had_failed = False
+        """Whether the run that goes on had come to a bad end."""
         if resume and not holds_run(directory):
             raise UsageError(f"{directory} holds no run to resume")
         self._lock = _locked(directory)
         try:
             self._about = self._begun(resolved, resume=resume)
-            self._measured = {int(line["step"]) for line in self._lines("metrics.jsonl")}
+            self._measured = {
+                _step(directory / "metrics.jsonl", line) for line in lines.read(directory / "metrics.jsonl")
+            }
         except BaseException:
             self._lock.close()
             raise
@@ -147,28 +151,27 @@ class RunStore:
         """
         await self._writer.sync()
 
-    def record_step(self, groups: Sequence[tuple[int, bool]], state: Mapping[str, Json]) -> Awaitable[None]:
+    def record_step(self, groups: Sequence[Member], state: Mapping[str, Json]) -> Awaitable[None]:
         """The groups of the next step are complete; await what comes back to know that this is on the disk.
 
         Their table, and the state of the task sources, are written behind the run's back.
 
         Args:
-            groups: draws in the order in which the step takes them, and whether each is one of the step's own.
+            groups: in the order in which the step takes them.
             state: of the task sources, after they were told of these groups.
         """
         self._step += 1
-        kept = [step_group(self._draws.pop(draw), self._attempts.pop(draw, []), counts) for draw, counts in groups]
-        for draw, _ in groups:
-            del self._drawn_in[draw]
-        listed = [{"draw": draw, "counts": counts} for draw, counts in groups]
-        record = {"step": self._step, "groups": listed}
+        kept = [step_group(self._draws.pop(one.draw), self._attempts.pop(one.draw, []), one) for one in groups]
+        for one in groups:
+            del self._drawn_in[one.draw]
+        record = {"step": self._step, "groups": [asdict(one) for one in groups]}
         self._writer.append(Kind.STEP, codec.dump(record).encode())
-        oldest = min(self._drawn_in.values(), default=self._step + 1)
-        self._keeping = asyncio.create_task(
-            self._keep(self._keeping, self._step, kept, codec.dump(state), before=oldest)
-        )
         written = asyncio.create_task(self._writer.sync())
         written.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        oldest = min(self._drawn_in.values(), default=self._step + 1)
+        self._keeping = asyncio.create_task(
+            self._keep(self._keeping, written, self._step, kept, codec.dump(state), before=oldest)
+        )
         return written
 
     async def groups(self, step: int) -> Sequence[StepGroup]:
@@ -193,7 +196,11 @@ class RunStore:
             self._journal = None
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite."""
+        """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
         written = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._append("metrics.jsonl", {"step": step, **written})
         self._measured.add(step)
@@ -202,18 +209,28 @@ class RunStore:
         """Whether a step's line is written."""
         return step in self._measured
 
-    def measured(self, step: int, *, first: int) -> int:
-        """The last step up to `step` before which, counted from `first`, no line is missing; 0 for none."""
-        gaps = (number for number in range(first, step + 1) if number not in self._measured)
+    @property
+    def first_measured(self) -> int | None:
+        """The first step whose line is written."""
+        return min(self._measured, default=None)
+
+    def measured(self, step: int) -> int:
+        """The last step up to `step` before which no line is missing; 0 for none."""
+        gaps = (number for number in range(self.first_measured or 0, step + 1) if number not in self._measured)
         return max(next(gaps, step + 1) - 1, 0)
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """One line of checkpoints.jsonl."""
+        """One line of checkpoints.jsonl.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
         self._append("checkpoints.jsonl", asdict(checkpoint))
 
     def checkpoints(self) -> list[Checkpoint]:
         """All that were written, oldest first, whether or not the service still has them."""
-        return [Checkpoint(**line) for line in self._lines("checkpoints.jsonl")]
+        path = self.directory / "checkpoints.jsonl"
+        return [_checkpoint(path, line) for line in lines.read(path)]
 
     @property
     def _writer(self) -> Journal:
@@ -224,6 +241,7 @@ class RunStore:
     async def _keep(
         self,
         earlier: asyncio.Task[None] | None,
+        written: asyncio.Task[None],
         step: int,
         groups: Sequence[StepGroup],
         state: str,
@@ -232,15 +250,14 @@ class RunStore:
     ) -> None:
         if earlier is not None:
             await earlier
+        await asyncio.shield(written)  # a step is a step once its record says so
         loop = asyncio.get_running_loop()
         try:
             path = table_path(self.directory, step)
             await loop.run_in_executor(None, lambda: table.write(path, groups, decode=self._decode))
             await loop.run_in_executor(None, atomic.write_text, state_path(self.directory, step), state)
         except OSError as error:
-            raise RunFailed(
-                f"cannot write to {self.directory}: {error.strerror or error}; make room, then resume the run"
-            ) from error
+            raise self._unwritable(error) from error
         # What was drawn in segment n is drawn again from the state after step n − 1.
         needed = max(kept for kept in states(self.directory) if kept < before)
         for kept in states(self.directory):
@@ -248,12 +265,22 @@ class RunStore:
                 state_path(self.directory, kept).unlink(missing_ok=True)
         self._writer.drop_through(needed)
 
+    def _append(self, name: str, record: Mapping[str, Json]) -> None:
+        try:
+            lines.append(self.directory / name, record)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> RunFailed:
+        return RunFailed(f"cannot write to {self.directory}: {error.strerror or error}; make room, then resume the run")
+
     def _begun(self, resolved: Resolved, *, resume: bool) -> dict[str, Json]:
         directory = self.directory
         held = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
         held = held or any(_finished(record) for record in records(directory / "journal"))
         if resume:
-            about: dict[str, Json] = _object(directory / "run.json", (directory / "run.json").read_text())
+            about: dict[str, Json] = lines.read_object(directory / "run.json")
+            self.had_failed = about.get("status") == "failed"
             if about.get("format") != FORMAT_VERSION:
                 raise UsageError(
                     f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
@@ -265,7 +292,7 @@ class RunStore:
                 if value != before:
                     raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
             for name in ("metrics.jsonl", "checkpoints.jsonl"):
-                _mend(directory / name)
+                lines.mend(directory / name)
         elif held:
             raise UsageError(f"{directory} already holds a run: resume it (--resume), or choose another name (--name)")
         else:
@@ -285,39 +312,19 @@ class RunStore:
         self.set_status("running")
         return self._about
 
-    def _append(self, name: str, record: Mapping[str, Json]) -> None:
-        with (self.directory / name).open("a") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
 
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        path = self.directory / name
-        return [_object(path, line) for line in path.read_text().splitlines()] if path.exists() else []
+def _step(path: Path, line: Mapping[str, Any]) -> int:
+    if not isinstance(step := line.get("step"), int):
+        raise UsageError(f"{path} is damaged: a line has no step")
+    return step
 
 
-def _object(path: Path, text: str) -> dict[str, Any]:
-    """A JSON object that rlkit wrote into a file.
-
-    Raises:
-        UsageError: it is none any more.
-    """
-    try:
-        found = json.loads(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UsageError(f"{path} is damaged: {text[:40]!r} is no JSON object")
-    return cast("dict[str, Any]", found)
-
-
-def _mend(path: Path) -> None:
-    """Drop a last line that was not finished."""
-    if path.exists():
-        text = path.read_text()
-        whole = text[: text.rfind("\n") + 1]
-        if whole != text:
-            atomic.write_text(path, whole)
+def _checkpoint(path: Path, line: Mapping[str, Any]) -> Checkpoint:
+    match line:
+        case {"step": int(step), "state": str(state), "sampler": str(sampler), "expires": float() | None as expires}:
+            return Checkpoint(step, state, sampler, expires)
+        case _:
+            raise UsageError(f"{path} is damaged: a line is no checkpoint")
 
 
 def _identity(resolved: Resolved) -> dict[str, Json]:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from rlkit.errors import UsageError
-from rlkit.store import codec, table
-from rlkit.store.journal import Kind, Record, records
+from rlkit.store import codec, lines, table
+from rlkit.store.journal import Kind, Record, records, segments
 from rlkit.types import Episode, Group, Json
 
 DRAW_BYTES = 8
@@ -26,12 +26,20 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """A group as a member of a step; see `StepGroup.counts`. It holds the episodes of `size` rollouts."""
+
+    draw: int
+    counts: bool
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The groups of a step were complete: draws, in the order in which the step takes them; see `StepGroup.counts`."""
+    """The groups of a step were complete; they stand in the order in which the step takes them."""
 
     step: int
-    draws: Sequence[int]
-    counts: Sequence[bool]
+    groups: Sequence[Member]
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +56,7 @@ class History:
         attempts: the episodes in the journal, by draw.
         steps: the steps in the journal.
         draws: the draws in the journal.
+        damaged: files of the journal with records that cannot be read.
     """
 
     directory: Path
@@ -59,6 +68,7 @@ class History:
     attempts: dict[int, list[Episode]] = field(default_factory=dict[int, list[Episode]])
     steps: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])
     draws: dict[int, Draw] = field(default_factory=dict[int, Draw])
+    damaged: list[Path] = field(default_factory=list[Path])
 
     def groups(self, step: int) -> Sequence[table.StepGroup]:
         """The groups of a step, from its table or from the journal.
@@ -72,8 +82,7 @@ class History:
         record = self.steps.get(step)
         if record is None:
             raise UsageError(f"{self.directory}: the episodes of step {step} are gone; the run cannot be resumed")
-        pairs = zip(record.draws, record.counts, strict=True)
-        return [step_group(self.draws[draw], self.attempts.get(draw, []), counts) for draw, counts in pairs]
+        return [step_group(self.draws[one.draw], self.attempts.get(one.draw, []), one) for one in record.groups]
 
 
 def read_groups(path: Path) -> Sequence[table.StepGroup]:
@@ -100,46 +109,58 @@ def state_path(directory: Path, step: int) -> Path:
 
 def states(directory: Path) -> list[int]:
     """The steps whose state is kept."""
-    return sorted(int(path.stem.partition("=")[2]) for path in (directory / "state").glob("step=*.json"))
+    numbers = (path.stem.partition("=")[2] for path in (directory / "state").glob("step=*.json"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def step_group(draw: Draw, attempts: Sequence[Episode], counts: bool) -> table.StepGroup:
-    """A group of a step from all its attempts: of each member, the last one is the group's own."""
+def step_group(draw: Draw, attempts: Sequence[Episode], member: Member) -> table.StepGroup:
+    """A group of a step from all its attempts: of each rollout, the last one is the group's own."""
     final = {episode.member: episode for episode in sorted(attempts, key=lambda episode: episode.attempt)}
-    episodes = tuple(final[member] for member in sorted(final))
-    return table.StepGroup(Group(draw.env, draw.task, draw.draw, episodes), counts, attempts)
+    episodes = tuple(final[number] for number in sorted(final) if number < member.size)
+    return table.StepGroup(Group(draw.env, draw.task, draw.draw, episodes), member.counts, attempts)
 
 
 def load(directory: Path) -> History:
     """Everything that is needed to go on.
 
     Raises:
-        UsageError: the directory's files do not belong together.
+        UsageError: the directory's files do not belong together, or are damaged where that matters.
     """
     history = History(directory)
-    found: list[tuple[int, Draw | StepRecord]] = []
-    for record in records(directory / "journal"):
-        event = _event(record, history)
-        if event is not None:
-            found.append((record.segment, event))
+    steps = _steps_begun(directory, history.damaged)
+    read = ((record.segment, _event(record, history)) for record in records(directory / "journal"))
+    found = [(segment, event) for segment, event in read if event is not None and segment <= steps]
     drawn_in = {event.draw: segment for segment, event in found if isinstance(event, Draw)}
     history.draws = {event.draw: event for _, event in found if isinstance(event, Draw)}
     history.steps = {event.step: event for _, event in found if isinstance(event, StepRecord)}
-    tables = [int(path.name.partition("=")[2]) for path in (directory / "episodes").glob("step=*")]
-    history.step = max([0, *history.steps, *tables])
-    trained = {draw for record in history.steps.values() for draw in record.draws}
+    history.step = max(history.steps, default=max(0, steps - 1))
+    trained = {group.draw for record in history.steps.values() for group in record.groups}
     history.outstanding = {draw: event for draw, event in history.draws.items() if draw not in trained}
     earliest = min((drawn_in[draw] for draw in history.outstanding), default=history.step + 1)
     usable = [step for step in states(directory) if step <= history.step and step < earliest]
     if not usable:
         raise UsageError(f"{directory}: no state of the task sources is left; the run cannot be resumed")
     history.since = usable[-1]
-    try:
-        history.state = json.loads(state_path(directory, history.since).read_text())
-    except ValueError as error:
-        raise UsageError(f"{state_path(directory, history.since)} is damaged: {error}") from error
+    history.state = lines.read_object(state_path(directory, history.since))
     history.events = [event for segment, event in found if segment > history.since]
     return history
+
+
+def _steps_begun(directory: Path, damaged: list[Path]) -> int:
+    """The step that the run was at: the last segment whose forerunners all tell what their steps were made of.
+
+    A segment can outlive the end of the one before it only in a power cut, before anything in it was on the disk for
+    sure; it is left out.
+    """
+    folder = directory / "journal"
+    ended = {record.segment for record in records(folder, damaged=damaged.append) if record.kind is Kind.STEP}
+    numbers = [number for number, _ in segments(folder)]
+    for number, path in segments(folder)[:-1]:
+        if number not in ended:
+            if path in damaged:
+                raise UsageError(f"{path} is damaged where it says what step {number} is made of")
+            return number
+    return max(numbers, default=0)
 
 
 def _event(record: Record, history: History) -> Draw | StepRecord | None:
@@ -149,9 +170,8 @@ def _event(record: Record, history: History) -> Draw | StepRecord | None:
             return Draw(content["draw"], content["env"], content["task"])
         case Kind.STEP:
             content = json.loads(record.content)
-            groups = cast("list[dict[str, Json]]", content["groups"])
-            draws = [cast("int", group["draw"]) for group in groups]
-            return StepRecord(content["step"], draws, [bool(group["counts"]) for group in groups])
+            groups = cast("list[dict[str, Any]]", content["groups"])
+            return StepRecord(content["step"], [Member(**group) for group in groups])
         case Kind.EPISODE:
             draw = int.from_bytes(record.content[:DRAW_BYTES], "little")
             history.attempts.setdefault(draw, []).append(codec.decode(record.content[DRAW_BYTES:]))

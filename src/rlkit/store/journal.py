@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,6 +22,7 @@ from typing import BinaryIO
 
 import zstandard
 
+from rlkit import atomic
 from rlkit.errors import RunFailed
 
 _LEVEL = 3
@@ -53,13 +54,16 @@ class Journal:
 
     Args:
         folder: of the segments.
-        segment: to write to; what stands in it already is kept, but for a torn end.
+        segment: to write to; what stands in it already is kept, but for a torn end. Later ones are deleted.
     """
 
     def __init__(self, folder: Path, *, segment: int) -> None:
         self._folder = folder
         self._segment = segment
         folder.mkdir(parents=True, exist_ok=True)
+        for number, path in segments(folder):
+            if number > segment:
+                path.unlink()
         self._begun = True
         self._file = self._opened(segment)
         self._full: list[BinaryIO] = []
@@ -76,7 +80,7 @@ class Journal:
         if self._broken is not None:  # after a torn record nothing can follow
             raise self._failure(self._broken)
         try:
-            _write(self._file, _framed(bytes([kind]) + content))
+            atomic.append(self._file, _framed(bytes([kind]) + content))
             self._written += 1
             if kind is Kind.STEP:
                 self._full.append(self._file)
@@ -144,12 +148,6 @@ class Journal:
         return file
 
 
-def _write(file: BinaryIO, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[file.write(left) :]
-
-
 def _sync(files: Sequence[BinaryIO], folder: Path | None) -> None:
     for file in files:
         os.fsync(file.fileno())
@@ -161,11 +159,19 @@ def _sync(files: Sequence[BinaryIO], folder: Path | None) -> None:
             os.close(descriptor)
 
 
-def records(folder: Path) -> Iterator[Record]:
-    """Every whole record, in order."""
+def records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:
+    """Every whole record, in order.
+
+    Args:
+        folder: of the segments.
+        damaged: told of a segment that holds a record which cannot be read and is left out.
+    """
     for number, path in segments(folder):
         for content, _ in _frames(path):
-            yield Record(number, Kind(content[0]), content[1:])
+            if content is None:
+                damaged(path)
+            else:
+                yield Record(number, Kind(content[0]), content[1:])
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
@@ -180,13 +186,17 @@ def _framed(content: bytes) -> bytes:
     return len(packed).to_bytes(4, "little") + zlib.crc32(packed).to_bytes(4, "little") + packed
 
 
-def _frames(path: Path) -> Iterator[tuple[bytes, int]]:
-    """The whole records of a segment, each with the bytes that it takes up."""
+def _frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
+    """The records of a segment, each with the bytes that it takes up; None for one that is damaged.
+
+    What ends the file and is not whole was being written when the process or the machine died, and is no record.
+    """
     decompressor = zstandard.ZstdDecompressor()
     with path.open("rb") as file:
         while len(prefix := file.read(_PREFIX_BYTES)) == _PREFIX_BYTES:
             size, crc = (int.from_bytes(part, "little") for part in (prefix[:4], prefix[4:]))
             packed = file.read(size)
-            if not size or len(packed) < size or zlib.crc32(packed) != crc:
+            whole = zlib.crc32(packed) == crc
+            if not size or len(packed) < size or (not whole and not file.peek(1)):
                 return
-            yield decompressor.decompress(packed), _PREFIX_BYTES + size
+            yield decompressor.decompress(packed) if whole else None, _PREFIX_BYTES + size

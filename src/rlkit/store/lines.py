@@ -1,0 +1,68 @@
+"""Files of JSON objects, one a line.
+
+Invariant: a line is on the disk once `append` has returned; one that was being written when the process died can be
+unfinished, and `mend` drops it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from rlkit import atomic
+from rlkit.errors import UsageError
+from rlkit.types import Json
+
+
+def append(path: Path, record: Mapping[str, Json]) -> None:
+    """Write one more line."""
+    with path.open("ab", buffering=0) as file:
+        atomic.append(file, (json.dumps(record) + "\n").encode())
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All lines; none if there is no such file.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    return [_object(path, line) for line in _text(path).splitlines()] if path.exists() else []
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The one object that a file holds.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    return _object(path, _text(path))
+
+
+def mend(path: Path) -> None:
+    """Drop a last line that was not finished."""
+    if path.exists():
+        text = _text(path)
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            atomic.write_text(path, whole)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is damaged: {error}") from error
+
+
+def _object(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{path} is damaged: {text[:40]!r} is no JSON object")
+    return cast("dict[str, Any]", found)
