@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 import rlkit
 from rlkit.store.history import table_path
+from rlkit.store.journal import Journal, segments
 from rlkit.testing import Latency, World
 from tests.simulation import Simulation, Word
 
@@ -105,6 +107,32 @@ def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> Non
     run.train(resume=True)
     assert run.world.calls["samples"] == samples
     assert [line["step"] for line in run.lines()] == [1, 2]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("left", ["its table", "half its table"])
+def test_a_step_whose_record_was_torn_is_taken_from_its_table_or_anew(
+    left: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The table is written beside the journal: a run may die with the one on the disk, and not the other.
+    schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
+    expected = whole(tmp_path / "whole", steps=4, schedule=schedule)
+    with monkeypatch.context() as dying:
+        dying.setattr(Journal, "drop_through", lambda self, segment: None)  # type: ignore[misc]  it is not reached
+        run = whole(tmp_path / "run", steps=3, schedule=schedule)
+    (path,) = [path for number, path in segments(run.directory / "journal") if number == 3]
+    os.truncate(path, path.stat().st_size - 1)
+    (run.directory / "state" / "step=000003.json").unlink()
+    for name in ("metrics.jsonl", "checkpoints.jsonl"):
+        lines = (run.directory / name).read_text().splitlines(keepends=True)
+        (run.directory / name).write_text("".join(line for line in lines if json.loads(line)["step"] < 3))
+    if left == "half its table":
+        table_path(run.directory, 3).rename(table_path(run.directory, 3).with_name(".episodes.parquet.1.tmp"))
+    run.settings = {"steps": 4, "schedule": schedule}
+    run.train(resume=True)
+    assert run.weights() == expected.weights()
+    assert run.world.calls["samples"] == expected.world.calls["samples"]
+    assert not list(run.directory.rglob("*.tmp"))
 
 
 def test_other_tasks_than_before_are_refused(tmp_path: Path) -> None:

@@ -252,6 +252,8 @@ class RunStore:
                     raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
             for name in ("metrics.jsonl", "checkpoints.jsonl"):
                 _mend(directory / name)
+            for half in directory.rglob(".*.tmp"):  # nobody else is writing
+                half.unlink(missing_ok=True)
         elif held:
             raise UsageError(f"{directory} already holds a run: resume it (--resume), or choose another name (--name)")
         else:

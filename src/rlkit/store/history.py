@@ -10,7 +10,7 @@ from typing import cast
 
 from rlkit.errors import UsageError
 from rlkit.store import codec, table
-from rlkit.store.journal import Kind, Record, records
+from rlkit.store.journal import Kind, Record, records, segments
 from rlkit.types import Episode, Group, Json
 
 DRAW_BYTES = 8
@@ -125,8 +125,14 @@ def load(directory: Path) -> History:
     drawn_in = {event.draw: segment for segment, event in found if isinstance(event, Draw)}
     history.draws = {event.draw: event for _, event in found if isinstance(event, Draw)}
     history.steps = {event.step: event for _, event in found if isinstance(event, StepRecord)}
-    tables = [int(path.name.partition("=")[2]) for path in (directory / "episodes").glob("step=*")]
+    tables = [int(path.parent.name.partition("=")[2]) for path in directory.glob("episodes/step=*/episodes.parquet")]
     history.step = max([0, *history.steps, *tables])
+    held = {number for number, _ in segments(directory / "journal")}
+    for step in sorted(held.intersection(tables).difference(history.steps)):  # the record is torn, the table is whole
+        groups = history.groups(step)
+        record = StepRecord(step, [one.group.draw for one in groups], [one.counts for one in groups])
+        history.steps[step] = record
+        found.insert(sum(segment <= step for segment, _ in found), (step, record))
     trained = {draw for record in history.steps.values() for draw in record.draws}
     history.outstanding = {draw: event for draw, event in history.draws.items() if draw not in trained}
     earliest = min((drawn_in[draw] for draw in history.outstanding), default=history.step + 1)
