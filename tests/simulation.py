@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rlkit
+from rlkit.chat import ChatFormat
 from rlkit.config import load_config
 from rlkit.run import RLTrainer
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World, run_virtual
@@ -62,6 +63,7 @@ class Simulation:
         world: of the service.
         settings: over the defaults of these tests.
         tasks: by default 40 of `Word`.
+        chat: the model's format.
     """
 
     directory: Path
@@ -69,6 +71,7 @@ class Simulation:
     latency: Latency = field(default_factory=Latency)
     settings: Mapping[str, object] = field(default_factory=dict)
     tasks: Sequence[rlkit.Env] = field(default_factory=lambda: [Word(number) for number in range(40)])
+    chat: ChatFormat = field(default_factory=ByteChat)
     ears: Ears = field(default_factory=Ears)
     virtual_s: float = 0.0
 
@@ -89,7 +92,7 @@ class Simulation:
             directory=self.directory,
             resume=resume,
             service=SimulatedTinker(world=self.world, latency=self.latency),
-            chat=ByteChat(),
+            chat=self.chat,
         )
 
         async def timed() -> RunResult:
