@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,8 @@ class Simulation:
     chat: ChatFormat = field(default_factory=ByteChat)
     ears: Ears = field(default_factory=Ears)
     virtual_s: float = 0.0
+    cancel: Callable[[], object] | None = None
+    """Cancels the run, from any thread, while there is one."""
 
     def train(self, *, resume: bool = False, stop: rlkit.StopSignal | None = None) -> RunResult:
         """To the end."""
@@ -96,10 +98,14 @@ class Simulation:
         )
 
         async def timed() -> RunResult:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
             try:
                 return await trainer.train()
             finally:
-                self.virtual_s = asyncio.get_running_loop().time()
+                self.cancel = None
+                self.virtual_s = loop.time()
 
         return run_virtual(timed())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import threading
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -186,6 +187,34 @@ def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, mo
     asyncio.run(run())
     assert contents(tmp_path)[0] == b"whole"
     assert b"late" not in contents(tmp_path)
+
+
+def test_closing_waits_for_what_is_being_written_although_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, slow = os.fsync, threading.Event()
+
+    def fsync(file: int) -> None:
+        slow.wait(10)
+        real(file)
+
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        monkeypatch.setattr(os, "fsync", fsync)
+        written = journal.append(Kind.STEP, b"slow")  # it opens the next segment, too
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(journal.close())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        slow.set()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert written.done()
+
+    asyncio.run(run())  # a file that is left open would be a warning
+    assert contents(tmp_path) == [b"slow"]
 
 
 def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:

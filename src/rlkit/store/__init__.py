@@ -174,9 +174,11 @@ class RunStore:
     async def close(self) -> None:
         """Write what is left, and stop writing."""
         if self._journal is not None:
-            await asyncio.gather(self.settle(), return_exceptions=True)
-            await self._journal.close()
-            self._journal = None
+            try:
+                await asyncio.gather(self.settle(), return_exceptions=True)
+            finally:
+                journal, self._journal = self._journal, None
+                await journal.close()
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite."""

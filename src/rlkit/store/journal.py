@@ -79,10 +79,16 @@ class Journal:
         return durable
 
     async def close(self) -> None:
-        """Write what is waiting, and let go of the file."""
-        if self._writing is not None:
-            await self._writing
+        """Write what is waiting, and let go of the file; a cancellation must wait for that."""
+        cancelled: asyncio.CancelledError | None = None
+        while self._writing is not None and not self._writing.done():
+            try:
+                await asyncio.wait([self._writing])
+            except asyncio.CancelledError as error:
+                cancelled = error
         self._file.close()
+        if cancelled is not None:
+            raise cancelled
 
     def drop_through(self, segment: int) -> None:
         """Delete the segments up to and including this one."""
