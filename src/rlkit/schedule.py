@@ -108,6 +108,7 @@ class Supply:
         self._exhausted = False
         self._arrival = asyncio.Event()
         self._failure: BaseException | None = None
+        self._closed = False
 
     @property
     def exhausted(self) -> bool:
@@ -137,6 +138,7 @@ class Supply:
 
     async def close(self) -> None:
         """Stop playing."""
+        self._closed = True
         tasks = list(self._in_play.values())
         for task in tasks:
             task.cancel()
@@ -148,7 +150,7 @@ class Supply:
         self._taken += counts
         self._replaced += played.usable and replaced
         self._unusable = 0 if played.usable else self._unusable + 1
-        if self._unusable >= max(_UNUSABLE_STEPS * self._pace.groups, _UNUSABLE_MIN):
+        if self._unusable >= self._unusable_max:
             errors = (episode.error for episode in played.prepared.group.episodes if episode.error)
             raise RunFailed(f"{self._unusable} groups in a row had too many failed rollouts; the last: {next(errors)}")
         return Taken(played, counts)
@@ -169,7 +171,9 @@ class Supply:
     def _start(self) -> None:
         """Start tasks while there are steps that could use them."""
         most = self._pace.groups * min(self._trained + self._pace.max_staleness + 1, self._pace.steps)
-        while self._failure is None and self._positions() < most:
+        while self._failure is None and not self._closed and self._positions() < most:
+            if sum(not played.usable for played in self._ready.values()) >= self._unusable_max:
+                return  # they are about to end the run; more of them would be played for nothing
             task = self._waiting.popleft() if self._waiting else None if self._exhausted else self._draw()
             if task is None:
                 self._exhausted = True
@@ -177,6 +181,10 @@ class Supply:
             playing = asyncio.create_task(self._play(task), name=f"group {task.draw}")
             self._in_play[task.draw] = playing
             playing.add_done_callback(partial(self._arrived, task.draw))
+
+    @property
+    def _unusable_max(self) -> int:
+        return max(_UNUSABLE_STEPS * self._pace.groups, _UNUSABLE_MIN)
 
     def _positions(self) -> int:
         """Places in steps that are taken up, those of groups in play included."""
