@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import rlkit
+from rlkit.chat import ChatFormat
 from rlkit.config import load_config
 from rlkit.run import RLTrainer
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World, run_virtual
@@ -63,6 +64,7 @@ class Simulation:
         world: of the service.
         settings: over the defaults of these tests.
         tasks: by default 40 of `Word`.
+        chat: the model's format.
     """
 
     directory: Path
@@ -70,8 +72,11 @@ class Simulation:
     latency: Latency = field(default_factory=Latency)
     settings: Mapping[str, object] = field(default_factory=dict)
     tasks: Sequence[rlkit.Env] = field(default_factory=lambda: [Word(number) for number in range(40)])
+    chat: ChatFormat = field(default_factory=ByteChat)
     ears: Ears = field(default_factory=Ears)
     virtual_s: float = 0.0
+    cancel: Callable[[], object] | None = None
+    """Cancels the run, from any thread, while there is one."""
 
     def train(self, *, resume: bool = False, stop: rlkit.StopSignal | None = None) -> RunResult:
         """To the end."""
@@ -103,14 +108,18 @@ class Simulation:
             directory=self.directory,
             resume=resume,
             service=SimulatedTinker(world=self.world, latency=self.latency),
-            chat=ByteChat(),
+            chat=self.chat,
         )
 
     async def _timed(self, trainer: RLTrainer) -> RunResult:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
         try:
             return await trainer.train()
         finally:
-            self.virtual_s = asyncio.get_running_loop().time()
+            self.cancel = None
+            self.virtual_s = loop.time()
 
     def lines(self) -> list[dict[str, float]]:
         """metrics.jsonl."""

@@ -1,26 +1,29 @@
 """What an environment returned, checked.
 
-Invariant: an outcome that passes holds finite numbers only.
+Invariant: an outcome that passes holds finite numbers only, and what it says for people is JSON, so that it is the same
+in memory as it is when it is read back.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
 
 from rlkit.errors import RewardError
-from rlkit.types import Outcome
+from rlkit.types import Json, Outcome
+
+_DEPTH_MAX = 32
 
 
 def as_outcome(result: object) -> Outcome:
     """The outcome that a rollout returned; a bare number is one.
 
     Raises:
-        RewardError: it is neither, or a reward or metric is not a finite number.
+        RewardError: it is neither, a reward or metric is not a finite number, or `metrics` or `info` is no mapping.
     """
     outcome = result if isinstance(result, Outcome) else None
     reward = outcome.reward if outcome else result
@@ -31,7 +34,7 @@ def as_outcome(result: object) -> Outcome:
         raise RewardError(f"the environment returned the reward {value}; rewards must be finite")
     if outcome is None:
         return Outcome(value)
-    return Outcome(value, _numbers(outcome.metrics), outcome.info, outcome.truncated)
+    return Outcome(value, _numbers(outcome.metrics), _information(outcome.info), outcome.truncated)
 
 
 def _numbers(metrics: object) -> Mapping[str, float]:
@@ -46,6 +49,35 @@ def _numbers(metrics: object) -> Mapping[str, float]:
             )
         checked[str(name)] = number
     return checked
+
+
+def _information(info: object) -> Mapping[str, Json]:
+    if not isinstance(info, Mapping):
+        raise RewardError(f"the environment returned the info {_shown(info)}; info maps names to anything")
+    return {_text(name): _json(value) for name, value in cast("Mapping[object, object]", info).items()}
+
+
+def _json(value: object, depth: int = 0) -> Json:
+    """The value as JSON; what JSON cannot hold becomes its `repr`."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return float(value)
+        case np.generic() if not isinstance(value, float):
+            plain = cast("object", value.item())
+            return str(cast("object", plain)) if isinstance(plain, np.generic) else _json(plain, depth)
+        case Mapping() if depth < _DEPTH_MAX:
+            items = cast("Mapping[object, object]", value).items()
+            return {_text(name): _json(inner, depth + 1) for name, inner in items}
+        case list() | tuple() if depth < _DEPTH_MAX:
+            return [_json(inner, depth + 1) for inner in cast("Sequence[object]", value)]
+        case _:
+            return repr(value)
+
+
+def _text(name: object) -> str:
+    return name if isinstance(name, str) else repr(name)
 
 
 def _real(value: object) -> float | None:

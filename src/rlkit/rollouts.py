@@ -285,4 +285,5 @@ def _describe(error: BaseException) -> str:
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {error}{where}"
+    said = f"{type(error).__name__}: {error}{where}"
+    return said.encode(errors="backslashreplace").decode()  # a lone surrogate can be written nowhere

@@ -108,6 +108,7 @@ class Supply:
         self._exhausted = False
         self._arrival = asyncio.Event()
         self._failure: BaseException | None = None
+        self._closed = False
 
     @property
     def exhausted(self) -> bool:
@@ -138,6 +139,7 @@ class Supply:
 
     async def close(self) -> None:
         """Stop playing."""
+        self._closed = True
         tasks = list(self._in_play.values())
         for task in tasks:
             task.cancel()
@@ -170,7 +172,7 @@ class Supply:
     def _start(self) -> None:
         """Start tasks while there are steps that could use them."""
         most = self._pace.groups * min(self._trained + self._pace.max_staleness + 1, self._pace.steps)
-        while self._failure is None and self._positions() < most and not self._hopeless():
+        while self._failure is None and not self._closed and self._positions() < most and not self._hopeless():
             task = self._waiting.popleft() if self._waiting else None if self._exhausted else self._draw()
             if task is None:
                 self._exhausted = True

@@ -5,7 +5,9 @@ Invariant: the order of tasks is a function of the seed and of what `observe` wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
 
@@ -113,10 +115,8 @@ class Mixture:
         tasks = list[Task]()
         while len(tasks) < count and (names := [name for name in self._sources if name not in self._exhausted]):
             name = self._choose(names)
-            try:
+            with _blamed(name):
                 env = self._sources[name].next()
-            except Exception as error:  # the user's own code
-                raise EnvironmentFault(f"the task source of {name} failed: {type(error).__name__}: {error}") from error
             if env is None:
                 self._exhausted.add(name)
                 continue
@@ -126,22 +126,28 @@ class Mixture:
 
     def observe(self, group: Group) -> None:
         """Pass a finished group on to its source."""
-        self._sources[group.env].observe(group)
+        with _blamed(group.env):
+            self._sources[group.env].observe(group)
 
     def state_dict(self) -> Mapping[str, Json]:
         """The place in the sequence of draws, and every source's own state."""
-        return {
-            "drawn": self._drawn,
-            "exhausted": sorted(self._exhausted),
-            "sources": {name: source.state_dict() for name, source in self._sources.items()},
-        }
+        states = dict[str, Mapping[str, Json]]()
+        for name, source in self._sources.items():
+            with _blamed(name):
+                states[name] = source.state_dict()
+            try:
+                json.dumps(states[name])
+            except (TypeError, ValueError) as error:
+                raise EnvironmentFault(f"the state of the task source of {name} is no JSON: {error}") from error
+        return {"drawn": self._drawn, "exhausted": sorted(self._exhausted), "sources": states}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Go on from a state that `state_dict` gave."""
         self._drawn = cast("int", state["drawn"])
         self._exhausted = set(cast("Sequence[str]", state["exhausted"]))
         for name, own in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
-            self._sources[name].load_state_dict(own)
+            with _blamed(name):
+                self._sources[name].load_state_dict(own)
 
     def _choose(self, names: list[str]) -> str:
         if len(names) == 1:
@@ -149,3 +155,12 @@ class Mixture:
         weights = np.array([self._weights[name] for name in names])
         rng = np.random.default_rng(derive(self._seed, "mixture", self._drawn, len(names)))
         return names[int(rng.choice(len(names), p=weights / weights.sum()))]
+
+
+@contextmanager
+def _blamed(name: str) -> Generator[None]:
+    """What a source raises is the user's own."""
+    try:
+        yield
+    except Exception as error:
+        raise EnvironmentFault(f"the task source of {name} failed: {type(error).__name__}: {error}") from error

@@ -168,6 +168,7 @@ class Loop:
                 await self._begin()
                 await self._train()
             except Exception:
+                await parts.supply.close()  # nothing more is played, and paid for, while the weights are saved
                 # What ended the run matters more than that it cannot be saved.
                 with suppress(RlkitError, OSError, TimeoutError):
                     if self._step > self._first and not self._ahead:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 
 from rlkit.cli.signals import graceful
 
-# A run that waits; `stubborn` ones also hold up their own end.
+# A run that waits; `stubborn` ones also hold up their own end. Many short sleeps, because Python does not wake from one
+# for a signal that comes just before it.
 PROGRAM = """
 import sys, time
 from rlkit.cli.signals import graceful
@@ -20,7 +22,8 @@ try:
     with graceful(lambda: said("requested"), said, message="finishing", clean_up_s=0.5):
         said("ready")
         try:
-            time.sleep(30)
+            for _ in range(600):
+                time.sleep(0.05)
         finally:
             if "stubborn" in sys.argv:
                 time.sleep(30)
@@ -75,6 +78,44 @@ def test_the_handlers_of_the_caller_are_put_back() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert asked.is_set()
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_the_second_signal_cancels_a_coroutine_which_cleans_up() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    cleaned = False
+
+    async def main() -> None:
+        nonlocal cleaned
+        try:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGINT)
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned = True
+
+    try:
+        with (
+            pytest.raises(KeyboardInterrupt),
+            graceful(lambda: None, lambda _: None, message="", clean_up_s=1e6) as interruptible,
+        ):
+            interruptible.run(main())
+        assert cleaned
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+
+
+def test_a_coroutine_that_is_not_interrupted_is_run_to_its_end() -> None:
+    async def main(*, cancelled: bool) -> str:
+        if cancelled:
+            raise asyncio.CancelledError
+        return "done"
+
+    with graceful(lambda: None, lambda _: None, message="") as interruptible:
+        assert interruptible.run(main(cancelled=False)) == "done"
+        with pytest.raises(asyncio.CancelledError):
+            interruptible.run(main(cancelled=True))
 
 
 def test_a_run_without_signals_changes_nothing(tmp_path: Path) -> None:

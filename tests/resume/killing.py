@@ -1,40 +1,155 @@
 """Runs that are killed, and resumed, many times over: a program, so that it can fork before any thread is started.
 
-    python -m tests.resume.killing FOLDER KILLS SCHEDULE
-    python -m tests.resume.killing FOLDER KILLS engine
+    python -m tests.resume.killing
 
-Each run plays on virtual time with a simulated service, or in real time with the embedded engine. A simulated one ends
-by `os._exit`, as after `kill -9`: what a thread was writing stays half written; what the service remembers outlives it.
-One with the engine is sent SIGKILL. The last record of every third journal is torn. Prints one JSON object: for the run
-that nobody killed and for each killed and resumed one, what it trained on.
+For each line of its input, a `Request` as JSON, it prints one line: for the run that nobody killed and for each killed
+and resumed one, what it trained on. Everything heavy is imported once; each run is a fork of this process, and dies of
+SIGKILL. Simulated runs play on virtual time, and what the service remembers outlives them. The others play in real time
+with the embedded engine.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import math
 import os
 import pickle
 import random
+import shutil
 import signal
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NoReturn
 
 import rlkit
 from rlkit.config import load_config
 from rlkit.run import RLTrainer
-from rlkit.store import table
+from rlkit.service import sdk
+from rlkit.store import RunStore, table
+from rlkit.store import journal as journals
 from rlkit.store.history import load, table_path
-from rlkit.store.journal import segments
+from rlkit.store.journal import Journal, Kind, segments
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, VirtualClock, World, byte_model
+from rlkit.trackers import Checkpoint
 
 STEPS = 6
+# Imported while a run goes on; once before the forks is enough for all of them.
+HEAVY = ("pandas", "pyarrow.dataset")
+HEAVY_ENGINE = (
+    "rlkit.engine.server",
+    "rlkit.renderers",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.llama.configuration_llama",
+    "tinker.resources.training",
+    "pyqwest.httpx",
+    "uvicorn.protocols.http.auto",
+)
+
+type Moment = Literal["asked for", "half made", "made", "half recorded", "recorded"]
+MOMENTS: tuple[Moment, ...] = ("asked for", "half made", "made", "half recorded", "recorded")
+
+
+@dataclass(frozen=True, slots=True)
+class Doom:
+    """When a run dies: at a time, while it writes to the journal, or around a checkpoint.
+
+    Args:
+        share: of the time that the whole run took.
+        record: a kind of record, and which of that kind is only written up to `cut`, a share of its bytes.
+        cut: see `record`.
+        checkpoint: a moment in the life of a checkpoint, and of which one.
+        torn: the last record of the journal loses its end as well.
+    """
+
+    share: float | None = None
+    record: tuple[str, int] | None = None
+    cut: float = 0.0
+    checkpoint: tuple[Moment, int] | None = None
+    torn: bool = False
+
+    def arm(self, die: Callable[[], NoReturn]) -> None:
+        """Make this process call `die` then."""
+        if self.record is not None:
+            _die_in_a_record(Kind[self.record[0]], self.record[1], self.cut, die)
+        if self.checkpoint is not None:
+            _die_at_a_checkpoint(*self.checkpoint, die)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Runs to be killed.
+
+    Args:
+        root: of their folders.
+        what: a schedule, or "engine".
+        kills: at so many seeded moments.
+        dooms: and in these ways.
+    """
+
+    root: str
+    what: dict[str, object] | Literal["engine"]
+    kills: int = 0
+    dooms: Sequence[Doom] = field(default_factory=list[Doom])
+
+
+def _die_in_a_record(kind: Kind, number: int, cut: float, die: Callable[[], NoReturn]) -> None:
+    commit, seen = Journal._commit, Counter[Kind]()  # pyright: ignore[reportPrivateUsage]  it writes the records
+
+    def doomed(self: Journal, batch: list[tuple[Kind, bytes]]) -> None:
+        for record in batch:
+            seen[record[0]] += 1
+            if record[0] is kind and seen[kind] == number:
+                framed = journals._framed(bytes([kind]) + record[1])  # pyright: ignore[reportPrivateUsage]
+                self._file.write(framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
+                self._file.flush()  # pyright: ignore[reportPrivateUsage]
+                die()
+            commit(self, [record])
+
+    Journal._commit = doomed  # pyright: ignore[reportPrivateUsage]
+
+
+def _die_at_a_checkpoint(moment: Moment, number: int, die: Callable[[], NoReturn]) -> None:
+    save, saved, add = sdk.TinkerLearner.save, sdk._saved, RunStore.add_checkpoint  # pyright: ignore[reportPrivateUsage]
+    seen = Counter[str]()
+
+    def now(at: Moment) -> bool:
+        seen[at] += 1
+        return at == moment and seen[at] == number
+
+    def doomed_save(self: sdk.TinkerLearner, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:
+        answer = save(self, name, ttl_s=ttl_s)
+        if now("asked for"):
+            asyncio.get_running_loop().call_later(0.01, die)  # the request is on its way then
+        return answer
+
+    async def doomed_saved(state: Awaitable[Any], sampler: Awaitable[Any], what: str) -> tuple[str, str]:
+        if now("half made"):
+            await state
+            die()
+        return await saved(state, sampler, what)
+
+    def doomed_add(self: RunStore, checkpoint: Checkpoint) -> None:
+        if now("made"):
+            die()
+        if now("half recorded"):
+            with (self.directory / "checkpoints.jsonl").open("a") as file:
+                file.write('{"step": 2, "state": "tinker:')
+            die()
+        add(self, checkpoint)
+        if now("recorded"):
+            die()
+
+    sdk.TinkerLearner.save = doomed_save
+    sdk._saved = doomed_saved  # pyright: ignore[reportPrivateUsage]
+    RunStore.add_checkpoint = doomed_add
 
 
 class Words(rlkit.StepEnv[int]):
@@ -68,8 +183,8 @@ class Digits(rlkit.SingleTurnEnv):
         return sum(ord("0") <= token <= ord("9") for token in reply.turn.completion) / 4
 
 
-def train_on_engine(folder: Path, *, resume: bool) -> None:
-    """Train the byte model on the embedded engine."""
+def train_on_engine(folder: Path, *, doom: Doom | None, resume: bool) -> None:
+    """Train the byte model on the embedded engine, in this process, which may not survive it."""
     os.environ["RLKIT_ENGINE_DIR"] = str(folder / "engine")
     settings = {
         "model": str(folder.parent / "model"),
@@ -88,12 +203,14 @@ def train_on_engine(folder: Path, *, resume: bool) -> None:
         directory=folder / "run",
         resume=resume and (folder / "run" / "run.json").exists(),
     )
+    if doom is not None:
+        doom.arm(_die)
     asyncio.run(trainer.train())
-    (folder / "ended").write_text("")
+    (folder / "record.json").write_text(json.dumps(record(folder, None)))
 
 
-def train(folder: Path, schedule: dict[str, object], *, kill_at_s: float | None, resume: bool) -> None:
-    """Train in this process, which may not survive it."""
+def train(folder: Path, schedule: dict[str, object], *, doom: Doom | None, at_s: float | None, resume: bool) -> None:
+    """Train with the simulated service, in this process, which may not survive it."""
     world_file = folder / "world.pickle"
     world: World = pickle.loads(world_file.read_bytes()) if resume else World(seed=3)
     settings = {
@@ -114,21 +231,34 @@ def train(folder: Path, schedule: dict[str, object], *, kill_at_s: float | None,
         service=service,
         chat=ByteChat(),
     )
-
-    def die() -> None:
-        world_file.write_bytes(pickle.dumps(world))
-        os._exit(9)
+    here = threading.current_thread()
 
     with asyncio.Runner(loop_factory=VirtualClock) as runner:
-        if kill_at_s is not None:
-            runner.get_loop().call_at(kill_at_s, die)
+        loop = runner.get_loop()
+
+        def die() -> NoReturn:
+            if threading.current_thread() is not here:  # where the loop runs, the world stands still
+                loop.call_soon_threadsafe(die)
+                threading.Event().wait()
+            world_file.write_bytes(pickle.dumps(world))
+            _die()
+
+        if at_s is not None:
+            loop.call_at(at_s, die)
+        if doom is not None:
+            doom.arm(die)
         runner.run(trainer.train())
-        world_file.write_bytes(pickle.dumps(world))
-        (folder / "ended").write_text(str(runner.get_loop().time()))
+        (folder / "record.json").write_text(json.dumps(record(folder, world) | {"makespan": loop.time()}))
 
 
-def forked(work: Callable[[], None], *, kill_after_s: float | None = None) -> int:
+def _die() -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("a killed process goes on")
+
+
+def forked(work: Callable[[], object], *, kill_after_s: float | None = None) -> int:
     """Run in a child; its exit code, 9 if it was killed."""
+    assert threading.active_count() == 1  # a child would have only the one that forks
     child = os.fork()
     if child == 0:
         try:
@@ -153,7 +283,7 @@ def tear(run: Path) -> None:
         os.truncate(written[-1], written[-1].stat().st_size - 3)
 
 
-def record(folder: Path) -> dict[str, Any]:
+def record(folder: Path, world: World | None) -> dict[str, Any]:
     """What a run trained on, step by step."""
     run = folder / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -172,78 +302,125 @@ def record(folder: Path) -> dict[str, Any]:
     history = load(run)
     for draw in history.outstanding:
         seen.update((draw, e.member, e.attempt) for e in history.attempts.get(draw, []))
-    remembered = folder / "world.pickle"
-    world: World = pickle.loads(remembered.read_bytes()) if remembered.exists() else World()
     return {
         "metrics": [{k: v for k, v in line.items() if not k.startswith(tuple(own))} for line in lines],
         "weights": [line.get("service/weights") for line in lines],
         "trained": trained,
         "played twice": [list(place) for place, count in seen.items() if count > 1],
-        "samples": world.calls["samples"],
+        "samples": world and world.calls["samples"],
+        "checkpoints": [json.loads(line)["step"] for line in (run / "checkpoints.jsonl").read_text().splitlines()],
+        "left": sorted(path.name for path in run.rglob("*.tmp")),
     }
 
 
-def kill_simulated(root: Path, kills: int, schedule: dict[str, object]) -> list[dict[str, Any]]:
-    """Kill runs on virtual time; some are killed again while they resume."""
-    whole = root / "whole"
-    assert forked(lambda: train(whole, schedule, kill_at_s=None, resume=False)) == 0
-    makespan_s = float((whole / "ended").read_text())
+def recorded(folder: Path) -> dict[str, Any]:
+    """What a run recorded in its own process: what reads tables starts threads."""
+    return json.loads((folder / "record.json").read_text())
+
+
+def whole_simulated(root: Path, schedule: dict[str, object]) -> dict[str, Any]:
+    """A run on virtual time that nobody kills."""
+    folder = root / "whole"
+    folder.mkdir(parents=True)
+    assert forked(lambda: train(folder, schedule, doom=None, at_s=None, resume=False)) == 0
+    return recorded(folder)
+
+
+def kill_simulated(
+    root: Path, request: Request, schedule: dict[str, object], makespan_s: float
+) -> list[dict[str, Any]]:
+    """Kill runs on virtual time; some of those killed at a time are killed again while they resume."""
     chance = random.Random(0)
     records = list[dict[str, Any]]()
-    for number in range(kills):
+    for number, doom in enumerate(_dooms(request, chance)):
         folder = root / f"killed-{number}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
         deaths, lost = 0, 0
         while True:
-            at_s = chance.uniform(0, makespan_s) if deaths == 0 or chance.random() < 0.3 else None
-            code = forked(lambda f=folder, n=deaths, a=at_s: train(f, schedule, kill_at_s=a, resume=n > 0))
+            share = doom.share if deaths == 0 else None
+            if deaths and doom.share is not None and chance.random() < 0.3:
+                share = chance.random()
+            at_s = None if share is None else share * makespan_s
+            armed = None if deaths else doom
+            code = forked(lambda f=folder, d=armed, a=at_s, n=deaths: train(f, schedule, doom=d, at_s=a, resume=n > 0))
             if code == 0:
                 break
             assert code == 9, code
             deaths += 1
-            torn = number % 3 == 0
-            if torn:
+            if doom.torn:
                 tear(folder / "run")
             world: World = pickle.loads((folder / "world.pickle").read_bytes())
             # what was being drawn, finished turns of those rollouts, and the one whose record was torn
-            lost += 2 * 10 + torn
+            lost += 2 * 10 + (doom.torn or doom.record is not None)
             world._live = 0  # pyright: ignore[reportPrivateUsage] nobody is drawing any more
             (folder / "world.pickle").write_bytes(pickle.dumps(world))
-        records.append({**record(folder), "deaths": deaths, "lost": lost})
+        records.append({**recorded(folder), "deaths": deaths, "lost": lost})
+        shutil.rmtree(folder)
     return records
 
 
-def kill_engine(root: Path, kills: int) -> list[dict[str, Any]]:
-    """Kill runs on the embedded engine."""
-    forked(lambda: byte_model(root / "model") and None)  # in a child: torch would start threads here
-    for heavy in ("rlkit.engine.server", "rlkit.renderers", "transformers.models.auto.tokenization_auto"):
-        importlib.import_module(heavy)  # once, before the forks
-    whole = root / "whole"
+def whole_engine(root: Path) -> dict[str, Any]:
+    """A run on the embedded engine that nobody kills."""
+    for name in HEAVY_ENGINE:
+        importlib.import_module(name)
+    gc.freeze()
+    (root / "whole").mkdir(parents=True)
+    forked(lambda: byte_model(root / "model"))
     started = time.monotonic()
-    assert forked(lambda: train_on_engine(whole, resume=False)) == 0
-    makespan_s = time.monotonic() - started
-    chance = random.Random(0)
+    assert forked(lambda: train_on_engine(root / "whole", doom=None, resume=False)) == 0
+    return {**recorded(root / "whole"), "makespan": time.monotonic() - started}
+
+
+def kill_engine(root: Path, request: Request, makespan_s: float) -> list[dict[str, Any]]:
+    """Kill runs on the embedded engine."""
     records = list[dict[str, Any]]()
-    for number in range(kills):
+    for number, doom in enumerate(_dooms(request, random.Random(0))):
         folder = root / f"killed-{number}"
         folder.mkdir()
-        after_s = chance.uniform(0.2, 1) * makespan_s
-        code = forked(lambda f=folder: train_on_engine(f, resume=False), kill_after_s=after_s)
+        after_s = None if doom.share is None else doom.share * makespan_s
+        code = forked(lambda f=folder, d=doom: train_on_engine(f, doom=d, resume=False), kill_after_s=after_s)
+        deaths = int(code == 9)
         if code == 9:
-            if number % 3 == 0:
+            if doom.torn:
                 tear(folder / "run")
-            code = forked(lambda f=folder: train_on_engine(f, resume=True))
+            code = forked(lambda f=folder: train_on_engine(f, doom=None, resume=True))
         assert code == 0, code
-        records.append({**record(folder), "deaths": 1})
+        records.append({**recorded(folder), "deaths": deaths})
+        shutil.rmtree(folder)
     return records
 
 
-def main(root: Path, kills: int, what: str) -> None:
-    """Run once in peace, then `kills` times not."""
-    (root / "whole").mkdir(parents=True)
-    killed = kill_engine(root, kills) if what == "engine" else kill_simulated(root, kills, json.loads(what))
-    print(json.dumps({"whole": record(root / "whole"), "killed": killed}))
+def _dooms(request: Request, chance: random.Random) -> Sequence[Doom]:
+    """The last record of every third journal is torn as well."""
+    drawn = [Doom(share=chance.random(), torn=number % 3 == 0) for number in range(request.kills)]
+    return [*drawn, *request.dooms]
+
+
+def answer(request: Request, known: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Run once in peace, unless it is known what comes of that, and then not."""
+    root, name = Path(request.root), json.dumps(request.what)
+    if isinstance(request.what, str):
+        whole = known[name] = whole_engine(root)
+        return {"whole": whole, "killed": kill_engine(root, request, whole["makespan"])}
+    if name not in known:
+        known[name] = whole_simulated(root, request.what)
+    whole = known[name]
+    return {"whole": whole, "killed": kill_simulated(root, request, request.what, whole["makespan"])}
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    for name in HEAVY:
+        importlib.import_module(name)
+    gc.freeze()  # collections in the children would copy what they share
+    print(json.dumps("ready"), flush=True)
+    known = dict[str, dict[str, Any]]()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        asked["dooms"] = [Doom(**doom) for doom in asked["dooms"]]
+        print(json.dumps(answer(Request(**asked), known)), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main()
+    os._exit(0)  # libraries would have much to say on the way out

@@ -6,55 +6,94 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .killing import MOMENTS, Doom, Request
+
 EXHAUSTIVE = os.environ.get("RLKIT_TEST_EXHAUSTIVE") == "1"
 
+type Killed = Callable[..., dict[str, Any]]
+STRICT = {"mode": "async", "max_staleness": 1, "staleness": "strict"}
+SCHEDULES = {"sync": {}, "stream": {"mode": "stream"}, "async1": STRICT, "async4": {**STRICT, "max_staleness": 4}}
 
-def killed(root: Path, kills: int, what: str) -> dict[str, Any]:
-    """What `tests.resume.killing` found; 50 kills if RLKIT_TEST_EXHAUSTIVE=1."""
+pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 300)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Killed]:
+    """Asks `tests.resume.killing`, which imports everything once, for runs that are killed; 50 if exhaustive."""
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.resume.killing"]
-    done = subprocess.run(
-        [*command, str(root), str(50 if EXHAUSTIVE else kills), what],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    with subprocess.Popen(
+        command, cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines, requests = process.stdout, process.stdin
+        assert json.loads(lines.readline()) == "ready"
+
+        def ask(what: Any, *, kills: int = 0, dooms: Sequence[Doom] = ()) -> dict[str, Any]:
+            root = str(tmp_path_factory.mktemp("killed") / "runs")
+            request = Request(root, what, 50 if EXHAUSTIVE and kills else kills, list(dooms))
+            requests.write(json.dumps(asdict(request)) + "\n")
+            requests.flush()
+            found = lines.readline()
+            assert found, "the program ended; what it printed says why"
+            return json.loads(found)
+
+        yield ask
+        requests.close()
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        {},
-        {"mode": "stream"},
-        {"mode": "async", "max_staleness": 1, "staleness": "strict"},
-        {"mode": "async", "max_staleness": 4, "staleness": "strict"},
-    ],
-    ids=["sync", "stream", "async1", "async4"],
-)
-def test_a_killed_run_trains_on_what_the_whole_one_did(schedule: dict[str, object], tmp_path: Path) -> None:
-    found = killed(tmp_path / "runs", 4, json.dumps(schedule))
+def assert_same(found: dict[str, Any], *, metrics: bool) -> None:
+    """Every killed run trained on what the whole one did, and sampled again only what was in flight."""
     whole = found["whole"]
     assert whole["weights"][-1] is not None
     for run in found["killed"]:
         assert run["trained"] == whole["trained"]
         assert run["weights"] == whole["weights"]  # the simulated weights remember all that they were trained on
         assert run["played twice"] == []
+        assert run["left"] == []
+        assert run["checkpoints"][-1] == whole["checkpoints"][-1]
         assert run["samples"] - whole["samples"] <= run["lost"]  # only rollouts in flight are sampled again
         for line, expected in zip(run["metrics"], whole["metrics"], strict=True):
-            if schedule.get("mode") != "async":  # there the weights that a rollout began with depend on timing
+            if metrics:
                 assert line == pytest.approx(expected, rel=1e-12)
             assert line.get("service/loss:sum") == pytest.approx(expected.get("service/loss:sum"), rel=1e-12)
 
 
-def test_a_paced_run_that_is_killed_loses_no_group_and_trains_none_twice(tmp_path: Path) -> None:
-    found = killed(tmp_path / "runs", 4, json.dumps({"mode": "async", "max_staleness": 2}))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_killed_run_trains_on_what_the_whole_one_did(name: str, killed: Killed) -> None:
+    # With async the weights that a rollout began with depend on timing, and so do some of the numbers.
+    found = killed(SCHEDULES[name], kills=4)
+    assert all(run["deaths"] for run in found["killed"])
+    assert_same(found, metrics=name in ("sync", "stream"))
+
+
+@pytest.mark.parametrize("name", ["sync", "async4"])
+def test_a_run_that_is_killed_around_a_checkpoint_gives_the_same_numbers(name: str, killed: Killed) -> None:
+    numbers = (1, 2, 3) if EXHAUSTIVE else (2,)
+    moments = MOMENTS if EXHAUSTIVE or name == "sync" else ("half made", "made")
+    found = killed(SCHEDULES[name], dooms=[Doom(checkpoint=(at, number)) for at in moments for number in numbers])
+    assert all(run["deaths"] == 1 for run in found["killed"])
+    assert_same(found, metrics=name == "sync")
+
+
+@pytest.mark.parametrize("name", ["sync", "async4"])
+def test_wherever_the_last_record_is_torn_the_numbers_are_the_same(name: str, killed: Killed) -> None:
+    shares = (0.0, 0.02, 0.05, 0.3, 0.5, 0.8, 1.0) if EXHAUSTIVE else (0.05, 1.0) if name == "sync" else (0.8,)
+    places = [("DRAW", 5), ("EPISODE", 9), ("STEP", 2), *([("STEP", 1), ("STEP", 6)] if EXHAUSTIVE else [])]
+    found = killed(SCHEDULES[name], dooms=[Doom(record=place, cut=share) for place in places for share in shares])
+    assert all(run["deaths"] == 1 for run in found["killed"])
+    assert_same(found, metrics=name == "sync")
+
+
+def test_a_paced_run_that_is_killed_loses_no_group_and_trains_none_twice(killed: Killed) -> None:
+    found = killed({"mode": "async", "max_staleness": 2}, kills=4)
     for run in found["killed"]:
         assert run["played twice"] == []
         assert run["samples"] - found["whole"]["samples"] <= run["lost"] + 24  # which groups come last may differ
@@ -63,8 +102,9 @@ def test_a_paced_run_that_is_killed_loses_no_group_and_trains_none_twice(tmp_pat
         assert all(sum(counts for *_, counts in rows) == 12 for rows in run["trained"])
 
 
-def test_a_run_on_the_engine_that_is_killed_gives_the_same_numbers(tmp_path: Path) -> None:
-    found = killed(tmp_path / "runs", 3, "engine")
+def test_a_run_on_the_engine_that_is_killed_gives_the_same_numbers(killed: Killed) -> None:
+    moments = MOMENTS if EXHAUSTIVE else ("asked for", "made")
+    found = killed("engine", kills=2, dooms=[Doom(checkpoint=(at, 1)) for at in moments])
     for run in found["killed"]:
         assert run["played twice"] == []
         assert run["trained"] == found["whole"]["trained"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 import rlkit
 from rlkit.store.history import load, table_path
-from rlkit.store.journal import segments
+from rlkit.store.journal import Journal, segments
 from rlkit.testing import Latency, World
 from tests.simulation import Simulation, Word
 
@@ -120,6 +121,32 @@ def finished(run: Simulation) -> dict[int, list[tuple[int, int]]]:
     """By draw, the members and attempts of the tasks that no step has got."""
     history = load(run.directory)
     return {draw: [(e.member, e.attempt) for e in history.attempts.get(draw, [])] for draw in history.outstanding}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("left", ["its table", "half its table"])
+def test_a_step_whose_record_was_torn_is_taken_from_its_table_or_anew(
+    left: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The table is written beside the journal: a run may die with the one on the disk, and not the other.
+    schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
+    expected = whole(tmp_path / "whole", steps=4, schedule=schedule)
+    with monkeypatch.context() as dying:
+        dying.setattr(Journal, "drop_through", lambda self, segment: None)  # type: ignore[misc]  it is not reached
+        run = whole(tmp_path / "run", steps=3, schedule=schedule)
+    (path,) = [path for number, path in segments(run.directory / "journal") if number == 3]
+    os.truncate(path, path.stat().st_size - 1)
+    (run.directory / "state" / "step=000003.json").unlink()
+    for name in ("metrics.jsonl", "checkpoints.jsonl"):
+        lines = (run.directory / name).read_text().splitlines(keepends=True)
+        (run.directory / name).write_text("".join(line for line in lines if json.loads(line)["step"] < 3))
+    if left == "half its table":
+        table_path(run.directory, 3).rename(table_path(run.directory, 3).with_name(".episodes.parquet.1.tmp"))
+    run.settings = {"steps": 4, "schedule": schedule}
+    run.train(resume=True)
+    assert run.weights() == expected.weights()
+    assert run.world.calls["samples"] == expected.world.calls["samples"]
+    assert not list(run.directory.rglob("*.tmp"))
 
 
 def test_other_tasks_than_before_are_refused(tmp_path: Path) -> None:

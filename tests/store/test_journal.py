@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
+import threading
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -238,3 +240,49 @@ def test_one_who_stops_waiting_does_not_stop_the_others(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert contents(tmp_path) == [b"one"]
+
+
+def test_closing_waits_for_what_is_being_written_although_it_is_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, slow = os.fsync, threading.Event()
+
+    def fsync(file: int) -> None:
+        slow.wait(10)
+        real(file)
+
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        monkeypatch.setattr(os, "fsync", fsync)
+        journal.append(Kind.STEP, b"slow")  # it opens the next segment, too
+        written = asyncio.create_task(journal.sync())
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(journal.close())
+        await asyncio.sleep(0.01)
+        closing.cancel()
+        await asyncio.sleep(0.01)
+        assert not closing.done()
+        slow.set()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert written.done()
+
+    asyncio.run(run())  # a file that is left open would be a warning
+    assert contents(tmp_path) == [b"slow"]
+
+
+def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    words = (Path(__file__).parents[2] / "docs" / "design.md").read_text().split()
+    count, length = 32, 500
+
+    def turn() -> Turn:
+        tokens = (rng.zipf(1.3, length) % 50_000).astype(np.int32)  # as unevenly spread as those of a text
+        logprobs = -rng.exponential(0.5, length).astype(np.float32)
+        return Turn(Prompt(tokens[:50]), tokens, logprobs, np.ones(length, np.bool_), "stop", 3, seconds=1.0)
+
+    own = [Episode(i, 0, (turn(),), "completed", math.pi, {"right": 1.0}, {}, 1.0) for i in range(count)]
+    path = tmp_path / "episodes.parquet"
+    group = table.StepGroup(Group("env", "task", 0, tuple(own)), counts=True, attempts=own)
+    table.write(path, [group], decode=lambda tokens: " ".join(words[token % len(words)][:4] for token in tokens))
+    assert path.stat().st_size / (count * (length + 50)) <= 10

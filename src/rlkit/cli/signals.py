@@ -5,13 +5,14 @@ Invariant: after the second signal the process ends, whatever holds it up.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Never
+from typing import Any, Never
 
 from rlkit.cli.guard import INTERRUPTED
 
@@ -19,18 +20,67 @@ CLEAN_UP_S = 10.0
 """What clean-up (containers, the engine) may take after the second signal."""
 
 
+class Interruptible:
+    """Runs a coroutine that a signal can cancel.
+
+    An exception out of the middle of it could part a process that was just started from the code that ends it, and what
+    cancels every task at once, the event loop's own among them, could leave that code waiting for ever.
+    """
+
+    def __init__(self) -> None:
+        self._cancel: Callable[[], object] | None = None
+        self._cancelled = False
+
+    def run[T](self, main: Coroutine[Any, Any, T]) -> T:
+        """`asyncio.run`.
+
+        Raises:
+            KeyboardInterrupt: it was interrupted.
+        """
+
+        async def noted() -> T:
+            loop, task = asyncio.get_running_loop(), asyncio.current_task()
+            assert task is not None
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+            try:
+                return await main
+            finally:
+                self._cancel = None
+
+        try:
+            return asyncio.run(noted())
+        except asyncio.CancelledError:
+            if self._cancelled:
+                raise KeyboardInterrupt from None
+            raise
+
+    def interrupt(self) -> None:
+        """Cancel what runs; called by a handler of signals.
+
+        Raises:
+            KeyboardInterrupt: nothing runs that could be cancelled.
+        """
+        if self._cancel is None:
+            raise KeyboardInterrupt
+        self._cancelled = True
+        self._cancel()
+
+
 @contextmanager
 def graceful(
     request: Callable[[], None], say: Callable[[str], None], *, message: str, clean_up_s: float = CLEAN_UP_S
-) -> Generator[None]:
+) -> Generator[Interruptible]:
     """While it is open, the first SIGINT or SIGTERM calls `request` and the second raises KeyboardInterrupt.
 
     A clean-up that takes longer than `clean_up_s` after that, or a third signal, ends the process with code 130.
 
     Args:
         say: is given `message` at the first signal, on another thread.
+
+    Yields:
+        Runs a coroutine, so that the second signal cancels it.
     """
-    received = 0
+    received, interruptible = 0, Interruptible()
 
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal received
@@ -41,13 +91,13 @@ def graceful(
             threading.Thread(target=say, args=(message,), daemon=True).start()
         elif received == 2:
             threading.Thread(target=_end_in, args=(clean_up_s,), daemon=True).start()
-            raise KeyboardInterrupt
+            interruptible.interrupt()
         else:
             _end("stopped without cleaning up")
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield interruptible
     finally:
         if received < 2:  # past that, Ctrl-C during the clean-up must still end the process
             for number, handler in before.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,8 +58,8 @@ def _train(
     trackers = _trackers(output, drawn, quiet=quiet)
     trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
     try:
-        with graceful(stop.request, say, message=FINISHING):
-            result = asyncio.run(trainer.train())
+        with graceful(stop.request, say, message=FINISHING) as interruptible:
+            result = interruptible.run(trainer.train())
     finally:
         if drawn is not None:
             drawn.close()

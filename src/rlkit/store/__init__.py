@@ -191,9 +191,11 @@ class RunStore:
     async def close(self) -> None:
         """Write what is left, and stop writing."""
         if self._journal is not None:
-            await asyncio.gather(self.settle(), return_exceptions=True)
-            await self._journal.close()
-            self._journal = None
+            try:
+                await asyncio.gather(self.settle(), return_exceptions=True)
+            finally:
+                journal, self._journal = self._journal, None
+                await journal.close()
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite.
@@ -293,6 +295,8 @@ class RunStore:
                     raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
             for name in ("metrics.jsonl", "checkpoints.jsonl"):
                 lines.mend(directory / name)
+            for half in directory.rglob(".*.tmp"):  # nobody else is writing
+                half.unlink(missing_ok=True)
         elif held:
             raise UsageError(f"{directory} already holds a run: resume it (--resume), or choose another name (--name)")
         else:

@@ -103,19 +103,30 @@ class Journal:
             await asyncio.shield(self._syncing)
 
     async def close(self) -> None:
-        """Put what was appended on the disk, if it can be, and let go of the files."""
-        try:
-            with suppress(RunFailed):  # whoever needed it there has waited for it
-                await self.sync()
-        finally:
-            for file in [*self._full, self._file]:
-                file.close()
+        """Put what was appended on the disk, if it can be, and let go of the files; a cancellation waits for that."""
+        closing, cancelled = asyncio.create_task(self._close()), None
+        while not closing.done():
+            try:
+                await asyncio.wait([closing])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        closing.result()
+        if cancelled is not None:
+            raise cancelled
 
     def drop_through(self, segment: int) -> None:
         """Delete the segments up to and including this one."""
         for number, path in segments(self._folder):
             if number <= segment and number != self._segment:
                 path.unlink(missing_ok=True)
+
+    async def _close(self) -> None:
+        try:
+            with suppress(RunFailed):  # whoever needed it there has waited for it
+                await self.sync()
+        finally:
+            for file in [*self._full, self._file]:
+                file.close()
 
     async def _sync(self) -> None:
         written, full, file = self._written, self._full, self._file

@@ -205,7 +205,7 @@ class _Sampling:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def ask(self, prompt: types.ModelInput, count: int, params: types.SamplingParams) -> Answer[types.SampleResponse]:
-        key = np.asarray(prompt.to_ints(), np.int32).tobytes()
+        key = _shown(prompt)
         world = self._world
         world.calls["samples"] += count
         world.calls["prefill_tokens"] += prompt.length
@@ -325,4 +325,19 @@ def _error(kind: FaultKind) -> tinker.TinkerError:
 def _datum_digest(datum: types.Datum) -> int:
     inputs = datum.loss_fn_inputs
     arrays = (inputs[name].data for name in ("target_tokens", "logprobs", "advantages"))
-    return digest(*(np.asarray(values, np.float64).tobytes() for values in arrays))
+    images = b"".join(chunk.data for chunk in datum.model_input.chunks if isinstance(chunk, types.ImageChunk))
+    return digest(*(np.asarray(values, np.float64).tobytes() for values in arrays), *([images] if images else []))
+
+
+def _shown(prompt: types.ModelInput) -> bytes:
+    """All that the model is given: the tokens, and the images as they are."""
+    parts = list[bytes]()
+    for chunk in prompt.chunks:
+        match chunk:
+            case types.EncodedTextChunk():
+                parts.append(np.asarray(chunk.tokens, np.int32).tobytes())
+            case types.ImageChunk():
+                parts.append(chunk.data)
+            case _:
+                raise ValueError(f"the simulated service knows text and images, and was given {type(chunk).__name__}")
+    return b"".join(parts)

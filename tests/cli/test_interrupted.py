@@ -1,0 +1,223 @@
+"""Ctrl-C and SIGTERM in whole commands on the real engine: what is left can be gone on with, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="processes and their sockets are looked up in /proc"),
+    pytest.mark.timeout(300),
+]
+
+ENV = """
+import asyncio, tempfile
+import rlkit
+
+class Digits(rlkit.Env):
+    def __init__(self, number):
+        self.task_id = str(number)
+
+    async def rollout(self, policy):
+        with tempfile.TemporaryDirectory():
+            sandbox = await asyncio.create_subprocess_exec("sleep", "600")
+            try:
+                reply = await policy.sample(f"{self.task_id} ")
+            finally:
+                sandbox.kill()
+                await sandbox.wait()
+        return sum(ord("0") <= token <= ord("9") for token in reply.turn.completion) / 4
+
+def tasks():
+    return [Digits(number) for number in range(8)]
+"""
+CONFIG = """
+envs: {digits: {env: "env.py:tasks"}}
+steps: 100000
+batch: {groups: 2, group_size: 4}
+sampling: {max_tokens: 4, stop: ["\\0"]}
+lora: {rank: 4}
+checkpoint: {every: 1}
+service: {engine_threads: 1, engine_device: cpu}
+"""
+
+
+@dataclass
+class Command:
+    """A command that runs."""
+
+    process: int
+    folder: Path
+    wait: Callable[[], int]
+
+    def said(self, stream: str) -> str:
+        """What it has written."""
+        path = self.folder / stream
+        return path.read_text() if path.exists() else ""
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.process, number)
+
+    def until(self, stream: str, count: int, text: str) -> None:
+        """Wait until it has written something so often."""
+        end_s = time.monotonic() + 60
+        while self.said(stream).count(text) < count:
+            assert time.monotonic() < end_s, self.said("err")
+            time.sleep(0.01)
+
+    def ports(self) -> set[int]:
+        """Those that it listens on."""
+        own = set[str]()
+        for entry in Path(f"/proc/{self.process}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has just been closed
+                own.add(str(entry.readlink()))
+        rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        listening = "0A"
+        return {
+            int(row[1].partition(":")[2], 16) for row in rows if row[3] == listening and f"socket:[{row[9]}]" in own
+        }
+
+    def relatives(self) -> list[int]:
+        """Processes of its session, itself included, that still run."""
+        found = list[int]()
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with suppress(OSError):  # it has just ended
+                    after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+                    if after_name[3] == str(self.process) and after_name[0] != "Z":  # one that ended is init's to bury
+                        found.append(int(entry.name))
+        return found
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[subprocess.Popen[str]]:
+    """Commands are forked from one process that has imported everything."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.cli.nursery"],
+        cwd=Path(__file__).parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline()) == "ready"
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def rlkit_(nursery: subprocess.Popen[str], tmp_path: Path, byte_model_dir: Path) -> Iterator[Callable[..., Command]]:
+    """Starts a command in a project of its own."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "env.py").write_text(ENV)
+    (tmp_path / "config.yaml").write_text(f"model: {byte_model_dir}\n{CONFIG}")
+    environ = {
+        "RLKIT_RUNS_DIR": str(tmp_path / "runs"),
+        "RLKIT_ENGINE_DIR": str(tmp_path / "engine"),
+        "TMPDIR": str(tmp_path / "tmp"),
+        "TINKER_TELEMETRY": "0",
+    }
+
+    def ask(asked: Any) -> Any:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        nursery.stdin.write(json.dumps(asked) + "\n")
+        nursery.stdin.flush()
+        return json.loads(nursery.stdout.readline())
+
+    def start(*arguments: str) -> Command:
+        process = ask({"arguments": arguments, "folder": str(tmp_path), "environ": environ})
+        started.append(Command(process, tmp_path, lambda: ask("wait")))
+        return started[-1]
+
+    started = list[Command]()
+    yield start
+    for command in started:
+        for process in command.relatives():
+            os.kill(process, signal.SIGKILL)
+
+
+def assert_nothing_left(command: Command, ports: set[int]) -> None:
+    """No process, no port and no temporary file."""
+    assert command.relatives() == []
+    for port in ports:
+        with socket.socket() as own:
+            assert own.connect_ex(("127.0.0.1", port)) != 0
+    assert list((command.folder / "tmp").iterdir()) == []
+    assert list(command.folder.rglob("*.tmp")) == []
+
+
+@pytest.mark.parametrize(
+    ("signals", "mode"),
+    [
+        ([signal.SIGINT], "sync"),
+        ([signal.SIGTERM], "async"),
+        ([signal.SIGINT, signal.SIGINT], "sync"),
+        ([signal.SIGINT, signal.SIGTERM], "async"),
+    ],
+    ids=["SIGINT", "SIGTERM-async", "SIGINT twice", "SIGINT and SIGTERM-async"],
+)
+def test_a_command_that_is_signalled_leaves_a_run_to_go_on_with_and_nothing_else(
+    signals: list[signal.Signals], mode: str, rlkit_: Callable[..., Command]
+) -> None:
+    train = rlkit_("train", "config.yaml", f"schedule.mode={mode}", "--name", "first", "--json")
+    train.until("out", 2, '"step"')
+    ports = train.ports()
+    assert len(ports) == 1
+    for number in signals:
+        train.send(number)
+        train.until("err", 1, "finishing this step, then saving")
+    assert train.wait() == 130, train.said("err")
+    records = [json.loads(line) for line in train.said("out").splitlines()]
+    assert_nothing_left(train, ports)
+    run = train.folder / "runs" / "first"
+    about = json.loads((run / "run.json").read_text())
+    assert about["status"] == "interrupted"
+    saved = [json.loads(line) for line in (run / "checkpoints.jsonl").read_text().splitlines()]
+    steps = len((run / "metrics.jsonl").read_text().splitlines())
+    if len(signals) == 1:
+        assert (records[-1]["status"], records[-1]["steps"]) == ("interrupted", steps)
+        assert records[-1]["checkpoint"]["step"] == saved[-1]["step"] == steps
+        assert "to go on: rlkit resume first\n" in train.said("err")
+    else:
+        assert records[-1] == {"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": 130}
+        assert saved[-1]["step"] >= steps - 1
+    resume = rlkit_("resume", "first", f"steps={steps + 1}", "--json")
+    assert resume.wait() == 0, resume.said("err")
+    result = json.loads(resume.said("out").splitlines()[-1])
+    assert (result["status"], result["steps"]) == ("completed", steps + 1)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, steps + 2))
+    assert_nothing_left(resume, ports)
+
+
+def test_a_signal_before_the_first_step_ends_the_command(rlkit_: Callable[..., Command]) -> None:
+    train = rlkit_("train", "config.yaml", "--name", "first")
+    train.until("err", 1, "preparing the run")
+    train.send(signal.SIGINT)
+    time.sleep(0.1)
+    train.send(signal.SIGINT)
+    assert train.wait() == 130, train.said("err")
+    assert_nothing_left(train, set())
+    resume = rlkit_("train", "config.yaml", "--name", "first", "steps=1", "--resume")
+    assert resume.wait() == 0, resume.said("err")
+
+
+def test_a_command_that_fails_leaves_nothing_running(rlkit_: Callable[..., Command]) -> None:
+    train = rlkit_("train", "config.yaml", "--name", "first", "--json", "rollouts.timeout_s=0.02")
+    assert train.wait() == 1, train.said("err")
+    assert "longer than 0.02 s" in json.loads(train.said("out").splitlines()[-1])["error"]
+    assert_nothing_left(train, set())

@@ -1,0 +1,253 @@
+"""The N-th call of an environment fails, for every N: one rollout is played again, and the run goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import rlkit
+from rlkit.chat import Parsed
+from rlkit.testing import ByteChat, World
+from rlkit.types import Json, Tokens
+
+from .simulation import Simulation, Word
+
+EXHAUSTIVE = os.environ.get("RLKIT_TEST_EXHAUSTIVE") == "1"
+SCHEDULES = {
+    "sync": {},
+    "stream": {"mode": "stream"},
+    "async": {"mode": "async", "max_staleness": 2, "staleness": "strict"},
+}
+STEPS, GROUPS, SIZE = 2, 2, 2
+SLOW_S = 1e5  # longer than any rollout may take
+
+
+@dataclass
+class Calls:
+    """Counts the calls of environments; the `broken`-th of them fails."""
+
+    broken: int = 0
+    how: str = ""
+    count: int = 0
+    names: Counter[str] = field(default_factory=Counter[str])
+    open: int = 0
+    """Episodes that were begun and not closed."""
+
+    def plain(self, name: str) -> None:
+        """An ordinary function is called."""
+        self.count += 1
+        self.names[name] += 1
+        if self.count == self.broken:
+            self.fail()
+
+    async def slow(self, name: str) -> None:
+        """A coroutine is called."""
+        if self.how != "hangs":
+            return self.plain(name)
+        self.count += 1
+        self.names[name] += 1
+        if self.count == self.broken:
+            await asyncio.sleep(SLOW_S)
+
+    def fail(self) -> None:
+        match self.how:
+            case "raises":
+                raise RuntimeError("the sandbox died")
+            case "times out":
+                raise TimeoutError("the tool took too long")
+            case "is cancelled":
+                raise asyncio.CancelledError
+            case "cancels":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+            case _:
+                pass
+
+
+class ToolChat(ByteChat):
+    """Every other reply is a call of a tool."""
+
+    def parse(self, completion: Tokens) -> Parsed:
+        call: rlkit.ToolCall = {"id": "1", "name": "look", "arguments": {}}
+        message: rlkit.Message = {"role": "assistant", "content": self.decode(completion)}
+        return Parsed({**message, "tool_calls": [call]} if len(completion) % 2 else message)
+
+
+class Tools(rlkit.ToolEnv[list[str]]):
+    """Every method can fail."""
+
+    max_turns = 2
+
+    def __init__(self, number: int, calls: Calls) -> None:
+        self.task_id = f"task-{number}"
+        self.calls = calls
+
+    def reset(self) -> tuple[list[str], list[rlkit.Message]]:
+        self.calls.plain("reset")
+        self.calls.open += 1
+        return [], [{"role": "user", "content": self.task_id}]
+
+    def tools(self) -> list[rlkit.Tool]:
+        return [{"name": "look", "description": "", "parameters": {}}]
+
+    async def call(self, state: list[str], call: rlkit.ToolCall) -> str:
+        await self.calls.slow("call")
+        return "nothing"
+
+    async def grade(self, state: list[str], reply: rlkit.Reply | None) -> float:
+        await self.calls.slow("grade")
+        assert reply is not None
+        return float(reply.text.count("e")) + 0.01 * len(reply.text)
+
+    async def close(self, state: list[str]) -> None:
+        self.calls.open -= 1
+        await self.calls.slow("close")
+
+
+class Steps(rlkit.StepEnv[list[str]]):
+    """Likewise, in steps."""
+
+    max_turns = 2
+
+    def __init__(self, number: int, calls: Calls) -> None:
+        self.task_id = f"task-{number}"
+        self.calls = calls
+
+    def reset(self) -> tuple[list[str], list[rlkit.Message]]:
+        self.calls.plain("reset")
+        self.calls.open += 1
+        return [], [{"role": "user", "content": self.task_id}]
+
+    async def step(self, state: list[str], reply: rlkit.Reply) -> rlkit.Step:
+        await self.calls.slow("step")
+        return rlkit.Step([{"role": "user", "content": "go on"}], reward=float(reply.text.count("e")))
+
+    async def close(self, state: list[str]) -> None:
+        self.calls.open -= 1
+        await self.calls.slow("close")
+
+
+class Single(rlkit.SingleTurnEnv):
+    """Likewise, in one turn."""
+
+    def __init__(self, number: int, calls: Calls) -> None:
+        self.task_id = f"task-{number}"
+        self.calls = calls
+
+    def prompt(self) -> str:
+        self.calls.plain("prompt")
+        return self.task_id
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        self.calls.plain("grade")
+        return float(reply.text.count("e"))
+
+
+def simulation(directory: Path, schedule: str, tasks: Callable[[int, Calls], rlkit.Env], calls: Calls) -> Simulation:
+    settings = {
+        "steps": STEPS,
+        "batch": {"groups": GROUPS, "group_size": SIZE},
+        "schedule": SCHEDULES[schedule],
+        "rollouts": {"timeout_s": 1000.0},
+        "checkpoint": {"every": 1},
+    }
+    played = [tasks(number, calls) for number in range(20)]
+    return Simulation(directory, World(), settings=settings, tasks=played, chat=ToolChat())
+
+
+@pytest.mark.parametrize("how", ["raises", "times out", "is cancelled", "cancels", "hangs"])
+@pytest.mark.parametrize(("kind", "schedule"), [(Single, "sync"), (Tools, "stream"), (Steps, "async"), (Steps, "sync")])
+def test_whichever_call_of_an_environment_fails_only_its_rollout_is_played_again(
+    kind: Callable[[int, Calls], rlkit.Env], schedule: str, how: str, tmp_path: Path
+) -> None:
+    whole = Calls()
+    simulation(tmp_path / "whole", schedule, kind, whole).train()
+    assert whole.count >= 16
+    assert kind is not Tools or whole.names["call"] > 4
+    for number in range(1, whole.count + 1, 1 if EXHAUSTIVE else 5):
+        calls = Calls(number, how)
+        run = simulation(tmp_path / f"{number}", schedule, kind, calls)
+        assert run.train().status == "completed"
+        assert calls.open == 0
+        episodes = pd.read_parquet(run.directory / "episodes")
+        own = episodes[episodes.counts & episodes.final]
+        assert len(own) == STEPS * GROUPS * SIZE  # a full batch each step, of episodes that did not fail
+        assert (own.status != "failed").all()
+        failed = episodes[episodes.status == "failed"]
+        expected = how != "hangs" or calls.count > whole.count  # an ordinary function does not hang here
+        assert len(failed) == expected, (number, how)
+        assert (failed.attempt == 0).all()
+        assert failed.reward.isna().all()
+        assert len(run.ears.saved) == STEPS
+
+
+class Source:
+    """A source of tasks whose N-th call of one method fails."""
+
+    def __init__(self, method: str, number: int, error: BaseException) -> None:
+        self.method, self.left, self.error = method, number, error
+        self.drawn = 0
+
+    def next(self) -> rlkit.Env:
+        self._called("next")
+        self.drawn += 1
+        return Word(self.drawn)
+
+    def observe(self, group: rlkit.Group) -> None:
+        self._called("observe")
+
+    def state_dict(self) -> Mapping[str, Json]:
+        self._called("state_dict")
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        self._called("load")
+        self.drawn = state["drawn"]  # type: ignore[assignment]  its own
+
+    def _called(self, method: str) -> None:
+        if method == self.method:
+            self.left -= 1
+            if not self.left:
+                raise self.error
+
+
+@pytest.mark.parametrize(
+    ("method", "number"), [("next", 1), ("next", 5), ("observe", 4), ("state_dict", 1), ("state_dict", 3), ("load", 1)]
+)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_source_of_tasks_that_fails_is_named_and_the_run_can_be_gone_on_with(
+    schedule: str, method: str, number: int, tmp_path: Path
+) -> None:
+    error = TimeoutError("no answer") if schedule == "stream" else RuntimeError("the archive is gone")
+    settings = {"schedule": SCHEDULES[schedule], "checkpoint": {"every": 1}}
+    whole = Simulation(tmp_path / "whole", World(), settings=settings)
+    whole.tasks = Source("none", 1, error)  # type: ignore[assignment]  a source is a collection of tasks, too
+    whole.train()
+    run = Simulation(tmp_path / "run", World(), settings=settings)
+    if method == "load":
+        run.tasks = Source("next", 4, error)  # type: ignore[assignment]
+        with pytest.raises(rlkit.EnvironmentFault):
+            run.train()
+    run.tasks = Source(method, number, error)  # type: ignore[assignment]
+    with pytest.raises(rlkit.EnvironmentFault, match=f"the task source of words failed: .*{error}"):
+        run.train(resume=method == "load")
+    run.tasks = Source("none", 1, error)  # type: ignore[assignment]
+    run.train(resume=(run.directory / "run.json").exists())
+    assert run.weights() == whole.weights()
+
+
+def test_the_state_of_a_source_must_be_json(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run")
+    source = Source("none", 1, RuntimeError())
+    source.state_dict = lambda: {"seen": {1, 2}}  # type: ignore[dict-item,method-assign]  on purpose
+    run.tasks = source  # type: ignore[assignment]
+    with pytest.raises(rlkit.EnvironmentFault, match="the state of the task source of words is no JSON"):
+        run.train()

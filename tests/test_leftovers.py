@@ -1,0 +1,114 @@
+"""Tasks, threads and file descriptors are as before once a run in this process is over, on the real engine too."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import rlkit
+from rlkit.config import load_config
+from rlkit.run import RLTrainer
+from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
+from rlkit.trackers import RunResult, Tracker
+
+from .simulation import Ears, Word
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
+ENDS = ("success", "error", "interrupt", "cancellation")
+
+
+class Ending(Ears):
+    """Ends a run at its first step, in one of several ways."""
+
+    def __init__(self, end: str, stop: rlkit.StopSignal) -> None:
+        super().__init__()
+        self.end, self.stop, self.run = end, stop, asyncio.current_task()
+
+    def step(self, step: int, metrics: object) -> None:
+        if self.end == "interrupt":
+            self.stop.request()
+        if self.end == "cancellation":
+            assert self.run is not None
+            self.run.cancel()
+
+
+class Failing(Word):
+    """Plays for a while, and then only fails."""
+
+    played = 0
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        Failing.played += 1
+        if Failing.played > 12:
+            raise RuntimeError("the sandbox died")
+        reply = await policy.sample(self.task_id)
+        return float(len(reply.text))
+
+
+async def ended(end: str, directory: Path, settings: dict[str, object], *, simulated: bool) -> RunResult | None:
+    """Train until it ends that way, and look what is left in this event loop."""
+    stop = rlkit.StopSignal()
+    tracker: Tracker = Ending(end, stop)
+    Failing.played = 0
+    base: dict[str, object] = {"envs": {"words": {}}, "steps": 3, "batch": {"groups": 2, "group_size": 3}}
+    kind = Failing if end == "error" else Word
+    trainer = RLTrainer(
+        load_config([], settings=base | settings),
+        envs={"words": [kind(number) for number in range(8)]},
+        trackers=[tracker],
+        stop=stop,
+        directory=directory,
+        service=SimulatedTinker() if simulated else None,
+        chat=ByteChat() if simulated else None,
+    )
+    before = asyncio.all_tasks()
+    result = None
+    try:
+        result = await trainer.train()
+    except rlkit.RunFailed:
+        assert end == "error"
+    except asyncio.CancelledError:
+        assert end == "cancellation"
+    await asyncio.sleep(60 if simulated else 0.1)  # requests that were under way are answered, and nobody listens
+    assert asyncio.all_tasks() == before
+    assert (result is None) == (end in ("error", "cancellation"))
+    return result
+
+
+@pytest.mark.parametrize("mode", ["sync", "stream", "async"])
+@pytest.mark.parametrize("end", ENDS)
+def test_no_task_is_left_in_the_event_loop(end: str, mode: str, tmp_path: Path) -> None:
+    settings: dict[str, object] = {"model": "simulated", "schedule": {"mode": mode}}
+    run_virtual(ended(end, tmp_path / "run", settings, simulated=True))
+
+
+def held() -> tuple[int, list[str]]:
+    """File descriptors and threads of this process."""
+    gc.collect()
+    # The SDK's own event loop goes on, and its pool grows as it likes; that of a run ends with `asyncio.run`.
+    names = sorted(thread.name for thread in threading.enumerate() if not thread.name.startswith("asyncio_"))
+    return len(list(Path("/proc/self/fd").iterdir())), names
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_nothing_is_held_after_a_run_on_the_engine(
+    end: str, tmp_path: Path, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_ENGINE_DIR", str(tmp_path / "engine"))
+    settings: dict[str, object] = {
+        "model": str(byte_model_dir),
+        "sampling": {"max_tokens": 4, "stop": ["\x00"]},
+        "lora": {"rank": 4},
+        "service": {"engine_threads": 1, "engine_device": "cpu"},
+    }
+    asyncio.run(ended("success", tmp_path / "first", settings, simulated=False))  # what is started once does not count
+    before = held()
+    asyncio.run(ended(end, tmp_path / "second", settings, simulated=False))
+    after = held()
+    assert after[1] == before[1]
+    assert after[0] <= before[0]
