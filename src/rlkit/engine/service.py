@@ -157,13 +157,14 @@ class Service:
         size_bytes = sum(datum.ByteSize() for datum in request.data)
         return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes)
 
-    def refuse(self, model_id: str, seq_id: int, body: bytes, message: str) -> Promise:
+    def refuse(self, model_id: str, seq_id: int, message: str) -> Promise:
         """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""
 
         def job(_: Promise) -> Answer:
             raise UsageError(message)
 
-        return self._turns.in_turn(model_id, seq_id, blake2b(body, digest_size=16).digest(), job)
+        # Of what could not be read, not the same part may have been kept when it is sent again.
+        return self._turns.in_turn(model_id, seq_id, blake2b(message.encode(), digest_size=16).digest(), job)
 
     def optim_step(self, request: types.OptimStepRequest) -> Promise:
         """Apply the gradient."""
@@ -283,8 +284,8 @@ class Service:
             raise MissingError(f"there is no sampling session {sampler_id!r}")
         return target
 
-    def sample(self, request: types.SampleRequest) -> Promise:
-        """Sample from a sampling session."""
+    def sample(self, request: types.SampleRequest, fingerprint: bytes) -> Promise:
+        """Sample from a sampling session; equal requests have equal fingerprints."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise UsageError("asample: sampling_session_id and seq_id are needed")
         target = self.sampler(request.sampling_session_id)
@@ -293,7 +294,7 @@ class Service:
         def job(promise: Promise) -> None:
             self._runtime.sample(target, request, promise)
 
-        return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint_of(request), job)
+        return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint, job)
 
     def promise(self, request_id: str) -> Promise:
         """The promise of a request.
