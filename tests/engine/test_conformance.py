@@ -214,6 +214,16 @@ def test_cancelling_what_its_session_has_taken_with_it_is_no_error(server: Engin
     assert ask(server, "cancel_future", {"request_id": "nobody:sample:0#1"}).status == 404
 
 
+def test_asking_whether_a_session_has_ended_ends_none(server: EngineServer) -> None:
+    session_id = open_session(server)
+    sessions = server._service.sessions  # pyright: ignore[reportPrivateUsage]
+    assert not sessions.has_ended(f"{session_id}:sample:0#1")
+    assert ask(server, "session_heartbeat", {"session_id": session_id}).status == 200
+    ask(server, f"sessions/{session_id}/finish")
+    assert sessions.has_ended(f"{session_id}:sample:0#1")
+    assert not sessions.has_ended("nobody:sample:0#1")
+
+
 @covers(routes=(20,))
 def test_checkpoints_are_listed_described_given_a_time_to_live_and_deleted(
     client: tinker.ServiceClient, rest: tinker.RestClient
