@@ -129,6 +129,7 @@ class Service:
         """Make a model from a checkpoint, or load a checkpoint into a model."""
 
         def job(_: Promise) -> Answer:
+            wire.check_optimizer(request.optimizer_config)
             base = request.base_model
             line.info = self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
             if request.model_id is None:
@@ -265,6 +266,9 @@ class Service:
             if "/sampler_weights/" not in request.model_path:
                 raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
             checkpoint = self.store.get(request.model_path)
+            if request.base_model not in (None, checkpoint.info.base_model):
+                trained = f"{request.model_path} was trained from {checkpoint.info.base_model!r}"
+                raise UsageError(f"create_sampling_session: {trained}, not from {request.base_model!r}")
             ref = SamplerRef(checkpoint.info.base_model, path=request.model_path, save=checkpoint.data.name)
         elif request.base_model is not None:
             ref = SamplerRef(request.base_model)
@@ -289,6 +293,9 @@ class Service:
         if request.sampling_session_id is None or request.seq_id is None:
             raise UsageError("asample: sampling_session_id and seq_id are needed")
         target = self.sampler(request.sampling_session_id)
+        for name, own in (("base_model", target.ref.base_model), ("model_path", target.ref.path)):
+            if getattr(request, name) not in (None, own):
+                raise UsageError(f"asample: {name} is not what the sampling session samples from: leave it out")
         check_save(self.store, target.ref)
 
         def job(promise: Promise) -> None:
