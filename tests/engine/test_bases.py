@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import tinker
+import torch
 from tinker import types
 
 from rlkit.engine import EngineServer, bases
@@ -121,6 +122,55 @@ def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
     ask(server, "create_sampling_session", sampling | {"sampling_session_seq_id": 1, "base_model": "slow"})
     assert contexts() == {"advertised": None, "qwen2": 1024}
     assert slow.asked == ["qwen2", "slow"]
+
+
+def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve: Callable[[str], Path]) -> None:
+    lock, go_on = threading.Lock(), threading.Event()
+    asked: list[str] = []
+    running = [0, 0]
+
+    def slow(name: str) -> Path:
+        with lock:
+            asked.append(name)
+            running[0] += 1
+            running[1] = max(running)
+        assert go_on.wait(20)
+        with lock:
+            running[0] -= 1
+        return resolve("llama")
+
+    found = bases.Bases(slow, torch.device("cpu"))
+    looking = [found.look_for(f"hub/{i}") for i in range(50)]
+    go_on.set()
+    for future in looking:
+        assert future is not None
+        future.result(20)
+    assert running[1] <= 4
+    assert sorted(asked) == sorted(f"hub/{i}" for i in range(50))
+    again = found.look_for("hub/50")  # those that have looked have ended, and another begins
+    assert again is None or again.result(20) is None
+
+
+def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
+    asked: list[str] = []
+    begun, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(name: str) -> Path:
+        asked.append(name)
+        begun.release()
+        assert go_on.wait(20)
+        raise MissingError(name)
+
+    found = bases.Bases(slow, torch.device("cpu"))
+    looking = [found.look_for(f"hub/{i}") for i in range(9)]
+    for _ in range(4):
+        assert begun.acquire(timeout=20)
+    found.close()
+    go_on.set()
+    for future in looking[:4]:
+        assert future is not None
+        assert isinstance(future.exception(20), MissingError)
+    assert len(asked) == 4
 
 
 def test_a_model_in_use_is_loaded_once_however_many_there_are(

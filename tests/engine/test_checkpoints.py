@@ -23,6 +23,7 @@ from rlkit.engine.lora import Adapter, LoraSettings, new_adapter
 from rlkit.engine.promises import Promises, json_answer
 from rlkit.engine.records import Records, Run, SessionRecord
 from rlkit.engine.snapshots import Snapshots
+from rlkit.engine.turns import new_id
 from rlkit.errors import MissingError, UsageError
 
 from .tiny_models import write_model
@@ -258,6 +259,42 @@ def test_records_are_found_by_their_owner_and_by_nothing_else(store: CheckpointS
         assert store.records.run(nobody) is None
         assert store.records.runs(nobody) == []
         assert store.checkpoints(nobody) == []
+
+
+def test_records_that_no_checkpoint_needs_are_kept_for_a_month(adapter: Adapter, tmp_path: Path) -> None:
+    month_s = 30 * 24 * 3600
+    now = [1e9]
+    store = CheckpointStore(tmp_path / "root", clock=lambda: now[0])
+    for name in ("empty", "kept", "deleted", "newer"):
+        created = now[0] + month_s / 2 * (name == "newer")
+        store.records.add_session(SessionRecord(name, created))
+        store.records.add_run(Run(f"{name}:train:0", "llama", 2, created))
+    store.records.add_session(SessionRecord("sampled", now[0]))
+    store.save("kept:train:0", "weights", "a", INFO, adapter)
+    store.delete(store.save("deleted:train:0", "weights", "a", INFO, adapter))
+
+    def known() -> tuple[set[str], set[str]]:
+        sessions = {session.session_id for session in store.records.sessions()}
+        return sessions, {run.model_id.partition(":")[0] for run in store.records.runs()}
+
+    store.sweep()
+    everything = {"empty", "kept", "deleted", "newer"}
+    assert known() == (everything | {"sampled"}, everything)
+    now[0] += month_s + 1
+    store.sweep()
+    assert known() == ({"kept", "newer"}, {"kept", "newer"})
+    assert not (tmp_path / "root" / "empty_train_0").exists()
+    assert not (tmp_path / "root" / "deleted_train_0").exists()
+
+
+def test_whatever_number_a_model_may_have_its_checkpoints_have_a_path(store: CheckpointStore, adapter: Adapter) -> None:
+    model_id = new_id("abc", "train", 2**31 - 1)
+    path = store.save(model_id, "weights", "a", INFO, adapter)
+    store.records.add_run(Run(model_id, "llama", 2, 0.0))
+    assert store.info(path) == INFO
+    assert store.records.run(model_id) is not None
+    with pytest.raises(UsageError, match="must be 0"):
+        new_id("abc", "train", 2**31)
 
 
 def test_one_record_may_be_written_by_many_threads_at_once(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from .conformance import (
     covered_points,
     covered_routes,
     covers,
+    loss,
     new_trainer,
     open_model,
     open_session,
@@ -212,6 +213,62 @@ def test_cancelling_what_its_session_has_taken_with_it_is_no_error(server: Engin
     assert ask(server, "cancel_future", gone).status == 204
     assert ask(server, "retrieve_future", gone).status == 404
     assert ask(server, "cancel_future", {"request_id": "nobody:sample:0#1"}).status == 404
+
+
+def test_asking_whether_a_session_has_ended_ends_none(server: EngineServer) -> None:
+    session_id = open_session(server)
+    sessions = server._service.sessions  # pyright: ignore[reportPrivateUsage]
+    assert not sessions.has_ended(f"{session_id}:sample:0#1")
+    assert ask(server, "session_heartbeat", {"session_id": session_id}).status == 200
+    ask(server, f"sessions/{session_id}/finish")
+    assert sessions.has_ended(f"{session_id}:sample:0#1")
+    assert not sessions.has_ended("nobody:sample:0#1")
+
+
+@covers(routes=(14, 15, 17))
+def test_a_field_that_would_change_what_a_request_means_is_refused_by_name(
+    server: EngineServer, client: tinker.ServiceClient
+) -> None:
+    trainer = new_trainer(client)
+    state = trainer.save_state("refused").result().path
+    weights = trainer.save_weights_for_sampler("refused").result().path
+    with pytest.raises(tinker.RequestFailedError, match="optimizer_config: 'dimuon' is not supported"):
+        client.create_training_client_from_state(state, optimizer=types.DimuonOptimizerConfig()).result()
+    sampling = {"session_id": open_session(server), "sampling_session_seq_id": 0, "model_path": weights}
+    refused = ask(server, "create_sampling_session", sampling | {"base_model": "qwen3"})
+    assert (refused.status, "not from 'qwen3'" in refused.json["detail"]) == (400, True)
+    wanted = {
+        "sampling_session_id": ask(server, "create_sampling_session", sampling).json["sampling_session_id"],
+        "num_samples": 1,
+        "prompt": {"chunks": [{"type": "encoded_text", "tokens": TEXT}]},
+        "sampling_params": {"max_tokens": 1},
+    }
+    for seq_id, (name, value, status) in enumerate(
+        [
+            ("base_model", "qwen3", 400),
+            ("model_path", state, 400),
+            ("base_model", "llama", 200),
+            ("model_path", weights, 200),
+        ]
+    ):
+        reply = ask(server, "asample", wanted | {"seq_id": seq_id, name: value})
+        assert reply.status == status
+        assert status == 200 or name in reply.json["detail"]
+
+
+@covers(routes=(3, 14, 20))
+def test_what_only_the_hosted_service_has_is_accepted_and_means_nothing(
+    server: EngineServer, client: tinker.ServiceClient, rest: tinker.RestClient
+) -> None:
+    assert ask(server, "create_session", SESSION | {"tags": ["a"], "project_id": "any"}).status == 200
+    path = new_trainer(client).save_state("accepted").result().path
+    assert client.create_training_client_from_state(path, weights_access_token="any").result().get_info().lora_rank == 4
+    assert rest.copy_weights(path, "any-project", weights_access_token="any").result().endswith("/weights/accepted")
+    trainer = new_trainer(client)
+    expected = loss(trainer)
+    spans = [types.PromptProvenanceSpan(sequence_id="any", length=len(TEXT) - 1)]
+    datum = ce_datum(TEXT).with_provenance(model_input=spans, loss_fn_inputs=spans)
+    assert trainer.forward([datum], "cross_entropy").result().metrics["loss:sum"] == expected
 
 
 @covers(routes=(20,))

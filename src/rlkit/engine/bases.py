@@ -1,6 +1,6 @@
 """Base models by name.
 
-Invariant: a name is looked up, which may mean a download, on a thread of its own and never on the caller's; and while
+Invariant: a name is looked up, which may mean a download, on one of a few threads and never on the caller's; and while
 anything uses a model's weights they are not loaded a second time.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 
 # Kept though nothing uses them just now.
 _RECENT_MAX = 2
+# So many names are looked up at a time: each may wait for the hub, and clients may ask for any.
+_LOOKERS_MAX = 4
 # What is on this machine is found sooner; a download is not waited for.
 _LOOK_S = 5.0
 
@@ -50,7 +52,7 @@ class Bases:
     """Finds and loads base models.
 
     Args:
-        resolve: a name to a directory; called on threads of its own.
+        resolve: a name to a directory; called on up to four threads at a time.
         device: where weights go.
     """
 
@@ -60,6 +62,8 @@ class Bases:
         self._lock = threading.Lock()
         self._found: dict[str, Found] = {}
         self._looking: dict[str, Future[None]] = {}
+        self._unlooked: deque[str] = deque()
+        self._lookers = 0
         self._used: WeakValueDictionary[str, Base] = WeakValueDictionary()
         self._recent: OrderedDict[str, Base] = OrderedDict()
 
@@ -70,9 +74,11 @@ class Bases:
                 return None
             if name not in self._looking:
                 self._looking[name] = Future()
-                threading.Thread(
-                    target=self._look, args=(name, self._looking[name]), name="rlkit-engine-resolve", daemon=True
-                ).start()
+                self._unlooked.append(name)
+                if self._lookers < _LOOKERS_MAX:
+                    self._lookers += 1
+                    # Not those of an executor, which a program waits for at its end, however long a download takes.
+                    threading.Thread(target=self._look_up_all, name="rlkit-engine-resolve", daemon=True).start()
             return self._looking[name]
 
     def find(self, name: str) -> Found:
@@ -118,8 +124,21 @@ class Bases:
         return {name: self._found[name].config.max_positions for name in wanted if name in self._found}
 
     def close(self) -> None:
-        """Forget all weights."""
+        """Forget all weights, and look for no more."""
         self._recent.clear()
+        with self._lock:
+            self._unlooked.clear()
+
+    def _look_up_all(self) -> None:
+        """Look up what is asked for until there is no more of it."""
+        while True:
+            with self._lock:
+                if not self._unlooked:
+                    self._lookers -= 1
+                    return
+                name = self._unlooked.popleft()
+                looking = self._looking[name]
+            self._look(name, looking)
 
     def _look(self, name: str, looking: Future[None]) -> None:
         found, problem = None, None

@@ -5,10 +5,19 @@ Invariant: no more than a given number of bytes is ever kept, packed or not, and
 
 from __future__ import annotations
 
+import asyncio
+
 import zstandard
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
+_BODY_BYTES_MAX = 64 << 20
+# Nothing else is answered while JSON is parsed, which takes half a microsecond a number. A prompt of 131,072 tokens
+# comes to a mebibyte at most.
+_JSON_BYTES_MAX = 2 << 20
+# So much of a body that is too large is read and thrown away, because clients send all of it before they read why it
+# was refused, and would find the connection closed.
+_DISCARDED_BYTES_MAX = 256 << 20
 _ZSTD_STEP_BYTES = 256
 
 
@@ -28,17 +37,78 @@ class _Place(BaseModel):
     seq_id: int
 
 
+class Bodies:
+    """Reads the bodies of a server's requests. Used from the server's own thread only."""
+
+    def __init__(self) -> None:
+        self._coming: set[asyncio.Timeout] = set()
+        self._wait_s: float | None = None
+
+    async def read(self, request: Request) -> bytes:
+        """A body of any kind, unpacked.
+
+        Raises:
+            Refused: it is too large, or packed in a way that is not known, or it did not come before `close`.
+        """
+        return await self._read(request, _BODY_BYTES_MAX)
+
+    async def read_json(self, request: Request) -> bytes:
+        """A body that is parsed as JSON, which may be less large.
+
+        Raises:
+            Refused: as `read`.
+        """
+        return await self._read(request, _JSON_BYTES_MAX)
+
+    async def parse[M: BaseModel](self, request: Request, model: type[M]) -> M:
+        """A body in JSON as `model`.
+
+        Raises:
+            Refused: as `read`, or names the first field that does not fit.
+        """
+        return parse_body(await self.read_json(request), model)
+
+    def close(self) -> None:
+        """Give up what is still coming, so that a client that has stopped sending holds up nobody."""
+        self._wait_s = 0.0
+        for timeout in self._coming:
+            timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def _read(self, request: Request, bytes_max: int) -> bytes:
+        body = await self._receive(request, bytes_max)
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding == "zstd":
+            return await asyncio.to_thread(unpack_body, body, bytes_max=bytes_max)
+        if encoding != "identity":
+            raise Refused(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
+        return bytes(body)
+
+    async def _receive(self, request: Request, bytes_max: int) -> bytearray:
+        try:
+            async with asyncio.timeout(self._wait_s) as timeout:
+                self._coming.add(timeout)
+                try:
+                    return await read_body(request, bytes_max=bytes_max)
+                finally:
+                    self._coming.discard(timeout)
+        except TimeoutError:
+            raise Refused(503, "the engine was stopped") from None
+
+
 async def read_body(request: Request, *, bytes_max: int) -> bytearray:
     """The body as it comes.
 
     Raises:
         Refused: it is larger than `bytes_max`.
     """
-    body = bytearray()
+    body, size_bytes = bytearray(), 0
     async for chunk in request.stream():
-        body += chunk
-        if len(body) > bytes_max:
-            raise _too_large(body, bytes_max)
+        size_bytes += len(chunk)
+        body += chunk[: bytes_max - len(body)]
+        if size_bytes > _DISCARDED_BYTES_MAX:
+            break
+    if size_bytes > bytes_max:
+        raise _too_large(body, bytes_max)
     return body
 
 

@@ -248,13 +248,13 @@ class CheckpointStore:
         self._amend(path, lambda checkpoint: replace(checkpoint, public=public))
 
     def sweep(self) -> None:
-        """Remove what has expired, and all that killed servers left in the root: once, when a server starts.
+        """Remove what has expired, old records, and all that killed servers left in the root, when a server starts.
 
         Nothing is done while any server on this root reads or writes: the next sweep will find it.
         """
         self._sweep(None)
         with suppress(BlockingIOError), locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
-            self.records.sweep()
+            self.records.sweep(self.clock())
             sweep_scratch(self._root)
 
     def _sweep(self, owner: str | None) -> None:

@@ -23,7 +23,7 @@ from rlkit.errors import MissingError, RlkitError, UsageError
 
 _DELIVERED_BYTES_MAX = 64 << 20
 _UNFETCHED_BYTES_MAX = 1 << 30
-# What a promise takes up besides its answer's body.
+# What a promise takes up besides its answer's body: for most answers, nearly all of it.
 _OVERHEAD_BYTES = 2048
 
 type Category = Literal["user", "server"]
@@ -59,21 +59,22 @@ def proto_answer(body: bytes) -> Answer:
     return Answer(body, "application/x-protobuf")
 
 
-class _Unfetched:
-    """What the answers come to that a session has not fetched. May be used from any thread."""
+def _size_bytes(answer: Answer) -> int:
+    """What an answer keeps in memory, its promise included."""
+    return len(answer.body) + _OVERHEAD_BYTES
+
+
+class Tally:
+    """What things of one kind come to that a session has here. May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bytes = 0
-
-    def fits(self, size_bytes: int) -> bool:
-        """Whether there is room for another answer."""
-        return self._bytes + size_bytes <= _UNFETCHED_BYTES_MAX
+        self.bytes = 0
 
     def add(self, size_bytes: int) -> None:
-        """Count an answer, or a negative size once it is fetched or forgotten."""
+        """Count a thing, or a negative size once it is gone."""
         with self._lock:
-            self._bytes += size_bytes
+            self.bytes += size_bytes
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -93,7 +94,7 @@ class Promise:
     running: bool = False
     begun: bool = False
     outlives: bool = False
-    unfetched: _Unfetched = field(default_factory=_Unfetched)
+    unfetched: Tally = field(default_factory=Tally)
     _future: Future[Answer] = field(default_factory=Future[Answer])
     _wakers: set[Callable[[], object]] = field(default_factory=set[Callable[[], object]])
 
@@ -104,7 +105,7 @@ class Promise:
 
     def resolve(self, answer: Answer) -> None:
         """Give the answer, or an error where the session has not fetched too many others."""
-        if self.unfetched.fits(len(answer.body)):
+        if self.unfetched.bytes + _size_bytes(answer) <= _UNFETCHED_BYTES_MAX:
             self._settle(answer)
         else:
             most = f"{_UNFETCHED_BYTES_MAX >> 20} MiB"
@@ -119,6 +120,10 @@ class Promise:
         known = isinstance(error, RlkitError)
         users = isinstance(error, UsageError | MissingError)
         self.fail(str(error) if known else f"{type(error).__name__}: {error}", "user" if users else "server")
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call something once the answer is there, on the thread that gives it."""
+        self._future.add_done_callback(lambda _: call())
 
     async def wait(self, timeout_s: float) -> Answer | None:
         """The answer, or None if it takes longer than `timeout_s`."""
@@ -138,14 +143,14 @@ class Promise:
     def forget_answer(self) -> None:
         """Count the answer no more, if there is one: it was fetched, or nobody will."""
         if self._future.done():
-            self.unfetched.add(-len(self._future.result().body))
+            self.unfetched.add(-_size_bytes(self._future.result()))
 
     def _settle(self, answer: Answer) -> None:
         try:
             self._future.set_result(answer)
         except InvalidStateError:  # somebody was first
             return
-        self.unfetched.add(len(answer.body))
+        self.unfetched.add(_size_bytes(answer))
         for waker in list(self._wakers):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 waker()
@@ -158,7 +163,7 @@ class Promises:
         self._all: dict[str, Promise] = {}
         self._delivered: OrderedDict[str, int] = OrderedDict()
         self._delivered_bytes = 0
-        self._unfetched: WeakValueDictionary[str, _Unfetched] = WeakValueDictionary()
+        self._unfetched: WeakValueDictionary[str, Tally] = WeakValueDictionary()
         self._closed = ""
 
     def __len__(self) -> int:
@@ -173,7 +178,7 @@ class Promises:
         """
         known = self.get(request_id)
         if known is None:
-            unfetched = self._unfetched.setdefault(request_id.partition(":")[0], _Unfetched())
+            unfetched = self._unfetched.setdefault(request_id.partition(":")[0], Tally())
             self._all[request_id] = promise = Promise(request_id, fingerprint, unfetched=unfetched)
             if self._closed:
                 promise.fail(self._closed, "server")
@@ -197,7 +202,8 @@ class Promises:
         promise.forget_answer()
         self._delivered[promise.request_id] = size_bytes + _OVERHEAD_BYTES
         self._delivered_bytes += size_bytes + _OVERHEAD_BYTES
-        while self._delivered_bytes > _DELIVERED_BYTES_MAX:
+        # Never this one, however large: it went out just now, and its client may not have all of it yet.
+        while self._delivered_bytes > _DELIVERED_BYTES_MAX and len(self._delivered) > 1:
             self.forget(next(iter(self._delivered)))
 
     def forget(self, request_id: str) -> None:

@@ -1,6 +1,7 @@
 """What is written down of sessions and training runs, so that a client can be told of them after a restart.
 
-Invariant: a record is there whole or not at all, and no id that a client gives can lead outside the root.
+Invariant: a record is there whole or not at all, and no id that a client gives can lead outside the root. It is there
+as long as any checkpoint that it is about, and for a month otherwise.
 
     <root>/.sessions/<session id>.json    what a client said of itself
     <root>/<model id>/run.json            what a model was made from
@@ -11,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,8 +20,10 @@ from pydantic import TypeAdapter
 
 from rlkit.engine.files import locked, read_json, write_json
 
+_KEPT_S = 30 * 24 * 3600.0
+
 SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
-MODEL_ID = re.compile(rf"{SESSION_ID.pattern}:train:[0-9]{{1,9}}")
+MODEL_ID = re.compile(rf"{SESSION_ID.pattern}:train:[0-9]{{1,10}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class Records:
             write_json(self._root / ".sessions" / f"{session.session_id}.json", asdict(session))
 
     def sessions(self) -> list[SessionRecord]:
-        """The sessions that there ever were, newest first."""
+        """The sessions that are remembered, newest first."""
         files = (self._root / ".sessions").glob("*.json")
         found = [session for file in files if (session := read_json(file, _SESSION))]
         return sorted(found, key=lambda session: (-session.created, session.session_id))
@@ -96,11 +100,35 @@ class Records:
             found = [self.folder(owner)] if MODEL_ID.fullmatch(owner) else []
         return [folder for folder in found if folder.is_dir() and not folder.is_symlink()]
 
-    def sweep(self) -> None:
-        """Remove what a killed server left half-written; the caller holds the root's lock exclusively."""
+    def sweep(self, now_s: float) -> None:
+        """Remove what a killed server left half-written, and what was a month ago and left no checkpoint.
+
+        The caller holds the root's lock exclusively, and has removed what is left of checkpoints that are gone.
+
+        Args:
+            now_s: seconds since 1970.
+        """
         for folder in (*self.folders(), self._root / ".sessions"):
             for file in folder.glob(".*.tmp"):
                 file.unlink()
+        for folder in self.folders():
+            run = read_json(folder / "run.json", _RUN)
+            if run is not None and run.created + _KEPT_S < now_s and not any(folder.glob("*/*")):
+                _remove(folder)
+        in_use = {folder.name.rpartition("_train_")[0] for folder in self.folders()}
+        for file in (self._root / ".sessions").glob("*.json"):
+            session = read_json(file, _SESSION)
+            if session is not None and session.created + _KEPT_S < now_s and file.stem not in in_use:
+                file.unlink()
+
+
+def _remove(run: Path) -> None:
+    """Remove the record of a run and its folder, in which there are empty folders at most."""
+    (run / "run.json").unlink()
+    with suppress(OSError):  # somebody else has put something there
+        for folder in run.iterdir():
+            folder.rmdir()
+        run.rmdir()
 
 
 def strings(metadata: Mapping[str, object] | None) -> dict[str, str] | None:

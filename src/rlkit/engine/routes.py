@@ -9,17 +9,19 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from hashlib import blake2b
 
 from pydantic import BaseModel
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from tinker import types
 
 from rlkit.engine import wire
-from rlkit.engine.bodies import Refused, json_place, parse_body, read_body, unpack_body
-from rlkit.engine.promises import GoneError, Promise
+from rlkit.engine.bodies import Bodies, Refused, json_place, parse_body
+from rlkit.engine.promises import Answer, GoneError, Promise
 from rlkit.engine.rest import Management, TtlRequest
 from rlkit.engine.service import Service
 from rlkit.engine.wire_sample import SAMPLES_MAX
@@ -27,7 +29,6 @@ from rlkit.errors import MissingError, UsageError
 
 _log = logging.getLogger(__name__)
 
-_BODY_BYTES_MAX = 64 << 20
 # The client gives up on a question after 45 s, and asks again at once when told to.
 _HOLD_S = 25.0
 # Above this a client first hears how large an answer is, so that it can bound what it holds at a time.
@@ -54,15 +55,16 @@ class _WeightsInfoRequest(BaseModel):
     tinker_path: str
 
 
-def make_app(service: Service, *, api_key: str, models: Sequence[str]) -> Starlette:
+def make_app(service: Service, bodies: Bodies, *, api_key: str, models: Sequence[str]) -> Starlette:
     """The web application.
 
     Args:
+        bodies: reads those of the requests.
         api_key: what the header `X-API-Key` must hold.
         models: names that `get_server_capabilities` lists.
     """
     manage = Management(service.store, service.sessions)
-    handlers = _Handlers(service, manage, models)
+    handlers = _Handlers(service, bodies, manage, models)
     posts: dict[str, Handler] = {
         "client/config": handlers.client_config,
         "client/dynamic_config": handlers.client_dynamic_config,
@@ -158,24 +160,6 @@ def _error(status: int, message: str) -> JSONResponse:
     return JSONResponse({"detail": message[:_MESSAGE_MAX]}, status_code=status)
 
 
-async def _read(request: Request) -> bytes:
-    body = await read_body(request, bytes_max=_BODY_BYTES_MAX)
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding == "zstd":
-        return _decompress(body)
-    if encoding != "identity":
-        raise Refused(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
-    return bytes(body)
-
-
-def _decompress(body: bytearray) -> bytes:
-    return unpack_body(body, bytes_max=_BODY_BYTES_MAX)
-
-
-async def _parse[M: BaseModel](request: Request, model: type[M]) -> M:
-    return parse_body(await _read(request), model)
-
-
 def _pending(promise: Promise) -> JSONResponse:
     return JSONResponse({"request_id": promise.request_id})
 
@@ -183,8 +167,9 @@ def _pending(promise: Promise) -> JSONResponse:
 class _Handlers:
     """One method for each route that is not simply a future."""
 
-    def __init__(self, service: Service, manage: Management, models: Sequence[str]) -> None:
+    def __init__(self, service: Service, bodies: Bodies, manage: Management, models: Sequence[str]) -> None:
         self._service = service
+        self._bodies = bodies
         self._manage = manage
         self._models = models
 
@@ -193,7 +178,7 @@ class _Handlers:
 
         async def handler(request: Request) -> Response:
             try:
-                wanted = await _parse(request, model)
+                wanted = await self._bodies.parse(request, model)
             except Refused as refused:
                 return self._refuse_in_turn(json_place(refused.body), refused)
             return _pending(start(wanted))
@@ -204,7 +189,7 @@ class _Handlers:
         """A route that reads `model` and gives it to `answer`."""
 
         async def handler(request: Request) -> Response:
-            return await answer(request, await _parse(request, model))
+            return await answer(request, await self._bodies.parse(request, model))
 
         return handler
 
@@ -222,25 +207,25 @@ class _Handlers:
 
     async def create_session(self, request: Request) -> Response:
         """Open a session."""
-        wanted = await _parse(request, types.CreateSessionRequest)
+        wanted = await self._bodies.parse(request, types.CreateSessionRequest)
         session_id = self._service.create_session()
         await self._manage.note_session(session_id, wanted)
         return JSONResponse({"session_id": session_id, "type": "create_session"})
 
     async def heartbeat(self, request: Request) -> Response:
         """A session is still in use; 410 tells the client that it is not known."""
-        beat = await _parse(request, types.SessionHeartbeatRequest)
+        beat = await self._bodies.parse(request, types.SessionHeartbeatRequest)
         self._service.sessions.beat(beat.session_id)
         return JSONResponse({"type": "session_heartbeat"})
 
     async def telemetry(self, request: Request) -> Response:
         """Taken and thrown away: nothing leaves this process."""
-        await _read(request)
+        await self._bodies.read(request)
         return JSONResponse({"status": "accepted"})
 
     async def finish_session(self, request: Request) -> Response:
         """Close a session."""
-        await _read(request)
+        await self._bodies.read(request)
         self._service.finish_session(request.path_params["session_id"])
         return Response(status_code=204)
 
@@ -259,7 +244,7 @@ class _Handlers:
 
     async def get_info(self, request: Request) -> Response:
         """A model's base and rank, and the directory of its tokeniser, so that the SDK need not ask a hub."""
-        model_id = (await _parse(request, types.GetInfoRequest)).model_id
+        model_id = (await self._bodies.parse(request, types.GetInfoRequest)).model_id
         model = self._service.model_info(model_id)
         data = {"model_name": model.base_model, "tokenizer_id": str(model.directory), "arch": "decoder"}
         info = {"type": "get_info", "model_id": model_id, "is_lora": True, "lora_rank": model.rank}
@@ -267,13 +252,15 @@ class _Handlers:
 
     async def weights_info(self, request: Request) -> Response:
         """What a checkpoint was trained from."""
-        info = self._service.store.info((await _parse(request, _WeightsInfoRequest)).tinker_path)
+        info = self._service.store.info((await self._bodies.parse(request, _WeightsInfoRequest)).tinker_path)
         lora = {name: getattr(info.settings, name) for name in ("train_unembed", "train_mlp", "train_attn")}
         return JSONResponse({"base_model": info.base_model, "is_lora": True, "lora_rank": info.settings.rank, **lora})
 
     async def create_sampling_session(self, request: Request) -> Response:
         """Open a sampling session."""
-        sampler_id = self._service.create_sampling_session(await _parse(request, types.CreateSamplingSessionRequest))
+        sampler_id = self._service.create_sampling_session(
+            await self._bodies.parse(request, types.CreateSamplingSessionRequest)
+        )
         return JSONResponse({"sampling_session_id": sampler_id, "type": "create_sampling_session"})
 
     async def get_sampler(self, request: Request) -> Response:
@@ -284,15 +271,17 @@ class _Handlers:
 
     async def sample(self, request: Request) -> Response:
         """Start sampling; the reply names every sample."""
-        wanted = await _parse(request, types.SampleRequest)
-        promise = self._service.sample(wanted)
+        body = await self._bodies.read_json(request)
+        wanted = parse_body(body, types.SampleRequest)
+        # Of the bytes, which come again just so: to write a long prompt anew would take as long as to parse it.
+        promise = self._service.sample(wanted, blake2b(body, digest_size=16).digest())
         ids = [f"{promise.request_id}.{index}" for index in range(min(wanted.num_samples, SAMPLES_MAX))]
         return JSONResponse({"request_id": promise.request_id, "sample_sequence_ids": ids})
 
     async def forward_backward(self, request: Request) -> Response:
         """Start a training request, the only one whose body is protobuf."""
         try:
-            body = await _read(request)
+            body = await self._bodies.read(request)
         except Refused as refused:
             return self._refuse_in_turn(wire.place_of(refused.body), refused)
         try:
@@ -305,11 +294,11 @@ class _Handlers:
         """Fail a request when its turn comes: refused at once, it would leave a gap for which the next ones wait."""
         if place is None:
             raise refused
-        return _pending(self._service.refuse(*place, refused.body, str(refused)))
+        return _pending(self._service.refuse(*place, str(refused)))
 
     async def retrieve_future(self, request: Request) -> Response:
         """Wait for an answer; 408 means ask again, 410 that it was there."""
-        wanted = await _parse(request, types.FutureRetrieveRequest)
+        wanted = await self._bodies.parse(request, types.FutureRetrieveRequest)
         promise = self._service.promise(wanted.request_id)
         answer = await promise.wait(_HOLD_S)
         if answer is None:
@@ -317,21 +306,27 @@ class _Handlers:
             return JSONResponse(later, status_code=408)
         if wanted.allow_metadata_only and len(answer.body) > _INLINE_BYTES_MAX:
             return JSONResponse({"status": "complete_metadata", "response_payload_size": len(answer.body)})
+        # Whoever has closed the connection by now will ask again.
+        delivered = None if await request.is_disconnected() else BackgroundTask(self._delivered, promise, answer)
+        return Response(answer.body, media_type=answer.media_type, background=delivered)
+
+    async def _delivered(self, promise: Promise, answer: Answer) -> None:
+        """Note that an answer went out. A coroutine, because a plain function would run on another thread."""
         self._service.promises.delivered(promise, len(answer.body))
-        return Response(answer.body, media_type=answer.media_type)
 
     async def cancel_future(self, request: Request) -> Response:
         """Give up samples; those of a session that has ended are given up already."""
-        wanted = await _parse(request, _CancelRequest)
+        wanted = await self._bodies.parse(request, _CancelRequest)
         try:
             self._service.cancel(wanted.request_id)
         except MissingError:
-            self._service.sessions.end(wanted.request_id.partition(":")[0])  # raises if there never was such a session
+            if not self._service.sessions.has_ended(wanted.request_id):
+                raise
         return Response(status_code=204)
 
     async def create_custom_loss(self, request: Request) -> Response:
         """Refused: such a loss would be a program of the client's that runs here."""
-        await _read(request)
+        await self._bodies.read(request)
         raise UsageError(
             "create_custom_loss: losses do not run on this server; give forward_backward_custom a function instead, "
             "which runs on the client"

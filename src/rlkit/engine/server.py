@@ -16,6 +16,7 @@ from typing import Self
 
 import uvicorn
 
+from rlkit.engine.bodies import Bodies
 from rlkit.engine.routes import make_app
 from rlkit.engine.service import Service
 from rlkit.errors import UsageError
@@ -69,7 +70,8 @@ class EngineServer:
         self._address = (host, port)
         self._root = root or engine_dir()
         self._service = Service(resolve=resolve or _resolve, root=self._root, threads=threads, device=device)
-        app = make_app(self._service, api_key=self.api_key, models=models)
+        self._bodies = Bodies()
+        app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=_GRACE_S
@@ -132,7 +134,7 @@ class EngineServer:
             return
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop may be closed
-                self._loop.call_soon_threadsafe(self._service.halt)
+                self._loop.call_soon_threadsafe(self._halt)
         self._server.should_exit = True
         self._thread.join()
         self._service.stop()
@@ -146,6 +148,10 @@ class EngineServer:
         watching = asyncio.create_task(self._service.watch_sessions())
         await serving
         watching.cancel()
+
+    def _halt(self) -> None:
+        self._service.halt()
+        self._bodies.close()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -129,6 +129,7 @@ class Service:
         """Make a model from a checkpoint, or load a checkpoint into a model."""
 
         def job(_: Promise) -> Answer:
+            wire.check_optimizer(request.optimizer_config)
             base = request.base_model
             line.info = self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
             if request.model_id is None:
@@ -157,13 +158,14 @@ class Service:
         size_bytes = sum(datum.ByteSize() for datum in request.data)
         return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes)
 
-    def refuse(self, model_id: str, seq_id: int, body: bytes, message: str) -> Promise:
+    def refuse(self, model_id: str, seq_id: int, message: str) -> Promise:
         """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""
 
         def job(_: Promise) -> Answer:
             raise UsageError(message)
 
-        return self._turns.in_turn(model_id, seq_id, blake2b(body, digest_size=16).digest(), job)
+        # Of what could not be read, not the same part may have been kept when it is sent again.
+        return self._turns.in_turn(model_id, seq_id, blake2b(message.encode(), digest_size=16).digest(), job)
 
     def optim_step(self, request: types.OptimStepRequest) -> Promise:
         """Apply the gradient."""
@@ -264,6 +266,9 @@ class Service:
             if "/sampler_weights/" not in request.model_path:
                 raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
             checkpoint = self.store.get(request.model_path)
+            if request.base_model not in (None, checkpoint.info.base_model):
+                trained = f"{request.model_path} was trained from {checkpoint.info.base_model!r}"
+                raise UsageError(f"create_sampling_session: {trained}, not from {request.base_model!r}")
             ref = SamplerRef(checkpoint.info.base_model, path=request.model_path, save=checkpoint.data.name)
         elif request.base_model is not None:
             ref = SamplerRef(request.base_model)
@@ -283,17 +288,20 @@ class Service:
             raise MissingError(f"there is no sampling session {sampler_id!r}")
         return target
 
-    def sample(self, request: types.SampleRequest) -> Promise:
-        """Sample from a sampling session."""
+    def sample(self, request: types.SampleRequest, fingerprint: bytes) -> Promise:
+        """Sample from a sampling session; equal requests have equal fingerprints."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise UsageError("asample: sampling_session_id and seq_id are needed")
         target = self.sampler(request.sampling_session_id)
+        for name, own in (("base_model", target.ref.base_model), ("model_path", target.ref.path)):
+            if getattr(request, name) not in (None, own):
+                raise UsageError(f"asample: {name} is not what the sampling session samples from: leave it out")
         check_save(self.store, target.ref)
 
         def job(promise: Promise) -> None:
             self._runtime.sample(target, request, promise)
 
-        return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint_of(request), job)
+        return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint, job)
 
     def promise(self, request_id: str) -> Promise:
         """The promise of a request.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlkit.engine.promises import GoneError
+from rlkit.engine.promises import GoneError, Tally
 from rlkit.errors import MissingError
 
 # Clients send a heartbeat every 10 s and say after two minutes without a reply that their session may be terminated.
@@ -84,6 +84,7 @@ class Session:
 
     Args:
         unloaded: the ids of models that were unloaded, none of which is given to another model.
+        queued: what the requests come to whose turn has come and that have not run.
     """
 
     session_id: str
@@ -91,6 +92,7 @@ class Session:
     lines: dict[str, Line] = field(default_factory=dict[str, Line])
     unloaded: set[str] = field(default_factory=set[str])
     samplers: dict[str, Target] = field(default_factory=dict[str, Target])
+    queued: Tally = field(default_factory=Tally)
 
 
 class Sessions:
@@ -154,6 +156,10 @@ class Sessions:
         del self._open[session_id]
         self._ended.append(session_id)
         return session
+
+    def has_ended(self, name: str) -> bool:
+        """Whether the session of a model, sampling session or request was here, and has ended."""
+        return name.partition(":")[0] in self._ended
 
     def silent(self) -> list[Session]:
         """The sessions of which nothing was heard for `SILENCE_S`."""

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from pydantic import BaseModel
 
 from rlkit.engine.promises import Answer, GoneError, NotYet, Promise, Promises
-from rlkit.engine.sessions import Early, Line, Sessions
+from rlkit.engine.sessions import Early, Line, Session, Sessions
 from rlkit.errors import MissingError, RlkitError, UsageError
 
 _log = logging.getLogger(__name__)
@@ -24,8 +24,10 @@ _log = logging.getLogger(__name__)
 _ID_MAX = 1 << 31
 # The parts of one large call arrive together, its first part last.
 _AHEAD_MAX = 4096
-# What the requests of one session that wait for their turn may come to: the parts of a call of ten million tokens.
+# What the requests of one session may come to that wait for their turn, and again those whose turn has come but that
+# have not run: the parts of a call of ten million tokens.
 _AHEAD_BYTES_MAX = 256 << 20
+_QUEUED_BYTES_MAX = 256 << 20
 
 type Job = Callable[[Promise], Answer | None]
 """Runs on the worker; None when the promise is kept later. It may raise `NotYet`."""
@@ -94,13 +96,16 @@ class Turns:
     ) -> Promise:
         """Run a job once all requests of its model with a smaller `seq_id` have had their turn.
 
+        Where there is no room for it, its turn comes all the same, and it fails then: refused at once, it would leave a
+        gap for which all later ones wait.
+
         Args:
             saves: whether the job leaves something that outlives the session.
             size_bytes: what the job holds until it has run, where that is much.
 
         Raises:
             GoneError: it was run before, and its answer is forgotten.
-            UsageError: there is no `seq_id`, or it is too far ahead, or too much waits for its turn.
+            UsageError: there is no `seq_id`, or it is too far ahead.
             MissingError: there is no such model.
         """
         line = self.line(model_id)
@@ -111,14 +116,17 @@ class Turns:
             raise GoneError(f"request {seq_id} of {model_id} was answered long ago, and is not run again")
         if seq_id >= line.next_seq + _AHEAD_MAX:
             raise UsageError(f"seq_id: {seq_id} is too far ahead of {line.next_seq}, whose turn it is")
-        if seq_id > line.next_seq and self._promises.get(request_id) is None:
-            self._check_room(model_id, size_bytes)
         promise, new = self._promises.make(request_id, fingerprint)
         if new:
+            session = self._sessions.of(model_id)
+            if (problem := _lacks_room(session, size_bytes, early=seq_id > line.next_seq)) is not None:
+                job, size_bytes = partial(_refuse, problem), 0
 
             def start() -> None:
                 if saves:
                     self._keep(model_id, promise)
+                session.queued.add(size_bytes)
+                promise.when_done(partial(session.queued.add, -size_bytes))
                 self._start(job, promise, line)
 
             line.waiting[seq_id] = Early(start, size_bytes)
@@ -132,15 +140,6 @@ class Turns:
         for line in lines:
             step = partial(self._in_line, step, line)
         self._submit(step)
-
-    def _check_room(self, model_id: str, size_bytes: int) -> None:
-        lines = self._sessions.of(model_id).lines.values()
-        waiting_bytes = sum(early.size_bytes for line in lines for early in line.waiting.values())
-        if waiting_bytes + size_bytes > _AHEAD_BYTES_MAX:
-            raise UsageError(
-                f"requests of {waiting_bytes >> 20} MiB wait for their turn, and there is no room for "
-                f"{size_bytes >> 20} MiB more: send those before them first, or smaller ones"
-            )
 
     def _keep(self, model_id: str, save: Promise) -> None:
         """Note what must still be done should the session end: without the steps before it, a save would be another."""
@@ -208,6 +207,27 @@ def new_id(session_id: str, kind: str, number: int) -> str:
     if not 0 <= number < _ID_MAX:
         raise UsageError(f"model_seq_id and sampling_session_seq_id must be 0 … {_ID_MAX - 1}")
     return f"{session_id}:{kind}:{number}"
+
+
+def _lacks_room(session: Session, size_bytes: int, *, early: bool) -> str | None:
+    """Why no more can be taken of a session, or None. What waits for the one that comes must not keep it out."""
+    if early:
+        waiting_bytes = sum(other.size_bytes for line in session.lines.values() for other in line.waiting.values())
+        if waiting_bytes + size_bytes > _AHEAD_BYTES_MAX:
+            return (
+                f"requests of {waiting_bytes >> 20} MiB wait for their turn, and there is no room for "
+                f"{size_bytes >> 20} MiB more: send less in one call"
+            )
+    elif session.queued.bytes + size_bytes > _QUEUED_BYTES_MAX:
+        return (
+            f"requests of {session.queued.bytes >> 20} MiB have not run yet, and there is no room for "
+            f"{size_bytes >> 20} MiB more: wait for their results first"
+        )
+    return None
+
+
+def _refuse(problem: str, _: Promise) -> Answer:
+    raise UsageError(problem)
 
 
 def _fail(promise: Promise, error: Exception) -> None:

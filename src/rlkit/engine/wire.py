@@ -125,9 +125,14 @@ def lora_settings(request: types.CreateModelRequest) -> LoraSettings:
         raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
     if lora.seed is not None and not 0 <= lora.seed < _SEED_MAX:
         raise UsageError(f"lora_config: seed must be 0 … {_SEED_MAX - 1}, not {lora.seed}")
-    if request.optimizer_config.type != "adamw":
-        raise UsageError(f"optimizer_config: {request.optimizer_config.type!r} is not supported; use adamw")
+    check_optimizer(request.optimizer_config)
     return LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+
+
+def check_optimizer(config: types.OptimizerConfig | None) -> None:
+    """Refuse an optimiser for a new model that is not AdamW."""
+    if config is not None and config.type != "adamw":
+        raise UsageError(f"optimizer_config: {config.type!r} is not supported; use adamw")
 
 
 def adam_settings(request: types.OptimStepRequest) -> AdamSettings:

@@ -167,7 +167,7 @@ def _integers(name: str, values: Sequence[float]) -> NDArray[np.int64]:
         found = np.array(values, np.int64)
     except (OverflowError, ValueError):
         raise UsageError(f"{name} holds a number that is no 64-bit integer") from None
-    if not all(float(value).is_integer() for value in values):
+    if np.any(found != np.array(values)):
         raise UsageError(f"{name} holds a number that is no integer")
     return found
 

@@ -1,0 +1,45 @@
+"""What waits for its turn or has had it: how much of it there may be, and what becomes of the rest."""
+
+from __future__ import annotations
+
+import pytest
+import tinker
+
+from rlkit.engine import EngineServer, turns
+
+from .conformance import ask, new_trainer, open_model, open_session, train_request
+from .helpers import ce_datum
+from .test_sessions import busy_worker
+
+TEXT = [72, 101, 108, 108, 111]
+
+
+def test_a_call_that_is_too_large_fails_and_the_next_one_runs(
+    client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = new_trainer(client)
+    monkeypatch.setattr(turns, "_AHEAD_BYTES_MAX", 100_000)
+    data = [ce_datum([1, 2, 3])] * 4000  # sent in four parts, the first of them last
+    with pytest.raises(tinker.RequestFailedError, match="send less in one call"):
+        trainer.forward(data, "cross_entropy").result(timeout=30)
+    assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result(timeout=30).metrics["loss:sum"] > 0
+
+
+def test_what_has_not_run_has_a_limit_in_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    model_id = open_model(server, open_session(server))
+    monkeypatch.setattr(turns, "_QUEUED_BYTES_MAX", 2 * len(train_request(model_id, 1)))
+
+    def send(seq_id: int) -> None:
+        body = train_request(model_id, seq_id)
+        assert ask(server, "forward_backward", body, media_type="application/x-protobuf").status == 200
+
+    def is_refused(seq_id: int) -> bool:
+        answer = ask(server, "retrieve_future", {"request_id": f"{model_id}#{seq_id}"})
+        return b"wait for their results first" in answer.body
+
+    with busy_worker(server):
+        for seq_id in (1, 2, 3, 3, 4):
+            send(seq_id)
+    assert [is_refused(seq_id) for seq_id in (1, 2, 3, 4)] == [False, False, True, True]
+    send(5)  # those before it have run
+    assert not is_refused(5)
