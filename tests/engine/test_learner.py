@@ -15,7 +15,7 @@ from rlkit.engine.lanes import Lanes, StoppedError
 from rlkit.engine.layout import lay_out
 from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
-from rlkit.engine.losses import LOSSES, make_loss
+from rlkit.engine.losses import LOSSES, SEQUENCE, make_loss
 from rlkit.engine.model import trunk
 from rlkit.engine.packing import Example
 from rlkit.engine.requests import SampleRequest, SampleResult
@@ -123,6 +123,17 @@ def test_gradients_equal_autograd_on_the_formula(weights: Weights, lanes: Lanes,
     expected = torch.cat([view.grad.flatten() for view in trainable.views.values() if view.grad is not None])
     assert half.loss + rest.loss == pytest.approx(total.item(), rel=1e-5)
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-5
+
+
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "gspo"])
+def test_a_token_without_an_advantage_costs_nothing_whatever_its_log_probability(loss: str) -> None:
+    logp = torch.tensor([-1.0, -2.0])
+    inputs = {"advantages": torch.tensor([0.0, 1.0]), "logprobs": torch.tensor([-1000.0, -2.1])}
+    inputs[SEQUENCE] = torch.tensor([1000.0, 0.1])
+    losses, gradient = make_loss(loss, {}).gradient(logp, inputs)
+    alone = make_loss(loss, {}).gradient(logp[1:], {name: values[1:] for name, values in inputs.items()})
+    assert losses.tolist() == [0.0, *alone[0].tolist()]
+    assert gradient.tolist() == [0.0, *alone[1].tolist()]
 
 
 def test_merged_weights_give_the_same_log_probabilities_as_the_adapter(weights: Weights, lanes: Lanes) -> None:
