@@ -256,6 +256,34 @@ def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, mon
     assert len(done) <= 2
 
 
+def test_no_step_is_taken_with_the_gradient_of_a_call_that_failed_half_way(
+    weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples, loss = random_examples("ppo", [200] * 4), make_loss("ppo", {})
+    adam = AdamSettings(1e-2, 0.9, 0.95, 1e-12, 0.0, 0.0)
+    expected, learner = (Learner(weights, random_adapter(weights, LoraSettings(2)), lanes) for _ in "ab")
+    before = learner.adapter.flat.clone()
+    compute, calls = Learner._micro_batch, iter(range(10))
+
+    def failing(*args: object, **kwargs: object) -> object:
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+        return compute(*args, **kwargs)  # pyright: ignore[reportArgumentType] they are passed on as they came
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(Learner, "_micro_batch", failing)
+        learner.forward_backward(examples, loss)
+    learner.forward_backward(examples[:1], loss)
+    with pytest.raises(UsageError, match="forward_backward before it failed half-way"):
+        learner.step(adam)
+    assert torch.equal(learner.adapter.flat, before)
+    for one in (expected, learner):
+        one.forward_backward(examples, loss)
+        one.step(adam)
+    assert torch.equal(learner.adapter.flat, expected.adapter.flat)
+    assert not torch.equal(learner.adapter.flat, before)
+
+
 def test_a_long_sequence_is_computed_again_rather_than_kept(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,8 @@
 """Gradients and optimiser steps of one LoRA model.
 
 Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it; the same
-calls in the same order give the same bits, however many lanes there are.
+calls in the same order give the same bits, however many lanes there are. A call that fails half-way leaves part of its
+gradient behind: no step is taken with that.
 
 Memory stays bounded whatever the batch: sequences are packed into micro-batches, of about 256 tokens on a CPU, each of
 which goes through the model and back before the next one of its share.
@@ -74,6 +75,7 @@ class Learner:
         self.moments = torch.zeros(2, len(adapter.flat), device=device) if moments is None else moments.to(device)
         self.steps = steps
         self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
+        self._torn = False
         self._lanes = lanes
         self._tokens = batches(device).train_tokens
         self._shares = [self._share(gradient) for gradient in self.gradients]
@@ -95,9 +97,20 @@ class Learner:
         return self._run(examples, loss, backward=True)
 
     def step(self, settings: AdamSettings) -> float:
-        """One step of AdamW (Loshchilov and Hutter 2019); returns the gradient's norm before clipping."""
-        gradient = self.gradients.sum(0)
+        """One step of AdamW (Loshchilov and Hutter 2019); returns the gradient's norm before clipping.
+
+        Raises:
+            UsageError: the gradient is not whole or not finite, and was cleared, or the weights would not be finite;
+                they are as they were.
+        """
+        gradient, torn = self.gradients.sum(0), self._torn
         self.gradients.zero_()
+        self._torn = False
+        if torn:
+            raise UsageError(
+                "optim_step: a forward_backward before it failed half-way, so the weights were left alone and the "
+                "gradient was cleared; send all forward_backward requests of this step again"
+            )
         norm = float(gradient.square().sum(dtype=torch.float64).sqrt())
         if not math.isfinite(norm):
             raise UsageError(
@@ -129,7 +142,11 @@ class Learner:
             partial(self._run_share, adapter, packed[i::_SHARES], examples, loss, backward=backward)
             for i, adapter in enumerate(self._shares)
         ]
-        outputs = self._lanes.run(shares)
+        try:
+            outputs = self._lanes.run(shares)
+        except Exception:
+            self._torn |= backward
+            raise
         logprobs: dict[int, NDArray[np.float32]] = {}
         for share in outputs:
             logprobs |= share.logprobs
