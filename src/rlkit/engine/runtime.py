@@ -173,7 +173,7 @@ class Runtime:
             self._snapshots.remove(ref.snapshot)
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
-        """Queue a sampling request; its promise is kept by a later `advance`."""
+        """Queue a sampling request; its promise is kept by a later `advance`, unless it has an answer before."""
         base = self._bases.find(target.ref.base_model)
 
         def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
@@ -184,17 +184,13 @@ class Runtime:
         decoded = decode_sample(request, rule)
         self._samplers.submit(target, decoded, lambda result: encode_sample(result, request), promise)
 
-    def cancel(self, promise: Promise) -> None:
-        """Stop working on a sampling request, if it is being worked on."""
-        self._samplers.cancel(promise)
-
     def advance(self) -> bool:
         """Decode one token for every running sample; whether there is more to do."""
         self._samplers.advance()
         return self._samplers.busy
 
     def release(self, session_id: str) -> None:
-        """Forget the models, samples and snapshots of a session."""
+        """Forget the models and snapshots of a session, whose requests have their answers."""
         for model_id in [m for m in self._models if m.startswith(f"{session_id}:")]:
             del self._models[model_id]
         self._samplers.release(session_id)

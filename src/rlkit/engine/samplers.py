@@ -79,15 +79,9 @@ class Samplers:
         self._waiting[promise] = _Wanted(target, request, encode, promise)
         self._admit()
 
-    def cancel(self, promise: Promise) -> None:
-        """Stop working on a request, if it is being worked on."""
-        self._waiting.pop(promise, None)
-        for served in self._served.values():
-            if (ticket := served.tickets.pop(promise, None)) is not None:
-                served.decoder.cancel(ticket)
-
     def advance(self) -> None:
-        """Decode one token for every running sample."""
+        """Decode one token for every running sample that is still wanted."""
+        self._drop_unwanted()
         for ref, served in list(self._served.items()):
             if not served.decoder.busy:
                 continue
@@ -102,18 +96,24 @@ class Samplers:
         self._admit()
 
     def release(self, session_id: str) -> None:
-        """Forget the requests and unnamed weights of a session."""
+        """Forget the unnamed weights of a session; its requests have their answer, that it has ended."""
+        self._drop_unwanted()
         prefix = f"{session_id}:"
         for ref in [ref for ref in self._served if (ref.snapshot or "").startswith(prefix)]:
             del self._served[ref]
-        tickets = [promise for served in self._served.values() for promise in served.tickets]
-        for promise in [promise for promise in (*self._waiting, *tickets) if promise.request_id.startswith(prefix)]:
-            self.cancel(promise)
 
     def clear(self) -> None:
         """Forget everything."""
         self._waiting.clear()
         self._served.clear()
+
+    def _drop_unwanted(self) -> None:
+        """Forget requests that have their answer already: they were cancelled, or their session has ended."""
+        for promise in [promise for promise in self._waiting if promise.done]:
+            del self._waiting[promise]
+        for served in self._served.values():
+            for promise in [promise for promise in served.tickets if promise.done]:
+                served.decoder.cancel(served.tickets.pop(promise))
 
     def _admit(self) -> None:
         """Begin requests in their order while there is room."""

@@ -326,7 +326,6 @@ class Service:
         if promise is not None:
             promise.fail("the request was cancelled", "user")
             self.promises.forget(request_id)
-            self._worker.submit(lambda: self._runtime.cancel(promise))
 
     def _forget(self, session: Session) -> None:
         prefix = f"{session.session_id}:"
