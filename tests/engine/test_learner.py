@@ -239,6 +239,42 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> 
     assert torch.equal(*gradients)
 
 
+def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are_not_changed(weights: Weights) -> None:
+    examples, loss, lanes = random_examples("ppo", [7, 150, 40, 7, 200, 90, 180]), make_loss("ppo", {}), Lanes(2)
+    served = serve(weights, None, lanes.run)
+    request = SampleRequest(np.arange(5), 20, 12, 0, DrawSettings(), StopRule())
+
+    class Sampling:
+        def __init__(self) -> None:
+            self.decoder, self.found = Decoder(served, lanes), list[SampleResult]()
+            self.decoder.submit(request, self.found.append)
+
+        @property
+        def should_give_way(self) -> bool:
+            return self.decoder.busy
+
+        def give_way(self) -> None:
+            self.decoder.step()
+            self.decoder.step()
+
+    sampling, alone = Sampling(), Sampling()
+    while alone.decoder.busy:
+        alone.give_way()
+    gradients: list[torch.Tensor] = []
+    for others in (None, sampling):
+        learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
+        learner.forward_backward(examples, loss, others=others)
+        gradients.append(learner.gradients)
+    assert len(sampling.decoder._rows[0]) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
+    while sampling.decoder.busy:
+        sampling.give_way()
+    lanes.close()
+    assert torch.equal(*gradients)
+    for drawn, expected in zip(sampling.found[0].samples, alone.found[0].samples, strict=True):
+        np.testing.assert_array_equal(drawn.tokens, expected.tokens)
+        np.testing.assert_array_equal(drawn.logprobs, expected.logprobs)
+
+
 def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, done = Lanes(2), list[int]()
     compute = Learner._micro_batch

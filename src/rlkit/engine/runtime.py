@@ -1,7 +1,8 @@
 """The models of a server: base weights, models in training, weights for sampling.
 
 Invariant: everything here runs on the worker thread, one call at a time, but for `look_for`, `contexts` and `halt`,
-which any thread may call; a method that fails leaves the rest usable.
+which any thread may call, and for samples, which go on inside `train`: no weights change there. A method that fails
+leaves the rest usable.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from rlkit.engine import wire
 from rlkit.engine.bases import Base, Bases
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
 from rlkit.engine.lanes import Lanes
-from rlkit.engine.learner import AdamSettings, Learner
+from rlkit.engine.learner import AdamSettings, Learner, Others
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import make_loss
 from rlkit.engine.peft import save_external
@@ -105,13 +106,13 @@ class Runtime:
         self._models[model_id] = _Model(base, learner)
         return ModelInfo(info.base_model, base.directory, info.settings.rank)
 
-    def train(self, request: wire.TrainRequest) -> bytes:
-        """Run a forward or forward-backward request."""
+    def train(self, request: wire.TrainRequest, others: Others) -> bytes:
+        """Run a forward or forward-backward request, in which `sample` and `advance` may be called to let others on."""
         learner = self._model(request.model_id).learner
         loss = make_loss(request.loss, request.settings)
         examples = wire.decode_examples(request.data)
         run = learner.forward if request.forward_only else learner.forward_backward
-        return wire.encode_loss(run(examples, loss))
+        return wire.encode_loss(run(examples, loss, others=others))
 
     def optim_step(self, model_id: str, settings: AdamSettings) -> float:
         """Apply the accumulated gradient; its norm before clipping."""
