@@ -111,3 +111,29 @@ def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
     runs = [(name, len(list(run))) for name, run in groupby(seen, key=lambda entry: entry[0])]
     assert runs[:6] == [("part", 3), ("token", 13), ("part", 3), ("token", 13), ("part", 3), ("token", 4)]
     assert runs[6] == ("part", JOBS - 9)
+
+
+def test_what_is_to_run_soon_and_came_during_a_job_runs_and_advances_before_the_next() -> None:
+    now, seen, ended = 0.0, list[str](), threading.Event()
+
+    def job(name: str) -> None:
+        nonlocal now
+        now += 1.0
+        seen.append(name)
+        if name == "first":
+            worker.submit_soon(lambda: seen.append("soon"))
+
+    def token() -> bool:
+        nonlocal now
+        now += 0.2
+        seen.append("token")
+        return False
+
+    worker = Worker(token, clock=lambda: now)
+    for name in ("first", "second"):
+        worker.submit(lambda name=name: job(name))
+    worker.submit(ended.set)
+    worker.start()
+    assert ended.wait(20)
+    worker.stop()
+    assert seen[:4] == ["first", "soon", "token", "second"]

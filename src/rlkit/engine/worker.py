@@ -68,9 +68,7 @@ class Worker:
         return (self._busy or bool(self._soon)) and self._clock() - self._since_s >= _SLICE_S
 
     def give_way(self) -> None:
-        """Called by a job between two of its parts: begin what is to begin soon, and give samples a slice of time."""
-        while self._soon and not self._stopping:
-            _do(self._soon.popleft())
+        """Called by a job between two of its parts: run what is to run soon, and give samples a slice of time."""
         self._decode(_SLICE_S)
         self._since_s = self._clock()
 
@@ -89,7 +87,9 @@ class Worker:
             return jobs.popleft() if jobs else None
 
     def _decode(self, most_s: float) -> None:
-        """Advance running samples: by a token, and for `most_s`."""
+        """Run what is to run soon, and advance running samples: by a token, and for `most_s`."""
+        while self._soon and not self._stopping:
+            _do(self._soon.popleft())
         until_s = self._clock() + most_s
         while not self._stopping:
             self._busy = self._advance()
