@@ -7,7 +7,7 @@ Attention runs over a row's own bucket, every matrix product over a multiple of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 
 import torch
@@ -86,10 +86,10 @@ class Rows:
         self._forget_empty()
         return [row.ticket for row, goes_on in zip(rows, alive, strict=True) if not goes_on]
 
-    def drop(self, ticket: Ticket) -> None:
-        """Forget the rows of a ticket."""
+    def drop(self, unwanted: Callable[[Row], bool]) -> None:
+        """Forget some rows."""
         for block in self._blocks.values():
-            given_up = [index for index, row in enumerate(block.rows) if row.ticket is ticket]
+            given_up = [index for index, row in enumerate(block.rows) if unwanted(row)]
             if given_up:
                 block.remove(given_up)
         self._forget_empty()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -19,6 +19,7 @@ from tinker import types
 from rlkit.engine import wire
 from rlkit.engine.bases import Base, Bases
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.devices import Batches, batches
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.learner import AdamSettings, Learner, Others
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
@@ -76,7 +77,7 @@ class Runtime:
         self._snapshots = Snapshots(scratch)
         self._bases = Bases(resolve, device)
         self._models: dict[str, _Model] = {}
-        # On a GPU each decoder's cache may take a third of its memory, so that two are all that fit.
+        # A GPU's memory holds the cache and what is trained besides: two sets are what can be counted on.
         self._samplers = Samplers(self._serve, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0)
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
@@ -224,6 +225,11 @@ class Runtime:
         self._narrow.close()
         self._wide.close()
 
+    @cached_property
+    def _size(self) -> Batches:
+        """What decoders share, found out when the first is made: on a GPU it depends on what is free."""
+        return batches(self._device)
+
     def _lanes(self, weights: Weights) -> Lanes:
         return self._narrow if weights.config.hidden_size < _ONE_LANE_BELOW else self._wide
 
@@ -236,7 +242,7 @@ class Runtime:
         base = self._bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = serve(base.weights, self._adapter(ref, base), lanes.run)
-        return Served(Decoder(weights, lanes), _merged_bytes(weights), base)
+        return Served(Decoder(weights, lanes, size=self._size), _merged_bytes(weights), base)
 
     def _adapter(self, ref: SamplerRef, base: Base) -> Adapter | None:
         if ref.path is not None:

@@ -85,8 +85,9 @@ class Samplers:
         for ref, served in list(self._served.items()):
             if not served.decoder.busy:
                 continue
+            others = [one.decoder for one in self._served.values() if one is not served and one.decoder.busy]
             try:
-                served.decoder.step()
+                served.decoder.step(others=others)
             except Exception as error:
                 if not isinstance(error, RlkitError):
                     _log.exception("sampling failed")
