@@ -184,6 +184,8 @@ class Runtime:
             return StopRule(frozenset(tokens), tuple(strings), _decoder_of(base.directory) if strings else None)
 
         decoded = decode_sample(request, rule)
+        if target.ref.snapshot is not None:
+            self._snapshots.use(target.ref.snapshot)  # while its merged weights are kept, nothing else asks for it
         self._samplers.submit(target, decoded, lambda result: encode_sample(result, request), promise)
 
     def advance(self) -> bool:
@@ -254,7 +256,7 @@ class Runtime:
         adapter = self._snapshots.get(ref.snapshot)
         if adapter is None:
             raise UsageError(
-                "these sampler weights are gone: the session that made them has ended, or many newer ones were made; "
+                "these sampler weights are gone: the session that made them has ended, or many others were used since; "
                 "save_weights_for_sampler with a name keeps them"
             )
         return adapter.to(self._device)
