@@ -252,6 +252,24 @@ def test_a_sample_keeps_the_likeliest_tokens_that_it_asked_for_and_no_neighbours
         assert values.base.nbytes == 6 * 2 * 4
 
 
+def test_likeliest_tokens_do_not_depend_on_the_neighbours_where_they_are_equally_likely(
+    base: Weights, lanes: Lanes
+) -> None:
+    twins = replace(base, head=torch.cat([base.head[:128], base.head[:128], base.head[256:]]))  # each token twice
+    wanted = replace(request(0, samples=1), top=3)
+    results: list[SampleResult] = []
+    for neighbours in (0, 100):
+        decoder = Decoder(serve(twins, None, lanes.run), lanes)
+        decoder.submit(replace(request(1), top=neighbours), lambda _: None)
+        decoder.submit(wanted, results.append)
+        run(decoder)
+    alone, beside = (result.samples[0].top for result in results)
+    assert alone is not None
+    assert beside is not None
+    np.testing.assert_array_equal(alone.ids, beside.ids)
+    np.testing.assert_array_equal(alone.logprobs, beside.logprobs)
+
+
 @pytest.mark.parametrize("token", [-5, 259, 10**30])
 def test_a_stop_token_that_can_never_come_is_refused(weights: Weights, lanes: Lanes, token: int) -> None:
     wanted = replace(request(0), stop=StopRule(tokens=frozenset({3, token})))
