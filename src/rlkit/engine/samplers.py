@@ -1,9 +1,9 @@
 """Which weights are sampled from at a time, and whose turn it is.
 
 Invariant: another set of weights is merged and packed, or becomes busy, only while there are fewer than two of them, or
-fewer than 32 that come to less than `served_bytes`. Requests begin in their order: while those at the head wait for
-room, without weights of their own, all others wait behind them, also those for weights that are there. Only requests of
-one sampling session begin together. Runs on the worker thread.
+fewer than 32 that come to less than `served_bytes`. The request that has waited longest begins next, and with it all
+that wait for the same sampling session, or for the same in-flight weights. While it waits for room, without weights of
+its own, all others wait behind it, also those for weights that are there. Runs on the worker thread.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Samplers:
                 served.decoder.cancel(served.tickets.pop(promise))
 
     def _admit(self) -> None:
-        """Begin requests in their order while there is room."""
+        """Begin requests while there is room: the one that waits longest, and those of its target."""
         while self._waiting:
             target = next(iter(self._waiting.values())).target
             served = self._served.get(target.ref)
