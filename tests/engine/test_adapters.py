@@ -9,7 +9,7 @@ import pytest
 import tinker
 from tinker import types
 
-from rlkit.engine import EngineServer, runtime
+from rlkit.engine import EngineServer, runtime, snapshots
 from rlkit.engine.requests import SampleResult
 from rlkit.engine.samplers import Samplers
 
@@ -119,6 +119,27 @@ def test_many_adapters_at_once_wait_for_each_other_and_are_all_answered(
     together = [sampler.sample(prompt(*TEXT), 1, params) for sampler in samplers]
     answers = [future.result().sequences[0].tokens for future in together]
     assert answers == [s.sample(prompt(*TEXT), 1, params).result().sequences[0].tokens for s in samplers]
+
+
+def test_a_sampler_that_is_used_at_every_step_keeps_its_weights(
+    server: EngineServer, client: tinker.ServiceClient, samplers: Samplers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samplers._served_bytes = 0  # pyright: ignore[reportPrivateUsage] as above
+    trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
+    model = server._service._runtime._models[trainer.model_id]  # pyright: ignore[reportPrivateUsage] as above
+    size_bytes = 4 * len(model.learner.adapter.flat)
+    monkeypatch.setattr(snapshots, "_MEMORY_BYTES_MAX", 1)
+    monkeypatch.setattr(snapshots, "_DISK_BYTES_MAX", 3 * size_bytes)
+    params = types.SamplingParams(max_tokens=1, seed=0, stop=[])
+    reference = trainer.save_weights_and_get_sampling_client().result()
+    expected = reference.sample(prompt(*TEXT), 1, params).result().sequences[0].logprobs
+    for _ in range(6):  # its merged weights are kept meanwhile
+        trainer.save_weights_and_get_sampling_client().result()
+        assert reference.sample(prompt(*TEXT), 1, params).result().sequences[0].logprobs == expected
+    for _ in range(2):
+        client.create_sampling_client(base_model="llama").result().sample(prompt(*TEXT), 1, params).result()
+        trainer.save_weights_and_get_sampling_client().result().sample(prompt(*TEXT), 1, params).result()
+        assert reference.sample(prompt(*TEXT), 1, params).result().sequences[0].logprobs == expected
 
 
 def test_settings_that_would_ruin_the_weights_are_refused(client: tinker.ServiceClient) -> None:

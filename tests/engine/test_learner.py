@@ -15,7 +15,7 @@ from rlkit.engine.lanes import Lanes, StoppedError
 from rlkit.engine.layout import lay_out
 from rlkit.engine.learner import AdamSettings, Learner
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
-from rlkit.engine.losses import LOSSES, make_loss
+from rlkit.engine.losses import LOSSES, SEQUENCE, make_loss
 from rlkit.engine.model import trunk
 from rlkit.engine.packing import Example
 from rlkit.engine.requests import SampleRequest, SampleResult
@@ -125,6 +125,17 @@ def test_gradients_equal_autograd_on_the_formula(weights: Weights, lanes: Lanes,
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-5
 
 
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "gspo"])
+def test_a_token_without_an_advantage_costs_nothing_whatever_its_log_probability(loss: str) -> None:
+    logp = torch.tensor([-1.0, -2.0])
+    inputs = {"advantages": torch.tensor([0.0, 1.0]), "logprobs": torch.tensor([-1000.0, -2.1])}
+    inputs[SEQUENCE] = torch.tensor([1000.0, 0.1])
+    losses, gradient = make_loss(loss, {}).gradient(logp, inputs)
+    alone = make_loss(loss, {}).gradient(logp[1:], {name: values[1:] for name, values in inputs.items()})
+    assert losses.tolist() == [0.0, *alone[0].tolist()]
+    assert gradient.tolist() == [0.0, *alone[1].tolist()]
+
+
 def test_merged_weights_give_the_same_log_probabilities_as_the_adapter(weights: Weights, lanes: Lanes) -> None:
     adapter = random_adapter(weights, LoraSettings(4))
     example = random_examples("cross_entropy", [60])
@@ -228,6 +239,42 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> 
     assert torch.equal(*gradients)
 
 
+def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are_not_changed(weights: Weights) -> None:
+    examples, loss, lanes = random_examples("ppo", [7, 150, 40, 7, 200, 90, 180]), make_loss("ppo", {}), Lanes(2)
+    served = serve(weights, None, lanes.run)
+    request = SampleRequest(np.arange(5), 20, 12, 0, DrawSettings(), StopRule())
+
+    class Sampling:
+        def __init__(self) -> None:
+            self.decoder, self.found = Decoder(served, lanes), list[SampleResult]()
+            self.decoder.submit(request, self.found.append)
+
+        @property
+        def should_give_way(self) -> bool:
+            return self.decoder.busy
+
+        def give_way(self) -> None:
+            self.decoder.step()
+            self.decoder.step()
+
+    sampling, alone = Sampling(), Sampling()
+    while alone.decoder.busy:
+        alone.give_way()
+    gradients: list[torch.Tensor] = []
+    for others in (None, sampling):
+        learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
+        learner.forward_backward(examples, loss, others=others)
+        gradients.append(learner.gradients)
+    assert len(sampling.decoder._rows[0]) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
+    while sampling.decoder.busy:
+        sampling.give_way()
+    lanes.close()
+    assert torch.equal(*gradients)
+    for drawn, expected in zip(sampling.found[0].samples, alone.found[0].samples, strict=True):
+        np.testing.assert_array_equal(drawn.tokens, expected.tokens)
+        np.testing.assert_array_equal(drawn.logprobs, expected.logprobs)
+
+
 def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, done = Lanes(2), list[int]()
     compute = Learner._micro_batch
@@ -243,6 +290,34 @@ def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, mon
         learner.forward_backward(random_examples("ppo", [200] * 20), make_loss("ppo", {}))
     lanes.close()
     assert len(done) <= 2
+
+
+def test_no_step_is_taken_with_the_gradient_of_a_call_that_failed_half_way(
+    weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examples, loss = random_examples("ppo", [200] * 4), make_loss("ppo", {})
+    adam = AdamSettings(1e-2, 0.9, 0.95, 1e-12, 0.0, 0.0)
+    expected, learner = (Learner(weights, random_adapter(weights, LoraSettings(2)), lanes) for _ in "ab")
+    before = learner.adapter.flat.clone()
+    compute, calls = Learner._micro_batch, iter(range(10))
+
+    def failing(*args: object, **kwargs: object) -> object:
+        if next(calls) == 2:
+            raise RuntimeError("out of memory")
+        return compute(*args, **kwargs)  # pyright: ignore[reportArgumentType] they are passed on as they came
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="out of memory"):
+        patch.setattr(Learner, "_micro_batch", failing)
+        learner.forward_backward(examples, loss)
+    learner.forward_backward(examples[:1], loss)
+    with pytest.raises(UsageError, match="forward_backward before it failed half-way"):
+        learner.step(adam)
+    assert torch.equal(learner.adapter.flat, before)
+    for one in (expected, learner):
+        one.forward_backward(examples, loss)
+        one.step(adam)
+    assert torch.equal(learner.adapter.flat, expected.adapter.flat)
+    assert not torch.equal(learner.adapter.flat, before)
 
 
 def test_a_long_sequence_is_computed_again_rather_than_kept(

@@ -93,6 +93,77 @@ def test_what_does_not_fit_waits_and_changes_nothing(
     assert same(*results)
 
 
+def used_bytes(weights: Weights, *decoders: Decoder) -> int:
+    """What the rows of some decoders take up."""
+    rows = [row for decoder in decoders for lane in decoder._rows for row in lane.running()]
+    return sum(kv_bytes(weights.config, row.length - 1, 4) for row in rows)
+
+
+def test_samples_without_a_limit_are_decoded_together_while_they_are_short(weights: Weights, lanes: Lanes) -> None:
+    two_windows = replace(batches(torch.device("cpu")), kv_bytes=2 * kv_bytes(weights.config, 1024, 4))
+    decoder = Decoder(weights, lanes, size=two_windows)
+    decoder.submit(request(0, samples=16, max_tokens=None), lambda _: None)
+    decoder.step()
+    assert sum(map(len, decoder._rows)) == 16
+
+
+def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
+    weights: Weights, two_lanes: Lanes
+) -> None:
+    wanted = replace(request(0, samples=8, max_tokens=100), top=2)
+    alone: list[SampleResult] = []
+    decoder = Decoder(weights, two_lanes)
+    decoder.submit(wanted, alone.append)
+    run(decoder)
+    three = replace(batches(torch.device("cpu")), kv_bytes=3 * kv_bytes(weights.config, 105, 4))
+    decoder = Decoder(weights, two_lanes, size=three)
+    found: list[SampleResult] = []
+    together: list[int] = []
+    decoder.submit(wanted, found.append)
+    while decoder.busy:
+        decoder.step()
+        together.append(sum(map(len, decoder._rows)))
+        assert used_bytes(weights, decoder) <= three.kv_bytes
+    assert together[0] == 6
+    assert together[90] == 3
+    assert same(found[0], alone[0])
+    for drawn, expected in zip(found[0].samples, alone[0].samples, strict=True):
+        assert drawn.top is not None
+        assert expected.top is not None
+        np.testing.assert_array_equal(drawn.top.logprobs, expected.top.logprobs)
+
+
+def test_one_sample_may_take_more_memory_than_there_is(weights: Weights, lanes: Lanes) -> None:
+    none = replace(batches(torch.device("cpu")), kv_bytes=1)
+    decoder = Decoder(weights, lanes, size=none)
+    found: list[SampleResult] = []
+    decoder.submit(request(0, samples=3, max_tokens=70), found.append)
+    run(decoder)
+    assert [len(sample.tokens) for sample in found[0].samples] == [70] * 3
+
+
+def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: Weights, lanes: Lanes) -> None:
+    wanted = [request(0, samples=20, max_tokens=40), request(1, samples=3, max_tokens=58)]
+    alone: dict[int, SampleResult] = {}
+    found: dict[int, SampleResult] = {}
+    four = replace(batches(torch.device("cpu")), kv_bytes=4 * kv_bytes(weights.config, 64, 4))
+    pair = [Decoder(weights, lanes, size=four) for _ in wanted]
+    for i, (one, decoder) in enumerate(zip(wanted, pair, strict=True)):
+        single = Decoder(weights, lanes)
+        single.submit(one, lambda result, i=i: alone.__setitem__(i, result))
+        run(single)
+        decoder.submit(one, lambda result, i=i: found.__setitem__(i, result))
+        decoder.step(others=[other for other in pair if other is not decoder and other.busy])
+    assert [sum(map(len, decoder._rows)) for decoder in pair] == [4, 0]
+    while any(decoder.busy for decoder in pair):
+        for decoder in pair:
+            if decoder.busy:
+                decoder.step(others=[other for other in pair if other is not decoder and other.busy])
+            assert used_bytes(weights, *pair) <= four.kv_bytes
+    assert list(found) == [1, 0]
+    assert all(same(found[i], alone[i]) for i in range(2))
+
+
 @pytest.mark.parametrize("lengths", [[40] * 40, range(21, 61)], ids=["together", "one by one"])
 def test_the_cache_keeps_to_its_budget_while_rows_change_buckets(
     tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int]
@@ -179,6 +250,24 @@ def test_a_sample_keeps_the_likeliest_tokens_that_it_asked_for_and_no_neighbours
     for values in (top.ids, top.logprobs):
         assert values.base is not None
         assert values.base.nbytes == 6 * 2 * 4
+
+
+def test_likeliest_tokens_do_not_depend_on_the_neighbours_where_they_are_equally_likely(
+    base: Weights, lanes: Lanes
+) -> None:
+    twins = replace(base, head=torch.cat([base.head[:128], base.head[:128], base.head[256:]]))  # each token twice
+    wanted = replace(request(0, samples=1), top=3)
+    results: list[SampleResult] = []
+    for neighbours in (0, 100):
+        decoder = Decoder(serve(twins, None, lanes.run), lanes)
+        decoder.submit(replace(request(1), top=neighbours), lambda _: None)
+        decoder.submit(wanted, results.append)
+        run(decoder)
+    alone, beside = (result.samples[0].top for result in results)
+    assert alone is not None
+    assert beside is not None
+    np.testing.assert_array_equal(alone.ids, beside.ids)
+    np.testing.assert_array_equal(alone.logprobs, beside.logprobs)
 
 
 @pytest.mark.parametrize("token", [-5, 259, 10**30])

@@ -157,6 +157,26 @@ def test_a_session_whose_job_is_running_is_not_silent(server: EngineServer, clie
     assert future.result().sequences[0].tokens == expected
 
 
+def test_a_sample_does_not_wait_for_the_training_that_is_queued(
+    server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
+    sampler = client.create_sampling_client(base_model="llama").result()
+    began: list[str] = []
+    train, sample = Runtime.train, Runtime.sample
+    monkeypatch.setattr(Runtime, "train", lambda *args: (began.append("train"), train(*args))[1])
+    monkeypatch.setattr(Runtime, "sample", lambda *args: (began.append("sample"), sample(*args))[1])
+    with busy_worker(server):
+        training = [trainer.forward([ce_datum(TEXT)], "cross_entropy") for _ in range(3)]
+        asked = sampler.sample(prompt(*TEXT), 1, ONE)
+        while sum(p.running and not p.done for p in on_server(server, lambda: service_of(server).promises.of(""))) < 4:
+            time.sleep(0.01)
+    assert len(asked.result().sequences[0].tokens) == 3
+    for future in training:
+        future.result()
+    assert began == ["sample", "train", "train", "train"]
+
+
 @pytest.mark.parametrize("reason", ["success", "errored", "interrupted"])
 def test_a_session_can_be_finished_for_any_reason_and_twice(
     server: EngineServer, reason: Literal["success", "errored", "interrupted"]

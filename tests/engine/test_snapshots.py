@@ -43,6 +43,21 @@ def test_small_snapshots_are_not_counted_as_large_ones(
     snapshots.close()
 
 
+def test_a_snapshot_that_is_used_outlives_those_that_are_not(
+    config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = new_adapter(config, LoraSettings(2), seed=0).snapshot()
+    monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
+    monkeypatch.setattr(snapshots_module, "_DISK_BYTES_MAX", 3 * adapter.flat.numel() * 4)
+    snapshots = Snapshots(scratch_folder(tmp_path))
+    snapshots.put("reference", adapter)
+    for i in range(9):
+        snapshots.put(f"step:{i}", adapter)
+        assert snapshots.get("reference") is not None
+    assert [i for i in range(9) if snapshots.get(f"step:{i}") is not None] == [6, 7, 8]
+    snapshots.close()
+
+
 def test_where_the_disk_is_full_a_new_snapshot_is_refused_and_the_old_ones_stay(
     config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,3 +63,77 @@ def test_jobs_run_in_the_order_in_which_they_were_given_and_one_that_fails_is_on
     worker.stop()
     assert seen == list(range(JOBS))
     assert "on purpose" in caplog.text
+
+
+def test_what_is_to_run_soon_runs_before_what_was_given_earlier() -> None:
+    seen, ended = list[str](), threading.Event()
+    worker = Worker(lambda: False)
+    for name in ("first", "second"):
+        worker.submit(lambda name=name: seen.append(name))
+    worker.submit_soon(lambda: seen.append("soon"))
+    worker.submit(ended.set)
+    worker.start()
+    assert ended.wait(20)
+    worker.stop()
+    assert seen == ["soon", "first", "second"]
+
+
+def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
+    now, tokens, seen, ended = 0.0, 0, list[tuple[str, float]](), threading.Event()
+
+    def begin() -> None:
+        nonlocal tokens
+        tokens = 30
+
+    def token() -> bool:
+        nonlocal now, tokens
+        now += 0.02
+        tokens = max(tokens - 1, 0)
+        seen.append(("token", now))
+        return tokens > 0
+
+    def long_job() -> None:
+        nonlocal now
+        for part in range(JOBS):
+            now += 0.1
+            seen.append(("part", now))
+            if part == 0:
+                worker.submit_soon(begin)
+            if worker.should_give_way:
+                worker.give_way()
+
+    worker = Worker(token, clock=lambda: now)
+    worker.submit(long_job)
+    worker.submit(ended.set)
+    worker.start()
+    assert ended.wait(20)
+    worker.stop()
+    runs = [(name, len(list(run))) for name, run in groupby(seen, key=lambda entry: entry[0])]
+    assert runs[:6] == [("part", 3), ("token", 13), ("part", 3), ("token", 13), ("part", 3), ("token", 4)]
+    assert runs[6] == ("part", JOBS - 9)
+
+
+def test_what_is_to_run_soon_and_came_during_a_job_runs_and_advances_before_the_next() -> None:
+    now, seen, ended = 0.0, list[str](), threading.Event()
+
+    def job(name: str) -> None:
+        nonlocal now
+        now += 1.0
+        seen.append(name)
+        if name == "first":
+            worker.submit_soon(lambda: seen.append("soon"))
+
+    def token() -> bool:
+        nonlocal now
+        now += 0.2
+        seen.append("token")
+        return False
+
+    worker = Worker(token, clock=lambda: now)
+    for name in ("first", "second"):
+        worker.submit(lambda name=name: job(name))
+    worker.submit(ended.set)
+    worker.start()
+    assert ended.wait(20)
+    worker.stop()
+    assert seen[:4] == ["first", "soon", "token", "second"]

@@ -20,8 +20,8 @@ class Batches:
     """How much is computed at a time.
 
     Args:
-        rows: samples that are decoded together.
-        kv_bytes: what their keys and values may come to.
+        rows: samples of one set of weights that are decoded together.
+        kv_bytes: what keys and values of all samples may come to.
         prefill_tokens: prompt tokens in one pass.
         train_tokens: tokens in one training pass.
     """

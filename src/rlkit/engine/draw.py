@@ -67,7 +67,9 @@ def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> 
 
 def _block_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Sums [n, blocks] float64 of `weights [n, V]`, and the weights as [n, blocks, 64]."""
-    blocks = functional.pad(weights, (0, -weights.shape[1] % _BLOCK_TOKENS)).view(len(weights), -1, _BLOCK_TOKENS)
+    missing = -weights.shape[1] % _BLOCK_TOKENS
+    padded = functional.pad(weights, (0, missing)) if missing else weights  # a padding of nothing would be a copy
+    blocks = padded.view(len(weights), -1, _BLOCK_TOKENS)
     return blocks.sum(-1).double(), blocks
 
 

@@ -1,7 +1,8 @@
 """Gradients and optimiser steps of one LoRA model.
 
 Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it; the same
-calls in the same order give the same bits, however many lanes there are.
+calls in the same order give the same bits, however many lanes there are. A call that fails half-way leaves part of its
+gradient behind: no step is taken with that.
 
 Memory stays bounded whatever the batch: sequences are packed into micro-batches, of about 256 tokens on a CPU, each of
 which goes through the model and back before the next one of its share.
@@ -10,9 +11,11 @@ which goes through the model and back before the next one of its share.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -54,6 +57,19 @@ class AdamSettings:
     grad_clip_norm: float
 
 
+class Others(Protocol):
+    """Those who would compute while a long request runs: between micro-batches it asks, and gives way."""
+
+    @property
+    def should_give_way(self) -> bool:
+        """Whether it is time to; asked from any thread."""
+        ...
+
+    def give_way(self) -> None:
+        """Let them compute a while."""
+        ...
+
+
 class Learner:
     """A model in training.
 
@@ -74,6 +90,7 @@ class Learner:
         self.moments = torch.zeros(2, len(adapter.flat), device=device) if moments is None else moments.to(device)
         self.steps = steps
         self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
+        self._torn = False
         self._lanes = lanes
         self._tokens = batches(device).train_tokens
         self._shares = [self._share(gradient) for gradient in self.gradients]
@@ -86,18 +103,29 @@ class Learner:
             share.views[name].grad = gradient[place].view(shape)
         return share
 
-    def forward(self, examples: Sequence[Example], loss: Loss) -> LossOutput:
+    def forward(self, examples: Sequence[Example], loss: Loss, *, others: Others | None = None) -> LossOutput:
         """Losses and log-probabilities without a gradient."""
-        return self._run(examples, loss, backward=False)
+        return self._run(examples, loss, others, backward=False)
 
-    def forward_backward(self, examples: Sequence[Example], loss: Loss) -> LossOutput:
+    def forward_backward(self, examples: Sequence[Example], loss: Loss, *, others: Others | None = None) -> LossOutput:
         """As `forward`, and the gradient of the summed loss is added to what has accumulated."""
-        return self._run(examples, loss, backward=True)
+        return self._run(examples, loss, others, backward=True)
 
     def step(self, settings: AdamSettings) -> float:
-        """One step of AdamW (Loshchilov and Hutter 2019); returns the gradient's norm before clipping."""
-        gradient = self.gradients.sum(0)
+        """One step of AdamW (Loshchilov and Hutter 2019); returns the gradient's norm before clipping.
+
+        Raises:
+            UsageError: the gradient is not whole or not finite, and was cleared, or the weights would not be finite;
+                they are as they were.
+        """
+        gradient, torn = self.gradients.sum(0), self._torn
         self.gradients.zero_()
+        self._torn = False
+        if torn:
+            raise UsageError(
+                "optim_step: a forward_backward before it failed half-way, so the weights were left alone and the "
+                "gradient was cleared; send all forward_backward requests of this step again"
+            )
         norm = float(gradient.square().sum(dtype=torch.float64).sqrt())
         if not math.isfinite(norm):
             raise UsageError(
@@ -122,41 +150,42 @@ class Learner:
         self.moments[0], self.moments[1] = mean, square
         return norm
 
-    def _run(self, examples: Sequence[Example], loss: Loss, *, backward: bool) -> LossOutput:
+    def _run(self, examples: Sequence[Example], loss: Loss, others: Others | None, *, backward: bool) -> LossOutput:
         _check_examples(examples, loss.name, self.weights.config)
         packed = micro_batches([example.tokens for example in examples], self._tokens)
-        shares = [
-            partial(self._run_share, adapter, packed[i::_SHARES], examples, loss, backward=backward)
-            for i, adapter in enumerate(self._shares)
-        ]
-        outputs = self._lanes.run(shares)
+        shares = [_Share(adapter, deque(packed[i::_SHARES])) for i, adapter in enumerate(self._shares)]
+        work = partial(self._run_share, examples=examples, loss=loss, others=others, backward=backward)
+        try:
+            while any(share.waiting for share in shares):
+                if others is not None and others.should_give_way:
+                    others.give_way()
+                self._lanes.run([partial(work, share) for share in shares])
+        except Exception:
+            self._torn |= backward
+            raise
         logprobs: dict[int, NDArray[np.float32]] = {}
-        for share in outputs:
+        for share in shares:
             logprobs |= share.logprobs
-        total = math.fsum(loss for share in outputs for loss in share.losses)
+        total = math.fsum(loss for share in shares for loss in share.losses)
         return LossOutput([logprobs[i] for i in range(len(examples))], total)
 
     def _run_share(
-        self,
-        adapter: Adapter,
-        share: Sequence[MicroBatch],
-        examples: Sequence[Example],
-        loss: Loss,
-        *,
-        backward: bool,
-    ) -> _ShareOutput:
-        output = _ShareOutput({}, [])
-        for batch in share:
+        self, share: _Share, *, examples: Sequence[Example], loss: Loss, others: Others | None, backward: bool
+    ) -> None:
+        """Run what waits, or until others should be given way."""
+        while share.waiting:
             self._lanes.check()
-            logp, losses = self._micro_batch(adapter, batch, examples, loss, backward=backward)
-            output.losses.append(float(losses.sum(dtype=torch.float64)))
+            batch = share.waiting.popleft()
+            logp, losses = self._micro_batch(share.adapter, batch, examples, loss, backward=backward)
+            share.losses.append(float(losses.sum(dtype=torch.float64)))
             found, start = logp.cpu().numpy(), 0
             for member in batch.members:
                 shape = examples[member.index].targets.shape
                 end = start + math.prod(shape)
-                output.logprobs[member.index] = found[start:end].reshape(shape)
+                share.logprobs[member.index] = found[start:end].reshape(shape)
                 start = end
-        return output
+            if others is not None and others.should_give_way:
+                return
 
     def _micro_batch(
         self, adapter: Adapter, batch: MicroBatch, examples: Sequence[Example], loss: Loss, *, backward: bool
@@ -189,11 +218,13 @@ class Learner:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _ShareOutput:
-    """Log-probabilities by example, and the loss of each micro-batch."""
+class _Share:
+    """What one lane computes at a time: micro-batches, and of those that are done log-probabilities and losses."""
 
-    logprobs: dict[int, NDArray[np.float32]]
-    losses: list[float]
+    adapter: Adapter
+    waiting: deque[MicroBatch]
+    logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict[int, NDArray[np.float32]])
+    losses: list[float] = field(default_factory=list[float])
 
 
 def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.device) -> Targets:

@@ -78,7 +78,9 @@ class Loss:
         advantage, q = inputs["advantages"], inputs["logprobs"]
         if self.name == "dro":
             return -(logp * advantage - 0.5 * self.settings["beta"] * (logp - q).square())
-        ratio = torch.exp(inputs[SEQUENCE] + logp - logp.detach() if self.by_sequence else logp - q)
+        log_ratio = inputs[SEQUENCE] + logp - logp.detach() if self.by_sequence else logp - q
+        # A token that was not sampled may have any q: its ratio may be infinite, and infinity times 0 is no number.
+        ratio = torch.exp(torch.where(advantage == 0, 0.0, log_ratio))
         if self.name == "importance_sampling":
             return -ratio * advantage
         low, high = (inputs[name] if name in inputs else logp.new_tensor(self.settings[name]) for name in _CLIPS)

@@ -112,14 +112,30 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One sample on its way."""
+    """One sample on its way.
+
+    Args:
+        number: rows that came later have greater ones.
+        reached: positions that were set aside for it before it was put back into the queue; 0 if it was not.
+    """
 
     ticket: Ticket
     index: int
-    random: np.random.Generator
+    number: int
+    reached: int = 0
+    random: np.random.Generator = field(init=False)
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     top: Tokens | None = None
+
+    def __post_init__(self) -> None:
+        # Sample i of seed s is sample 0 of seed s + i: several requests can be asked for as one, or one as several.
+        self.random = np.random.Generator(np.random.Philox(key=(self.ticket.request.seed + self.index) % 2**64))
+
+    @property
+    def length(self) -> int:
+        """Positions of the prompt and of what was drawn."""
+        return len(self.ticket.request.prompt) + len(self.tokens)
 
     def keep_top(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
         """Note the likeliest tokens [k], and their log-probabilities, where the next token is drawn."""

@@ -7,7 +7,7 @@ Attention runs over a row's own bucket, every matrix product over a multiple of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
 
 import torch
@@ -86,10 +86,10 @@ class Rows:
         self._forget_empty()
         return [row.ticket for row, goes_on in zip(rows, alive, strict=True) if not goes_on]
 
-    def drop(self, ticket: Ticket) -> None:
-        """Forget the rows of a ticket."""
+    def drop(self, unwanted: Callable[[Row], bool]) -> None:
+        """Forget some rows."""
         for block in self._blocks.values():
-            given_up = [index for index, row in enumerate(block.rows) if row.ticket is ticket]
+            given_up = [index for index, row in enumerate(block.rows) if unwanted(row)]
             if given_up:
                 block.remove(given_up)
         self._forget_empty()
@@ -125,14 +125,20 @@ class Rows:
     @staticmethod
     def _draw(rows: Sequence[Row], logits: Tensor) -> list[bool]:
         """Draw a token for each row of `logits [n, V]`; whether each row goes on."""
-        most = max(row.ticket.request.top for row in rows)
-        best = top_tokens(torch.log_softmax(logits, -1), most) if most else None
+        _keep_top(rows, logits)
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=logits.device)
         tokens, logprobs = draw(logits, [row.ticket.request.settings for row in rows], uniforms)
         alive: list[bool] = []
-        drawn = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
-        for i, (row, token, logprob) in enumerate(drawn):
-            if best is not None and (k := row.ticket.request.top):
-                row.keep_top(best[0][i, :k], best[1][i, :k])
+        for row, token, logprob in zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True):
             alive.append(row.extend(int(token), float(logprob)))
         return alive
+
+
+def _keep_top(rows: Sequence[Row], logits: Tensor) -> None:
+    """Give the rows that asked for them the likeliest tokens of their `logits [n, V]`."""
+    # One k at a time: where log-probabilities are equal, their order and the last of them depend on k.
+    for k in {row.ticket.request.top for row in rows} - {0}:
+        places = [place for place, row in enumerate(rows) if row.ticket.request.top == k]
+        ids, logprobs = top_tokens(torch.log_softmax(logits[places], -1), k)
+        for place, row_ids, row_logprobs in zip(places, ids, logprobs, strict=True):
+            rows[place].keep_top(row_ids, row_logprobs)

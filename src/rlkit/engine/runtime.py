@@ -1,7 +1,8 @@
 """The models of a server: base weights, models in training, weights for sampling.
 
 Invariant: everything here runs on the worker thread, one call at a time, but for `look_for`, `contexts` and `halt`,
-which any thread may call; a method that fails leaves the rest usable.
+which any thread may call, and for samples, which go on inside `train`: no weights change there. A method that fails
+leaves the rest usable.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -18,8 +19,9 @@ from tinker import types
 from rlkit.engine import wire
 from rlkit.engine.bases import Base, Bases
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.devices import Batches, batches
 from rlkit.engine.lanes import Lanes
-from rlkit.engine.learner import AdamSettings, Learner
+from rlkit.engine.learner import AdamSettings, Learner, Others
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import make_loss
 from rlkit.engine.peft import save_external
@@ -75,7 +77,7 @@ class Runtime:
         self._snapshots = Snapshots(scratch)
         self._bases = Bases(resolve, device)
         self._models: dict[str, _Model] = {}
-        # On a GPU each decoder's cache may take a third of its memory, so that two are all that fit.
+        # A GPU's memory holds the cache and what is trained besides: two sets are what can be counted on.
         self._samplers = Samplers(self._serve, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0)
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
@@ -105,13 +107,13 @@ class Runtime:
         self._models[model_id] = _Model(base, learner)
         return ModelInfo(info.base_model, base.directory, info.settings.rank)
 
-    def train(self, request: wire.TrainRequest) -> bytes:
-        """Run a forward or forward-backward request."""
+    def train(self, request: wire.TrainRequest, others: Others) -> bytes:
+        """Run a forward or forward-backward request, in which `sample` and `advance` may be called to let others on."""
         learner = self._model(request.model_id).learner
         loss = make_loss(request.loss, request.settings)
         examples = wire.decode_examples(request.data)
         run = learner.forward if request.forward_only else learner.forward_backward
-        return wire.encode_loss(run(examples, loss))
+        return wire.encode_loss(run(examples, loss, others=others))
 
     def optim_step(self, model_id: str, settings: AdamSettings) -> float:
         """Apply the accumulated gradient; its norm before clipping."""
@@ -173,7 +175,7 @@ class Runtime:
             self._snapshots.remove(ref.snapshot)
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
-        """Queue a sampling request; its promise is kept by a later `advance`."""
+        """Queue a sampling request; its promise is kept by a later `advance`, unless it has an answer before."""
         base = self._bases.find(target.ref.base_model)
 
         def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
@@ -182,11 +184,9 @@ class Runtime:
             return StopRule(frozenset(tokens), tuple(strings), _decoder_of(base.directory) if strings else None)
 
         decoded = decode_sample(request, rule)
+        if target.ref.snapshot is not None:
+            self._snapshots.use(target.ref.snapshot)  # while its merged weights are kept, nothing else asks for it
         self._samplers.submit(target, decoded, lambda result: encode_sample(result, request), promise)
-
-    def cancel(self, promise: Promise) -> None:
-        """Stop working on a sampling request, if it is being worked on."""
-        self._samplers.cancel(promise)
 
     def advance(self) -> bool:
         """Decode one token for every running sample; whether there is more to do."""
@@ -194,7 +194,7 @@ class Runtime:
         return self._samplers.busy
 
     def release(self, session_id: str) -> None:
-        """Forget the models, samples and snapshots of a session."""
+        """Forget the models and snapshots of a session, whose requests have their answers."""
         for model_id in [m for m in self._models if m.startswith(f"{session_id}:")]:
             del self._models[model_id]
         self._samplers.release(session_id)
@@ -227,6 +227,11 @@ class Runtime:
         self._narrow.close()
         self._wide.close()
 
+    @cached_property
+    def _size(self) -> Batches:
+        """What decoders share, found out when the first is made: on a GPU it depends on what is free."""
+        return batches(self._device)
+
     def _lanes(self, weights: Weights) -> Lanes:
         return self._narrow if weights.config.hidden_size < _ONE_LANE_BELOW else self._wide
 
@@ -239,7 +244,7 @@ class Runtime:
         base = self._bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = serve(base.weights, self._adapter(ref, base), lanes.run)
-        return Served(Decoder(weights, lanes), _merged_bytes(weights), base)
+        return Served(Decoder(weights, lanes, size=self._size), _merged_bytes(weights), base)
 
     def _adapter(self, ref: SamplerRef, base: Base) -> Adapter | None:
         if ref.path is not None:
@@ -251,7 +256,7 @@ class Runtime:
         adapter = self._snapshots.get(ref.snapshot)
         if adapter is None:
             raise UsageError(
-                "these sampler weights are gone: the session that made them has ended, or many newer ones were made; "
+                "these sampler weights are gone: the session that made them has ended, or many others were used since; "
                 "save_weights_for_sampler with a name keeps them"
             )
         return adapter.to(self._device)

@@ -3,19 +3,22 @@
 Invariant: the tokens and log-probabilities of a sample depend on the weights, the prompt, the settings, the seed and
 the sample's index only, bit for bit (in float32 on the CPU); never on what else is in the batch, when it arrived, or
 how many lanes there are.
+
+Memory is set aside for what a row has drawn and one bucket more, not for all that it may draw. When that passes what
+there is for keys and values, the newest rows go back into the queue, and draw the same tokens again later.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
 from rlkit.engine.devices import Batches, batches
-from rlkit.engine.kv import kv_bytes
+from rlkit.engine.kv import bucket, kv_bytes
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.prompts import Prefilled, prefill
 from rlkit.engine.requests import Row, SampleRequest, SampleResult, Ticket
@@ -36,7 +39,8 @@ class Decoder:
     Call `submit` whenever a request comes and `step` while `busy`.
 
     Args:
-        size: how much to decode at a time, by default what suits the weights' device.
+        size: how much to decode at a time, by default what suits the weights' device. What its keys and values may
+            come to is for all decoders together that are named to each other in `step`.
     """
 
     def __init__(self, weights: Weights, lanes: Lanes, *, size: Batches | None = None) -> None:
@@ -45,11 +49,13 @@ class Decoder:
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
         self._rows = [Rows(weights) for _ in range(lanes.count)]
+        self._numbers = itertools.count()
+        self._short = False
 
     @property
     def busy(self) -> bool:
         """Whether there is something to decode."""
-        return bool(self._waiting) or any(map(len, self._rows))
+        return bool(self._waiting) or self._count() > 0
 
     def submit(self, request: SampleRequest, done: Callable[[SampleResult], None]) -> Ticket:
         """Queue a request; `done` is called from `step` with its result.
@@ -58,10 +64,7 @@ class Decoder:
             UsageError: the request cannot be answered.
         """
         ticket = Ticket(request, done, _check(request, self._weights), [None] * request.samples)
-        for index in range(request.samples):
-            # Sample i of seed s is sample 0 of seed s + i: several requests can be asked for as one, or one as several.
-            random = np.random.Generator(np.random.Philox(key=(request.seed + index) % 2**64))
-            self._waiting.append(Row(ticket, index, random))
+        self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.samples)]
         return ticket
 
     @torch.inference_mode()
@@ -69,13 +72,18 @@ class Decoder:
         """Drop a request whose result nobody wants any more; its `done` is not called."""
         self._waiting = deque(row for row in self._waiting if row.ticket is not ticket)
         for rows in self._rows:
-            rows.drop(ticket)
+            rows.drop(lambda row: row.ticket is ticket)
 
     @torch.inference_mode()
-    def step(self) -> None:
-        """Admit what fits, then decode one token of every row."""
+    def step(self, *, others: Sequence[Decoder] = ()) -> None:
+        """Admit what fits, then decode one token of every row.
+
+        Args:
+            others: the busy decoders that take their memory from the same budget.
+        """
         self._spread()
-        arrivals = self._place(self._prefill(self._admit()))
+        self._make_room(others)
+        arrivals = self._place(self._prefill(self._admit(others)))
         finished = self._lanes.run(
             [partial(_advance, rows, new) for rows, new in zip(self._rows, arrivals, strict=True) if len(rows) or new]
         )
@@ -84,22 +92,51 @@ class Decoder:
             if len(samples) == len(ticket.samples):
                 ticket.done(SampleResult(samples, ticket.prompt))
 
-    def _admit(self) -> list[Row]:
-        """Take waiting rows while rows and memory last."""
-        running = [row for rows in self._rows for row in rows.running()]
-        used = sum(self._bytes(row) for row in running)
+    def _running(self) -> list[Row]:
+        return [row for rows in self._rows for row in rows.running()]
+
+    def _make_room(self, others: Sequence[Decoder]) -> None:
+        """Put rows back while all together have outgrown the memory; one alone may take more than there is."""
+        together = (self, *others)
+        while sum(d._used_bytes() for d in together) > self._size.kv_bytes:
+            if sum(d._count() for d in together) < 2:
+                return
+            max(together, key=Decoder._used_bytes)._put_back()
+
+    def _put_back(self) -> None:
+        """Give up what the newest row has drawn, until there is room for as much of it."""
+        newest = max(self._running(), key=lambda row: row.number)
+        for rows in self._rows:
+            rows.drop(lambda row: row is newest)
+        self._waiting.appendleft(Row(newest.ticket, newest.index, newest.number, _positions(newest)))
+
+    def _admit(self, others: Sequence[Decoder]) -> list[Row]:
+        """Take waiting rows while rows and memory last; while memory is short, the decoder with least of it is next."""
+        room = min(self._size.rows - self._count(), len(self._waiting))
         admitted: list[Row] = []
-        while self._waiting and len(running) + len(admitted) < self._size.rows:
-            used += self._bytes(self._waiting[0])
-            if used > self._size.kv_bytes and (running or admitted):
-                break
-            admitted.append(self._waiting.popleft())
+        self._short = False
+        if room <= 0:
+            return admitted
+        own_bytes, others_bytes = self._used_bytes(), sum(d._used_bytes() for d in others)
+        least_bytes = min((d._used_bytes() for d in others if d._short), default=self._size.kv_bytes)
+        while len(admitted) < room and not self._short:
+            size_bytes = self._bytes(self._waiting[0])
+            fits = own_bytes <= least_bytes and own_bytes + others_bytes + size_bytes <= self._size.kv_bytes
+            if fits or not own_bytes + others_bytes:
+                own_bytes += size_bytes
+                admitted.append(self._waiting.popleft())
+            else:
+                self._short = True
         return admitted
 
+    def _count(self) -> int:
+        return sum(map(len, self._rows))
+
+    def _used_bytes(self) -> int:
+        return sum(map(self._bytes, self._running()))
+
     def _bytes(self, row: Row) -> int:
-        """The cache that a row may come to need."""
-        tokens = len(row.ticket.request.prompt) + row.ticket.limit
-        return kv_bytes(self._weights.config, tokens, self._weights.embedding.element_size())
+        return kv_bytes(self._weights.config, _positions(row), self._weights.embedding.element_size())
 
     def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, Prefilled]]:
         """Run the prompts of new rows through the model, equal ones once."""
@@ -144,6 +181,12 @@ def _prefilled(weights: Weights, groups: Sequence[Sequence[Ticket]]) -> list[Pre
 def _advance(rows: Rows, new: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
     """Start new rows, then decode a token of all; the tickets that had a sample finished."""
     return [*rows.start(new), *rows.decode()]
+
+
+def _positions(row: Row) -> int:
+    """How many are set aside for a row: its bucket, and the next one or what it had before, as far as it may go."""
+    most = len(row.ticket.request.prompt) + row.ticket.limit
+    return min(max(row.reached, bucket(bucket(row.length) + 1)), most)
 
 
 def _passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:

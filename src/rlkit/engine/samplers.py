@@ -1,9 +1,9 @@
 """Which weights are sampled from at a time, and whose turn it is.
 
 Invariant: another set of weights is merged and packed, or becomes busy, only while there are fewer than two of them, or
-fewer than 32 that come to less than `served_bytes`. Requests begin in their order: while those at the head wait for
-room, without weights of their own, all others wait behind them, also those for weights that are there. Only requests of
-one sampling session begin together. Runs on the worker thread.
+fewer than 32 that come to less than `served_bytes`. The request that has waited longest begins next, and with it all
+that wait for the same sampling session, or for the same in-flight weights. While it waits for room, without weights of
+its own, all others wait behind it, also those for weights that are there. Runs on the worker thread.
 """
 
 from __future__ import annotations
@@ -79,20 +79,15 @@ class Samplers:
         self._waiting[promise] = _Wanted(target, request, encode, promise)
         self._admit()
 
-    def cancel(self, promise: Promise) -> None:
-        """Stop working on a request, if it is being worked on."""
-        self._waiting.pop(promise, None)
-        for served in self._served.values():
-            if (ticket := served.tickets.pop(promise, None)) is not None:
-                served.decoder.cancel(ticket)
-
     def advance(self) -> None:
-        """Decode one token for every running sample."""
+        """Decode one token for every running sample that is still wanted."""
+        self._drop_unwanted()
         for ref, served in list(self._served.items()):
             if not served.decoder.busy:
                 continue
+            others = [one.decoder for one in self._served.values() if one is not served and one.decoder.busy]
             try:
-                served.decoder.step()
+                served.decoder.step(others=others)
             except Exception as error:
                 if not isinstance(error, RlkitError):
                     _log.exception("sampling failed")
@@ -102,21 +97,27 @@ class Samplers:
         self._admit()
 
     def release(self, session_id: str) -> None:
-        """Forget the requests and unnamed weights of a session."""
+        """Forget the unnamed weights of a session; its requests have their answer, that it has ended."""
+        self._drop_unwanted()
         prefix = f"{session_id}:"
         for ref in [ref for ref in self._served if (ref.snapshot or "").startswith(prefix)]:
             del self._served[ref]
-        tickets = [promise for served in self._served.values() for promise in served.tickets]
-        for promise in [promise for promise in (*self._waiting, *tickets) if promise.request_id.startswith(prefix)]:
-            self.cancel(promise)
 
     def clear(self) -> None:
         """Forget everything."""
         self._waiting.clear()
         self._served.clear()
 
+    def _drop_unwanted(self) -> None:
+        """Forget requests that have their answer already: they were cancelled, or their session has ended."""
+        for promise in [promise for promise in self._waiting if promise.done]:
+            del self._waiting[promise]
+        for served in self._served.values():
+            for promise in [promise for promise in served.tickets if promise.done]:
+                served.decoder.cancel(served.tickets.pop(promise))
+
     def _admit(self) -> None:
-        """Begin requests in their order while there is room."""
+        """Begin requests while there is room: the one that waits longest, and those of its target."""
         while self._waiting:
             target = next(iter(self._waiting.values())).target
             served = self._served.get(target.ref)

@@ -60,7 +60,7 @@ class Service:
         self.store = CheckpointStore(root)
         self._runtime = Runtime(resolve, self.store, scratch_folder(root), threads, torch_device(device))
         self._worker = Worker(self._runtime.advance)
-        self._turns = Turns(self.sessions, self.promises, self._worker.submit)
+        self._turns = Turns(self.sessions, self.promises, self._worker.submit, self._worker.submit_soon)
 
     def start(self) -> None:
         """Clear away what a killed server left, and start the worker."""
@@ -153,7 +153,7 @@ class Service:
                 raise UsageError(
                     f"loss_fn {request.loss!r} is not supported by the embedded engine: {_INSTEAD[request.loss]}"
                 )
-            return proto_answer(self._runtime.train(request))
+            return proto_answer(self._runtime.train(request, self._worker))
 
         size_bytes = sum(datum.ByteSize() for datum in request.data)
         return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes)
@@ -334,7 +334,6 @@ class Service:
         if promise is not None:
             promise.fail("the request was cancelled", "user")
             self.promises.forget(request_id)
-            self._worker.submit(lambda: self._runtime.cancel(promise))
 
     def _forget(self, session: Session) -> None:
         prefix = f"{session.session_id}:"

@@ -1,9 +1,9 @@
 """Sampler weights that have no name: what `save_weights_and_get_sampling_client` makes.
 
-Invariant: a snapshot never changes. The newest stay in memory; older ones wait on disk, because a long run makes
-thousands and a client never says that it is done with one; the oldest go when they would fill it, and one for which
-there is no room is refused rather than an older one lost. They wait in a folder
-that the server holds locked: one that nobody holds was left by a killed server.
+Invariant: a snapshot never changes. Those that were used last stay in memory; others wait on disk, because a long run
+makes thousands and a client never says that it is done with one; of these the ones that were not used for longest go
+when they would fill it, and one for which there is no room is refused rather than an older one lost. They wait in a
+folder that the server holds locked: one that nobody holds was left by a killed server.
 """
 
 from __future__ import annotations
@@ -60,10 +60,16 @@ class Snapshots:
             del self._recent[oldest]
         self._recent[key] = adapter
 
+    def use(self, key: str) -> None:
+        """Note that a snapshot is sampled from, if it is there: those that are not go first."""
+        for kept in (self._recent, self._spilled):
+            if key in kept:
+                kept.move_to_end(key)
+
     def get(self, key: str) -> Adapter | None:
-        """The adapter of `key`, or None if its session has ended or newer ones took its place."""
+        """The adapter of `key`, or None if its session has ended or others took its place."""
+        self.use(key)
         if key in self._recent:
-            self._recent.move_to_end(key)
             return self._recent[key]
         if key not in self._spilled:
             return None

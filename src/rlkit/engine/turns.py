@@ -37,13 +37,21 @@ class Turns:
     """Gives jobs to the worker. A job that raises `NotYet` holds up those of its own line only.
 
     Args:
-        submit: queues a job.
+        submit: queues a job of a line.
+        submit_soon: queues a job that belongs to none, which is a sample, before those.
     """
 
-    def __init__(self, sessions: Sessions, promises: Promises, submit: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        promises: Promises,
+        submit: Callable[[Callable[[], None]], None],
+        submit_soon: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._sessions = sessions
         self._promises = promises
         self._submit = submit
+        self._submit_soon = submit_soon
 
     def new_line(self, session_id: str, model_seq_id: int) -> tuple[str, Line]:
         """The id and the line of a model to be made.
@@ -149,7 +157,8 @@ class Turns:
 
     def _start(self, job: Job, promise: Promise, line: Line | None) -> None:
         promise.running = True
-        self._submit(lambda: self._in_line(lambda: self._run(job, promise, line), line))
+        submit = self._submit_soon if line is None else self._submit
+        submit(lambda: self._in_line(lambda: self._run(job, promise, line), line))
 
     def _in_line(self, step: Callable[[], None], line: Line | None) -> None:
         """Do it now, or after what the line waits for. On the worker, as all that follows."""
@@ -168,7 +177,8 @@ class Turns:
             promise.begun = False
             if line is not None:
                 line.held = deque()
-            wait.ready.add_done_callback(lambda ready: self._submit(lambda: self._go_on(job, promise, line, ready)))
+            submit = self._submit_soon if line is None else self._submit
+            wait.ready.add_done_callback(lambda ready: submit(lambda: self._go_on(job, promise, line, ready)))
         except Exception as error:
             _fail(promise, error)
         else:

@@ -1,0 +1,80 @@
+"""Which weights are sampled from at a time, without HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlkit.engine.bases import Base
+from rlkit.engine.devices import batches
+from rlkit.engine.draw import DrawSettings
+from rlkit.engine.kv import kv_bytes
+from rlkit.engine.lanes import Lanes
+from rlkit.engine.lora import serve
+from rlkit.engine.promises import Promise
+from rlkit.engine.requests import SampleRequest
+from rlkit.engine.sampler import Decoder
+from rlkit.engine.samplers import Samplers, Served
+from rlkit.engine.sessions import SamplerRef, Target
+from rlkit.engine.stops import StopRule
+from rlkit.engine.weights import load_weights
+
+
+@pytest.fixture
+def decoders() -> dict[str, Decoder]:
+    """Those that `samplers` has made, by the name of their base model."""
+    return {}
+
+
+@pytest.fixture
+def samplers(models: Mapping[str, Path], decoders: dict[str, Decoder]) -> Iterator[Samplers]:
+    lanes = Lanes(1)
+    base = load_weights(models["llama"])
+    three = replace(batches(torch.device("cpu")), kv_bytes=3 * kv_bytes(base.config, 64, 4))
+
+    def make(ref: SamplerRef) -> Served:
+        decoders[ref.base_model] = Decoder(serve(base, None, lanes.run), lanes, size=three)
+        return Served(decoders[ref.base_model], 1, Base(ref.base_model, models["llama"], base))
+
+    yield Samplers(make, served_bytes=0)
+    lanes.close()
+
+
+def ask(samplers: Samplers, name: str, *, samples: int = 2) -> Promise:
+    """A request for samples of 900 tokens."""
+    promise = Promise(name)
+    wanted = SampleRequest(np.arange(5), samples, 900, 0, DrawSettings(), StopRule())
+    samplers.submit(Target(SamplerRef(name)), wanted, lambda _: b"", promise)
+    return promise
+
+
+def test_a_request_that_has_its_answer_leaves_the_batch_at_the_next_token(
+    samplers: Samplers, decoders: Mapping[str, Decoder]
+) -> None:
+    first, second, waiting = (ask(samplers, name) for name in "abc")
+    samplers.advance()
+    assert decoders["a"].busy
+    assert decoders.keys() == {"a", "b"}  # there is no room for a third
+    for given_up in (first, waiting):
+        given_up.fail("cancelled", "user")
+    samplers.advance()
+    assert not decoders["a"].busy
+    assert decoders["b"].busy
+    assert decoders.keys() == {"a", "b"}
+    second.fail("cancelled", "user")
+    samplers.advance()
+    assert not samplers.busy
+
+
+def test_all_weights_share_the_memory_for_keys_and_values(samplers: Samplers, decoders: Mapping[str, Decoder]) -> None:
+    for name in "ab":
+        ask(samplers, name)
+    samplers.advance()
+    samplers.advance()
+    running = {name: sum(map(len, decoder._rows)) for name, decoder in decoders.items()}
+    assert running == {"a": 2, "b": 1}  # three of 64 positions fit
