@@ -5,13 +5,12 @@ Invariant: what is measured is never trained on, and draws from random streams o
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlkit.chat import ChatFormat
-from rlkit.concurrency import together
+from rlkit.concurrency import in_thread, together
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.env import Env
@@ -86,7 +85,7 @@ async def evaluate(
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
     tasks = eval_tasks(specs, seed=config.seed)
     choice = choose(config.service)
-    chat = await asyncio.to_thread(load_chat, config, choice, note)
+    chat = await in_thread(load_chat, config, choice, note)
     started = time.monotonic()
     async with connect(config.service, choice=choice) as service:
         sampler = await service.sampler(model=config.model, checkpoint=checkpoint)

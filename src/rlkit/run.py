@@ -15,6 +15,7 @@ from pathlib import Path
 from rlkit.advantages import AdvantageEstimator, estimator
 from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
+from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError, did_you_mean
@@ -130,7 +131,7 @@ class RLTrainer(Trainer):
         config, choice = self._config, choose(self._config.service)
         if self._service is not None:
             choice = ServiceChoice("url", None, "it was given")
-        chat = self._chat or await asyncio.to_thread(load_chat, config, choice, self._trackers.note)
+        chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
         waiting = drawn_again(history, self._tasks)
         async with self._service or connect(config.service, choice=choice) as service:

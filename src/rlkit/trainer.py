@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlkit.batch import Preparation
+from rlkit.concurrency import in_thread
 from rlkit.errors import RlkitError, RunFailed, ServiceError
 from rlkit.evaluation import Evaluation
 from rlkit.metrics import batch_metrics, group_metrics, update_metrics
@@ -336,7 +337,7 @@ class Loop:
             return {**metrics, "optim/skipped": 1.0}
         sampler, done = result
         self._newest, self._newest_of = PatientSampler(sampler, self._parts.watch, step), learner
-        agreement = await asyncio.to_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
+        agreement = await in_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
         return {**metrics, "optim/skipped": 0.0, **agreement}
 
     async def _take_again(self, upto: int) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TextIO, cast
 
 from rlkit import atomic
+from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, show_lines
 from rlkit.errors import RunFailed, UsageError
 from rlkit.sources import Task
@@ -174,7 +175,7 @@ class RunStore:
     async def groups(self, step: int) -> Sequence[StepGroup]:
         """The groups of an earlier step."""
         await self.settle()
-        return await asyncio.get_running_loop().run_in_executor(None, read_groups, table_path(self.directory, step))
+        return await in_thread(read_groups, table_path(self.directory, step))
 
     async def settle(self) -> None:
         """Wait until everything is on the disk.
@@ -232,11 +233,10 @@ class RunStore:
     ) -> None:
         if earlier is not None:
             await earlier
-        loop = asyncio.get_running_loop()
         try:
             path = table_path(self.directory, step)
-            await loop.run_in_executor(None, lambda: table.write(path, groups, decode=self._decode))
-            await loop.run_in_executor(None, atomic.write_text, state_path(self.directory, step), state)
+            await in_thread(lambda: table.write(path, groups, decode=self._decode))
+            await in_thread(atomic.write_text, state_path(self.directory, step), state)
         except OSError as error:
             raise RunFailed(
                 f"cannot write to {self.directory}: {error.strerror or error}; make room, then resume the run"
