@@ -124,10 +124,9 @@ class RunStore:
         Raises:
             RunFailed: it cannot be written.
         """
-        name = str(getattr(task.env, "task_id", task.draw))
-        self._draws[task.draw] = Draw(task.draw, task.name, name)
+        self._draws[task.draw] = Draw(task.draw, task.name, task.id)
         self._drawn_in[task.draw] = self._step + 1
-        record = {"draw": task.draw, "env": task.name, "task": name}
+        record = {"draw": task.draw, "env": task.name, "task": task.id}
         self._writer.append(Kind.DRAW, codec.dump(record).encode())
 
     def record_episode(self, task: Task, episode: Episode) -> None:
