@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,22 @@ def test_whichever_write_fails_the_run_can_be_gone_on_with(
         assert run.weights() == expected.weights(), number
 
 
+@pytest.mark.parametrize("timeout_s", [20.0, 120.0])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_outage_uses_up_no_rollouts_time(schedule: str, timeout_s: float, tmp_path: Path) -> None:
+    outage = Fault("500", call="sample", after_s=6, until_s=1500)
+    run = Simulation(tmp_path / "run", World(faults=[outage]))
+    run.settings = {
+        "steps": 8,
+        "schedule": SCHEDULES[schedule],
+        "rollouts": {"timeout_s": timeout_s},
+        "service": {"timeout_s": 3600.0},
+    }
+    assert run.train().status == "completed"
+    assert run.virtual_s > 1500
+    assert sum(line["env/all/failed"] for line in run.lines()) == 0
+
+
 def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:
     faults = [Fault("500", at=None, share=1.0, call="sample")]
     run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 100.0}, "steps": 5})
@@ -160,11 +177,14 @@ class Sometimes(Word):
                 raise RuntimeError("the sandbox died")
             if self.how == "hangs":
                 await asyncio.Event().wait()
+            while self.how == "swallows":
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1000)
             raise asyncio.CancelledError
         return float(reply.text.count("e"))
 
 
-@pytest.mark.parametrize("how", ["raises", "hangs", "cancels itself"])
+@pytest.mark.parametrize("how", ["raises", "hangs", "swallows", "cancels itself"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_environments_that_fail_now_and_then_stop_no_run(schedule: str, how: str, tmp_path: Path) -> None:
     run = simulation(tmp_path / "run", schedule)

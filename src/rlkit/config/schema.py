@@ -137,7 +137,7 @@ class RolloutsConfig(Section):
     max_live: Positive = 256
     """Rollouts at once. The Tinker service queues what it cannot take, so more is rarely faster."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds that one rollout may take before it counts as failed."""
+    """Seconds that one rollout may take before it counts as failed; waiting for a service in trouble is not counted."""
     max_failing_rollouts: Annotated[int, Field(ge=0)] = 2
     """Failed episodes of a group that are played again; past that the group goes on with those that are valid."""
     min_valid: Positive = 2

@@ -16,6 +16,7 @@ from typing import override
 
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
+from rlkit.stopwatch import Request, waiting
 from rlkit.types import Completion, Prompt, Sampling
 
 SILENCE_S = 45.0
@@ -44,6 +45,7 @@ class Watch:
     _random: Random = field(init=False)
     _waiting: Counter[str] = field(default_factory=Counter[str])
     _answered_s: float = 0.0
+    _silences_s: float = 0.0
     _told_s: float = 0.0
     _again_s: float = 0.0
     _said: str = ""
@@ -66,23 +68,37 @@ class Watch:
         if not self._waiting.total():
             self._answered_s = max(self._answered_s, clock())  # silence counts from when somebody asks
         self._waiting[what] += 1
+        request = _Request(self)
         delay = _BACKOFF_S
         try:
-            while True:
-                try:
-                    answer = await self._in_time(make, what)
-                    self._answered_s = clock()
-                    return answer
-                except ServiceError as error:
-                    left_s = self._answered_s + self.timeout_s - clock()
-                    if not retry or left_s <= 0 or isinstance(error.__cause__, TimeoutError):
-                        raise
-                    pause = min(self._random.uniform(0, delay), left_s)  # full jitter: clients that fail together part
-                    self._tell(f"{error}; trying again")
-                    await asyncio.sleep(pause)
-                    delay = min(2 * delay, _BACKOFF_MAX_S)
+            with waiting(request):
+                while True:
+                    try:
+                        answer = await self._in_time(make, what)
+                        self._answer_came()
+                        return answer
+                    except ServiceError as error:
+                        left_s = self._answered_s + self.timeout_s - clock()
+                        if not retry or left_s <= 0 or isinstance(error.__cause__, TimeoutError):
+                            raise
+                        request.failed = True
+                        pause = min(self._random.uniform(0, delay), left_s)  # jitter: clients that fail together part
+                        self._tell(f"{error}; trying again")
+                        await asyncio.sleep(pause)
+                        delay = min(2 * delay, _BACKOFF_MAX_S)
         finally:
             self._waiting[what] -= 1
+
+    @property
+    def answered_s(self) -> float:
+        """When the service last answered anybody."""
+        return self._answered_s
+
+    @property
+    def silences_s(self) -> float:
+        """Seconds of all the times that the service answered nobody for `SILENCE_S` or more, up to now."""
+        silent_s = asyncio.get_running_loop().time() - self._answered_s
+        return self._silences_s + (silent_s if self._waiting.total() and silent_s >= SILENCE_S else 0.0)
 
     @property
     def gone(self) -> bool:
@@ -116,6 +132,10 @@ class Watch:
         except TimeoutError as error:
             raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
 
+    def _answer_came(self) -> None:
+        self._silences_s = self.silences_s
+        self._answered_s = asyncio.get_running_loop().time()
+
     def _tell(self, message: str) -> None:
         """Say it, but less and less often while the silence lasts."""
         now = asyncio.get_running_loop().time()
@@ -125,6 +145,29 @@ class Watch:
             self._told_s = now
             self._again_s = min(max(2 * self._again_s, _AGAIN_S), _AGAIN_MAX_S)
             self.note(message)
+
+
+class _Request(Request):
+    """A call that is not answered yet; of one that failed, all the time that it is made again is the service's fault.
+
+    Where the service answers others and this one never, that ends after `timeout_s`, so that no rollout is immortal.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._clock = asyncio.get_running_loop().time
+        self._asked_s = self._clock()
+        self._silences_s = watch.silences_s
+        self.failed = False
+
+    @property
+    def excused_s(self) -> float:
+        waited_s = self._clock() - self._asked_s
+        return min(waited_s, self._watch.timeout_s if self.failed else self._watch.silences_s - self._silences_s)
+
+    @property
+    def silent_s(self) -> float:
+        return self._clock() - max(self._asked_s, self._watch.answered_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
