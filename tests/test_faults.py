@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlkit
-from rlkit.testing import Fault, World
+from rlkit.testing import Fault, SimulatedTinker, World
 from rlkit.testing.world import FaultKind
 
 from .simulation import Simulation, Word
@@ -161,6 +161,33 @@ def test_a_service_that_hangs_is_reported_within_a_minute(tmp_path: Path) -> Non
     assert silent
     assert int(silent[0].split()[6]) <= 60
     assert "sampling (" in silent[0]
+
+
+def test_a_service_that_hangs_at_the_start_is_reported_within_a_minute(tmp_path: Path) -> None:
+    faults = [Fault("hang", call="load", at=1)]
+    run = Simulation(tmp_path / "run", World(faults=faults), settings={"service": {"timeout_s": 1800.0}})
+    run.train()
+    assert "no answer from the service for 45 s; waiting for: starting a training session (1)" in run.ears.notes
+
+
+def test_a_service_that_does_not_say_its_context_at_once_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def context_tokens(self: SimulatedTinker, model: str) -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        if asked == 2:
+            raise rlkit.ServiceError("busy")
+        return 1000
+
+    monkeypatch.setattr(SimulatedTinker, "context_tokens", context_tokens)
+    run = Simulation(tmp_path / "run", settings={"service": {"timeout_s": 600.0}})
+    assert run.train().status == "completed"
+    assert any("waiting for: asking for the context (1)" in note for note in run.ears.notes)
 
 
 class Sometimes(Word):

@@ -18,6 +18,7 @@ from rlkit.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.service import choose, connect
+from rlkit.service.watch import PatientSampler, Watch
 from rlkit.settings import load_chat, sampling
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks, as_source
@@ -87,10 +88,13 @@ async def evaluate(
     choice = choose(config.service)
     chat = await in_thread(load_chat, config, choice, note)
     started = time.monotonic()
-    async with connect(config.service, choice=choice) as service:
-        sampler = await service.sampler(model=config.model, checkpoint=checkpoint)
-        slots = Slots(config.rollouts.max_live)
-        player = eval_player(config, chat, slots=slots, context=await service.context_tokens(config.model))
+    watch = Watch(note, config.service.timeout_s, seed=config.seed)
+    async with watch.looking(), connect(config.service, choice=choice) as service:
+        sampler = await watch.call(
+            lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
+        )
+        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        player = eval_player(config, chat, slots=Slots(config.rollouts.max_live), context=context)
 
         def snapshot() -> Progress:
             counts = player.counts
@@ -106,7 +110,7 @@ async def evaluate(
             )
 
         progress(snapshot)
-        return await Evaluation(tasks, player, every=0).run(sampler)
+        return await Evaluation(tasks, player, every=0).run(PatientSampler(sampler, watch, sampler.version))
 
 
 def eval_player(config: Config, chat: ChatFormat, *, slots: Slots, context: int | None) -> Player:

@@ -163,7 +163,6 @@ class Loop:
             ServiceError: the service failed after retries.
         """
         parts = self._parts
-        looking = asyncio.create_task(parts.watch.look())
         try:
             try:
                 await self._begin()
@@ -180,7 +179,6 @@ class Loop:
             await self._reporter.drain()
             await parts.store.settle()
         finally:
-            looking.cancel()
             await parts.supply.close()
             await self._reporter.close()
             parts.saver.close()

@@ -1,15 +1,17 @@
 """Patience with a service: retries, time limits, and a word to the user when it goes silent.
 
 Invariant: no call waits longer than `timeout_s` for one answer, and none is retried once the service has answered
-nothing at all for that long.
+nothing at all for that long. A request that was lost is made once more before that, where it can be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import override
@@ -27,6 +29,7 @@ _AGAIN_S = 60.0
 _AGAIN_MAX_S = 960.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 60.0
+_CALM_S = 2 * _BACKOFF_MAX_S
 
 
 @dataclass(slots=True, eq=False)
@@ -46,12 +49,13 @@ class Watch:
     _waiting: Counter[str] = field(default_factory=Counter[str])
     _answered_s: float = 0.0
     _silences_s: float = 0.0
-    _told_s: float = 0.0
-    _again_s: float = 0.0
+    _failures: _Notice = field(init=False)
+    _silence: _Notice = field(init=False)
     _said: str = ""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
+        self._failures, self._silence = _Notice(self.note), _Notice(self.note)
 
     async def call[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool = False) -> T:
         """Await an answer.
@@ -74,7 +78,7 @@ class Watch:
             with waiting(request):
                 while True:
                     try:
-                        answer = await self._in_time(make, what)
+                        answer = await self._in_time(make, what, retry=retry)
                         self._answer_came()
                         return answer
                     except ServiceError as error:
@@ -83,7 +87,7 @@ class Watch:
                             raise
                         request.failed = True
                         pause = min(self._random.uniform(0, delay), left_s)  # jitter: clients that fail together part
-                        self._tell(f"{error}; trying again")
+                        self._failures.tell(f"{error}; trying again")
                         await asyncio.sleep(pause)
                         delay = min(2 * delay, _BACKOFF_MAX_S)
         finally:
@@ -105,6 +109,15 @@ class Watch:
         """Whether the service has answered nothing for longer than it may."""
         return asyncio.get_running_loop().time() - self._answered_s >= self.timeout_s
 
+    @asynccontextmanager
+    async def looking(self) -> AsyncGenerator[None]:
+        """Inside, the user is told when the service is silent."""
+        looking = asyncio.create_task(self.look())
+        try:
+            yield
+        finally:
+            looking.cancel()
+
     async def look(self) -> None:
         """Tell the user when the service is silent, for ever; run it beside the work."""
         clock = asyncio.get_running_loop().time
@@ -117,7 +130,7 @@ class Watch:
                 if self._waiting.total() and silent_s >= SILENCE_S:
                     waiting = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
-                    self._tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {waiting}{said}")
+                    self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {waiting}{said}")
         finally:
             logging.getLogger("tinker").removeHandler(heard)
 
@@ -125,9 +138,15 @@ class Watch:
         """Remember what the client library logged last."""
         self._said = message
 
-    async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
+    async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool) -> T:
+        last_s = min(SILENCE_S, self.timeout_s / 2) if retry else self.timeout_s
         try:
-            async with asyncio.timeout(self.timeout_s):
+            if retry:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self.timeout_s - last_s):
+                        return await make()
+                self._failures.tell(f"{what}: no answer yet; asking again, in case the request was lost")
+            async with asyncio.timeout(last_s):
                 return await make()
         except TimeoutError as error:
             raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
@@ -136,12 +155,23 @@ class Watch:
         self._silences_s = self.silences_s
         self._answered_s = asyncio.get_running_loop().time()
 
-    def _tell(self, message: str) -> None:
-        """Say it, but less and less often while the silence lasts."""
+
+@dataclass(slots=True, eq=False)
+class _Notice:
+    """A kind of trouble that the user is told of, less and less often while it goes on, whatever else goes well."""
+
+    note: Callable[[str], None]
+    _told_s: float = -math.inf
+    _met_s: float = -math.inf
+    _again_s: float = 0.0
+
+    def tell(self, message: str) -> None:
+        """Say it, unless something like it was said a moment ago."""
         now = asyncio.get_running_loop().time()
-        if self._told_s < self._answered_s:
+        if now - self._met_s >= _CALM_S:  # the trouble was over: this is another
             self._again_s = 0.0
-        if not self._again_s or now - self._told_s >= self._again_s:
+        self._met_s = now
+        if now - self._told_s >= self._again_s:
             self._told_s = now
             self._again_s = min(max(2 * self._again_s, _AGAIN_S), _AGAIN_MAX_S)
             self.note(message)
