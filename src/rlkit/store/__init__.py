@@ -7,7 +7,6 @@ last line of a `.jsonl` file, which it can tell. One process writes to a run at 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import math
 import os
@@ -17,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO, cast
+from typing import Any, Literal, Self, cast
 
 from rlkit import atomic
 from rlkit.concurrency import in_thread
@@ -37,6 +36,7 @@ from rlkit.store.history import (
     table_path,
 )
 from rlkit.store.journal import Journal, Kind, Record, records
+from rlkit.store.lock import lock
 from rlkit.store.table import StepGroup
 from rlkit.trackers import Checkpoint
 from rlkit.types import Episode, Json, Tokens
@@ -64,7 +64,7 @@ class RunStore:
         self.directory = directory
         if resume and not holds_run(directory):
             raise UsageError(f"{directory} holds no run to resume")
-        self._lock = _locked(directory)
+        self._lock = lock(directory)
         try:
             self._about = self._begun(resolved, resume=resume)
             self._measured = {int(line["step"]) for line in self._lines("metrics.jsonl")}
@@ -346,19 +346,3 @@ def _clear(directory: Path) -> None:
 def holds_run(directory: Path) -> bool:
     """Whether there is a run in a directory."""
     return (directory / "run.json").exists()
-
-
-def _locked(directory: Path) -> TextIO:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("w")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {directory}: {error.strerror}; set RLKIT_RUNS_DIR to a folder that can"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UsageError(f"another process is writing to {directory}") from None
-    return lock
