@@ -21,7 +21,10 @@ from typing import Any, Literal, Self, cast
 from rlkit import atomic
 from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, show_lines
+from rlkit.config.secrets import redact as redact_config
+from rlkit.config.secrets import secrets_in
 from rlkit.errors import RunFailed, UsageError
+from rlkit.redaction import redact
 from rlkit.sources import Task
 from rlkit.store import codec, table
 from rlkit.store.history import (
@@ -62,6 +65,7 @@ class RunStore:
 
     def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
         self.directory = directory
+        self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         if resume and not holds_run(directory):
             raise UsageError(f"{directory} holds no run to resume")
         self._lock = lock(directory)
@@ -86,10 +90,10 @@ class RunStore:
         self._lock.close()
 
     def set_status(self, status: Literal["running", "completed", "interrupted", "failed"], *, error: str = "") -> None:
-        """Say how the run stands, for people and for other programs."""
+        """Say how the run stands, for people and for other programs; secrets are taken out of the error."""
         changed: dict[str, Json] = {"status": status, "updated": time.time()}
         if error:
-            changed["error"] = error
+            changed["error"] = redact(redact_config(error, hidden=self._secrets))
         self._about.update(changed)
         atomic.write_text(self.directory / "run.json", json.dumps(self._about, indent=2) + "\n")
 
