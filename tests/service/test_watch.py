@@ -168,6 +168,14 @@ def test_a_silence_is_reported_though_a_failure_was_told_of_just_before() -> Non
     assert [note.split(";")[0] for note in notes] == ["busy", "no answer from the service for 45 s"]
 
 
+def test_a_request_that_is_only_slow_is_waited_for_to_the_end() -> None:
+    async def run() -> float:
+        await Watch(lambda note: None, timeout_s=100).call(lambda: asyncio.sleep(99), "sampling", retry=True)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == 99
+
+
 def test_a_request_that_was_lost_is_made_again_before_the_service_is_given_up() -> None:
     async def run() -> tuple[str, float]:
         asked = 0

@@ -1,7 +1,7 @@
 """Patience with a service: retries, time limits, and a word to the user when it goes silent.
 
 Invariant: no call waits longer than `timeout_s` for one answer, and none is retried once the service has answered
-nothing at all for that long. A request that was lost is made once more before that, where it can be.
+nothing at all for that long. A request that may be lost is made a second time before that, where it can be.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import override
@@ -139,17 +139,25 @@ class Watch:
         self._said = message
 
     async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool) -> T:
-        last_s = min(SILENCE_S, self.timeout_s / 2) if retry else self.timeout_s
         try:
-            if retry:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self.timeout_s - last_s):
-                        return await make()
-                self._failures.tell(f"{what}: no answer yet; asking again, in case the request was lost")
-            async with asyncio.timeout(last_s):
-                return await make()
+            async with asyncio.timeout(self.timeout_s):
+                return await (self._twice(make, what) if retry else make())
         except TimeoutError as error:
             raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
+
+    async def _twice[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
+        """The answer, for which a second request is made shortly before the time is over: the first may be lost."""
+        asked = [asyncio.ensure_future(make())]
+        try:
+            done, _ = await asyncio.wait(asked, timeout=self.timeout_s - min(SILENCE_S, self.timeout_s / 2))
+            if not done:
+                self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
+                asked.append(asyncio.ensure_future(make()))
+                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for request in asked:
+                request.cancel()
 
     def _answer_came(self) -> None:
         self._silences_s = self.silences_s
