@@ -16,7 +16,7 @@ import pytest
 
 import rlkit
 from rlkit.store import journal, lines
-from rlkit.testing import Fault, Latency, World
+from rlkit.testing import Fault, Latency, SimulatedTinker, World
 from rlkit.testing.world import FaultKind
 
 from .simulation import Simulation, Word
@@ -190,6 +190,22 @@ def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soo
     assert any("the checkpoint of step 4 could not be saved: cannot write to" in note for note in run.ears.notes)
 
 
+@pytest.mark.parametrize("timeout_s", [20.0, 120.0])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_outage_uses_up_no_rollouts_time(schedule: str, timeout_s: float, tmp_path: Path) -> None:
+    outage = Fault("500", call="sample", after_s=6, until_s=1500)
+    run = Simulation(tmp_path / "run", World(faults=[outage]))
+    run.settings = {
+        "steps": 8,
+        "schedule": SCHEDULES[schedule],
+        "rollouts": {"timeout_s": timeout_s},
+        "service": {"timeout_s": 3600.0},
+    }
+    assert run.train().status == "completed"
+    assert run.virtual_s > 1500
+    assert sum(line["env/all/failed"] for line in run.lines()) == 0
+
+
 def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:
     faults = [Fault("500", at=None, share=1.0, call="sample")]
     run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 100.0}, "steps": 5})
@@ -237,6 +253,33 @@ def test_a_service_that_hangs_is_reported_within_a_minute(tmp_path: Path) -> Non
     assert "sampling (" in silent[0]
 
 
+def test_a_service_that_hangs_at_the_start_is_reported_within_a_minute(tmp_path: Path) -> None:
+    faults = [Fault("hang", call="load", at=1)]
+    run = Simulation(tmp_path / "run", World(faults=faults), settings={"service": {"timeout_s": 1800.0}})
+    run.train()
+    assert "no answer from the service for 45 s; waiting for: starting a training session (1)" in run.ears.notes
+
+
+def test_a_service_that_does_not_say_its_context_at_once_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def context_tokens(self: SimulatedTinker, model: str) -> int:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            await asyncio.Event().wait()
+        if asked == 2:
+            raise rlkit.ServiceError("busy")
+        return 1000
+
+    monkeypatch.setattr(SimulatedTinker, "context_tokens", context_tokens)
+    run = Simulation(tmp_path / "run", settings={"service": {"timeout_s": 600.0}})
+    assert run.train().status == "completed"
+    assert any("waiting for: asking for the context (1)" in note for note in run.ears.notes)
+
+
 class Sometimes(Word):
     """Fails in a way of its own in every seventh rollout."""
 
@@ -251,11 +294,14 @@ class Sometimes(Word):
                 raise RuntimeError("the sandbox died")
             if self.how == "hangs":
                 await asyncio.Event().wait()
+            while self.how == "swallows":
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(1000)
             raise asyncio.CancelledError
         return float(reply.text.count("e"))
 
 
-@pytest.mark.parametrize("how", ["raises", "hangs", "cancels itself"])
+@pytest.mark.parametrize("how", ["raises", "hangs", "swallows", "cancels itself"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_environments_that_fail_now_and_then_stop_no_run(schedule: str, how: str, tmp_path: Path) -> None:
     run = simulation(tmp_path / "run", schedule)

@@ -188,6 +188,23 @@ def test_rewards_belong_to_the_last_turn_and_add_up() -> None:
     assert [turn.reward for turn in policy.turns] == [0.75, None]
 
 
+@pytest.mark.parametrize("value", [np.float32(1.5), np.int64(2), True, 0.5])
+def test_the_reward_of_a_turn_is_a_plain_number(value: float) -> None:
+    policy = ScriptedPolicy(["one"])
+    asyncio.run(policy.chat(OPENING))
+    policy.reward(value)
+    assert type(policy.turns[0].reward) is float
+    assert policy.turns[0].reward == value
+
+
+@pytest.mark.parametrize("value", ["1", None, np.zeros(1), float("nan")])
+def test_what_is_no_number_is_no_reward_of_a_turn(value: float) -> None:
+    policy = ScriptedPolicy(["one"])
+    asyncio.run(policy.chat(OPENING))
+    with pytest.raises(ValueError, match=r"a turn was given the reward .*; rewards "):
+        policy.reward(value)
+
+
 def test_each_turn_asks_with_its_own_seed_and_the_run_s_settings() -> None:
     chat = ByteChat()
     sampler = ScriptedSampler(lambda prompt, seed: "yes", chat=chat, version=3)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from rlkit.boundary import GRACE_S
 from rlkit.env import Env
 from rlkit.errors import RewardError, ServiceError, UsageError
 from rlkit.outcomes import as_outcome
@@ -14,7 +15,7 @@ from rlkit.policy import Limits, Policy
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.slots import Slots
 from rlkit.sources import Task
-from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.testing import ByteChat, ScriptedSampler, run_virtual
 from rlkit.types import Episode, Group, Outcome, Sampling
 
 
@@ -40,6 +41,18 @@ class Scripted(Env):
             return result  # type: ignore[return-value]  whatever the test says
         finally:
             self.live -= 1
+
+
+class Aborted(BaseException):
+    """What some libraries raise so that nobody catches it."""
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+    def __str__(self) -> str:
+        return "mute"
 
 
 def play(env: Env, *, group_size: int = 4, retries: int = 2, timeout_s: float = 60, max_live: int = 100, **limits):
@@ -106,6 +119,12 @@ def test_past_the_budget_the_group_goes_on_with_those_that_are_valid() -> None:
         (Outcome(1.0, metrics={"a": math.nan}), "the metric a = float nan"),
         (Outcome(1.0, metrics={"a": "x"}), "the metric a = str 'x'"),  # type: ignore[dict-item]  the mistake
         (Outcome(1.0, metrics=None), "the metrics NoneType None"),  # type: ignore[arg-type]  the mistake
+        (Outcome(1.0, info="text"), "Scripted returned the info str 'text'"),  # type: ignore[arg-type]  the mistake
+        (Outcome(1.0, info={"a": {("b", 1): 2}}), "Scripted returned the info a, which cannot be recorded: it has the"),  # type: ignore[dict-item]  the mistake
+        (Outcome(1.0, truncated=np.zeros(2)), "ValueError: The truth value"),  # type: ignore[arg-type]  the mistake
+        (Mute(), "Scripted returned Mute whose repr raises RuntimeError"),
+        (Aborted("now"), "Aborted: now at "),
+        (RuntimeError("cannot read b\udcff"), "RuntimeError: cannot read b\\udcff at "),
     ],
     ids=str,
 )
@@ -175,6 +194,63 @@ def test_what_is_not_the_environments_fault_ends_the_run(error: Exception) -> No
     with pytest.raises(type(error), match=str(error).split(" ", maxsplit=1)[0]):
         play(env)
     assert env.live == 0
+
+
+def test_what_is_recorded_of_an_episode_is_plain_json() -> None:
+    info = {"text": "b\udcff", "score": np.float32(1.5), 3: [np.int64(1)]}
+    group, *_ = play(Scripted(Outcome(1.0, {"m\udcff": 1.0}, info)), group_size=1)  # type: ignore[dict-item]  what is tested
+    assert group.episodes[0].info == {"text": "b\\udcff", "score": 1.5, "3": [1]}
+    assert group.episodes[0].metrics == {"m\\udcff": 1.0}
+
+
+class Swallowing(Env):
+    """Ignores its cancellation, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    async def rollout(self, policy: Policy) -> float:
+        for _ in range(self.times):
+            try:
+                await asyncio.sleep(1e9)
+            except asyncio.CancelledError:
+                continue
+        return 1.0
+
+
+def test_a_rollout_that_ignores_its_cancellation_is_given_up() -> None:
+    async def run() -> tuple[Group, float]:
+        settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
+        player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
+        sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
+        group = await player.play(Task(7, "e", Swallowing(10**9)), lambda: sampler)
+        return group, asyncio.get_running_loop().time()
+
+    group, taken_s = run_virtual(run())
+    assert {episode.error for episode in group.episodes} == {
+        "the rollout took longer than 20 s (timeout_s) and ignored its cancellation"
+    }
+    assert taken_s == 20 + GRACE_S
+
+
+def test_a_rollout_that_is_slow_to_heed_its_cancellation_is_just_late() -> None:
+    group, *_ = play(Swallowing(1), group_size=1, retries=0, timeout_s=0.05)
+    assert group.episodes[0].error == "the rollout took longer than 0.05 s (timeout_s)"
+
+
+def test_a_group_that_is_cancelled_ends_though_a_rollout_ignores_it() -> None:
+    async def run() -> float:
+        settings = EnvSettings(2, Sampling(max_tokens=16), 1e6, 0, Limits())
+        player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
+        sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
+        playing = asyncio.create_task(player.play(Task(7, "e", Swallowing(10**9)), lambda: sampler))
+        await asyncio.sleep(5)
+        playing.cancel()
+        await asyncio.wait([playing])
+        assert playing.cancelled()
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == 5 + GRACE_S
 
 
 @pytest.mark.parametrize("number", [1, 0.5, True, np.float32(0.5), np.int64(3), np.True_])

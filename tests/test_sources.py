@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.sources import Mixture, SequenceSource, as_source
+from rlkit.policy import Policy
+from rlkit.sources import Mixture, SequenceSource, Task, as_source
 
 
 def source(count: int, *, seed: int = 0) -> SequenceSource:
@@ -112,3 +113,29 @@ def test_a_mixture_gives_fewer_tasks_only_when_every_source_is_dry() -> None:
     assert len(mixture.draw(4)) == 4
     assert [task.draw for task in mixture.draw(10)] == [4, 5]
     assert not mixture.draw(1)
+
+
+class Named:
+    def __init__(self, name: object) -> None:
+        self.name = name
+        self.asked = 0
+
+    @property
+    def task_id(self) -> object:
+        self.asked += 1
+        if isinstance(self.name, BaseException):
+            raise self.name
+        return self.name
+
+    async def rollout(self, policy: Policy) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "known_as"), [("sum", "sum"), (3, "3"), ("b\udcff", "b\\udcff"), (ValueError(), "7"), (SystemExit(), "7")]
+)
+def test_a_task_has_a_name_that_can_be_recorded_and_is_asked_for_it_once(name: object, known_as: str) -> None:
+    env = Named(name)
+    task = Task(7, "e", env)
+    assert [task.id, task.id] == [known_as, known_as]
+    assert env.asked == 1

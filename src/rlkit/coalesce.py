@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from rlkit.policy import Sampler
+from rlkit.stopwatch import Stopwatch, running, timed_by
 from rlkit.types import Completion, Prompt, Sampling
 
 type _Key = tuple[int, bytes, tuple[object, ...], Sampling]
@@ -23,6 +24,7 @@ class _Wanted:
 
     seed: int
     answer: asyncio.Future[Completion]
+    stopwatches: frozenset[Stopwatch]
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +45,7 @@ class Coalescer:
     async def sample(self, sampler: Sampler, prompt: Prompt, sampling: Sampling, seed: int) -> Completion:
         """One completion, asked for together with others."""
         key = (sampler.version, prompt.tokens.tobytes(), prompt.images, sampling)
-        wanted = _Wanted(seed, asyncio.get_running_loop().create_future())
+        wanted = _Wanted(seed, asyncio.get_running_loop().create_future(), running())
         if key in self._gathering:
             self._gathering[key].append(wanted)
         else:
@@ -98,7 +100,8 @@ def _runs(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
 
 async def _ask(run: Sequence[_Wanted], sampler: Sampler, prompt: Prompt, sampling: Sampling) -> None:
     try:
-        completions = await sampler.sample(prompt, sampling, seed=run[0].seed, num_samples=len(run))
+        with timed_by(stopwatch for wanted in run for stopwatch in wanted.stopwatches):
+            completions = await sampler.sample(prompt, sampling, seed=run[0].seed, num_samples=len(run))
     except Exception as error:  # whatever it is, each of the rollouts gets it
         for wanted in run:
             if not wanted.answer.done():

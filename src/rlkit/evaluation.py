@@ -5,13 +5,12 @@ Invariant: what is measured is never trained on, and draws from random streams o
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlkit.chat import ChatFormat
-from rlkit.concurrency import together
+from rlkit.concurrency import in_thread, together
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.env import Env
@@ -19,6 +18,7 @@ from rlkit.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.service import choose, connect
+from rlkit.service.watch import PatientSampler, Watch
 from rlkit.settings import load_chat, sampling
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks, as_source
@@ -86,12 +86,15 @@ async def evaluate(
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
     tasks = eval_tasks(specs, seed=config.seed)
     choice = choose(config.service)
-    chat = await asyncio.to_thread(load_chat, config, choice, note)
+    chat = await in_thread(load_chat, config, choice, note)
     started = time.monotonic()
-    async with connect(config.service, choice=choice) as service:
-        sampler = await service.sampler(model=config.model, checkpoint=checkpoint)
-        slots = Slots(config.rollouts.max_live)
-        player = eval_player(config, chat, slots=slots, context=await service.context_tokens(config.model))
+    watch = Watch(note, config.service.timeout_s, seed=config.seed)
+    async with watch.looking(), connect(config.service, choice=choice) as service:
+        sampler = await watch.call(
+            lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
+        )
+        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        player = eval_player(config, chat, slots=Slots(config.rollouts.max_live), context=context)
 
         def snapshot() -> Progress:
             counts = player.counts
@@ -107,7 +110,7 @@ async def evaluate(
             )
 
         progress(snapshot)
-        return await Evaluation(tasks, player, every=0).run(sampler)
+        return await Evaluation(tasks, player, every=0).run(PatientSampler(sampler, watch, sampler.version))
 
 
 def eval_player(config: Config, chat: ChatFormat, *, slots: Slots, context: int | None) -> Player:

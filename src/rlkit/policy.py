@@ -17,6 +17,8 @@ import numpy as np
 
 from rlkit.chat import ChatFormat, extend
 from rlkit.errors import LimitReached
+from rlkit.outcomes import real
+from rlkit.plain import shown
 from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
 
 
@@ -217,10 +219,13 @@ class RecordingPolicy(Policy):
     def reward(self, value: float) -> None:  # noqa: D102  inherited
         if not self._turns:
             raise ValueError("reward() needs a turn to give the reward to: sample or chat first")
-        if not math.isfinite(value):
-            raise ValueError(f"a turn was given the reward {value}; rewards must be finite")
+        number = real(value)
+        if number is None:
+            raise ValueError(f"a turn was given the reward {shown(value)}; rewards are numbers")
+        if not math.isfinite(number):
+            raise ValueError(f"a turn was given the reward {number}; rewards must be finite")
         last = self._turns[-1]
-        self._turns[-1] = replace(last, reward=value + (last.reward or 0.0))
+        self._turns[-1] = replace(last, reward=number + (last.reward or 0.0))
 
     def _settings(
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None

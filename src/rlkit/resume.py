@@ -37,10 +37,10 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
         match event:
             case Draw():
                 drawn = tasks.draw(1)
-                if not drawn or (drawn[0].draw, drawn[0].name, _name(drawn[0])) != (event.draw, event.env, event.task):
+                if not drawn or (drawn[0].draw, drawn[0].name, drawn[0].id) != (event.draw, event.env, event.task):
                     if history.damaged:
                         raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
-                    now = f"{_name(drawn[0])} of {drawn[0].name}" if drawn else "nothing"
+                    now = f"{drawn[0].id} of {drawn[0].name}" if drawn else "nothing"
                     raise UsageError(
                         f"{history.directory}: draw {event.draw} was {event.task} of {event.env} and is {now} now; a "
                         "run is resumed with the tasks that it was started with"
@@ -51,10 +51,6 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
                 for kept in history.groups(event.step):
                     tasks.observe(kept.group)
     return waiting
-
-
-def _name(task: Task) -> str:
-    return str(getattr(task.env, "task_id", task.draw))
 
 
 def earlier(history: History, draw: int, config: Config, *, forgive: bool) -> Earlier:

@@ -7,25 +7,21 @@ episode, never a reward and never a crash of the run; what the service does wron
 from __future__ import annotations
 
 import asyncio
-import inspect
-import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
+from rlkit.boundary import outcome_of
 from rlkit.chat import ChatFormat
 from rlkit.coalesce import Coalescer
 from rlkit.concurrency import together
-from rlkit.env import Env, SingleTurnEnv
-from rlkit.errors import LimitReached, MissingError, RewardError, ServiceError, UsageError
-from rlkit.outcomes import as_outcome
+from rlkit.env import SingleTurnEnv
 from rlkit.policy import Limits, RecordingPolicy, Sampler
 from rlkit.seeds import derive
 from rlkit.slots import Slots
 from rlkit.sources import Task
-from rlkit.types import Episode, Group, Outcome, Sampling
+from rlkit.types import Episode, Group, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class EnvSettings:
     Args:
         group_size: rollouts of one task.
         sampling: how completions are drawn.
-        timeout_s: of one rollout, from when it begins to play.
+        timeout_s: of one rollout, from when it begins to play; what is the service's fault does not count.
         max_failing_rollouts: failed episodes of a group that are played again.
         min_valid: a group with fewer episodes that did not fail is of no use.
         limits: turns and context that one rollout may use.
@@ -136,7 +132,7 @@ class Player:
             episodes = await together(self._member(group, member, earlier) for member in range(settings.group_size))
         finally:
             coalescer.close()
-        return Group(task.name, str(getattr(task.env, "task_id", task.draw)), task.draw, tuple(episodes))
+        return Group(task.name, task.id, task.draw, tuple(episodes))
 
     async def _member(self, group: _Playing, member: int, earlier: Earlier) -> Episode:
         attempt, again = earlier.attempts.get(member, 0), False
@@ -188,7 +184,7 @@ class Player:
         )
         clock = asyncio.get_running_loop().time
         started = clock()
-        outcome, error = await _outcome(task.env, policy, timeout_s=settings.timeout_s)
+        outcome, error = await outcome_of(task.env, policy, timeout_s=settings.timeout_s)
         status = "failed" if outcome is None else "truncated" if outcome.truncated else "completed"
         return Episode(
             member=member,
@@ -228,62 +224,3 @@ def _coalesced(group: _Playing) -> bool:
     settings = group.settings
     single = isinstance(group.task.env, SingleTurnEnv) or settings.limits.max_turns == 1
     return settings.coalesce == "always" or (settings.coalesce == "single_turn" and single)
-
-
-async def _outcome(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:
-    """The boundary at which an environment's faults become data."""
-    this = asyncio.current_task()
-    limit = asyncio.timeout(timeout_s)
-    started = time.monotonic()
-    try:
-        async with limit:
-            result = await asyncio.create_task(_awaited(env, policy))  # its own, or it could cancel the group's
-        if _late(started, timeout_s):  # it held the event loop, so that nothing could interrupt it
-            raise TimeoutError
-        return as_outcome(result), None
-    except (ServiceError, UsageError, MissingError):
-        raise
-    except LimitReached as error:
-        return None, f"{error}; an environment that catches rlkit.LimitReached can grade what is there"
-    except TimeoutError as error:
-        expired = limit.expired() or _late(started, timeout_s)
-        return None, f"the rollout took longer than {timeout_s:g} s (timeout_s)" if expired else _describe(error)
-    except asyncio.CancelledError:
-        if this is not None and this.cancelling():
-            raise
-        return None, "the environment cancelled its own rollout"
-    except _Exited as exited:
-        return None, _describe(exited.error)
-    except Exception as error:  # an environment may raise anything; the record says what
-        return None, _describe(error)
-
-
-def _late(started: float, timeout_s: float) -> bool:
-    return time.monotonic() - started > timeout_s
-
-
-async def _awaited(env: Env, policy: RecordingPolicy) -> object:
-    playing: object = env.rollout(policy)
-    if not inspect.isawaitable(playing):
-        raise RewardError(f"{type(env).__name__}.rollout is an ordinary function; write `async def rollout`")
-    try:
-        return await playing
-    except SystemExit as error:
-        raise _Exited(error) from error
-
-
-class _Exited(Exception):
-    """An environment asked the program to end; a task that lets that through does end it."""
-
-    def __init__(self, error: SystemExit) -> None:
-        super().__init__()
-        self.error = error
-
-
-def _describe(error: BaseException) -> str:
-    if isinstance(error, RewardError):
-        return str(error)
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    said = f"{type(error).__name__}: {error}{where}"
-    return said.encode(errors="backslashreplace").decode()  # a lone surrogate can be written nowhere

@@ -15,6 +15,7 @@ from pathlib import Path
 from rlkit.advantages import AdvantageEstimator, estimator
 from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
+from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError, did_you_mean
@@ -130,11 +131,12 @@ class RLTrainer(Trainer):
         config, choice = self._config, choose(self._config.service)
         if self._service is not None:
             choice = ServiceChoice("url", None, "it was given")
-        chat = self._chat or await asyncio.to_thread(load_chat, config, choice, self._trackers.note)
+        chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
         waiting = drawn_again(history, self._tasks)
-        async with self._service or connect(config.service, choice=choice) as service:
-            loop = await self._loop(store, chat, service, history, waiting)
+        watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
+        async with watch.looking(), self._service or connect(config.service, choice=choice) as service:
+            loop = await self._loop(store, chat, service, watch=watch, history=history, waiting=waiting)
             info = RunInfo(
                 name=store.directory.name,
                 directory=store.directory,
@@ -153,18 +155,25 @@ class RLTrainer(Trainer):
                 raise
 
     async def _loop(
-        self, store: RunStore, chat: ChatFormat, service: Service, history: History, waiting: Sequence[Task]
+        self,
+        store: RunStore,
+        chat: ChatFormat,
+        service: Service,
+        *,
+        watch: Watch,
+        history: History,
+        waiting: Sequence[Task],
     ) -> Loop:
         config = self._config
 
         async def restore(upto: int) -> tuple[Learner, int]:
             return await restored(config, service, store.checkpoints(), upto, self._trackers.note)
 
-        watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
         # A step whose numbers were not written down is taken again for their sake.
         measured = store.measured(history.step)
         weights = await watch.call(lambda: restore(measured), "starting a training session", retry=True)
-        context = await service.context_tokens(config.model)  # known for sure once the model is loaded
+        # Known for sure once the model is loaded.
+        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         slots = Slots(config.rollouts.max_live)
         settings = env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=slots, record=store.record_episode)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import numpy as np
 
 from rlkit.env import Env, TaskSource
 from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.plain import readable
 from rlkit.seeds import derive
 from rlkit.types import Group, Json
 
@@ -82,11 +83,25 @@ def is_env(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a run: the `draw`-th, of the environment `name`."""
+    """One task of a run: the `draw`-th, of the environment `name`.
+
+    Its `id` is what the env calls itself; the draw, where it has no name or cannot say it. It is read once, so that all
+    records have the same.
+    """
 
     draw: int
     name: str
     env: Env
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        try:
+            own = readable(str(getattr(self.env, "task_id", self.draw)))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # the user's own code, and only for a name
+            own = str(self.draw)
+        object.__setattr__(self, "id", own)
 
 
 class Mixture:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlkit.batch import Preparation
+from rlkit.concurrency import in_thread
 from rlkit.errors import RlkitError, RunFailed, ServiceError
 from rlkit.evaluation import Evaluation
 from rlkit.metrics import batch_metrics, group_metrics, update_metrics
@@ -162,7 +163,6 @@ class Loop:
             ServiceError: the service failed after retries.
         """
         parts = self._parts
-        looking = asyncio.create_task(parts.watch.look())
         try:
             try:
                 await self._begin()
@@ -180,7 +180,6 @@ class Loop:
             await self._reporter.drain()
             await parts.store.settle()
         finally:
-            looking.cancel()
             await parts.supply.close()
             await self._reporter.close()
             parts.saver.close()
@@ -339,7 +338,7 @@ class Loop:
             same = before or await self._handed_over(step)
             return PatientSampler(same.of, self._parts.watch, step), {**metrics, "optim/skipped": 1.0}
         sampler, done = result
-        agreement = await asyncio.to_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
+        agreement = await in_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
         return PatientSampler(sampler, self._parts.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}
 
     async def _take_again(self, upto: int, newest: PatientSampler | None) -> PatientSampler:

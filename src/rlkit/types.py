@@ -181,8 +181,8 @@ class Outcome:
     Args:
         reward: the episode's reward, a finite number.
         metrics: numbers to average over episodes, such as `{"correct": 1.0}`.
-        info: anything for people: messages, the parsed answer, paths of artefacts. What JSON cannot hold is kept as the
-            text that `repr` gives.
+        info: anything for people: messages, the parsed answer, paths of artefacts. It is recorded as JSON, and what
+            JSON does not have as its `repr`.
         truncated: the episode was cut short by a limit; its reward still counts.
     """
 

@@ -94,6 +94,7 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("loss: {name: ppo, clip_lo: 1}", "a.yaml:2: loss.clip_lo: is no field of ppo. Did you mean 'clip_low'?"),
         ("loss: {name: ppo, clip_low: 2}", "a.yaml:2: loss.clip_low: expected at most 1, found 2"),
         ("lora: {train_attn: false, train_mlp: false}", "a.yaml:2: lora: nothing is trained: set"),
+        ("rollouts: {min_valid: 99}", "a.yaml:2: rollouts.min_valid: 99 episodes are more than a group of envs."),
         ("batch: {group_size: 1}", "a.yaml:1: envs.arithmetic: a group of 1 has no baseline"),
         ("load_checkpoint: here", "a.yaml:2: load_checkpoint: 'here' is not a path of the form tinker://"),
         ("eval: {every: 3}", "a.yaml:2: eval: `every` has no effect"),
@@ -106,6 +107,13 @@ def test_a_mistake_is_told_in_one_line_with_its_place_and_the_way_out(refused: R
     assert message.startswith(told) or told in message
     assert "\n" not in message
     assert "Value error" not in message
+
+
+def test_a_group_cannot_need_more_episodes_than_it_has(load: Load, refused: Refused) -> None:
+    envs = "envs: {arithmetic: {}, pairs: {env: arithmetic, group_size: 2}}\n"
+    assert refused(envs + "rollouts: {min_valid: 3}").endswith("a group of envs.pairs has; set it to 2 or less")
+    load(envs + "rollouts: {min_valid: 2}")
+    load("envs: {arithmetic: {group_size: 12}}\nrollouts: {min_valid: 12}")
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlkit.config import Resolved
+from rlkit.config import Resolved, show_lines
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.config.secrets import is_secret, redact
 from tests.config.conftest import Load, Refused
@@ -86,3 +86,13 @@ def test_a_secret_given_in_python_is_used_but_not_recorded() -> None:
 
 def test_ordinary_settings_are_no_secrets(load: Load) -> None:
     load("envs: {arithmetic: {args: {max_tokens: 1234567890123456, key_field: question}}}\nsampling: {max_tokens: 64}")
+
+
+def test_what_stands_for_a_secret_is_refused_where_it_would_be_used(load: Load, refused: Refused) -> None:
+    config = Config(envs={"arithmetic": EnvConfig(args={"list": [{"api_key": "abcd1234abcd1234"}]})})
+    recorded = "\n".join(show_lines(Resolved.from_python(config)))
+    message = refused(recorded)
+    assert "envs.arithmetic.args.list.0.api_key was a secret that is not recorded: give it again as ${NAME}" in message
+    again = 'envs.arithmetic.args.list=[{api_key: "${API_KEY}"}]'
+    resolved = load(recorded, again, environ={"API_KEY": "abcd1234abcd1234"})
+    assert resolved.config == config

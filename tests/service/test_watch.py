@@ -104,3 +104,91 @@ def test_silence_is_reported_with_what_is_waited_for_and_what_the_client_said_le
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert gaps == sorted(gaps)
     assert 3 <= len(notes) <= 10
+
+
+def test_a_call_that_fails_is_told_of_less_and_less_often_though_others_are_answered() -> None:
+    notes = list[float]()
+    broken = True
+
+    async def run() -> None:
+        clock = asyncio.get_running_loop().time
+        watch = Watch(lambda note: notes.append(clock()), timeout_s=7200)
+
+        async def make() -> None:
+            if broken:
+                raise ServiceError("busy")
+
+        async def others() -> None:
+            while True:
+                await watch.call(lambda: asyncio.sleep(1), "training")
+
+        elsewhere = asyncio.create_task(others())
+
+        async def failing(until_s: float) -> None:
+            nonlocal broken
+            broken = True
+            asking = asyncio.create_task(watch.call(make, "sampling", retry=True))
+            await asyncio.sleep(until_s - clock())
+            broken = False
+            await asking
+
+        await failing(1500)
+        await asyncio.sleep(300)
+        await failing(2200)
+        elsewhere.cancel()
+
+    run_virtual(run())
+    first, second = ([time for time in notes if (time < 1600) == early] for early in (True, False))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(first)]
+    assert gaps == sorted(gaps)
+    assert gaps[0] >= 60
+    assert 3 <= len(first) <= 6
+    assert 1 <= len(second) <= 4  # the second trouble is told of at once
+    assert second[0] - first[-1] < 1200
+
+
+def test_a_silence_is_reported_though_a_failure_was_told_of_just_before() -> None:
+    notes = list[str]()
+
+    async def run() -> None:
+        watch = Watch(notes.append, timeout_s=7200)
+        asked = 0
+
+        async def make() -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise ServiceError("busy")
+            await asyncio.sleep(60)
+
+        async with watch.looking():
+            await watch.call(make, "sampling", retry=True)
+
+    run_virtual(run())
+    assert [note.split(";")[0] for note in notes] == ["busy", "no answer from the service for 45 s"]
+
+
+def test_a_request_that_is_only_slow_is_waited_for_to_the_end() -> None:
+    async def run() -> float:
+        await Watch(lambda note: None, timeout_s=100).call(lambda: asyncio.sleep(99), "sampling", retry=True)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == 99
+
+
+def test_a_request_that_was_lost_is_made_again_before_the_service_is_given_up() -> None:
+    async def run() -> tuple[str, float]:
+        asked = 0
+
+        async def make() -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                await asyncio.Event().wait()
+            await asyncio.sleep(10)
+            return "done"
+
+        answer = await Watch(lambda note: None, timeout_s=600).call(make, "sampling", retry=True)
+        return answer, asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == ("done", 600 - SILENCE_S + 10)

@@ -67,3 +67,15 @@ def test_a_folder_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="RLKIT_RUNS_DIR"):
         RunStore(tmp_path / "file" / "run", resolved=RESOLVED)
+
+
+def test_the_error_of_a_run_is_kept_without_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SITE_PASSWORD", "swordfish in the well")
+    config = Config(
+        envs={"arithmetic": EnvConfig(args={"api_key": "abcd1234abcd1234", "token": "abcd1234abcd1234xyz"})}
+    )
+    with RunStore(tmp_path / "run", resolved=Resolved.from_python(config)) as store:
+        said = "401 for abcd1234abcd1234, abcd1234abcd1234xyz, sk-live-abcdefghij123456 and swordfish in the well"
+        store.set_status("failed", error=said)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert about["error"] == "401 for [redacted], [redacted], [redacted] and ***"

@@ -18,8 +18,9 @@ from typing import cast
 
 import typer
 
-from rlkit.cli.output import Output, redact
+from rlkit.cli.output import Output
 from rlkit.errors import RlkitError
+from rlkit.redaction import redact
 
 RUN_FAILED = 1
 MISSING = 3

@@ -14,23 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from rlkit.redaction import redact
+
 type Data = bool | int | float | str | Sequence[Data] | Mapping[str, Data] | None
 
-REDACTED = "***"
-SHORTEST_SECRET_CHARS = 6
-
-_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """`text` without the values of the variables whose names contain KEY, TOKEN, SECRET or PASSWORD.
-
-    Short values (`TOKENIZERS_PARALLELISM=false`) and paths that exist are words of every other message, not secrets.
-    """
-    for secret in _secrets(os.environ if environ is None else environ):
-        text = text.replace(secret, REDACTED)
-    return text
 
 
 def printable(text: str) -> str:
@@ -88,16 +76,6 @@ class Output:
         """What went wrong."""
         label = "\x1b[31merror:\x1b[0m" if coloured(self.err) else "error:"
         _write(self.err, f"{label} {printable(text)}")
-
-
-def _secrets(environ: Mapping[str, str]) -> list[str]:
-    values = {value for name, value in environ.items() if _SECRET_NAME.search(name)}
-    secret = [
-        value
-        for value in values
-        if len(value) >= SHORTEST_SECRET_CHARS and not os.path.exists(value)  # noqa: PTH110  Path.exists raises for a value too long to be a path
-    ]
-    return sorted(secret, key=len, reverse=True)
 
 
 def _strict(value: Data) -> Data:

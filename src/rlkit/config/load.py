@@ -23,7 +23,7 @@ from rlkit.config.outline import locate, without_nulls
 from rlkit.config.overrides import apply
 from rlkit.config.resolved import Resolved
 from rlkit.config.schema import Config
-from rlkit.config.secrets import refuse_secrets
+from rlkit.config.secrets import refuse_redacted, refuse_secrets
 from rlkit.config.yaml_text import read_file, scalar
 from rlkit.errors import ConfigError
 
@@ -71,6 +71,7 @@ def load_config(
     if settings is not None:
         root = merge(root, from_python(settings))
     root = rewrite(without_nulls(root), _found)
+    refuse_redacted(root)
     config, root = _checked(root)
     return Resolved.from_nodes(config, root)
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from rlkit.config.arguments import bind
-from rlkit.config.secrets import REDACTED, redact, secrets_in
+from rlkit.config.secrets import redact, secrets_in
 from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
@@ -259,9 +259,8 @@ def _blame(error: BaseException, field: str, source: Path | None, *, hidden: Ite
         elif source is not None:
             place = f"{_short(source)}: "
     told = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
-    for text in hidden:
-        told = told.replace(text, REDACTED)
-    return ConfigError(f"{field}: {place}{type(error).__name__}: {redact(told)} (--debug shows the whole traceback)")
+    told = redact(told, hidden=hidden)
+    return ConfigError(f"{field}: {place}{type(error).__name__}: {told} (--debug shows the whole traceback)")
 
 
 def _source(found: object) -> Path | None:

@@ -137,11 +137,12 @@ class RolloutsConfig(Section):
     max_live: Positive = 256
     """Rollouts at once. The Tinker service queues what it cannot take, so more is rarely faster."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds that one rollout may take before it counts as failed."""
+    """Seconds that one rollout may take before it counts as failed; waiting for a service in trouble is not counted."""
     max_failing_rollouts: Annotated[int, Field(ge=0)] = 2
     """Failed episodes of a group that are played again; past that the group goes on with those that are valid."""
     min_valid: Positive = 2
-    """Episodes with a reward that a group must have; one with fewer is dropped, and another is played instead."""
+    """Episodes with a reward that a group must have; one with fewer is dropped, and another is played instead. Two are
+    the fewest that can be compared; a group of 1 needs its one."""
     coalesce: Literal["single_turn", "always", "never"] = "single_turn"
     """Whether the first turns of a group go out as one request, which computes their prompt once. They are answered
     together, so a conversation would wait for the longest of them."""
@@ -305,7 +306,13 @@ class Config(Section):
                     f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to learn "
                     "from; set temperature above 0"
                 )
-            if (env.group_size or self.batch.group_size) < 2 and self.advantage in ("group_mean", "grpo"):
+            size, least = env.group_size or self.batch.group_size, self.rollouts.min_valid
+            if least > size and least != RolloutsConfig.model_fields["min_valid"].default:
+                raise ValueError(
+                    f"rollouts.min_valid: {least} episodes are more than a group of envs.{name} has; "
+                    f"set it to {size} or less"
+                )
+            if size < 2 and self.advantage in ("group_mean", "grpo"):
                 raise ValueError(
                     f"envs.{name}: a group of 1 has no baseline, so {self.advantage} would train nothing; "
                     "set group_size to 2 or more"

@@ -6,10 +6,10 @@ Invariant: nothing that is found here is ever repeated in a message; only the fi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlkit.config.nodes import Node, Steps, dotted, is_list, is_mapping
+from rlkit.config.nodes import Node, Steps, dotted, is_list, is_mapping, scalars
 from rlkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
 
 
-def redact(text: str) -> str:
-    """The text without anything that has the shape of a well-known credential."""
+def redact(text: str, *, hidden: Iterable[str] = ()) -> str:
+    """The text without these, and without anything that has the shape of a well-known credential."""
+    for secret in sorted(hidden, key=len, reverse=True):
+        text = text.replace(secret, REDACTED)
     return KNOWN_SHAPES.sub(REDACTED, text)
 
 
@@ -81,6 +83,20 @@ def refuse_secrets(root: Node, steps: Steps = (), *, key: str = "") -> None:
             f"{root.origin}: {dotted(steps)} holds a secret: write ${{NAME}} instead and set NAME in the environment "
             "or in .env"
         )
+
+
+def refuse_redacted(root: Node) -> None:
+    """Check that no value is what stands in a run's configuration for a secret.
+
+    Raises:
+        ConfigError: one is: used as it stands, it would be a wrong password.
+    """
+    for steps, node in scalars(root):
+        if node.value == REDACTED:
+            raise ConfigError(
+                f"{node.origin}: {dotted(steps)} was a secret that is not recorded: give it again as ${{NAME}}, with "
+                "NAME in the environment or in .env"
+            )
 
 
 def without_secrets(value: Json, *, key: str = "") -> Json:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from rlkit.concurrency import in_thread
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
 from rlkit.types import Datum, Floats
@@ -117,8 +118,6 @@ async def connect(config: ServiceConfig, *, choice: ServiceChoice | None = None)
         ServiceError: the service cannot be reached.
         MissingError: it refused the key.
     """
-    import asyncio
-
     from rlkit.service.sdk import TinkerService
 
     chosen = choice or choose(config)
@@ -129,9 +128,9 @@ async def connect(config: ServiceConfig, *, choice: ServiceChoice | None = None)
     from rlkit.engine import EngineServer
 
     engine = EngineServer(threads=config.engine_threads, device=config.engine_device)
-    await asyncio.to_thread(engine.start)
+    await in_thread(engine.start)
     try:
         async with TinkerService(base_url=engine.url, api_key=engine.api_key) as service:
             yield service
     finally:
-        await asyncio.to_thread(engine.stop)
+        await in_thread(engine.stop)

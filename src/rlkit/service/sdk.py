@@ -14,6 +14,7 @@ import numpy as np
 import tinker
 from tinker import types
 
+from rlkit.concurrency import in_thread
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
@@ -94,7 +95,7 @@ class TinkerService(Service):
     async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
         """Call in a thread: the SDK connects there and then."""
         try:
-            return await asyncio.to_thread(open_)
+            return await in_thread(open_)
         except tinker.TinkerError as error:
             raise translated(error, what) from error
 

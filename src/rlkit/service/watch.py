@@ -1,21 +1,24 @@
 """Patience with a service: retries, time limits, and a word to the user when it goes silent.
 
 Invariant: no call waits longer than `timeout_s` for one answer, and none is retried once the service has answered
-nothing at all for that long.
+nothing at all for that long. A request that may be lost is made a second time before that, where it can be.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import override
 
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
+from rlkit.stopwatch import Request, waiting
 from rlkit.types import Completion, Prompt, Sampling
 
 SILENCE_S = 45.0
@@ -26,6 +29,7 @@ _AGAIN_S = 60.0
 _AGAIN_MAX_S = 960.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 60.0
+_CALM_S = 2 * _BACKOFF_MAX_S
 
 
 @dataclass(slots=True, eq=False)
@@ -44,12 +48,14 @@ class Watch:
     _random: Random = field(init=False)
     _waiting: Counter[str] = field(default_factory=Counter[str])
     _answered_s: float = 0.0
-    _told_s: float = 0.0
-    _again_s: float = 0.0
+    _silences_s: float = 0.0
+    _failures: _Notice = field(init=False)
+    _silence: _Notice = field(init=False)
     _said: str = ""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
+        self._failures, self._silence = _Notice(self.note), _Notice(self.note)
 
     async def call[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool = False) -> T:
         """Await an answer.
@@ -66,28 +72,51 @@ class Watch:
         if not self._waiting.total():
             self._answered_s = max(self._answered_s, clock())  # silence counts from when somebody asks
         self._waiting[what] += 1
+        request = _Request(self)
         delay = _BACKOFF_S
         try:
-            while True:
-                try:
-                    answer = await self._in_time(make, what)
-                    self._answered_s = clock()
-                    return answer
-                except ServiceError as error:
-                    left_s = self._answered_s + self.timeout_s - clock()
-                    if not retry or left_s <= 0 or isinstance(error.__cause__, TimeoutError):
-                        raise
-                    pause = min(self._random.uniform(0, delay), left_s)  # full jitter: clients that fail together part
-                    self._tell(f"{error}; trying again")
-                    await asyncio.sleep(pause)
-                    delay = min(2 * delay, _BACKOFF_MAX_S)
+            with waiting(request):
+                while True:
+                    try:
+                        answer = await self._in_time(make, what, retry=retry)
+                        self._answer_came()
+                        return answer
+                    except ServiceError as error:
+                        left_s = self._answered_s + self.timeout_s - clock()
+                        if not retry or left_s <= 0 or isinstance(error.__cause__, TimeoutError):
+                            raise
+                        request.failed = True
+                        pause = min(self._random.uniform(0, delay), left_s)  # jitter: clients that fail together part
+                        self._failures.tell(f"{error}; trying again")
+                        await asyncio.sleep(pause)
+                        delay = min(2 * delay, _BACKOFF_MAX_S)
         finally:
             self._waiting[what] -= 1
+
+    @property
+    def answered_s(self) -> float:
+        """When the service last answered anybody."""
+        return self._answered_s
+
+    @property
+    def silences_s(self) -> float:
+        """Seconds of all the times that the service answered nobody for `SILENCE_S` or more, up to now."""
+        silent_s = asyncio.get_running_loop().time() - self._answered_s
+        return self._silences_s + (silent_s if self._waiting.total() and silent_s >= SILENCE_S else 0.0)
 
     @property
     def gone(self) -> bool:
         """Whether the service has answered nothing for longer than it may."""
         return asyncio.get_running_loop().time() - self._answered_s >= self.timeout_s
+
+    @asynccontextmanager
+    async def looking(self) -> AsyncGenerator[None]:
+        """Inside, the user is told when the service is silent."""
+        looking = asyncio.create_task(self.look())
+        try:
+            yield
+        finally:
+            looking.cancel()
 
     async def look(self) -> None:
         """Tell the user when the service is silent, for ever; run it beside the work."""
@@ -101,7 +130,7 @@ class Watch:
                 if self._waiting.total() and silent_s >= SILENCE_S:
                     waiting = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
-                    self._tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {waiting}{said}")
+                    self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {waiting}{said}")
         finally:
             logging.getLogger("tinker").removeHandler(heard)
 
@@ -109,22 +138,74 @@ class Watch:
         """Remember what the client library logged last."""
         self._said = message
 
-    async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
+    async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool) -> T:
         try:
             async with asyncio.timeout(self.timeout_s):
-                return await make()
+                return await (self._twice(make, what) if retry else make())
         except TimeoutError as error:
             raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
 
-    def _tell(self, message: str) -> None:
-        """Say it, but less and less often while the silence lasts."""
+    async def _twice[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
+        """The answer, for which a second request is made shortly before the time is over: the first may be lost."""
+        asked = [asyncio.ensure_future(make())]
+        try:
+            done, _ = await asyncio.wait(asked, timeout=self.timeout_s - min(SILENCE_S, self.timeout_s / 2))
+            if not done:
+                self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
+                asked.append(asyncio.ensure_future(make()))
+                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
+        finally:
+            for request in asked:
+                request.cancel()
+
+    def _answer_came(self) -> None:
+        self._silences_s = self.silences_s
+        self._answered_s = asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True, eq=False)
+class _Notice:
+    """A kind of trouble that the user is told of, less and less often while it goes on, whatever else goes well."""
+
+    note: Callable[[str], None]
+    _told_s: float = -math.inf
+    _met_s: float = -math.inf
+    _again_s: float = 0.0
+
+    def tell(self, message: str) -> None:
+        """Say it, unless something like it was said a moment ago."""
         now = asyncio.get_running_loop().time()
-        if self._told_s < self._answered_s:
+        if now - self._met_s >= _CALM_S:  # the trouble was over: this is another
             self._again_s = 0.0
-        if not self._again_s or now - self._told_s >= self._again_s:
+        self._met_s = now
+        if now - self._told_s >= self._again_s:
             self._told_s = now
             self._again_s = min(max(2 * self._again_s, _AGAIN_S), _AGAIN_MAX_S)
             self.note(message)
+
+
+class _Request(Request):
+    """A call that is not answered yet; of one that failed, all the time that it is made again is the service's fault.
+
+    Where the service answers others and this one never, that ends after `timeout_s`, so that no rollout is immortal.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._clock = asyncio.get_running_loop().time
+        self._asked_s = self._clock()
+        self._silences_s = watch.silences_s
+        self.failed = False
+
+    @property
+    def excused_s(self) -> float:
+        waited_s = self._clock() - self._asked_s
+        return min(waited_s, self._watch.timeout_s if self.failed else self._watch.silences_s - self._silences_s)
+
+    @property
+    def silent_s(self) -> float:
+        return self._clock() - max(self._asked_s, self._watch.answered_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

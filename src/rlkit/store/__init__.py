@@ -7,7 +7,6 @@ last line of a `.jsonl` file, which it can tell. One process writes to a run at 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import math
 import platform
@@ -16,11 +15,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Self, TextIO
+from typing import Any, Literal, Self
 
 from rlkit import atomic
+from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, show_lines
+from rlkit.config.secrets import redact as redact_config
+from rlkit.config.secrets import secrets_in
 from rlkit.errors import RunFailed, UsageError
+from rlkit.redaction import redact
 from rlkit.sources import Task
 from rlkit.store import codec, lines, table
 from rlkit.store.history import (
@@ -36,6 +39,7 @@ from rlkit.store.history import (
     table_path,
 )
 from rlkit.store.journal import Journal, Kind, Record, records
+from rlkit.store.lock import lock
 from rlkit.store.table import StepGroup
 from rlkit.trackers import Checkpoint
 from rlkit.types import Episode, Json, Tokens
@@ -63,9 +67,10 @@ class RunStore:
         self.directory = directory
         self.had_failed = False
         """Whether the run that goes on had come to a bad end."""
+        self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         if resume and not holds_run(directory):
             raise UsageError(f"{directory} holds no run to resume")
-        self._lock = _locked(directory)
+        self._lock = lock(directory)
         try:
             self._about = self._begun(resolved, resume=resume)
             self._measured = {
@@ -89,10 +94,10 @@ class RunStore:
         self._lock.close()
 
     def set_status(self, status: Literal["running", "completed", "interrupted", "failed"], *, error: str = "") -> None:
-        """Say how the run stands, for people and for other programs."""
+        """Say how the run stands, for people and for other programs; secrets are taken out of the error."""
         changed: dict[str, Json] = {"status": status, "updated": time.time()}
         if error:
-            changed["error"] = error
+            changed["error"] = redact(redact_config(error, hidden=self._secrets))
         self._about.update(changed)
         atomic.write_text(self.directory / "run.json", json.dumps(self._about, indent=2) + "\n")
 
@@ -127,10 +132,9 @@ class RunStore:
         Raises:
             RunFailed: it cannot be written.
         """
-        name = str(getattr(task.env, "task_id", task.draw))
-        self._draws[task.draw] = Draw(task.draw, task.name, name)
+        self._draws[task.draw] = Draw(task.draw, task.name, task.id)
         self._drawn_in[task.draw] = self._step + 1
-        record = {"draw": task.draw, "env": task.name, "task": name}
+        record = {"draw": task.draw, "env": task.name, "task": task.id}
         self._writer.append(Kind.DRAW, codec.dump(record).encode())
 
     def record_episode(self, task: Task, episode: Episode) -> None:
@@ -177,7 +181,7 @@ class RunStore:
     async def groups(self, step: int) -> Sequence[StepGroup]:
         """The groups of an earlier step."""
         await self.settle()
-        return await asyncio.get_running_loop().run_in_executor(None, read_groups, table_path(self.directory, step))
+        return await in_thread(read_groups, table_path(self.directory, step))
 
     async def settle(self) -> None:
         """Wait until everything is on the disk.
@@ -253,11 +257,10 @@ class RunStore:
         if earlier is not None:
             await earlier
         await asyncio.shield(written)  # a step is a step once its record says so
-        loop = asyncio.get_running_loop()
         try:
             path = table_path(self.directory, step)
-            await loop.run_in_executor(None, lambda: table.write(path, groups, decode=self._decode))
-            await loop.run_in_executor(None, atomic.write_text, state_path(self.directory, step), state)
+            await in_thread(lambda: table.write(path, groups, decode=self._decode))
+            await in_thread(atomic.write_text, state_path(self.directory, step), state)
         except OSError as error:
             raise self._unwritable(error) from error
         # What was drawn in segment n is drawn again from the state after step n − 1.
@@ -358,19 +361,3 @@ def _clear(directory: Path) -> None:
 def holds_run(directory: Path) -> bool:
     """Whether there is a run in a directory."""
     return (directory / "run.json").exists()
-
-
-def _locked(directory: Path) -> TextIO:
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / "lock").open("w")
-    except OSError as error:
-        raise UsageError(
-            f"cannot write to {directory}: {error.strerror}; set RLKIT_RUNS_DIR to a folder that can"
-        ) from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        lock.close()
-        raise UsageError(f"another process is writing to {directory}") from None
-    return lock

@@ -1,7 +1,6 @@
 """An episode as bytes, exactly.
 
-Invariant: `decode(encode(e))` equals `e` in every array, bit for bit, and in every number; only what an environment put
-into `info` that JSON cannot hold comes back as text.
+Invariant: `decode(encode(e))` equals `e` in every array, bit for bit, and in every number and text.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from typing import BinaryIO
 import zstandard
 
 from rlkit import atomic
+from rlkit.concurrency import in_thread
 from rlkit.errors import RunFailed
 
 _LEVEL = 3
@@ -135,7 +136,7 @@ class Journal:
         try:
             if self._broken is not None:  # what the system failed to write it does not try to write again
                 raise self._broken
-            await asyncio.get_running_loop().run_in_executor(None, _sync, [*full, file], folder)
+            await in_thread(_sync, [*full, file], folder)
             self._synced = written
         except OSError as error:
             raise self._failure(error) from error

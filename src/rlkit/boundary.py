@@ -1,0 +1,116 @@
+"""One rollout at the boundary where an environment's faults become data.
+
+Invariant: whatever an environment does, playing it ends: with an outcome, or with a line that says why there is none.
+What the service or the configuration did wrong is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from contextlib import suppress
+
+from rlkit.env import Env
+from rlkit.errors import LimitReached, MissingError, RewardError, ServiceError, UsageError
+from rlkit.outcomes import as_outcome
+from rlkit.plain import readable, text_of
+from rlkit.policy import RecordingPolicy
+from rlkit.stopwatch import Stopwatch, timed_by
+from rlkit.types import Outcome
+
+GRACE_S = 10.0
+"""What a rollout may take to end once it is cancelled."""
+
+
+async def outcome_of(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:
+    """Play an environment; its outcome, or why it failed.
+
+    Args:
+        env: is played.
+        policy: with this.
+        timeout_s: that it may take, as `Stopwatch` counts them.
+
+    Raises:
+        ServiceError: the service failed after retries.
+        UsageError: the environment and the model do not fit together.
+        MissingError: something that has to be installed is not there.
+    """
+    stopwatch = Stopwatch()
+    # A task of its own, or it could cancel the group's.
+    playing = asyncio.create_task(_awaited(env, policy, stopwatch))
+    stopped = True
+    try:
+        late = await stopwatch.reaches(timeout_s, playing)
+    finally:
+        if not playing.done():
+            stopped = await _stop(playing)
+    took_long = f"the rollout took longer than {timeout_s:g} s (timeout_s)"
+    if late:
+        return None, took_long if stopped else f"{took_long} and ignored its cancellation"
+    try:
+        result = playing.result()
+        if stopwatch.played_s > timeout_s:  # it held the event loop, so that nothing could interrupt it
+            return None, took_long
+        return as_outcome(result, of=type(env).__name__), None
+    except (ServiceError, UsageError, MissingError, KeyboardInterrupt):
+        raise
+    except asyncio.CancelledError:
+        return None, "the environment cancelled its own rollout"
+    except BaseException as error:  # an environment may raise anything; the record says what
+        return None, _described(error)
+
+
+async def _stop(playing: asyncio.Task[object]) -> bool:
+    """Cancel a rollout, and whether it ended; one that goes on is abandoned."""
+    playing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    playing.cancel()
+    try:
+        await asyncio.wait([playing], timeout=GRACE_S)
+    finally:
+        if stuck := not playing.done():
+            _abandon(playing)
+    return not stuck
+
+
+def _abandon(playing: asyncio.Task[object]) -> None:
+    """Make sure that nobody waits for a rollout, not even the event loop at its end."""
+    coroutine = playing.get_coro()
+    assert inspect.iscoroutine(coroutine)  # `create_task` was given one
+    with suppress(BaseException):  # whatever it has to say about that
+        coroutine.close()
+    playing.cancel()
+    asyncio._unregister_task(playing)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType]  documented, for those who keep tasks of their own
+
+
+async def _awaited(env: Env, policy: RecordingPolicy, stopwatch: Stopwatch) -> object:
+    with timed_by([stopwatch]):
+        try:
+            playing: object = env.rollout(policy)
+            if not inspect.isawaitable(playing):
+                raise RewardError(f"{type(env).__name__}.rollout is an ordinary function; write `async def rollout`")
+            return await playing
+        except SystemExit as error:
+            raise _Exited(error) from error
+
+
+class _Exited(Exception):
+    """An environment asked the program to end; a task that lets that through does end it."""
+
+    def __init__(self, error: SystemExit) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _described(error: BaseException) -> str:
+    match error:
+        case RewardError():
+            return text_of(error)
+        case LimitReached():
+            return f"{text_of(error)}; an environment that catches rlkit.LimitReached can grade what is there"
+        case _Exited():
+            return _described(error.error)
+        case _:
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            return readable(f"{type(error).__name__}: {text_of(error)}{where}")

@@ -1,0 +1,101 @@
+"""How long a rollout has played, for its time limit.
+
+Invariant: a service in trouble uses up no rollout's time: neither a request that failed and is made again counts, nor
+waiting while the service answers nobody. No moment is left out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+_LOOK_S = 1.0
+_TICK_S = 0.001
+
+
+class Request(Protocol):
+    """What is asked of a service."""
+
+    @property
+    def excused_s(self) -> float:
+        """Seconds of the wait for it that are the service's fault, up to now."""
+        ...
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds of the wait since the service last answered anybody."""
+        ...
+
+
+class Stopwatch:
+    """Counts the time of one rollout from when it is made."""
+
+    def __init__(self) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._started_s = self._excused_until_s = self._clock()
+        self._excused_s = 0.0
+        self._waiting: set[Request] = set()
+
+    @property
+    def played_s(self) -> float:
+        """Seconds that count."""
+        return self._clock() - self._started_s - self._excused_s - max(map(self._new, self._waiting), default=0.0)
+
+    async def reaches(self, limit_s: float, playing: asyncio.Task[object]) -> bool:
+        """Wait until the limit is reached, which gives True, or the rollout is done, which gives False.
+
+        While the rollout waits for a request, the limit is looked at once a second. One that is reached in the middle
+        of a silence counts once the service answers somebody, and so was only slow.
+        """
+        while True:
+            left_s = limit_s - self.played_s
+            if left_s <= 0 and not any(request.silent_s > -left_s for request in self._waiting):
+                return True
+            await asyncio.wait([playing], timeout=max(left_s, _LOOK_S if self._waiting else _TICK_S))
+            if playing.done():
+                return False
+
+    @contextmanager
+    def waits(self, request: Request) -> Generator[None]:
+        """Inside, the rollout waits for a request."""
+        self._waiting.add(request)
+        try:
+            yield
+        finally:
+            self._waiting.remove(request)
+            if new_s := self._new(request):
+                self._excused_s += new_s
+                self._excused_until_s = self._clock()
+
+    def _new(self, request: Request) -> float:
+        return min(request.excused_s, self._clock() - self._excused_until_s)
+
+
+_running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", default=frozenset())
+
+
+def running() -> frozenset[Stopwatch]:
+    """The stopwatches of the rollouts for which this task works."""
+    return _running.get()
+
+
+@contextmanager
+def timed_by(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
+    """What is asked for inside, in tasks that are made inside too, is asked for by these rollouts."""
+    token = _running.set(frozenset(stopwatches))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+@contextmanager
+def waiting(request: Request) -> Generator[None]:
+    """Inside, the rollouts for which this task works wait for a request."""
+    with ExitStack() as stack:
+        for stopwatch in running():
+            stack.enter_context(stopwatch.waits(request))
+        yield

@@ -1,0 +1,51 @@
+"""The lock of a run's directory.
+
+Invariant: one process at a time holds it, and no process that this one forks does: the lock ends with its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from io import FileIO
+from pathlib import Path
+from weakref import WeakSet
+
+from rlkit.errors import UsageError
+
+_held = WeakSet[FileIO]()
+
+
+def lock(directory: Path) -> FileIO:
+    """Take the lock of a run's directory, which is made; close what comes back to let go of it.
+
+    Raises:
+        UsageError: another process holds it, or the directory cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        file = FileIO(directory / "lock", "a+")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {directory}: {error.strerror}; set RLKIT_RUNS_DIR to a folder that can"
+        ) from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        holder = file.read().decode(errors="replace").strip() or "of unknown number"
+        file.close()
+        raise UsageError(f"another process is writing to {directory}: process {holder}") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n".encode())
+    _held.add(file)
+    return file
+
+
+def _let_go() -> None:
+    """In a process that an environment forked: it would hold the lock for as long as it lives, and it is no writer."""
+    for file in list(_held):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlkit.errors import UsageError
+from rlkit.store.lock import lock
+
+FORKS_AND_DIES = """
+import os, sys, time
+from pathlib import Path
+from rlkit.store.lock import lock
+run = Path(sys.argv[1])
+held = lock(run)
+if (child := os.fork()) == 0:
+    time.sleep(600)
+(run / "child").write_text(str(child))
+try:
+    lock(run)
+except Exception as error:
+    (run / "told").write_text(f"{os.getpid()} {error}")
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_holder_is_named(tmp_path: Path) -> None:
+    with lock(tmp_path), pytest.raises(UsageError, match=f"another process is writing to .*: process {os.getpid()}$"):
+        lock(tmp_path)
+    lock(tmp_path).close()
+
+
+def test_a_process_that_an_environment_forked_does_not_hold_the_run(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKS_AND_DIES, str(tmp_path)], check=False, timeout=100)
+    child = int((tmp_path / "child").read_text())
+    try:
+        os.kill(child, 0)  # it lives
+        lock(tmp_path).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+    holder, _, told = (tmp_path / "told").read_text().partition(" ")
+    assert told.endswith(f": process {holder}")  # the fork did not let go of its parent's lock
