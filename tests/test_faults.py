@@ -78,33 +78,6 @@ def test_a_share_of_calls_fails_and_nothing_is_lost(
     assert run.weights() == expected.weights()
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_whichever_write_fails_the_run_can_be_gone_on_with(
-    clean: tuple[str, Simulation], error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    schedule, expected = clean
-    real, writes, broken_at = os.fsync, 0, 0
-
-    def fsync(file: int) -> None:
-        nonlocal writes
-        writes += 1
-        if writes == broken_at or (error == errno.ENOSPC and broken_at and writes > broken_at):
-            raise OSError(error, os.strerror(error))
-        real(file)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    simulation(tmp_path / "whole", schedule).train()
-    whole = writes
-    for number in range(1, whole + 1, 3 if whole > 60 else 1):
-        writes, broken_at = 0, number
-        run = simulation(tmp_path / f"{number}", schedule)
-        with pytest.raises((rlkit.RunFailed, rlkit.UsageError, OSError), match=os.strerror(error)):
-            run.train()
-        broken_at = 0
-        run.train(resume=(run.directory / "run.json").exists())
-        assert run.weights() == expected.weights(), number
-
-
 def test_a_step_is_one_only_once_its_record_is_on_the_disk(
     clean: tuple[str, Simulation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

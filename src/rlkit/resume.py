@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from rlkit.config.schema import Config
-from rlkit.errors import UsageError
+from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.rollouts import Earlier
 from rlkit.seeds import derive
 from rlkit.service import Learner, Service
@@ -29,7 +29,9 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
         return []
     try:
         tasks.load_state_dict(history.state)
-    except Exception as error:  # a source may be the user's own
+    except EnvironmentFault:
+        raise
+    except Exception as error:  # it is not what they wrote
         path = state_path(history.directory, history.since)
         raise UsageError(f"{path}: the task sources cannot take it up: {type(error).__name__}: {error}") from error
     waiting = list[Task]()

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import rlkit
+from rlkit import atomic
 from rlkit.config import load_config
 from rlkit.run import RLTrainer
 from rlkit.service import sdk
@@ -101,19 +102,17 @@ class Request:
 
 
 def _die_in_a_record(kind: Kind, number: int, cut: float, die: Callable[[], NoReturn]) -> None:
-    commit, seen = Journal._commit, Counter[Kind]()  # pyright: ignore[reportPrivateUsage]  it writes the records
+    append, seen = Journal.append, Counter[Kind]()
 
-    def doomed(self: Journal, batch: list[tuple[Kind, bytes]]) -> None:
-        for record in batch:
-            seen[record[0]] += 1
-            if record[0] is kind and seen[kind] == number:
-                framed = journals._framed(bytes([kind]) + record[1])  # pyright: ignore[reportPrivateUsage]
-                self._file.write(framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
-                self._file.flush()  # pyright: ignore[reportPrivateUsage]
-                die()
-            commit(self, [record])
+    def doomed(self: Journal, kind_: Kind, content: bytes) -> None:
+        seen[kind_] += 1
+        if kind_ is kind and seen[kind] == number:
+            framed = journals._framed(bytes([kind]) + content)  # pyright: ignore[reportPrivateUsage]
+            atomic.append(self._file, framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
+            die()
+        append(self, kind_, content)
 
-    Journal._commit = doomed  # pyright: ignore[reportPrivateUsage]
+    Journal.append = doomed
 
 
 def _die_at_a_checkpoint(moment: Moment, number: int, die: Callable[[], NoReturn]) -> None:

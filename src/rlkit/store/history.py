@@ -127,13 +127,17 @@ def load(directory: Path) -> History:
         UsageError: the directory's files do not belong together, or are damaged where that matters.
     """
     history = History(directory)
-    steps = _steps_begun(directory, history.damaged)
+    ended = _steps_ended(directory, history.damaged)
     read = ((record.segment, _event(record, history)) for record in records(directory / "journal"))
-    found = [(segment, event) for segment, event in read if event is not None and segment <= steps]
+    found = [(segment, event) for segment, event in read if event is not None and segment <= ended.stop]
+    tables = set(ended).difference(event.step for _, event in found if isinstance(event, StepRecord))
+    for step in sorted(tables):  # its record is lost, and its table is there
+        groups = [Member(one.group.draw, one.counts, len(one.group.episodes)) for one in history.groups(step)]
+        found.insert(sum(segment <= step for segment, _ in found), (step, StepRecord(step, groups)))
     drawn_in = {event.draw: segment for segment, event in found if isinstance(event, Draw)}
     history.draws = {event.draw: event for _, event in found if isinstance(event, Draw)}
     history.steps = {event.step: event for _, event in found if isinstance(event, StepRecord)}
-    history.step = max(history.steps, default=max(0, steps - 1))
+    history.step = max(history.steps, default=ended.start - 1)
     trained = {group.draw for record in history.steps.values() for group in record.groups}
     history.outstanding = {draw: event for draw, event in history.draws.items() if draw not in trained}
     earliest = min((drawn_in[draw] for draw in history.outstanding), default=history.step + 1)
@@ -146,21 +150,23 @@ def load(directory: Path) -> History:
     return history
 
 
-def _steps_begun(directory: Path, damaged: list[Path]) -> int:
-    """The step that the run was at: the last segment whose forerunners all tell what their steps were made of.
+def _steps_ended(directory: Path, damaged: list[Path]) -> range:
+    """The steps whose groups are complete, of those whose segments are there.
 
-    A segment can outlive the end of the one before it only in a power cut, before anything in it was on the disk for
-    sure; it is left out.
+    A table is written when the record of its step is on the disk, and tells as much. A segment can outlive the end of
+    the one before only in a power cut, before anything in it was on the disk for sure; it is left out.
     """
     folder = directory / "journal"
-    ended = {record.segment for record in records(folder, damaged=damaged.append) if record.kind is Kind.STEP}
+    recorded = {record.segment for record in records(folder, damaged=damaged.append) if record.kind is Kind.STEP}
     numbers = [number for number, _ in segments(folder)]
-    for number, path in segments(folder)[:-1]:
-        if number not in ended:
-            if path in damaged:
+    ended = range(numbers[0], numbers[0]) if numbers else range(1, 1)
+    for number, path in segments(folder):
+        if number not in recorded and not table_path(directory, number).exists():
+            if path in damaged and number != numbers[-1]:
                 raise UsageError(f"{path} is damaged where it says what step {number} is made of")
-            return number
-    return max(numbers, default=0)
+            break
+        ended = range(ended.start, number + 1)
+    return ended
 
 
 def _event(record: Record, history: History) -> Draw | StepRecord | None:
