@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -58,17 +58,16 @@ class Stopwatch:
             if playing.done():
                 return False
 
-    @contextmanager
-    def waits(self, request: Request) -> Generator[None]:
-        """Inside, the rollout waits for a request."""
+    def begins_to_wait(self, request: Request) -> None:
+        """From now on the rollout waits for a request."""
         self._waiting.add(request)
-        try:
-            yield
-        finally:
-            self._waiting.remove(request)
-            if new_s := self._new(request):
-                self._excused_s += new_s
-                self._excused_until_s = self._clock()
+
+    def has_waited(self, request: Request) -> None:
+        """The rollout waits for it no more."""
+        self._waiting.remove(request)
+        if new_s := self._new(request):
+            self._excused_s += new_s
+            self._excused_until_s = self._clock()
 
     def _new(self, request: Request) -> float:
         return min(request.excused_s, self._clock() - self._excused_until_s)
@@ -92,10 +91,17 @@ def timed_by(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
         _running.reset(token)
 
 
-@contextmanager
-def waiting(request: Request) -> Generator[None]:
+class waiting:  # noqa: N801  a context manager, and for every call: one made of a generator costs ten times as much
     """Inside, the rollouts for which this task works wait for a request."""
-    with ExitStack() as stack:
-        for stopwatch in running():
-            stack.enter_context(stopwatch.waits(request))
-        yield
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._stopwatches = running()
+
+    def __enter__(self) -> None:
+        for stopwatch in self._stopwatches:
+            stopwatch.begins_to_wait(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        for stopwatch in self._stopwatches:
+            stopwatch.has_waited(self._request)

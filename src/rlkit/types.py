@@ -94,8 +94,8 @@ class Prompt:
         """Whether this prompt continues `head`, token for token and image for image."""
         count = len(head)
         return (
-            len(self) >= count
-            and np.array_equal(self.tokens[:count], head.tokens)
+            len(self.tokens) >= count
+            and bool((self.tokens[:count] == head.tokens).all())
             and tuple(image for image in self.images if image.start < count) == head.images
         )
 
@@ -222,7 +222,7 @@ class Episode:
     @property
     def sampled_tokens(self) -> int:
         """Tokens that the model sampled, over all turns."""
-        return sum(int(turn.sampled.sum()) for turn in self.turns)
+        return sum(int(np.count_nonzero(turn.sampled)) for turn in self.turns)
 
     @property
     def segments(self) -> int:

@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import override
@@ -139,22 +139,19 @@ class Watch:
         self._said = message
 
     async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool) -> T:
-        try:
-            async with asyncio.timeout(self.timeout_s):
-                return await (self._twice(make, what) if retry else make())
-        except TimeoutError as error:
-            raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
-
-    async def _twice[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
-        """The answer, for which a second request is made shortly before the time is over: the first may be lost."""
+        last_s = min(SILENCE_S, self.timeout_s / 2) if retry else 0.0
         asked = [asyncio.ensure_future(make())]
         try:
-            done, _ = await asyncio.wait(asked, timeout=self.timeout_s - min(SILENCE_S, self.timeout_s / 2))
-            if not done:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.timeout_s - last_s):
+                    return await asyncio.shield(asked[0])
+            if retry:  # beside the first request, which may only be slow; but it may also be lost
                 self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
                 asked.append(asyncio.ensure_future(make()))
-                done, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
-            return done.pop().result()
+                done, _ = await asyncio.wait(asked, timeout=last_s, return_when=asyncio.FIRST_COMPLETED)
+                if done:
+                    return done.pop().result()
+            raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from TimeoutError()
         finally:
             for request in asked:
                 request.cancel()

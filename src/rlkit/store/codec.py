@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlkit.types import Episode, Image, Json, Prompt, Turn
 
 _HEADER_BYTES = 4
+_ENCODER = json.JSONEncoder(default=repr, separators=(",", ":"))
 
 
 def encode(episode: Episode) -> bytes:
@@ -88,7 +89,7 @@ def decode(data: bytes) -> Episode:
 
 def dump(value: Mapping[str, object]) -> str:
     """JSON on one line; what JSON cannot hold is written as its `repr`."""
-    return json.dumps(value, default=repr, separators=(",", ":"))
+    return _ENCODER.encode(value)
 
 
 def _turn_header(turn: Turn) -> dict[str, Json]:

@@ -71,6 +71,7 @@ class Journal:
         self._written = self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
         self._broken: OSError | None = None
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
 
     def append(self, kind: Kind, content: bytes) -> None:
         """Write a record, which outlives the process; `sync` puts it on the disk. Records keep their order.
@@ -81,7 +82,7 @@ class Journal:
         if self._broken is not None:  # after a torn record nothing can follow
             raise self._failure(self._broken)
         try:
-            atomic.append(self._file, _framed(bytes([kind]) + content))
+            atomic.append(self._file, _framed(bytes([kind]) + content, self._compressor))
             self._written += 1
             if kind is Kind.STEP:
                 self._full.append(self._file)
@@ -193,8 +194,8 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.stem), path) for path in folder.glob("*.log") if path.stem.isdigit())
 
 
-def _framed(content: bytes) -> bytes:
-    packed = zstandard.ZstdCompressor(level=_LEVEL).compress(content)
+def _framed(content: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
+    packed = compressor.compress(content)
     return len(packed).to_bytes(4, "little") + zlib.crc32(packed).to_bytes(4, "little") + packed
 
 
