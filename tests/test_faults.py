@@ -179,6 +179,74 @@ def test_an_outage_uses_up_no_rollouts_time(schedule: str, timeout_s: float, tmp
     assert sum(line["env/all/failed"] for line in run.lines()) == 0
 
 
+def test_the_last_checkpoint_is_not_taken_for_saved_when_it_could_not_be_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failed = lines.append, False
+
+    def append(path: Path, record: Mapping[str, rlkit.Json]) -> None:
+        nonlocal failed
+        if path.name == "checkpoints.jsonl" and not failed:
+            failed = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(path, record)
+
+    monkeypatch.setattr(lines, "append", append)
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 2, "checkpoint": {"every": 2}})
+    assert run.train().checkpoint is not None
+    assert (run.directory / "checkpoints.jsonl").exists()
+    assert run.ears.saved == [2]
+
+
+class Side(Word):
+    """Asks for two completions side by side."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        async with asyncio.TaskGroup() as group:
+            asked = [group.create_task(policy.sample(f"{self.task_id} {number}")) for number in range(2)]
+        return float(sum(one.result().text.count("e") for one in asked))
+
+
+def test_a_service_that_fails_is_not_blamed_on_a_rollout_that_asks_in_tasks_of_its_own(tmp_path: Path) -> None:
+    faults = [Fault("500", call="sample")]
+    tasks = [Side(number) for number in range(9)]
+    run = Simulation(tmp_path / "run", World(faults=faults), settings={"service": {"timeout_s": 100.0}}, tasks=tasks)
+    with pytest.raises(rlkit.ServiceError, match="something broke"):
+        run.train()
+
+
+class Finite(rlkit.TaskSource):
+    """Six tasks, and then it breaks."""
+
+    drawn = 0
+
+    def next(self) -> rlkit.Env:
+        if self.drawn == 6:
+            raise RuntimeError("the archive is gone")
+        self.drawn += 1
+        return Word(self.drawn)
+
+    def observe(self, group: rlkit.Group) -> None:
+        pass
+
+    def state_dict(self) -> Mapping[str, rlkit.Json]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: Mapping[str, rlkit.Json]) -> None:
+        self.drawn = int(str(state["drawn"]))
+
+
+@pytest.mark.parametrize("staleness", ["paced", "strict"])
+def test_what_was_drawn_before_a_source_of_tasks_broke_is_trained_on_and_saved(staleness: str, tmp_path: Path) -> None:
+    schedule = {"mode": "async", "max_staleness": 1, "staleness": staleness}
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 8, "schedule": schedule})
+    run.tasks = Finite()  # type: ignore[assignment]  a source will do
+    with pytest.raises(rlkit.EnvironmentFault, match="the archive is gone"):
+        run.train()
+    assert len(run.lines()) >= 2
+    assert run.ears.saved[-1] == len(run.lines())
+
+
 def test_a_service_that_is_gone_ends_the_run_with_what_was_saved(tmp_path: Path) -> None:
     faults = [Fault("500", at=None, share=1.0, call="sample")]
     run = Simulation(tmp_path / "run", World(), settings={"service": {"timeout_s": 100.0}, "steps": 5})

@@ -54,6 +54,25 @@ def played(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) 
     return run_virtual(run())
 
 
+@pytest.mark.parametrize(("requests", "counts_s"), [(1, 0), (2, 600), (3, 1200), (5, 2400)])
+def test_a_silence_is_left_out_once_however_many_requests_wait_in_it(requests: int, counts_s: float) -> None:
+    async def run() -> float:
+        watch, stopwatch = Watch(lambda note: None, timeout_s=3600), Stopwatch()
+
+        async def others() -> None:  # the service is silent for 600 s, and then it is not
+            await asyncio.sleep(600)
+            while True:
+                await taking(10)(watch)
+
+        elsewhere = asyncio.create_task(others())
+        with timed_by([stopwatch]):
+            await asyncio.gather(*(taking(600 * number)(watch) for number in range(1, requests + 1)))
+        elsewhere.cancel()
+        return stopwatch.played_s
+
+    assert run_virtual(run()) == pytest.approx(counts_s, abs=1)
+
+
 def test_a_call_that_is_slow_counts() -> None:
     assert played(taking(30)) == (40, 40)
     assert played(taking(300), answers_every_s=20) == (310, 310)

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import traceback
 from contextlib import suppress
+from typing import cast
 
 from rlkit.env import Env
 from rlkit.errors import LimitReached, MissingError, RewardError, ServiceError, UsageError
@@ -19,8 +20,8 @@ from rlkit.policy import RecordingPolicy
 from rlkit.stopwatch import Stopwatch, timed_by
 from rlkit.types import Outcome
 
-GRACE_S = 10.0
-"""What a rollout may take to end once it is cancelled."""
+GRACE_S = 3.0
+"""What a rollout may take to end once it is cancelled; well under what the whole run may take then."""
 
 
 async def outcome_of(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:
@@ -58,6 +59,8 @@ async def outcome_of(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> 
     except asyncio.CancelledError:
         return None, "the environment cancelled its own rollout"
     except BaseException as error:  # an environment may raise anything; the record says what
+        if (ours := _ours(error)) is not None:
+            raise ours from error
         return None, _described(error)
 
 
@@ -100,6 +103,14 @@ class _Exited(Exception):
     def __init__(self, error: SystemExit) -> None:
         super().__init__()
         self.error = error
+
+
+def _ours(error: BaseException) -> BaseException | None:
+    """What is not the environment's fault, among what its tasks raised."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, ServiceError | UsageError | MissingError) else None
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return next((found for inner in group.exceptions if (found := _ours(inner)) is not None), None)
 
 
 def _described(error: BaseException) -> str:

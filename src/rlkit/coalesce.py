@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
 from rlkit.stopwatch import Stopwatch, running, timed_by
 from rlkit.types import Completion, Prompt, Sampling
@@ -102,6 +103,8 @@ async def _ask(run: Sequence[_Wanted], sampler: Sampler, prompt: Prompt, samplin
     try:
         with timed_by(stopwatch for wanted in run for stopwatch in wanted.stopwatches):
             completions = await sampler.sample(prompt, sampling, seed=run[0].seed, num_samples=len(run))
+            if len(completions) != len(run):
+                raise ServiceError(f"sampling: {len(run)} samples were asked for, and {len(completions)} came")
     except Exception as error:  # whatever it is, each of the rollouts gets it
         for wanted in run:
             if not wanted.answer.done():

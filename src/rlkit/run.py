@@ -117,7 +117,8 @@ class RLTrainer(Trainer):
                 store.set_status(ended.status)
                 return ended
             except asyncio.CancelledError:
-                store.set_status("interrupted")
+                with suppress(OSError):
+                    store.set_status("interrupted")
                 raise
             except Exception as error:
                 with suppress(OSError):  # a full disk must not hide why the run failed
@@ -151,7 +152,8 @@ class RLTrainer(Trainer):
             try:
                 return await loop.run()
             except asyncio.CancelledError:
-                store.set_status("interrupted")  # at once: leaving the service may outlast our time
+                with suppress(OSError):
+                    store.set_status("interrupted")  # at once: leaving the service may outlast our time
                 raise
 
     async def _loop(
@@ -185,7 +187,7 @@ class RLTrainer(Trainer):
             self._trackers.note(f"{path} is damaged; the episodes that it cannot give back are played again")
 
         async def play(task: Task) -> Played:
-            group = await player.play(task, lambda: loop.newest, earlier=known.get(task.draw, Earlier()))
+            group = await player.play(task, lambda: loop.newest, earlier=known.pop(task.draw, Earlier()))
             await store.sync()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
             return Played(preparation.prepare(group), enough)

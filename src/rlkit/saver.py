@@ -89,6 +89,7 @@ class Saver:
 
     def _record(self, step: int, state: str, sampler: str) -> None:
         expires = None if self._ttl_s is None else time.time() + self._ttl_s
-        self.newest = Checkpoint(step, state, sampler, expires)
-        self._store.add_checkpoint(self.newest)
-        self._trackers.checkpoint(self.newest)
+        saved = Checkpoint(step, state, sampler, expires)
+        self._store.add_checkpoint(saved)
+        self.newest = saved
+        self._trackers.checkpoint(saved)

@@ -110,11 +110,6 @@ class Supply:
         self._failure: BaseException | None = None
         self._closed = False
 
-    @property
-    def exhausted(self) -> bool:
-        """Whether the tasks have run out."""
-        return self._exhausted
-
     def trained(self, step: int) -> None:
         """Say that the weights of `step` are the newest; starts what may be started now."""
         self._trained = step
@@ -170,7 +165,13 @@ class Supply:
             await self._arrival.wait()
 
     def _start(self) -> None:
-        """Start tasks while there are steps that could use them."""
+        """Start tasks while there are steps that could use them; what fails is told to whoever waits for groups."""
+        try:
+            self._start_tasks()
+        except Exception as error:  # a task source may be the user's own
+            self._failure = self._failure or error
+
+    def _start_tasks(self) -> None:
         most = self._pace.groups * min(self._trained + self._pace.max_staleness + 1, self._pace.steps)
         while self._failure is None and not self._closed and self._positions() < most and not self._hopeless():
             task = self._waiting.popleft() if self._waiting else None if self._exhausted else self._draw()
@@ -204,8 +205,5 @@ class Supply:
                 self._failure = self._failure or failure
             else:
                 self._ready[draw] = playing.result()
-                try:
-                    self._start()
-                except Exception as error:  # a task source of the user's own; told to whoever waits for groups
-                    self._failure = self._failure or error
+                self._start()
         self._arrival.set()

@@ -37,7 +37,7 @@ class Stopwatch:
         self._clock = asyncio.get_running_loop().time
         self._started_s = self._excused_until_s = self._clock()
         self._excused_s = 0.0
-        self._waiting: set[Request] = set()
+        self._waiting: dict[Request, float] = {}  # what each was excused for when time was last left out
 
     @property
     def played_s(self) -> float:
@@ -60,17 +60,19 @@ class Stopwatch:
 
     def begins_to_wait(self, request: Request) -> None:
         """From now on the rollout waits for a request."""
-        self._waiting.add(request)
+        self._waiting[request] = request.excused_s
 
     def has_waited(self, request: Request) -> None:
         """The rollout waits for it no more."""
-        self._waiting.remove(request)
-        if new_s := self._new(request):
+        new_s = max(map(self._new, self._waiting))
+        del self._waiting[request]
+        if new_s:
             self._excused_s += new_s
             self._excused_until_s = self._clock()
+            self._waiting = {other: other.excused_s for other in self._waiting}
 
     def _new(self, request: Request) -> float:
-        return min(request.excused_s, self._clock() - self._excused_until_s)
+        return min(request.excused_s - self._waiting[request], self._clock() - self._excused_until_s)
 
 
 _running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", default=frozenset())

@@ -286,24 +286,24 @@ class Loop:
             parts.tasks.observe(group)
             members.append(Member(group.draw, one.counts, len(group.episodes)))
         written = parts.store.record_step(members, parts.tasks.state_dict())
-        metrics = await self._result(making)
+        newest, metrics = await self._result(making)
         self._making.popleft()
         self._step = step  # the weights have moved, whether or not that can be written down
         await written
+        self._newest = newest
         parts.supply.trained(step)
         if making.saving is not None:
             parts.saver.record(step, making.saving)
         return metrics
 
-    async def _result(self, making: _Making) -> dict[str, float]:
+    async def _result(self, making: _Making) -> tuple[PatientSampler, dict[str, float]]:
         """Wait for a step's weights; when the service fails, go back to the last checkpoint and take the steps anew."""
         for failures in range(_RECOVERIES_MAX + 1):
             try:
                 if failures:
                     self._parts.trackers.note(f"going back to the last checkpoint, to take step {making.step} again")
                     await self._recover(making.step - 1)
-                self._newest, metrics = await self._taken(making.step, making.taken, making.update, self.newest)
-                return metrics
+                return await self._taken(making.step, making.taken, making.update, self.newest)
             except ServiceError as error:
                 if failures == _RECOVERIES_MAX or self._parts.watch.gone:
                     raise

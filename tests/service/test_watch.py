@@ -176,6 +176,24 @@ def test_a_request_that_is_only_slow_is_waited_for_to_the_end() -> None:
     assert run_virtual(run()) == 99
 
 
+def test_a_slow_request_is_waited_for_although_the_one_beside_it_fails() -> None:
+    async def run() -> tuple[str, float]:
+        asked = 0
+
+        async def make() -> str:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                raise ServiceError("slow down")
+            await asyncio.sleep(580)
+            return "done"
+
+        answer = await Watch(lambda note: None, timeout_s=600).call(make, "sampling", retry=True)
+        return answer, asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) == ("done", 580)
+
+
 def test_a_request_that_was_lost_is_made_again_before_the_service_is_given_up() -> None:
     async def run() -> tuple[str, float]:
         asked = 0

@@ -148,10 +148,11 @@ class Watch:
             if retry:  # beside the first request, which may only be slow; but it may also be lost
                 self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
                 asked.append(asyncio.ensure_future(make()))
-                done, _ = await asyncio.wait(asked, timeout=last_s, return_when=asyncio.FIRST_COMPLETED)
-                if done:
-                    return done.pop().result()
-            raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from TimeoutError()
+                async with asyncio.timeout(last_s):
+                    return await _first_good(asked)
+            raise TimeoutError
+        except TimeoutError as error:
+            raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
         finally:
             for request in asked:
                 request.cancel()
@@ -159,6 +160,16 @@ class Watch:
     def _answer_came(self) -> None:
         self._silences_s = self.silences_s
         self._answered_s = asyncio.get_running_loop().time()
+
+
+async def _first_good[T](asked: Sequence[asyncio.Future[T]]) -> T:
+    """The first answer; the last failure if there is none."""
+    pending = set(asked)
+    while True:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        good = [one for one in done if not one.cancelled() and one.exception() is None]
+        if good or not pending:
+            return (good or list(done))[0].result()
 
 
 @dataclass(slots=True, eq=False)

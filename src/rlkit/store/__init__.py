@@ -163,7 +163,12 @@ class RunStore:
         Args:
             groups: in the order in which the step takes them.
             state: of the task sources, after they were told of these groups.
+
+        Raises:
+            RunFailed: this, or an earlier step's table, cannot be written.
         """
+        if self._keeping is not None and self._keeping.done():
+            self._keeping.result()  # what cannot be written ends the run, and not only at its end
         self._step += 1
         kept = [step_group(self._draws.pop(one.draw), self._attempts.pop(one.draw, []), one) for one in groups]
         for one in groups:

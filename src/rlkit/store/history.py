@@ -1,4 +1,7 @@
-"""Reading a run back, so that it can go on."""
+"""Reading a run back, so that it can go on.
+
+Invariant: what is found is what was on the disk for sure, or there is an error that names the file that is damaged.
+"""
 
 from __future__ import annotations
 
@@ -153,8 +156,9 @@ def load(directory: Path) -> History:
 def _steps_ended(directory: Path, damaged: list[Path]) -> range:
     """The steps whose groups are complete, of those whose segments are there.
 
-    A table is written when the record of its step is on the disk, and tells as much. A segment can outlive the end of
-    the one before only in a power cut, before anything in it was on the disk for sure; it is left out.
+    A table and a state are written when the record of their step is on the disk; a table tells as much as the record.
+    A segment can outlive the end of the one before only in a power cut, before anything in it was on the disk for sure;
+    it is left out.
     """
     folder = directory / "journal"
     recorded = {record.segment for record in records(folder, damaged=damaged.append) if record.kind is Kind.STEP}
@@ -162,7 +166,7 @@ def _steps_ended(directory: Path, damaged: list[Path]) -> range:
     ended = range(numbers[0], numbers[0]) if numbers else range(1, 1)
     for number, path in segments(folder):
         if number not in recorded and not table_path(directory, number).exists():
-            if path in damaged and number != numbers[-1]:
+            if number != numbers[-1] and (path in damaged or number in states(directory)):
                 raise UsageError(f"{path} is damaged where it says what step {number} is made of")
             break
         ended = range(ended.start, number + 1)

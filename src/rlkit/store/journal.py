@@ -156,6 +156,7 @@ class Journal:
         with ExitStack() as cleanup:
             file = cleanup.enter_context(path.open("ab", buffering=0))
             file.truncate(whole)
+            file.seek(whole)
             cleanup.pop_all()
         self._begun = True
         return file

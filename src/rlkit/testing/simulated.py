@@ -255,7 +255,12 @@ class _Sampling:
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.append((count, turn))
-        await turn
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # the place came together with the cancellation
+                self._give_back(count)
+            raise
 
     def _give_back(self, count: int) -> None:
         self._free += count
