@@ -147,7 +147,7 @@ class Watch:
                     return await asyncio.shield(asked[0])
             if retry:  # beside the first request, which may only be slow; but it may also be lost
                 self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
-                asked.append(asyncio.ensure_future(make()))
+                asked.append(asyncio.ensure_future(self._until_it_answers(make)))
                 async with asyncio.timeout(last_s):
                     return await _first_good(asked)
             raise TimeoutError
@@ -156,6 +156,16 @@ class Watch:
         finally:
             for request in asked:
                 request.cancel()
+
+    async def _until_it_answers[T](self, make: Callable[[], Awaitable[T]]) -> T:
+        delay = _BACKOFF_S
+        while True:
+            try:
+                return await make()
+            except ServiceError as error:
+                self._failures.tell(f"{error}; trying again")
+                await asyncio.sleep(self._random.uniform(0, delay))
+                delay = min(2 * delay, _BACKOFF_MAX_S)
 
     def _answer_came(self) -> None:
         self._silences_s = self.silences_s
