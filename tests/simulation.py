@@ -30,6 +30,22 @@ class Word(rlkit.SingleTurnEnv):
         return float(reply.text.count("e"))
 
 
+class Talk(rlkit.StepEnv[None]):
+    """Asks for more, turn after turn, with a tool that takes two seconds."""
+
+    max_turns = 4
+
+    def __init__(self, number: int) -> None:
+        self.task_id = f"task-{number}"
+
+    def reset(self) -> tuple[None, list[rlkit.Message]]:
+        return None, [{"role": "user", "content": self.task_id}]
+
+    async def step(self, state: None, reply: rlkit.Reply) -> rlkit.Step:
+        await asyncio.sleep(2)
+        return rlkit.Step([{"role": "user", "content": "more"}], reward=float(reply.text.count("e")))
+
+
 @dataclass
 class Ears(Tracker):
     """Hears what a run says."""

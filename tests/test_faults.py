@@ -19,7 +19,7 @@ from rlkit.store import journal, lines
 from rlkit.testing import Fault, Latency, SimulatedTinker, World
 from rlkit.testing.world import FaultKind
 
-from .simulation import Simulation, Word
+from .simulation import Simulation, Talk, Word
 
 SCHEDULES = {
     "sync": {},
@@ -106,20 +106,6 @@ def test_a_step_is_one_only_once_its_record_is_on_the_disk(
         assert (drawn == 1).all(), number
 
 
-class Talk(rlkit.StepEnv[None]):
-    max_turns = 5
-
-    def __init__(self, number: int) -> None:
-        self.task_id = f"task-{number}"
-
-    def reset(self) -> tuple[None, list[rlkit.Message]]:
-        return None, [{"role": "user", "content": self.task_id}]
-
-    async def step(self, state: None, reply: rlkit.Reply) -> rlkit.Step:
-        await asyncio.sleep(2)
-        return rlkit.Step([{"role": "user", "content": "more"}], reward=float(reply.text.count("e")))
-
-
 @pytest.mark.parametrize("staleness", ["paced", "strict"])
 @pytest.mark.parametrize("at", [2, 5])
 def test_rollouts_go_on_with_the_newest_weights_while_steps_are_taken_again(
@@ -144,9 +130,7 @@ def test_rollouts_go_on_with_the_newest_weights_while_steps_are_taken_again(
         assert max(line["batch/staleness/max"] for line in run.lines()) <= 2
 
 
-def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def the_first_checkpoint_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     real, failed = lines.append, False
 
     def append(path: Path, record: Mapping[str, rlkit.Json]) -> None:
@@ -157,6 +141,12 @@ def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soo
         real(path, record)
 
     monkeypatch.setattr(lines, "append", append)
+
+
+def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    the_first_checkpoint_is_not_written(monkeypatch)
     run = Simulation(tmp_path / "run", World(), settings={"steps": 9, "checkpoint": {"every": 4}})
     run.train()
     assert run.ears.saved == [6, 8, 9]  # the fifth was asked for before the failure was known
@@ -182,16 +172,7 @@ def test_an_outage_uses_up_no_rollouts_time(schedule: str, timeout_s: float, tmp
 def test_the_last_checkpoint_is_not_taken_for_saved_when_it_could_not_be_written_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failed = lines.append, False
-
-    def append(path: Path, record: Mapping[str, rlkit.Json]) -> None:
-        nonlocal failed
-        if path.name == "checkpoints.jsonl" and not failed:
-            failed = True
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(path, record)
-
-    monkeypatch.setattr(lines, "append", append)
+    the_first_checkpoint_is_not_written(monkeypatch)
     run = Simulation(tmp_path / "run", World(), settings={"steps": 2, "checkpoint": {"every": 2}})
     assert run.train().checkpoint is not None
     assert (run.directory / "checkpoints.jsonl").exists()

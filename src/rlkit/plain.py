@@ -31,7 +31,7 @@ def text_of(value: object) -> str:
     """`str(value)`, or what that raised."""
     try:
         return readable(str(value))
-    except Exception as error:
+    except Exception as error:  # the value is the user's own, and so is its `str`
         return f"<a {type(value).__name__} whose text cannot be had: {type(error).__name__}>"
 
 
@@ -39,7 +39,7 @@ def shown(value: object) -> str:
     """A value in a message: its type, and the beginning of its `repr`."""
     try:
         text = readable(repr(value))
-    except Exception as error:
+    except Exception as error:  # likewise its `repr`
         return f"{type(value).__name__} whose repr raises {type(error).__name__}"
     return f"{type(value).__name__} {text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + '...'}"
 
@@ -88,7 +88,7 @@ def _repr(value: object) -> str:
         return readable(repr(value))
     except RecursionError:
         raise
-    except Exception as error:
+    except Exception as error:  # likewise
         raise Unwritable(f"it holds a {shown(value)}") from error
 
 

@@ -17,7 +17,7 @@ import rlkit
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, segments
 from rlkit.testing import Latency, World
-from tests.simulation import Simulation, Word
+from tests.simulation import Simulation, Talk, Word
 
 
 def whole(directory: Path, **settings: object) -> Simulation:
@@ -406,17 +406,3 @@ def test_rollouts_may_keep_the_weights_that_they_began_with(tmp_path: Path) -> N
 
     assert max(versions(newest=False)) == 1
     assert max(versions(newest=True)) > 1
-
-
-class Talk(rlkit.StepEnv[None]):
-    max_turns = 4
-
-    def __init__(self, number: int) -> None:
-        self.task_id = f"task-{number}"
-
-    def reset(self) -> tuple[None, list[rlkit.Message]]:
-        return None, [{"role": "user", "content": self.task_id}]
-
-    async def step(self, state: None, reply: rlkit.Reply) -> rlkit.Step:
-        await asyncio.sleep(2)
-        return rlkit.Step([{"role": "user", "content": "more"}], reward=float(reply.text.count("e")))
