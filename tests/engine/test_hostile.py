@@ -36,6 +36,8 @@ REQUESTS = 10_000 if os.environ.get("RLKIT_TEST_EXHAUSTIVE") == "1" else 1_000
 TEXT = [72, 101, 108, 108, 111]
 TIMEOUT_S = 20.0
 BATCH = 20
+THREADS = 16
+"""What pools may grow by; a thread lost for each bad request would be hundreds."""
 
 ODD_NUMBERS = [-1, 0, 1, 2**31, 2**63, -(2**63), 2**200, 1e308, float("nan"), float("inf")]
 ODD_TEXTS = ["", "x", "\0", "../..", "é", "a" * 5000]
@@ -323,7 +325,7 @@ def test_no_request_harms_the_server(server: EngineServer, session: str, monkeyp
     wire.close()
     gc.collect()
     assert service.promises.of(session) == []
-    assert threading.active_count() <= threads[0] + 2
+    assert threading.active_count() <= threads[0] + THREADS
     assert resident_bytes() - memory[0] < 64 << 20
 
 
