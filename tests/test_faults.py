@@ -66,6 +66,32 @@ def test_whichever_call_to_the_service_fails_the_run_trains_on_the_same(
         assert run.world.calls["samples"] <= expected.world.calls["samples"] + 6  # none that was finished
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hang"])
+@pytest.mark.parametrize("call", ["gradient", "step", "save", "load"])
+def test_whichever_call_fails_while_a_resumed_run_takes_its_steps_again_it_trains_on_the_same(
+    clean: tuple[str, Simulation], call: str, kind: FaultKind, tmp_path: Path
+) -> None:
+    schedule, expected = clean
+    for number in (1, 2):
+        run = simulation(tmp_path / f"{number}", schedule)
+        run.train()
+        run.world.checkpoints.clear()
+        (run.directory / "metrics.jsonl").unlink()
+        samples = run.world.calls["samples"]
+        run.world.faults = [Fault(kind, call=call, at=run.world.calls[call] + number)]
+        assert run.train(resume=True).status == "completed"
+        assert run.weights() == expected.weights()
+        assert run.world.calls["samples"] == samples
+
+
+def test_a_step_may_take_longer_than_the_service_may_be_silent(tmp_path: Path) -> None:
+    settings = {"service": {"timeout_s": 100.0}, "batch": {"groups": 2, "group_size": 3, "substeps": 2}, "steps": 2}
+    run = Simulation(tmp_path / "run", World(), Latency(gradient_s=80.0, step_s=80.0), settings=settings)
+    run.train()
+    assert run.virtual_s > 4 * 80
+    assert not any("going back" in note for note in run.ears.notes)
+
+
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
 def test_a_share_of_calls_fails_and_nothing_is_lost(
     clean: tuple[str, Simulation], share: float, tmp_path: Path

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from rlkit.evaluation import evaluate
     from rlkit.policy import Policy, Reply
     from rlkit.run import RLTrainer
+    from rlkit.stop import StopSignal
     from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
-    from rlkit.trainer import StopSignal, Trainer
+    from rlkit.trainer import Trainer
     from rlkit.types import Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
 
 _MODULES = {
@@ -53,7 +54,8 @@ _MODULES = {
     "evaluation": ["evaluate"],
     "run": ["RLTrainer"],
     "trackers": ["Checkpoint", "Progress", "RunInfo", "RunResult", "Tracker"],
-    "trainer": ["StopSignal", "Trainer"],
+    "stop": ["StopSignal"],
+    "trainer": ["Trainer"],
     "types": ["Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -14,9 +14,9 @@ from rlkit.config.schema import Config
 from rlkit.errors import UsageError
 from rlkit.run import RLTrainer, named_directory
 from rlkit.sources import Tasks, is_env
+from rlkit.stop import StopSignal
 from rlkit.store import holds_run
 from rlkit.trackers import RunResult, Tracker
-from rlkit.trainer import StopSignal
 
 CLEAN_UP_S = 10.0
 """How long a run that was interrupted twice may take to clean up."""

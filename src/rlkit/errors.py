@@ -9,6 +9,7 @@
     │   └── RewardError       an environment returned something that is not a finite number
     ├── LimitReached          a rollout asked for more turns or tokens than it may: catch it to grade what is there
     └── RunFailed             a run cannot go on; what is finished is saved (exit 1)
+        └── RolloutsFailed    too many rollouts failed; they are played again when the run is resumed
 
 Exit codes belong to the classes so that the command line maps them without a table of its own.
 """
@@ -71,6 +72,10 @@ class LimitReached(RlkitError):
 
 class RunFailed(RlkitError):
     """A run cannot go on. Everything that was finished is in the run directory."""
+
+
+class RolloutsFailed(RunFailed):
+    """Too many rollouts failed. A run that is resumed plays them again, as if for the first time."""
 
 
 EXTRAS = {

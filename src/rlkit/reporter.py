@@ -56,6 +56,12 @@ class Reporter:
         """Whether a step is reported, or waits for that."""
         return self._store.has_metrics(step) or any(report.step == step for report in self._pending)
 
+    def known_through(self, step: int) -> int:
+        """The last step up to `step` before which none is missing."""
+        return next(
+            (number - 1 for number in range(self._store.measured(step) + 1, step + 1) if not self.knows(number)), step
+        )
+
     def check(self) -> None:
         """Raise what went wrong with a report, if anything did."""
         if self._failure is not None:

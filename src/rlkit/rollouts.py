@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
@@ -135,35 +136,34 @@ class Player:
         return Group(task.name, task.id, task.draw, tuple(episodes))
 
     async def _member(self, group: _Playing, member: int, earlier: Earlier) -> Episode:
-        attempt, again = earlier.attempts.get(member, 0), False
+        attempt = earlier.attempts.get(member, 0)
         if (last := earlier.episodes.get(member)) is not None and (last.status != "failed" or not group.budget.spend()):
             self.counts.queued -= 1
             self.counts.done += 1
             return last
         while True:
-            self.counts.queued += again
-            queued = True
-            try:
-                async with self.slots.take((group.rank, member)):
-                    self.counts.queued -= 1
-                    queued = False
-                    self.counts.live += 1
-                    try:
-                        episode = await self._episode(group, member, attempt)
-                    finally:
-                        self.counts.live -= 1
-            finally:
-                self.counts.queued -= queued
+            episode = await self._in_turn(group, member, attempt)
             self.counts.tokens += episode.sampled_tokens
             self.record(group.task, episode)
-            if episode.status != "failed":
+            failed = episode.status == "failed"
+            self.counts.failed += failed
+            if not failed or not group.budget.spend():
                 self.counts.done += 1
                 return episode
-            self.counts.failed += 1
-            if not group.budget.spend():
-                self.counts.done += 1
-                return episode
-            attempt, again = attempt + 1, True
+            self.counts.queued += 1
+            attempt += 1
+
+    async def _in_turn(self, group: _Playing, member: int, attempt: int) -> Episode:
+        async with AsyncExitStack() as holding:
+            try:
+                await holding.enter_async_context(self.slots.take((group.rank, member)))
+            finally:
+                self.counts.queued -= 1
+            self.counts.live += 1
+            try:
+                return await self._episode(group, member, attempt)
+            finally:
+                self.counts.live -= 1
 
     async def _episode(self, group: _Playing, member: int, attempt: int) -> Episode:
         settings, task = group.settings, group.task

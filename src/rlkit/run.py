@@ -18,7 +18,7 @@ from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config
-from rlkit.errors import UsageError, did_you_mean
+from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.losses import loss
 from rlkit.paths import runs_dir
@@ -32,10 +32,11 @@ from rlkit.service.watch import Watch
 from rlkit.settings import describe, env_settings, load_chat, pace
 from rlkit.slots import Slots
 from rlkit.sources import Mixture, Task, Tasks, as_source
+from rlkit.stop import StopSignal
 from rlkit.store import RunStore
 from rlkit.store.history import History
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
-from rlkit.trainer import Loop, Parts, StopSignal, Trainer
+from rlkit.trainer import Loop, Parts, Trainer
 from rlkit.update import Recipe
 
 
@@ -122,7 +123,7 @@ class RLTrainer(Trainer):
                 raise
             except Exception as error:
                 with suppress(OSError):  # a full disk must not hide why the run failed
-                    store.set_status("failed", error=f"{type(error).__name__}: {error}")
+                    store.set_failed(error, retry=isinstance(error, RolloutsFailed))
                 raise
             finally:
                 await store.close()
@@ -149,6 +150,7 @@ class RLTrainer(Trainer):
             self._trackers.started(info)
             if history.step:
                 self._trackers.note(f"going on after step {history.step}")
+            del history  # it holds every episode of the journal
             try:
                 return await loop.run()
             except asyncio.CancelledError:
@@ -182,7 +184,7 @@ class RLTrainer(Trainer):
         preparation = Preparation(
             self._estimators, self._loss.needs_every_sequence, config.batch.max_tokens, config.batch.too_long
         )
-        known = {draw: earlier(history, draw, config, forgive=store.had_failed) for draw in history.outstanding}
+        known = {draw: earlier(history, draw, config, forgive=store.retries_failed) for draw in history.outstanding}
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; the episodes that it cannot give back are played again")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from rlkit.config.schema import CheckpointConfig
 from rlkit.errors import RlkitError
@@ -31,14 +31,24 @@ class Saver:
         store: records them.
         trackers: are told.
         watch: over the calls to the service.
+        now: seconds since the epoch.
     """
 
-    def __init__(self, config: CheckpointConfig, store: RunStore, trackers: Broadcast, watch: Watch) -> None:
+    def __init__(
+        self,
+        config: CheckpointConfig,
+        store: RunStore,
+        trackers: Broadcast,
+        watch: Watch,
+        *,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._every = config.every
         self._ttl_s = None if config.ttl_days is None else round(config.ttl_days * DAY_S)
         self._store = store
         self._trackers = trackers
         self._watch = watch
+        self._now = now
         self._asked = Counter[int]()
         self._missed = False
         self._recording: asyncio.Task[None] | None = None
@@ -88,7 +98,7 @@ class Saver:
             self._trackers.note(f"the checkpoint of step {step} could not be saved: {error}")
 
     def _record(self, step: int, state: str, sampler: str) -> None:
-        expires = None if self._ttl_s is None else time.time() + self._ttl_s
+        expires = None if self._ttl_s is None else self._now() + self._ttl_s
         saved = Checkpoint(step, state, sampler, expires)
         self._store.add_checkpoint(saved)
         self.newest = saved

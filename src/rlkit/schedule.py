@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlkit.batch import Prepared
-from rlkit.errors import RunFailed
+from rlkit.errors import RolloutsFailed
 from rlkit.sources import Task
 
 # So many groups in a row that are of no use end a run: what is wrong then is not the luck of a rollout.
@@ -120,7 +120,7 @@ class Supply:
         """One more group of the present step, as soon as there is one; None when it has all that it gets.
 
         Raises:
-            RunFailed: too many groups in a row were of no use.
+            RolloutsFailed: too many groups in a row were of no use.
             Exception: what playing raised.
         """
         if self._taken < self._pace.groups:
@@ -148,7 +148,9 @@ class Supply:
         self._unusable = 0 if played.usable else self._unusable + 1
         if self._unusable >= self._unusable_max:
             errors = (episode.error for episode in played.prepared.group.episodes if episode.error)
-            raise RunFailed(f"{self._unusable} groups in a row had too many failed rollouts; the last: {next(errors)}")
+            raise RolloutsFailed(
+                f"{self._unusable} groups in a row had too many failed rollouts; the last: {next(errors)}"
+            )
         return Taken(played, counts)
 
     async def _played(self) -> Played | None:

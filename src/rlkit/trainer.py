@@ -7,7 +7,6 @@ run, the directory says how it ended and can be resumed from.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -28,6 +27,7 @@ from rlkit.schedule import Played, Supply, Taken
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.sources import Mixture
+from rlkit.stop import StopSignal
 from rlkit.store import RunStore
 from rlkit.store.history import Member
 from rlkit.trackers import Broadcast, Phase, Progress, RunResult
@@ -52,22 +52,6 @@ class Trainer(Protocol):
     async def train(self) -> RunResult:
         """Train to the end, or until asked to stop."""
         ...
-
-
-class StopSignal:
-    """Asks a run, from any thread, to finish its step, save and end."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-
-    def request(self) -> None:
-        """Ask. Asking twice is asking once."""
-        self._event.set()
-
-    @property
-    def requested(self) -> bool:
-        """Whether someone asked."""
-        return self._event.is_set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +198,7 @@ class Loop:
             self._newest = await self._handed_over(0)
             if self._parts.store.first_measured is None:  # an evaluation that is new to the run begins where it is
                 self._report({}, step=0, sampler=self._newest)
-        self._newest = await self._take_again(self._step, self._newest)
+        self._newest = await self._insist(lambda: self._repeat(self._step, self._newest), after=self._step)
         self._parts.supply.trained(self._step)
 
     async def _train(self) -> None:
@@ -286,9 +270,11 @@ class Loop:
             parts.tasks.observe(group)
             members.append(Member(group.draw, one.counts, len(group.episodes)))
         written = parts.store.record_step(members, parts.tasks.state_dict())
-        newest, metrics = await self._result(making)
+        newest, metrics = await self._insist(
+            lambda: self._weights(step, making.taken, making.update, self.newest), after=step - 1
+        )
         self._making.popleft()
-        self._step = step  # the weights have moved, whether or not that can be written down
+        self._step = self._learner_step = step  # the weights have moved, whether or not that can be written down
         await written
         self._newest = newest
         parts.supply.trained(step)
@@ -296,14 +282,16 @@ class Loop:
             parts.saver.record(step, making.saving)
         return metrics
 
-    async def _result(self, making: _Making) -> tuple[PatientSampler, dict[str, float]]:
-        """Wait for a step's weights; when the service fails, go back to the last checkpoint and take the steps anew."""
+    async def _insist[T](self, train: Callable[[], Awaitable[T]], *, after: int) -> T:
+        """Train from the weights of step `after` on; when the service fails, make them again, and try once more."""
         for failures in range(_RECOVERIES_MAX + 1):
             try:
                 if failures:
-                    self._parts.trackers.note(f"going back to the last checkpoint, to take step {making.step} again")
-                    await self._recover(making.step - 1)
-                return await self._taken(making.step, making.taken, making.update, self.newest)
+                    self._parts.trackers.note(
+                        f"going back to the last checkpoint, to go on after step {after} from there"
+                    )
+                    await self._recover(after)
+                return await train()
             except ServiceError as error:
                 if failures == _RECOVERIES_MAX or self._parts.watch.gone:
                     raise
@@ -311,28 +299,29 @@ class Loop:
         raise AssertionError("the last failure is raised")
 
     async def _recover(self, upto: int) -> None:
-        """Make the weights of a step again, and ask anew for the steps behind it."""
+        """Make the weights of a step again from a checkpoint, and ask anew for the steps behind it."""
         self._recovering = True
         for making in self._making:
             making.update.withdraw()
             making.saving = None
+        known = self._reporter.known_through(upto)
         self._learner, self._learner_step = await self._parts.watch.call(
-            lambda: self._parts.restore(upto), "loading weights", retry=True
+            lambda: self._parts.restore(known), "loading weights", retry=True
         )
-        self._newest = await self._take_again(upto, None)  # until then rollouts go on with what they have
+        self._newest = await self._repeat(upto, None)  # until then rollouts go on with what they have
         self._recovering = False
         for making in self._making:
             making.update.submit_again(self._learner)
             if making.update.finished:
                 making.saving = self._parts.saver.ask_if_due(self._learner, making.step)
 
-    async def _taken(
+    async def _weights(
         self, step: int, taken: Sequence[Taken], update: StepUpdate, before: PatientSampler | None
     ) -> tuple[PatientSampler, dict[str, float]]:
         """Wait for the weights of a step; without anything to learn they are those of the step before."""
         groups = [one.played.prepared.group for one in taken]
         metrics = {**group_metrics(groups, prefix="env"), **batch_metrics(taken, version=step - 1)}
-        result = await self._parts.watch.call(update.result, "training")
+        result = await update.result(self._parts.watch)
         if result is None:
             self._parts.trackers.note(f"step {step}: every group's rewards are equal, so there is nothing to learn")
             same = before or await self._handed_over(step)
@@ -341,8 +330,8 @@ class Loop:
         agreement = await in_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
         return PatientSampler(sampler, self._parts.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}
 
-    async def _take_again(self, upto: int, newest: PatientSampler | None) -> PatientSampler:
-        """Take the steps up to `upto` again, from the weights that were restored, which `newest` has if it is there."""
+    async def _repeat(self, upto: int, newest: PatientSampler | None) -> PatientSampler:
+        """Take the steps up to `upto` again, from the learner's weights, which `newest` has if it is there."""
         parts = self._parts
         for step in range(self._learner_step + 1, upto + 1):
             parts.trackers.note(f"taking step {step} again, without sampling")
@@ -352,7 +341,8 @@ class Loop:
                 taken.append(Taken(Played(parts.preparation.prepare(kept.group), usable), kept.counts))
                 update.add(taken[-1].played.prepared, counts=kept.counts)
             update.finish()
-            newest, metrics = await self._taken(step, taken, update, newest)
+            newest, metrics = await self._weights(step, taken, update, newest)
+            self._learner_step = step
             if not self._reporter.knows(step):
                 self._report(metrics, step=step, sampler=newest)
         return newest or await self._handed_over(upto)

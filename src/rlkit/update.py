@@ -7,7 +7,7 @@ after a failure, or in another process. Into how many requests the gradients are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,10 @@ from rlkit.config.schema import OptimizerConfig
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
+from rlkit.service.watch import Watch
 from rlkit.types import Datum, Floats
+
+type _Asked = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] | asyncio.Future[Sampler]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +107,29 @@ class StepUpdate:
         if self._finished:
             self._end()
 
-    async def result(self) -> tuple[Sampler, Update] | None:
+    async def result(self, watch: Watch) -> tuple[Sampler, Update] | None:
         """The sampler of the new weights, and what came of the step; None if there was nothing to train on.
+
+        Args:
+            watch: over each request by itself, since a step may have many that the service answers one after another.
 
         Raises:
             ServiceError: a request failed; how much of the step was taken is then not known.
         """
         if self._sampler is None:
             return None
-        gradients = [await gradient for gradient in self._gradients]
-        reports = [await step for step in self._steps]
+        for asked in self._asked:
+            await _answered(asked, "training", watch)
+        await _answered(self._sampler, "handing over weights", watch)
+        gradients = [gradient.result() for gradient in self._gradients]
+        reports = [step.result() for step in self._steps]
         logprobs = [row for gradient in gradients for row in gradient.logprobs]
         weights = [len(gradient.logprobs) for gradient in gradients]
         metrics = {
             **_merged([gradient.metrics for gradient in gradients], weights),
             **_merged(reports, [1] * len(reports)),
         }
-        return await self._sampler, Update(tuple(self._data), logprobs, metrics)
+        return self._sampler.result(), Update(tuple(self._data), logprobs, metrics)
 
     def _begin(self, learner: Learner | None) -> None:
         self._learner = learner
@@ -129,8 +138,9 @@ class StepUpdate:
         self._data: list[Datum] = []
         self._gradients: list[asyncio.Future[Gradient]] = []
         self._fresh = False
-        self._steps: list[Awaitable[Mapping[str, float]]] = []
-        self._sampler: Awaitable[Sampler] | None = None
+        self._asked: list[_Asked] = []
+        self._steps: list[asyncio.Future[Mapping[str, float]]] = []
+        self._sampler: asyncio.Future[Sampler] | None = None
 
     def _include(self, data: Sequence[Datum]) -> None:
         self._included += 1
@@ -146,7 +156,7 @@ class StepUpdate:
         self._submit()
         self._end_substep()
         if self._steps and self._learner is not None:
-            self._sampler = self._learner.sampler(self._version)
+            self._sampler = asyncio.ensure_future(self._learner.sampler(self._version))
 
     def _submit(self) -> None:
         if not self._part or self._learner is None:
@@ -155,6 +165,7 @@ class StepUpdate:
         if self._recipe.streaming:
             gradient.add_done_callback(self._go_on)
         self._gradients.append(gradient)
+        self._asked.append(gradient)
         self._data += self._part
         self._part = []
         self._fresh = True
@@ -167,8 +178,17 @@ class StepUpdate:
     def _end_substep(self) -> None:
         self._substeps += 1
         if self._fresh and self._learner is not None:
-            self._steps.append(self._learner.step(self._recipe.optimizer))
+            step = asyncio.ensure_future(self._learner.step(self._recipe.optimizer))
+            self._steps.append(step)
+            self._asked.append(step)
             self._fresh = False
+
+
+async def _answered(asked: _Asked, what: str, watch: Watch) -> None:
+    if asked.done():  # an answer that came long ago says nothing about whether the service is there now
+        asked.result()
+    else:
+        await watch.call(lambda: asked, what)
 
 
 def _merged(reports: Sequence[Mapping[str, float]], weights: Sequence[int]) -> dict[str, float]:

@@ -16,7 +16,7 @@ import pytest
 import rlkit
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, segments
-from rlkit.testing import Latency, World
+from rlkit.testing import Fault, Latency, World
 from tests.simulation import Simulation, Talk, Word
 
 
@@ -193,6 +193,38 @@ def test_a_run_that_rollouts_ended_plays_them_again_once_that_is_mended(tmp_path
     assert run.train(resume=True).status == "completed"
     episodes = pd.read_parquet(run.directory / "episodes")
     assert not episodes.duplicated(["draw", "member", "attempt"]).any()
+
+
+def test_failed_rollouts_are_played_again_until_a_step_is_done_and_only_if_they_ended_the_run(tmp_path: Path) -> None:
+    class Down(Word):
+        down = True
+
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            if self.down:
+                raise RuntimeError("the sandbox is down")
+            return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
+
+    def retries() -> bool:
+        return json.loads((run.directory / "run.json").read_text()).get("retry_failed_rollouts", False)
+
+    run = Simulation(tmp_path / "run", World(), tasks=[Down(number) for number in range(9)], settings={"steps": 5})
+    run.world.faults = [Fault("hang", after_s=1e-3)]
+    run.settings = {"steps": 5, "service": {"timeout_s": 50.0}}
+    Down.down = False
+    with pytest.raises(rlkit.ServiceError):
+        run.train()
+    assert not retries()
+    run.world.faults, Down.down = [], True
+    with pytest.raises(rlkit.RunFailed, match="the sandbox is down"):
+        run.train()
+    assert retries()
+    run.world.faults, Down.down = [Fault("hang", after_s=1e-3)], False
+    with pytest.raises(rlkit.ServiceError):  # nothing was played again yet
+        run.train(resume=True)
+    assert retries()
+    run.world.faults = []
+    run.train(resume=True)
+    assert not retries()
 
 
 @pytest.mark.parametrize("size", [2, 6])

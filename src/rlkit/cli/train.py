@@ -50,7 +50,7 @@ def _train(
     if not quiet:
         output.note("going on with the run" if resume else "preparing the run")
     from rlkit.run import RLTrainer
-    from rlkit.trainer import StopSignal
+    from rlkit.stop import StopSignal
 
     stop = StopSignal()
     drawn = _panel(output) if panel and not quiet and _drawable(output) else None

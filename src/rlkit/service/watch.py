@@ -11,7 +11,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import override
@@ -83,7 +83,7 @@ class Watch:
                         return answer
                     except ServiceError as error:
                         left_s = self._answered_s + self.timeout_s - clock()
-                        if not retry or left_s <= 0 or isinstance(error.__cause__, TimeoutError):
+                        if not retry or left_s <= 0 or isinstance(error, _NoAnswer):
                             raise
                         request.failed = True
                         pause = min(self._random.uniform(0, delay), left_s)  # jitter: clients that fail together part
@@ -128,9 +128,9 @@ class Watch:
                 await asyncio.sleep(_LOOK_S)
                 silent_s = clock() - self._answered_s
                 if self._waiting.total() and silent_s >= SILENCE_S:
-                    waiting = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
+                    asked = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
-                    self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {waiting}{said}")
+                    self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {asked}{said}")
         finally:
             logging.getLogger("tinker").removeHandler(heard)
 
@@ -139,20 +139,16 @@ class Watch:
         self._said = message
 
     async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool) -> T:
-        last_s = min(SILENCE_S, self.timeout_s / 2) if retry else 0.0
         asked = [asyncio.ensure_future(make())]
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.timeout_s - last_s):
-                    return await asyncio.shield(asked[0])
-            if retry:  # beside the first request, which may only be slow; but it may also be lost
+            done = await _first_good(asked, within_s=self.timeout_s / 2 if retry else self.timeout_s)
+            if done is None and retry:  # beside the first request, which may only be slow; but it may also be lost
                 self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
                 asked.append(asyncio.ensure_future(self._until_it_answers(make)))
-                async with asyncio.timeout(last_s):
-                    return await _first_good(asked)
-            raise TimeoutError
-        except TimeoutError as error:
-            raise ServiceError(f"{what}: no answer within {self.timeout_s:g} s") from error
+                done = await _first_good(asked, within_s=self.timeout_s / 2)
+            if done is None:
+                raise _NoAnswer(f"{what}: no answer within {self.timeout_s:g} s")
+            return done.result()
         finally:
             for request in asked:
                 request.cancel()
@@ -172,14 +168,19 @@ class Watch:
         self._answered_s = asyncio.get_running_loop().time()
 
 
-async def _first_good[T](asked: Sequence[asyncio.Future[T]]) -> T:
-    """The first answer; the last failure if there is none."""
-    pending = set(asked)
+async def _first_good[T](asked: Sequence[asyncio.Future[T]], *, within_s: float) -> asyncio.Future[T] | None:
+    """The first answer; the last failure if all failed; None if there is neither in time."""
+    clock = asyncio.get_running_loop().time
+    until_s, pending = clock() + within_s, set(asked)
     while True:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        done, pending = await asyncio.wait(
+            pending, timeout=max(until_s - clock(), 0), return_when=asyncio.FIRST_COMPLETED
+        )
         good = [one for one in done if not one.cancelled() and one.exception() is None]
-        if good or not pending:
-            return (good or list(done))[0].result()
+        if good or (done and not pending):
+            return (good or list(done))[0]
+        if not done:
+            return None
 
 
 @dataclass(slots=True, eq=False)
@@ -201,6 +202,10 @@ class _Notice:
             self._told_s = now
             self._again_s = min(max(2 * self._again_s, _AGAIN_S), _AGAIN_MAX_S)
             self.note(message)
+
+
+class _NoAnswer(ServiceError):
+    """All the time that an answer may take is over: the request is not made again."""
 
 
 class _Request(Request):

@@ -47,6 +47,8 @@ from rlkit.types import Episode, Json, Tokens
 FORMAT_VERSION = 1
 """Of the run directory; a reader refuses one that is newer than it knows."""
 
+_RETRY = "retry_failed_rollouts"
+
 RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
 
 
@@ -65,8 +67,6 @@ class RunStore:
 
     def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
         self.directory = directory
-        self.had_failed = False
-        """Whether the run that goes on had come to a bad end."""
         self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         if resume and not holds_run(directory):
             raise UsageError(f"{directory} holds no run to resume")
@@ -99,7 +99,22 @@ class RunStore:
         if error:
             changed["error"] = redact(redact_config(error, hidden=self._secrets))
         self._about.update(changed)
-        atomic.write_text(self.directory / "run.json", json.dumps(self._about, indent=2) + "\n")
+        self._write_about()
+
+    def set_failed(self, error: Exception, *, retry: bool) -> None:
+        """Say that the run came to a bad end.
+
+        Args:
+            error: says why.
+            retry: rollouts that failed were the reason, and are to be played again when the run goes on.
+        """
+        self._about[_RETRY] = self.retries_failed or retry
+        self.set_status("failed", error=f"{type(error).__name__}: {error}")
+
+    @property
+    def retries_failed(self) -> bool:
+        """Whether rollouts that failed are played again, as if for the first time; until another step is done."""
+        return self._about.get(_RETRY) is True
 
     def open(self, initial: Mapping[str, Json], *, decode: Callable[[Tokens], str]) -> History:
         """Begin to write; what is known of the run so far.
@@ -175,11 +190,12 @@ class RunStore:
             del self._drawn_in[one.draw]
         record = {"step": self._step, "groups": [asdict(one) for one in groups]}
         self._writer.append(Kind.STEP, codec.dump(record).encode())
+        retried = self._about.pop(_RETRY, None) is True
         written = asyncio.create_task(self._writer.sync())
         written.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         oldest = min(self._drawn_in.values(), default=self._step + 1)
         self._keeping = asyncio.create_task(
-            self._keep(self._keeping, written, self._step, kept, codec.dump(state), before=oldest)
+            self._keep(self._keeping, written, self._step, kept, codec.dump(state), before=oldest, retried=retried)
         )
         return written
 
@@ -258,6 +274,7 @@ class RunStore:
         state: str,
         *,
         before: int,
+        retried: bool,
     ) -> None:
         if earlier is not None:
             await earlier
@@ -266,6 +283,8 @@ class RunStore:
             path = table_path(self.directory, step)
             await in_thread(lambda: table.write(path, groups, decode=self._decode))
             await in_thread(atomic.write_text, state_path(self.directory, step), state)
+            if retried:
+                self._write_about()
         except OSError as error:
             raise self._unwritable(error) from error
         # What was drawn in segment n is drawn again from the state after step n − 1.
@@ -274,6 +293,9 @@ class RunStore:
             if kept < needed:
                 state_path(self.directory, kept).unlink(missing_ok=True)
         self._writer.drop_through(needed)
+
+    def _write_about(self) -> None:
+        atomic.write_text(self.directory / "run.json", json.dumps(self._about, indent=2) + "\n")
 
     def _append(self, name: str, record: Mapping[str, Json]) -> None:
         try:
@@ -290,7 +312,6 @@ class RunStore:
         held = held or any(_finished(record) for record in records(directory / "journal"))
         if resume:
             about: dict[str, Json] = lines.read_object(directory / "run.json")
-            self.had_failed = about.get("status") == "failed"
             if about.get("format") != FORMAT_VERSION:
                 raise UsageError(
                     f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "

@@ -1,0 +1,24 @@
+"""Asking a run to end.
+
+Invariant: who asks waits for nothing, so that a handler of signals can ask.
+"""
+
+from __future__ import annotations
+
+import threading
+
+
+class StopSignal:
+    """Asks a run, from any thread, to finish its step, save and end."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def request(self) -> None:
+        """Ask. Asking twice is asking once."""
+        self._event.set()
+
+    @property
+    def requested(self) -> bool:
+        """Whether someone asked."""
+        return self._event.is_set()
