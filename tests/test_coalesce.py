@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rlkit
-from rlkit.testing import Fault, World
+from rlkit.coalesce import Coalescer
+from rlkit.policy import Sampler
+from rlkit.testing import Fault, World, run_virtual
+from rlkit.types import Completion, Prompt, Sampling
 
 from .simulation import Simulation, Word
 
@@ -78,3 +82,26 @@ def test_a_request_that_fails_fails_for_each_of_them(tmp_path: Path) -> None:
     run.world.faults = [Fault("500", call="sample")]
     with pytest.raises(rlkit.ServiceError, match="sampling"):
         run.train()
+
+
+class Miser(Sampler):
+    """Gives one sample, however many are asked for."""
+
+    version = 0
+
+    async def sample(
+        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+    ) -> Sequence[Completion]:
+        return [Completion(np.zeros(1, np.int32), np.zeros(1, np.float32), "stop")]
+
+
+def test_fewer_samples_than_were_asked_for_are_a_failure_for_each_of_them() -> None:
+    async def run() -> list[object]:
+        coalescer = Coalescer()
+        prompt = Prompt(np.arange(3, dtype=np.int32))
+        asked = [coalescer.sample(Miser(), prompt, Sampling(max_tokens=5), seed) for seed in range(3)]
+        return list(await asyncio.gather(*asked, return_exceptions=True))
+
+    failures = run_virtual(run())
+    assert [str(failure) for failure in failures] == ["sampling: 3 samples were asked for, and 1 came"] * 3
+    assert all(isinstance(failure, rlkit.ServiceError) for failure in failures)

@@ -132,6 +132,41 @@ def test_a_step_is_one_only_once_its_record_is_on_the_disk(
         assert (drawn == 1).all(), number
 
 
+def test_new_weights_are_sampled_from_once_the_record_of_their_step_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, append = journal._sync, journal.Journal.append
+    appended = on_disk = 0
+
+    class Watching(Word):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            steps = on_disk
+            reply = await policy.chat([{"role": "user", "content": self.task_id}])
+            seen.append((reply.turn.version, steps))
+            return float(reply.text.count("e"))
+
+    def appending(self: journal.Journal, kind: journal.Kind, content: bytes) -> None:
+        nonlocal appended
+        append(self, kind, content)
+        appended += kind is journal.Kind.STEP
+
+    def syncing(files: Sequence[BinaryIO], folder: Path | None) -> None:
+        nonlocal on_disk
+        there = appended
+        time.sleep(0.05)
+        sync(files, folder)
+        on_disk = max(on_disk, there)
+
+    seen = list[tuple[int, int]]()
+    monkeypatch.setattr(journal.Journal, "append", appending)
+    monkeypatch.setattr(journal, "_sync", syncing)
+    latency = Latency(gradient_s=0, step_s=0, save_s=0, trained_tokens_per_s=1e12)
+    run = Simulation(tmp_path / "run", World(), latency, tasks=[Watching(number) for number in range(9)])
+    run.train()
+    assert max(version for version, _ in seen) == 2
+    assert all(version <= steps for version, steps in seen)
+
+
 @pytest.mark.parametrize("staleness", ["paced", "strict"])
 @pytest.mark.parametrize("at", [2, 5])
 def test_rollouts_go_on_with_the_newest_weights_while_steps_are_taken_again(

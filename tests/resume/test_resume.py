@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import time
@@ -14,6 +15,7 @@ import pandas as pd
 import pytest
 
 import rlkit
+from rlkit.store import table
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, segments
 from rlkit.testing import Fault, Latency, World
@@ -438,3 +440,30 @@ def test_rollouts_may_keep_the_weights_that_they_began_with(tmp_path: Path) -> N
 
     assert max(versions(newest=False)) == 1
     assert max(versions(newest=True)) > 1
+
+
+def test_a_table_that_cannot_be_written_ends_the_run_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, groups: object, *, decode: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 30})
+    with monkeypatch.context() as patched:
+        patched.setattr(table, "write", full)
+        with pytest.raises(rlkit.RunFailed, match="No space left on device; make room, then resume the run"):
+            run.train()
+    assert 1 <= run.world.calls["step"] <= 3
+    assert run.train(resume=True).steps == 30
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5])
+def test_a_step_of_which_neither_record_nor_table_is_left_is_named(cut: int, tmp_path: Path) -> None:
+    ahead = {"mode": "async", "max_staleness": 3}
+    run = stopped(tmp_path / "run", at_s=20, tasks=[Talk(number) for number in range(40)], schedule=ahead, steps=20)
+    (number, path), *later = segments(run.directory / "journal")
+    assert later
+    table_path(run.directory, number).unlink()
+    data = bytearray(path.read_bytes())
+    data[:2] = b"\xff\xff" if cut == 2 else data[:2]  # the length of its first record
+    path.write_bytes(data[:-cut])
+    with pytest.raises(rlkit.UsageError, match=f"{path.name} is damaged where it says what step {number} is made of"):
+        run.train(resume=True)

@@ -107,3 +107,18 @@ def test_slots_bound_what_is_drawn_at_once() -> None:
 
     assert run_virtual(run()) == 3
     assert world.most_live == 2
+
+
+def test_a_slot_is_not_lost_with_a_request_that_is_given_up_as_it_gets_one() -> None:
+    async def run() -> float:
+        async with SimulatedTinker(latency=Latency(first_s=1, token_s=0), slots=1) as service:
+            sampler = await service.sampler(model="m")
+            first, second, third = (
+                asyncio.ensure_future(sampler.sample(as_prompt([1]), Sampling(max_tokens=5), seed=seed))
+                for seed in range(3)
+            )
+            first.add_done_callback(lambda _: second.cancel())
+            await third
+            return asyncio.get_running_loop().time()
+
+    assert run_virtual(run()) <= 3
