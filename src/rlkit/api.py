@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
 from rlkit.advantages import AdvantageEstimator
+from rlkit.concurrency import run
 from rlkit.config import Resolved, load_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
@@ -143,7 +144,7 @@ class _Running[T]:
             return await self._make()
 
         try:
-            self._outcome.append(asyncio.run(main()))
+            self._outcome.append(run(main()))
         except BaseException as error:  # raised again in the caller's thread
             self._outcome.append(error)
         finally:
