@@ -258,6 +258,19 @@ class ServiceConfig(Section):
         return self
 
 
+class PricesConfig(Section):
+    """US dollars for a million tokens, where the service's own prices are not those that rlkit knows."""
+
+    prefill: Annotated[float, Field(ge=0)]
+    """Of prompts."""
+    cached: Annotated[float, Field(ge=0)] | None = None
+    """Of prompts that the service had computed before; null for the price of any other."""
+    sample: Annotated[float, Field(ge=0)]
+    """Of tokens that are sampled."""
+    train: Annotated[float, Field(ge=0)]
+    """Of tokens that are trained on."""
+
+
 class ChatConfig(Section):
     """How conversations become tokens."""
 
@@ -276,6 +289,14 @@ class Config(Section):
     """Everything random follows from it."""
     steps: Positive = 100
     """Optimiser steps."""
+    budget_usd: Annotated[float, Field(gt=0)] | None = None
+    """US dollars, as rlkit counts them, after which the run saves and ends; null sets no limit."""
+    budget_tokens: Positive | None = None
+    """Tokens of all kinds, in prompts, samples and training, after which it does."""
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours after which it does, over all the times that it was resumed."""
+    prices: PricesConfig | None = None
+    """What the model's tokens cost; null takes the table that comes with rlkit."""
     load_checkpoint: str | None = None
     """A `tinker://` path of training state to start from, instead of a fresh adapter."""
     envs: Annotated[dict[EnvName, EnvConfig], Field(min_length=1)]
