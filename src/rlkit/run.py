@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from pathlib import Path
 
-from rlkit.advantages import AdvantageEstimator, estimator
+from rlkit.advantages import Estimator, choose_estimators
 from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
@@ -67,7 +67,7 @@ class RLTrainer(Trainer):
         resolved: Resolved | Config,
         *,
         envs: Mapping[str, Tasks] | None = None,
-        estimators: Mapping[str, AdvantageEstimator] | None = None,
+        estimators: Mapping[str, Estimator] | None = None,
         trackers: Sequence[Tracker] = (),
         stop: StopSignal | None = None,
         directory: Path | None = None,
@@ -96,8 +96,7 @@ class RLTrainer(Trainer):
         }
         weights = {name: spec.weight for name, spec in config.envs.items()}
         self._tasks = Mixture(sources, weights=weights, seed=config.seed)
-        configured = estimator(config.advantage)
-        self._estimators = {name: (estimators or {}).get(name, configured) for name in config.envs}
+        self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
 
