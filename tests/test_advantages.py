@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -16,6 +17,8 @@ from rlkit.config.advantage import CustomAdvantage, PkpoAdvantage, _Choice
 from rlkit.config.objects import load_object
 from rlkit.errors import ConfigError, EnvironmentFault
 from rlkit.estimators import batch_std, group_mean, pkpo
+from rlkit.testing import Fault, World
+from rlkit.types import Group
 from tests.builders import episode, group, turn
 
 from .simulation import Simulation, Talk, Word
@@ -187,6 +190,44 @@ def test_each_environment_has_its_own_estimator(tmp_path: Path) -> None:
     assert isinstance(seen, dict)
     assert seen["each"] == {"sums"}
     assert {env for groups in seen["steps"] for env in groups} == {"words"}
+    assert max(len(groups) for groups in seen["steps"]) > 1
+
+
+def test_a_run_with_an_estimator_of_whole_steps_is_gone_on_with_as_if_nothing_had_been(tmp_path: Path) -> None:
+    settings = {"steps": 4, "advantage": "batch_std", "batch": {"groups": 4, "group_size": 3, "substeps": 2}}
+    expected = Simulation(tmp_path / "whole", settings=settings)
+    expected.train()
+    run = Simulation(tmp_path / "run", settings=settings)
+    run.train_until(expected.virtual_s * 0.6)
+    assert len(run.lines()) < 4
+    run.train(resume=True)
+    assert run.weights() == expected.weights()
+
+
+def test_an_estimator_of_whole_steps_that_fails_ends_the_run_by_name(tmp_path: Path) -> None:
+    def broken(groups: Sequence[Group]) -> list[np.ndarray]:
+        if len(groups) > 1:
+            raise KeyError("mine")
+        return [np.array([1.0, 0.0, -1.0])]
+
+    run = Simulation(tmp_path / "run", settings={"steps": 2}, estimators={"words": BatchEstimator(broken)})
+    with pytest.raises(rlkit.EnvironmentFault, match="estimator failed on a group of words: KeyError: 'mine'"):
+        run.train()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_whichever_call_fails_a_step_is_estimated_of_the_same_groups(mode: str, tmp_path: Path) -> None:
+    schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
+    batch = {"groups": 4, "group_size": 3, "substeps": 2}
+    settings = {"advantage": "reinforce_pp_baseline", "batch": batch, "schedule": schedule}
+    expected = Simulation(tmp_path / "whole", settings=settings)
+    expected.train()
+    calls = sum(expected.world.calls[call] for call in ("load", "sample", "gradient", "step", "save"))
+    for number in range(2, calls + 1, 3):
+        world = World(faults=[Fault("broken", at=number)])
+        run = Simulation(tmp_path / f"{number}", world, settings=settings)
+        assert run.train().status == "completed"
+        assert run.weights() == expected.weights(), number
 
 
 def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:

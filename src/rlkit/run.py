@@ -210,6 +210,7 @@ class RLTrainer(Trainer):
                 config.batch.groups,
                 config.batch.substeps,
                 streaming=config.schedule.mode == "stream",
+                together=preparation.together if preparation.whole_steps else None,
             ),
             min_valid={name: one.min_valid for name, one in settings.items()},
             evaluation=Evaluation(
