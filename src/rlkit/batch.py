@@ -6,14 +6,14 @@ advantage 0; a sampled token is trained in exactly one datum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.advantages import AdvantageEstimator, by_turn
+from rlkit.advantages import BatchEstimator, Estimator, by_turn
 from rlkit.errors import EnvironmentFault, RunFailed
 from rlkit.types import Datum, Episode, Group, Prompt, join
 
@@ -32,19 +32,42 @@ class Preparation:
         excess: what becomes of a longer one: its beginning is kept, it is left out, or the run ends.
     """
 
-    estimators: Mapping[str, AdvantageEstimator]
+    estimators: Mapping[str, Estimator]
     every_sequence: bool = False
     max_tokens: int | None = None
     excess: Excess = "truncate"
 
     def prepare(self, group: Group) -> Prepared:
-        """Estimate a group's advantages and assemble its sequences.
+        """Estimate a group's advantages and assemble its sequences; a `BatchEstimator` sees it as the whole step.
 
         Raises:
             EnvironmentFault: the estimator raised, or gave advantages of the wrong number or value.
             RunFailed: a sequence is too long, and that was to be an error.
         """
-        advantages = _estimate(self.estimators[group.env], group)
+        return self._assembled(group, _estimate(self.estimators[group.env], [group])[0])
+
+    @property
+    def whole_steps(self) -> bool:
+        """Whether the advantages of a group may depend on the others of its step."""
+        return any(isinstance(one, BatchEstimator) for one in self.estimators.values())
+
+    def together(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+        """The groups of a step, those of each `BatchEstimator` estimated together.
+
+        Raises:
+            EnvironmentFault: as `prepare` says.
+            RunFailed: likewise.
+        """
+        made = list(prepared)
+        for name, estimator in self.estimators.items():
+            places = [place for place, one in enumerate(prepared) if one.group.env == name]
+            if places and isinstance(estimator, BatchEstimator):
+                groups = [prepared[place].group for place in places]
+                for place, advantages in zip(places, _estimate(estimator, groups), strict=True):
+                    made[place] = self._assembled(prepared[place].group, advantages)
+        return made
+
+    def _assembled(self, group: Group, advantages: list[NDArray[np.float64]]) -> Prepared:
         data, excess = list[Datum](), 0
         for episode, row in zip(group.episodes, advantages, strict=True):
             for datum in episode_data(episode, row):
@@ -85,14 +108,24 @@ class Prepared:
     excess: int = 0
 
 
-def _estimate(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.float64]]:
+def _estimate(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
+    """The advantages of each group, checked; only a `BatchEstimator` sees more than one."""
+    env = groups[0].env
     try:
-        return by_turn(estimator(group), group)
+        if isinstance(estimator, BatchEstimator):
+            found = estimator(groups)
+            if len(found) != len(groups):
+                raise EnvironmentFault(
+                    f"the estimator gave advantages for {len(found)} of {len(groups)} groups of {env}"
+                )
+        else:
+            found = [estimator(group) for group in groups]
+        return [by_turn(advantages, group) for advantages, group in zip(found, groups, strict=True)]
     except EnvironmentFault:
         raise
     except Exception as error:  # the user's own code
         told = f"{type(error).__name__}: {error}"
-        raise EnvironmentFault(f"the advantage estimator failed on a group of {group.env}: {told}") from error
+        raise EnvironmentFault(f"the advantage estimator failed on a group of {env}: {told}") from error
 
 
 def _cut(datum: Datum, count: int) -> Datum:

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from pathlib import Path
 
-from rlkit.advantages import AdvantageEstimator, estimator
+from rlkit.advantages import Estimator, choose_estimators
 from rlkit.batch import Preparation
 from rlkit.budget import Budget, Limits
 from rlkit.chat import ChatFormat
@@ -71,7 +71,7 @@ class RLTrainer(Trainer):
         resolved: Resolved | Config,
         *,
         envs: Mapping[str, Tasks] | None = None,
-        estimators: Mapping[str, AdvantageEstimator] | None = None,
+        estimators: Mapping[str, Estimator] | None = None,
         trackers: Sequence[Tracker] = (),
         stop: StopSignal | None = None,
         directory: Path | None = None,
@@ -100,8 +100,7 @@ class RLTrainer(Trainer):
         }
         weights = {name: spec.weight for name, spec in config.envs.items()}
         self._tasks = Mixture(sources, weights=weights, seed=config.seed)
-        configured = estimator(config.advantage)
-        self._estimators = {name: (estimators or {}).get(name, configured) for name in config.envs}
+        self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
 
@@ -233,6 +232,7 @@ class RLTrainer(Trainer):
                 config.batch.groups,
                 config.batch.substeps,
                 streaming=config.schedule.mode == "stream",
+                together=preparation.together if preparation.whole_steps else None,
             ),
             min_valid={name: one.min_valid for name, one in settings.items()},
             evaluation=Evaluation(

@@ -8,19 +8,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
+
+from rlkit.config.advantage import AdvantageConfig, CustomAdvantage, PkpoAdvantage, PlainAdvantage
+from rlkit.config.section import Section
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 type Positive = Annotated[int, Field(ge=1)]
 type Probability = Annotated[float, Field(gt=0, le=1)]
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
-
-
-class Section(BaseModel):
-    """A part of the configuration: immutable, with no unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class SamplingConfig(Section):
@@ -61,6 +58,8 @@ class EnvConfig(Section):
     """Failed episodes of a group that are played again; null for `rollouts.max_failing_rollouts`."""
     newest_weights: bool = True
     """A rollout moves to newer weights at its next turn; false keeps it on those that it began with."""
+    advantage: AdvantageConfig | None = None
+    """As `advantage` of the run, for this environment; null for the run's."""
 
 
 class EvalEnvConfig(Section):
@@ -305,8 +304,10 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    advantage: str = "group_mean"
-    """`group_mean`, `grpo`, or your own function as `package.module:name` or `file.py:name`."""
+    advantage: AdvantageConfig = PlainAdvantage(name="group_mean")
+    """How rewards become advantages. A name alone is short for the section with its defaults, and
+    `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, changes least: no scale, no choice
+    of what counts."""
     loss: LossConfig = ImportanceSamplingLoss()
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -333,9 +334,19 @@ class Config(Section):
                     f"rollouts.min_valid: {least} episodes are more than a group of envs.{name} has; "
                     f"set it to {size} or less"
                 )
-            if size < 2 and self.advantage in ("group_mean", "grpo"):
-                raise ValueError(
-                    f"envs.{name}: a group of 1 has no baseline, so {self.advantage} would train nothing; "
-                    "set group_size to 2 or more"
-                )
+            self._estimates(f"envs.{name}", env.advantage or self.advantage, size)
+        if self.advantage != type(self).model_fields["advantage"].default and all(
+            e.advantage for e in self.envs.values()
+        ):
+            raise ValueError("advantage: has no effect, since every environment has its own")
         return self
+
+    def _estimates(self, field: str, advantage: AdvantageConfig, size: int) -> None:
+        """Whether an environment's groups have what its estimator needs."""
+        if size < 2 and not isinstance(advantage, CustomAdvantage):
+            raise ValueError(
+                f"{field}: a group of 1 has no baseline, so {advantage.name} would train nothing; "
+                "set group_size to 2 or more"
+            )
+        if isinstance(advantage, PkpoAdvantage) and advantage.k > size:
+            raise ValueError(f"{field}: pkpo cannot take the best of {advantage.k} in a group of {size}; lower its k")
