@@ -62,11 +62,11 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
     """
     given = config.prices
     if kind == "engine":
-        for name, value in (("budget_usd", config.budget_usd), ("prices", given)):
+        for name, value in (("budget_usd", config.budget_usd), ("prices", given.prefill)):
             if value is not None:
                 raise ConfigError(f"{name} has no effect: the embedded engine costs nothing; budget_tokens limits it")
         return FREE
-    if given is not None:
+    if given.prefill is not None and given.sample is not None and given.train is not None:
         return Price(given.prefill, given.prefill if given.cached is None else given.cached, given.sample, given.train)
     price = _table().get(config.model) if kind == "hosted" else None
     if price is None and config.budget_usd is not None:

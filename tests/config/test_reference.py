@@ -24,7 +24,7 @@ def test_the_reference_has_every_field_with_its_sentence() -> None:
     names = {row[0].strip("| `").rsplit(".", 1)[-1] for row in rows}
     assert {name for section in sections() for name in section.model_fields} - names == {
         "sampling", "batch", "rollouts", "schedule", "loss", "lora", "optimizer",
-        "checkpoint", "eval", "service", "chat", "envs"
+        "checkpoint", "eval", "service", "chat", "envs", "prices"
     }  # fmt: skip
     assert "| `envs.<name>.args` | mapping of names to values | `{}` |" in text
     assert "| `sampling.max_tokens` | integer ≥ 1 | `256` |" in text

@@ -258,16 +258,25 @@ class ServiceConfig(Section):
 
 
 class PricesConfig(Section):
-    """US dollars for a million tokens, where the service's own prices are not those that rlkit knows."""
+    """US dollars for a million tokens; all null for those of the table that comes with rlkit."""
 
-    prefill: Annotated[float, Field(ge=0)]
+    prefill: Annotated[float, Field(ge=0)] | None = None
     """Of prompts."""
     cached: Annotated[float, Field(ge=0)] | None = None
     """Of prompts that the service had computed before; null for the price of any other."""
-    sample: Annotated[float, Field(ge=0)]
+    sample: Annotated[float, Field(ge=0)] | None = None
     """Of tokens that are sampled."""
-    train: Annotated[float, Field(ge=0)]
+    train: Annotated[float, Field(ge=0)] | None = None
     """Of tokens that are trained on."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        missing = [name for name in ("prefill", "sample", "train") if getattr(self, name) is None]
+        if missing and missing != ["prefill", "sample", "train"]:
+            raise ValueError(f"{missing[0]} is missing: set prefill, sample and train together")
+        if missing and self.cached is not None:
+            raise ValueError("cached has no effect: set prefill, sample and train too")
+        return self
 
 
 class ChatConfig(Section):
@@ -294,8 +303,6 @@ class Config(Section):
     """Tokens of all kinds, in prompts, samples and training, after which it does."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
     """Hours after which it does, over all the times that it was resumed."""
-    prices: PricesConfig | None = None
-    """What the model's tokens cost; null takes the table that comes with rlkit."""
     load_checkpoint: str | None = None
     """A `tinker://` path of training state to start from, instead of a fresh adapter."""
     envs: Annotated[dict[EnvName, EnvConfig], Field(min_length=1)]
@@ -314,6 +321,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     service: ServiceConfig = ServiceConfig()
+    prices: PricesConfig = PricesConfig()
     chat: ChatConfig = ChatConfig()
 
     @model_validator(mode="after")
