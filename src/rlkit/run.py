@@ -13,7 +13,6 @@ from itertools import count
 from pathlib import Path
 
 from rlkit.advantages import AdvantageEstimator, estimator
-from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, load_envs
@@ -22,6 +21,7 @@ from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.losses import loss
 from rlkit.paths import runs_dir
+from rlkit.rates import learning_rate
 from rlkit.resume import drawn_again, earlier, restored
 from rlkit.rollouts import Earlier, Player
 from rlkit.saver import Saver
@@ -29,7 +29,7 @@ from rlkit.schedule import Played, Supply
 from rlkit.seeds import derive
 from rlkit.service import Learner, Service, ServiceChoice, choose, connect
 from rlkit.service.watch import Watch
-from rlkit.settings import describe, env_settings, load_chat, pace
+from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation
 from rlkit.slots import Slots
 from rlkit.sources import Mixture, Task, Tasks, as_source
 from rlkit.stop import StopSignal
@@ -60,7 +60,7 @@ class RLTrainer(Trainer):
         chat: the model's format; by default its own.
 
     Raises:
-        ConfigError: an environment or estimator cannot be loaded.
+        ConfigError: an environment or estimator cannot be loaded, or no learning rate is known for the model.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class RLTrainer(Trainer):
         configured = estimator(config.advantage)
         self._estimators = {name: (estimators or {}).get(name, configured) for name in config.envs}
         self._loss = loss(config.loss)
+        self._rate = learning_rate(config)
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
 
     async def train(self) -> RunResult:
@@ -181,9 +182,8 @@ class RLTrainer(Trainer):
         slots = Slots(config.rollouts.max_live)
         settings = env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=slots, record=store.record_episode)
-        preparation = Preparation(
-            self._estimators, self._loss.needs_every_sequence, config.batch.max_tokens, config.batch.too_long
-        )
+        reference = await kl_reference(config, service, watch)
+        prepared = preparation(config, self._estimators, self._loss, reference=reference)
         known = {draw: earlier(history, draw, config, forgive=store.retries_failed) for draw in history.outstanding}
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; the episodes that it cannot give back are played again")
@@ -192,7 +192,7 @@ class RLTrainer(Trainer):
             group = await player.play(task, lambda: loop.newest, earlier=known.pop(task.draw, Earlier()))
             await store.sync()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
-            return Played(preparation.prepare(group), enough)
+            return Played(await prepared.prepare(group), enough)
 
         def draw() -> Task | None:
             tasks = self._tasks.draw(1)
@@ -206,10 +206,11 @@ class RLTrainer(Trainer):
             supply=Supply(pace(config), draw=draw, play=play, done=history.step, waiting=waiting),
             tasks=self._tasks,
             player=player,
-            preparation=preparation,
+            preparation=prepared,
             recipe=Recipe(
                 self._loss,
                 config.optimizer,
+                self._rate,
                 config.batch.groups,
                 config.batch.substeps,
                 streaming=config.schedule.mode == "stream",
