@@ -121,7 +121,7 @@ class Prepared:
 
     @property
     def teaches(self) -> bool:
-        """Whether its episodes have advantages; a penalty, or a loss of one's own, may train on those that have none."""
+        """Whether its episodes have advantages; a penalty or a loss of one's own may train on others too."""
         return bool(self.data) and any(row.any() for row in self.advantages)
 
 
