@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rlkit
+from rlkit.advantages import Estimator
 from rlkit.chat import ChatFormat
 from rlkit.config import load_config
 from rlkit.run import RLTrainer
@@ -81,6 +82,7 @@ class Simulation:
         settings: over the defaults of these tests.
         tasks: by default 40 of `Word`.
         chat: the model's format.
+        estimators: instead of the configured ones.
     """
 
     directory: Path
@@ -89,6 +91,7 @@ class Simulation:
     settings: Mapping[str, object] = field(default_factory=dict)
     tasks: Sequence[rlkit.Env] = field(default_factory=lambda: [Word(number) for number in range(40)])
     chat: ChatFormat = field(default_factory=ByteChat)
+    estimators: Mapping[str, Estimator] = field(default_factory=dict)
     ears: Ears = field(default_factory=Ears)
     virtual_s: float = 0.0
     cancel: Callable[[], object] | None = None
@@ -119,6 +122,7 @@ class Simulation:
         return RLTrainer(
             load_config([], settings=base | dict(self.settings)),
             envs={"words": self.tasks},
+            estimators=self.estimators,
             trackers=[self.ears],
             stop=stop,
             directory=self.directory,

@@ -1,62 +1,54 @@
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from inspect import signature
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rlkit.advantages import ESTIMATORS, by_turn, estimator, group_mean, grpo
+import rlkit
+from rlkit.advantages import ESTIMATORS, BatchEstimator, by_turn, choose_estimators, estimator
+from rlkit.batch import Preparation
+from rlkit.config import Config, load_config
+from rlkit.config.advantage import CustomAdvantage, PkpoAdvantage, _Choice
+from rlkit.config.objects import load_object
 from rlkit.errors import ConfigError, EnvironmentFault
+from rlkit.estimators import batch_std, group_mean, pkpo
+from rlkit.testing import Fault, World
+from rlkit.types import Group
 from tests.builders import episode, group, turn
 
-rewards = st.lists(st.floats(-1e300, 1e300, allow_subnormal=False), min_size=1, max_size=12)
-builtin = pytest.mark.parametrize("estimate", ESTIMATORS.values(), ids=ESTIMATORS)
+from .simulation import Simulation, Talk, Word
+
+SETTINGS = {
+    name: section
+    for section in get_args(get_args(_Choice.__value__)[0])
+    if section is not CustomAdvantage
+    for name in get_args(section.model_fields["name"].annotation)
+}
 
 
-def test_group_mean_is_the_reward_minus_the_mean() -> None:
-    np.testing.assert_allclose(group_mean(group([1, 0, 0, 1])), [0.5, -0.5, -0.5, 0.5])
+def test_every_estimator_has_a_section_and_its_defaults() -> None:
+    assert set(SETTINGS) == set(ESTIMATORS)
+    for name, section in SETTINGS.items():
+        configured, named = estimator(section(name=name)), estimator(name)
+        if isinstance(configured, partial):
+            parameters = signature(named).parameters
+            assert configured.func is named
+            assert configured.keywords == {key: parameters[key].default for key in configured.keywords}
+            assert set(configured.keywords) == set(section.model_fields) - {"name"} == set(parameters) - {"group"}
+        else:
+            assert configured is named
 
 
-def test_grpo_divides_by_the_population_deviation() -> None:
-    values = np.array([3.0, 1.0, 4.0, 1.5])
-    np.testing.assert_allclose(grpo(group(values.tolist())), (values - values.mean()) / values.std())
-
-
-@builtin
-@given(value=st.floats(-1e308, 1e308), size=st.integers(1, 20))
-def test_equal_rewards_give_exactly_zero(estimate, value: float, size: int) -> None:
-    assert not estimate(group([value] * size)).any()
-
-
-@builtin
-@given(values=rewards)
-def test_advantages_are_finite_and_sum_to_zero(estimate, values: list[float]) -> None:
-    advantages = estimate(group(values))
-    assert np.isfinite(advantages).all()
-    scale = np.abs(advantages).max(initial=0.0)
-    assert abs(np.sum(advantages / max(scale, 1e-300))) <= 1e-6
-
-
-@builtin
-@given(values=rewards, failed=st.lists(st.integers(0, 12), max_size=4))
-def test_a_failed_episode_moves_no_one_elses_advantage(estimate, values: list[float], failed: list[int]) -> None:
-    mixed: list[float | None] = list(values)
-    for place in sorted(failed):
-        mixed.insert(min(place, len(mixed)), None)
-    whole = group(mixed)
-    advantages = estimate(whole)
-    np.testing.assert_array_equal(advantages[whole.valid], estimate(group(values)))
-    assert not advantages[~whole.valid].any()
-
-
-@builtin
-@given(values=st.lists(st.integers(-100, 100), min_size=2, max_size=8), data=st.data())
-def test_the_order_of_the_episodes_does_not_matter(estimate, values: list[int], data: st.DataObject) -> None:
-    order = data.draw(st.permutations(range(len(values))))
-    shuffled = estimate(group([float(values[i]) for i in order]))
-    np.testing.assert_allclose(shuffled, estimate(group([float(v) for v in values]))[list(order)], atol=1e-12)
+def test_settings_reach_the_formula() -> None:
+    played = group([0, 1, 3])
+    assert estimator(PkpoAdvantage(name="pkpo", k=2))(played).tolist() == pkpo(played, k=2).tolist()
+    assert estimator(PkpoAdvantage(name="pkpo", k=2))(played).tolist() != pkpo(played, k=3).tolist()
 
 
 def test_an_unknown_estimator_is_answered_with_the_nearest_name() -> None:
@@ -86,3 +78,166 @@ def test_a_failed_episode_is_never_trained_on_whatever_the_estimator_says() -> N
 def test_an_estimator_that_gives_nonsense_is_refused(bad) -> None:
     with pytest.raises(EnvironmentFault):
         by_turn(bad, group([1, 0]))
+
+
+def test_an_advantage_that_32_bits_cannot_hold_is_refused_and_not_trained_as_infinity() -> None:
+    with pytest.raises(EnvironmentFault, match=r"an advantage of -1e\+300 for a group of env, too large"):
+        by_turn(np.array([1.0, -1e300]), group([1, 0]))
+
+
+# Whole steps
+
+
+def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
+    preparation = Preparation({"a": BatchEstimator(batch_std), "b": BatchEstimator(batch_std), "c": group_mean})
+    groups = [group(values, env=env) for env, values in (("a", [0, 1]), ("b", [0, 9]), ("a", [5, 5]), ("c", [0, 8]))]
+    alone = [asyncio.run(preparation.prepare(one)) for one in groups]
+    together = preparation.together(alone)
+    deviation = float(np.std([0, 1, 5, 5]))
+    wanted = [[-0.5 / deviation, 0.5 / deviation], [-1, 1], [0, 0], [-4, 4]]
+    for one, values in zip(together, wanted, strict=True):
+        np.testing.assert_allclose(np.concatenate(one.advantages), values)
+    assert [len(one.data) for one in together] == [len(one.data) for one in alone] == [2, 2, 0, 2]
+    assert together[3] is alone[3]
+    np.testing.assert_allclose(together[0].data[1].advantages.max(), 0.5 / deviation, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda groups: [np.zeros(2)] * 3, "gave advantages for 3 of 1 groups of env"),
+        (lambda groups: [np.full(2, np.nan)], "not finite"),
+        (lambda groups: 1 / 0, "failed on a group of env: ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_with_an_estimator_of_whole_steps_is_told(function, told: str) -> None:
+    with pytest.raises(EnvironmentFault, match=told):
+        asyncio.run(Preparation({"env": BatchEstimator(function)}).prepare(group([0, 1])))
+
+
+def configured(**settings: object) -> Config:
+    return load_config([], settings={"envs": {"a": {"env": "arithmetic"}}, **settings}).config
+
+
+@pytest.mark.parametrize("name", ["batch_std", "reinforce_pp_baseline"])
+def test_the_schedule_stream_has_no_use_for_an_estimator_of_whole_steps(name: str) -> None:
+    config = configured(advantage=name, schedule={"mode": "stream"})
+    with pytest.raises(
+        ConfigError, match=r"envs\.a: its advantage estimator needs all groups .* schedule\.mode to sync"
+    ):
+        choose_estimators(config, {})
+    assert choose_estimators(config, {"a": group_mean}) == {"a": group_mean}
+    assert choose_estimators(configured(advantage=name), {}) == {"a": ESTIMATORS[name]}
+
+
+# Runs
+
+SMALL = {"pkpo": {"name": "pkpo", "k": 2}}  # than the groups of these runs
+
+
+class Spell(Word):
+    """Rewards that are hardly ever equal, for estimators that have no scale where most are."""
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return float(sum(map(ord, reply.text)) % 97)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_learns_with_every_estimator(name: str, mode: str, tmp_path: Path) -> None:
+    settings = {"steps": 2, "advantage": SMALL.get(name, name), "schedule": {"mode": mode}}
+    run = Simulation(tmp_path / "run", settings=settings, tasks=[Spell(number) for number in range(9)])
+    assert run.train().status == "completed"
+    assert [line["optim/skipped"] for line in run.lines()] == [0, 0]
+
+
+def test_a_run_in_turns_learns_from_their_returns(tmp_path: Path) -> None:
+    settings = {"steps": 2, "advantage": {"name": "turn_returns", "discount": 0.5}}
+    run = Simulation(tmp_path / "run", settings=settings, tasks=[Talk(number) for number in range(9)])
+    assert run.train().status == "completed"
+    other = Simulation(tmp_path / "other", settings={"steps": 2}, tasks=[Talk(number) for number in range(9)])
+    other.train()
+    assert run.weights()[0] != other.weights()[0]
+
+
+OWN = """
+import numpy as np
+import rlkit
+
+seen = {"each": set(), "steps": []}
+
+def each(group):
+    seen["each"].add(group.env)
+    return np.nan_to_num(group.rewards - np.nanmean(group.rewards))
+
+@rlkit.BatchEstimator
+def step(groups):
+    seen["steps"].append([group.env for group in groups])
+    return [np.nan_to_num(group.rewards - np.nanmean(group.rewards)) for group in groups]
+"""
+
+
+def test_each_environment_has_its_own_estimator(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    envs = {
+        "words": {"advantage": f"{tmp_path}/own.py:step"},
+        "sums": {"env": "arithmetic", "advantage": f"{tmp_path}/own.py:each"},
+        "more": {"env": "arithmetic"},
+    }
+    batch = {"groups": 6, "group_size": 3, "substeps": 2}
+    run = Simulation(tmp_path / "run", settings={"steps": 2, "envs": envs, "batch": batch, "advantage": "grpo"})
+    assert run.train().status == "completed"
+    seen = load_object(f"{tmp_path}/own.py:seen", field="seen")
+    assert isinstance(seen, dict)
+    assert seen["each"] == {"sums"}
+    assert {env for groups in seen["steps"] for env in groups} == {"words"}
+    assert max(len(groups) for groups in seen["steps"]) > 1
+
+
+def test_a_run_with_an_estimator_of_whole_steps_is_gone_on_with_as_if_nothing_had_been(tmp_path: Path) -> None:
+    settings = {"steps": 4, "advantage": "batch_std", "batch": {"groups": 4, "group_size": 3, "substeps": 2}}
+    expected = Simulation(tmp_path / "whole", settings=settings)
+    expected.train()
+    run = Simulation(tmp_path / "run", settings=settings)
+    run.train_until(expected.virtual_s * 0.6)
+    assert len(run.lines()) < 4
+    run.train(resume=True)
+    assert run.weights() == expected.weights()
+
+
+def test_an_estimator_of_whole_steps_that_fails_ends_the_run_by_name(tmp_path: Path) -> None:
+    def broken(groups: Sequence[Group]) -> list[np.ndarray]:
+        if len(groups) > 1:
+            raise KeyError("mine")
+        return [np.array([1.0, 0.0, -1.0])]
+
+    run = Simulation(tmp_path / "run", settings={"steps": 2}, estimators={"words": BatchEstimator(broken)})
+    with pytest.raises(rlkit.EnvironmentFault, match="estimator failed on a group of words: KeyError: 'mine'"):
+        run.train()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_whichever_call_fails_a_step_is_estimated_of_the_same_groups(mode: str, tmp_path: Path) -> None:
+    schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
+    batch = {"groups": 4, "group_size": 3, "substeps": 2}
+    settings = {"advantage": "reinforce_pp_baseline", "batch": batch, "schedule": schedule}
+    expected = Simulation(tmp_path / "whole", settings=settings)
+    expected.train()
+    calls = sum(expected.world.calls[call] for call in ("load", "sample", "gradient", "step", "save"))
+    for number in range(2, calls + 1, 3):
+        world = World(faults=[Fault("broken", at=number)])
+        run = Simulation(tmp_path / f"{number}", world, settings=settings)
+        assert run.train().status == "completed"
+        assert run.weights() == expected.weights(), number
+
+
+def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
+    tasks = [Spell(0)]
+    with pytest.raises(rlkit.UsageError, match="a value of type int is no name, no function and no mapping"):
+        rlkit.train(envs=tasks, advantage=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"advantage\.betta: is no field of entropic"):
+        rlkit.train(envs=tasks, advantage={"name": "entropic", "betta": 1})
+    with pytest.raises(ConfigError, match=r"found 'grop'\. Did you mean 'grpo'"):
+        rlkit.train(envs=tasks, advantage="grop")
+    with pytest.raises(ConfigError, match=r"set schedule\.mode to sync"):
+        rlkit.train(envs=tasks, advantage=BatchEstimator(batch_std), schedule={"mode": "stream"})

@@ -178,6 +178,15 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert "::: rlkit.errors" in page
 
 
+def test_every_estimator_has_its_row_and_its_place_in_the_reference() -> None:
+    from rlkit.advantages import ESTIMATORS
+
+    page = (ROOT / "docs" / "advantages.md").read_text()
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(ESTIMATORS)
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    assert sorted(re.findall(r"^::: rlkit\.estimators\.(\w+)$", reference, re.MULTILINE)) == sorted(ESTIMATORS)
+
+
 def test_the_reference_of_the_configuration_is_made_from_the_schema() -> None:
     from rlkit.config import reference_markdown
 

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.advantages import group_mean
+from rlkit.advantages import BatchEstimator
 from rlkit.batch import Preparation, Prepared, episode_data
 from rlkit.errors import ServiceError
+from rlkit.estimators import group_mean
 from rlkit.kl import KLPenalty, discounted
+from rlkit.shaping import LengthPenalty, Normalization
 from rlkit.testing.world import digest
 from rlkit.types import Datum, Floats, Group, Prompt
 from tests.builders import episode, group, turn
@@ -68,14 +70,14 @@ def by_hand(data: Sequence[Datum], coefficient: float, discount: float) -> tuple
 def test_the_penalty_is_the_centred_drift_of_each_sampled_token(
     data: list[Datum], coefficient: float, discount: float
 ) -> None:
-    found, drift = asyncio.run(KLPenalty(score, coefficient, discount).applied(data))
+    penalty = KLPenalty(score, coefficient, discount)
+    asked = asyncio.run(penalty.drifts(data))
+    found = penalty.applied(data, asked)
     rows, drifts = by_hand(data, coefficient, discount)
     for datum, row in zip(found, rows, strict=True):
         np.testing.assert_allclose(datum.advantages, row, rtol=1e-4, atol=1e-4)
         assert not datum.advantages[~datum.mask].any()
-    assert drift.tokens == len(drifts)
-    assert drift.total == pytest.approx(sum(drifts), abs=1e-6)
-    assert drift.squares == pytest.approx(sum(value**2 for value in drifts), abs=1e-6)
+    np.testing.assert_allclose(np.concatenate(asked), drifts, atol=1e-6)
     if not discount:
         added = sum(
             float((b.advantages - a.advantages).sum(dtype=np.float64)) for a, b in zip(data, found, strict=True)
@@ -108,13 +110,42 @@ def test_episodes_with_equal_rewards_are_trained_on_for_the_penalty_but_still_co
 def test_a_failed_episode_is_not_asked_for() -> None:
     found = prepared(group([1, None, 0]))
     assert len(found.data) == 2
-    assert found.drift is not None
-    assert found.drift.tokens == 4
+    assert found.drifts is not None
+    assert [len(drift) for drift in found.drifts] == [2, 2]
 
 
 def test_the_same_group_is_penalised_in_the_same_way_again() -> None:
     first, again = prepared(group([1, 0, 2])), prepared(group([1, 0, 2]))
     assert [datum.advantages.tolist() for datum in first.data] == [datum.advantages.tolist() for datum in again.data]
+
+
+def test_a_group_that_is_estimated_with_others_keeps_its_penalty_and_asks_no_more() -> None:
+    asked = list[int]()
+
+    async def counting(prompt: Prompt, last: int) -> Floats:
+        asked.append(last)
+        return await score(prompt, last)
+
+    def minus_the_steps_mean(groups: Sequence[Group]) -> list[np.ndarray]:
+        mean = float(np.mean([one.rewards.mean() for one in groups]))
+        return [one.rewards - mean for one in groups]
+
+    preparation = Preparation(
+        {"env": BatchEstimator(minus_the_steps_mean)},
+        kl_penalty=KLPenalty(counting, 1.0, 0.5),
+        length_penalty={"env": LengthPenalty(0.5, 0, 4)},
+        clip=0.6,
+        normalization=Normalization("token", 2, 1),
+    )
+    alone = [asyncio.run(preparation.prepare(one)) for one in (group([1, 0]), group([3, 3], draw=1))]
+    count = len(asked)
+    first, second = preparation.together(alone)
+    assert len(asked) == count == 4
+    assert [row.tolist() for row in first.advantages] == [[-0.6], [-0.6]]  # its rewards of 0.75 and −0.25 less 1.5
+    assert [row.tolist() for row in second.advantages] == [[0.6], [0.6]]
+    assert first.length_penalty == 0.25
+    by_kl = alone[1].data[0].advantages * 2 * 4  # alone, its equal rewards have no advantage
+    np.testing.assert_allclose(second.data[0].advantages * 2 * 4, by_kl + 0.6 * second.data[0].mask, atol=1e-6)
 
 
 def test_a_reference_that_has_no_number_for_a_token_is_the_services_fault() -> None:

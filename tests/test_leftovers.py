@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -112,3 +113,43 @@ def test_nothing_is_held_after_a_run_on_the_engine(
     after = held()
     assert after[1] == before[1]
     assert after[0] <= before[0]
+
+
+BLOCKED = """
+import asyncio, functools, sys, threading
+import rlkit, rlkit.api
+from rlkit.testing import ByteChat, Latency, SimulatedTinker
+from tests.simulation import Word
+
+class Blocked(Word):
+    played = 0
+
+    async def rollout(self, policy):
+        Blocked.played += 1
+        if Blocked.played == 1:
+            await asyncio.to_thread(threading.Event().wait)
+        return await super().rollout(policy)
+
+at_once = Latency(first_s=0, token_s=0, gradient_s=0, step_s=0, save_s=0, load_s=0)
+service = SimulatedTinker(latency=at_once)
+rlkit.api.RLTrainer = functools.partial(rlkit.api.RLTrainer, service=service, chat=ByteChat())
+result = rlkit.train(
+    model="simulated", envs=[Blocked(number) for number in range(8)], steps=2, trackers=[],
+    batch={"groups": 2, "group_size": 3}, rollouts={"timeout_s": 0.5},
+)
+print(result.status * 100_000)
+sys.exit(4)
+"""
+
+
+def test_a_thread_that_never_ends_does_not_keep_a_script_that_trains() -> None:
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BLOCKED],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (process.returncode, process.stderr) == (4, "")
+    assert process.stdout == "completed" * 100_000 + "\n"

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlkit.advantages import AdvantageEstimator
+    from rlkit.advantages import AdvantageEstimator, BatchEstimator
     from rlkit.api import train
     from rlkit.config import load_config
     from rlkit.config.schema import Config
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from rlkit.types import Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
 
 _MODULES = {
-    "advantages": ["AdvantageEstimator"],
+    "advantages": ["AdvantageEstimator", "BatchEstimator"],
     "api": ["train"],
     "config": ["load_config"],
     "config.schema": ["Config"],
@@ -62,6 +62,7 @@ _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "AdvantageEstimator",
+    "BatchEstimator",
     "Checkpoint",
     "Config",
     "ConfigError",

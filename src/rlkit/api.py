@@ -8,7 +8,8 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
-from rlkit.advantages import AdvantageEstimator
+from rlkit.advantages import Estimator
+from rlkit.concurrency import run
 from rlkit.config import Resolved, load_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
@@ -52,7 +53,7 @@ def train(
     config: Config | Path | str | None = None,
     *,
     envs: Tasks | Mapping[str, Tasks] | None = None,
-    advantage: AdvantageEstimator | str | None = None,
+    advantage: Estimator | SectionLike | str | None = None,
     trackers: Sequence[Tracker] | None = None,
     resume: bool = False,
     **settings: Unpack[Settings],
@@ -67,7 +68,7 @@ def train(
     Args:
         config: a configuration, or the path of one; None starts from the defaults.
         envs: tasks, instead of those of the configuration; or tasks by name, beside those that it has.
-        advantage: an estimator, or its name.
+        advantage: an estimator, or its name, or a mapping of its name and settings.
         trackers: None prints a line a step.
         resume: go on with the run of that `name`, if there is one.
         settings: fields of the configuration; they win over `config`.
@@ -76,13 +77,14 @@ def train(
         ConfigError: a setting is unknown, ill-typed or contradictory.
         RlkitError: as `RLTrainer.train` says.
     """
-    if advantage is not None and not isinstance(advantage, str) and not callable(advantage):
-        raise UsageError(f"advantage: a value of type {type(advantage).__name__} is neither a name nor a function")
+    if advantage is not None and not isinstance(advantage, str | Mapping) and not callable(advantage):
+        kind = type(advantage).__name__
+        raise UsageError(f"advantage: a value of type {kind} is no name, no function and no mapping with a name")
     given = _named(envs)
     chosen: dict[str, object] = {**settings}
     if given:
         chosen["envs"] = {name: {} for name in given}
-    if isinstance(advantage, str):
+    if isinstance(advantage, str | Mapping):
         chosen["advantage"] = advantage
     resolved = _resolved(config, chosen, replace_envs=bool(given) and not isinstance(envs, Mapping))
     estimators = dict.fromkeys(resolved.config.envs, advantage) if callable(advantage) else None
@@ -145,7 +147,7 @@ class _Running[T]:
             return await self._make()
 
         try:
-            self._outcome.append(asyncio.run(main()))
+            self._outcome.append(run(main()))
         except BaseException as error:  # raised again in the caller's thread
             self._outcome.append(error)
         finally:

@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.advantages import AdvantageEstimator, by_turn
+from rlkit.advantages import BatchEstimator, Estimator, by_turn
 from rlkit.errors import EnvironmentFault, RunFailed
-from rlkit.kl import Drift, KLPenalty
+from rlkit.kl import Drifts, KLPenalty
 from rlkit.shaping import LengthPenalty, Normalization, clipped
 from rlkit.types import Datum, Episode, Group, Prompt, join
 
@@ -41,7 +41,7 @@ class Preparation:
         normalization: None leaves the advantages as they are.
     """
 
-    estimators: Mapping[str, AdvantageEstimator]
+    estimators: Mapping[str, Estimator]
     every_sequence: bool = False
     max_tokens: int | None = None
     excess: Excess = "truncate"
@@ -51,20 +51,55 @@ class Preparation:
     normalization: Normalization | None = None
 
     async def prepare(self, group: Group) -> Prepared:
-        """Estimate a group's advantages and assemble its sequences.
+        """Estimate a group's advantages and assemble its sequences; a `BatchEstimator` sees it as the whole step.
 
         Raises:
             EnvironmentFault: the estimator raised, or gave advantages of the wrong number or value.
             RunFailed: a sequence is too long, and that was to be an error.
             ServiceError: the reference of the KL penalty cannot be asked.
         """
-        penalty, share, drift = None, None, None
-        seen = group
-        if group.env in self.length_penalty:
-            seen, penalty = self.length_penalty[group.env].applied(group)
-        advantages = _estimate(self.estimators[group.env], seen)
-        if self.clip is not None:
-            advantages, share = clipped(advantages, self.clip)
+        estimated = self._estimated([group])[0]
+        sequences = self._sequences(group, estimated.advantages)
+        drifts = None if self.kl_penalty is None else await self.kl_penalty.drifts(sequences.data)
+        return self._assembled(group, estimated, sequences, drifts)
+
+    @property
+    def whole_steps(self) -> bool:
+        """Whether the advantages of a group may depend on the others of its step."""
+        return any(isinstance(one, BatchEstimator) for one in self.estimators.values())
+
+    def together(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+        """The groups of a step, those of each `BatchEstimator` estimated together.
+
+        Raises:
+            EnvironmentFault: as `prepare` says.
+            RunFailed: likewise.
+        """
+        made = list(prepared)
+        for name, estimator in self.estimators.items():
+            places = [place for place, one in enumerate(prepared) if one.group.env == name]
+            if places and isinstance(estimator, BatchEstimator):
+                found = self._estimated([prepared[place].group for place in places])
+                for place, estimated in zip(places, found, strict=True):
+                    group = prepared[place].group
+                    sequences = self._sequences(group, estimated.advantages)
+                    # Its sequences have the tokens that they had, so the reference need not be asked again.
+                    made[place] = self._assembled(group, estimated, sequences, prepared[place].drifts)
+        return made
+
+    def _estimated(self, groups: Sequence[Group]) -> list[_Estimated]:
+        """The advantages of groups of one environment."""
+        env = groups[0].env
+        penalty = self.length_penalty.get(env)
+        seen = [(group, None) if penalty is None else penalty.applied(group) for group in groups]
+        found = list[_Estimated]()
+        for rows, (_, lost) in zip(_estimate(self.estimators[env], [group for group, _ in seen]), seen, strict=True):
+            kept, share = (rows, None) if self.clip is None else clipped(rows, self.clip)
+            found.append(_Estimated(kept, lost, share))
+        return found
+
+    def _sequences(self, group: Group, advantages: Sequence[NDArray[np.float64]]) -> _Sequences:
+        """Those of the episodes that did not fail, cut where they are too long."""
         data, owners, excess = list[Datum](), list[int](), 0
         for member, (episode, row) in enumerate(zip(group.episodes, advantages, strict=True)):
             for datum in episode_data(episode, row) if episode.reward is not None else ():
@@ -74,12 +109,23 @@ class Preparation:
                 if fitting is not None:
                     data.append(fitting)
                     owners.append(member)
-        if self.kl_penalty is not None:
-            data, drift = await self.kl_penalty.applied(data)
+        return _Sequences(data, owners, excess)
+
+    def _assembled(self, group: Group, estimated: _Estimated, sequences: _Sequences, drifts: Drifts | None) -> Prepared:
+        data = sequences.data
+        if self.kl_penalty is not None and drifts is not None:
+            data = self.kl_penalty.applied(data, drifts)
         if self.normalization is not None:
-            data = _normalized(data, owners, self.normalization, np.flatnonzero(group.valid))
-        kept = tuple(datum for datum in data if self._every or datum.advantages.any())
-        return Prepared(group, advantages, kept, excess, penalty, share, drift)
+            data = _normalized(data, sequences.owners, self.normalization, np.flatnonzero(group.valid))
+        return Prepared(
+            group,
+            estimated.advantages,
+            tuple(datum for datum in data if self._every or datum.advantages.any()),
+            sequences.excess,
+            estimated.length_penalty,
+            estimated.clipped,
+            drifts,
+        )
 
     @property
     def _every(self) -> bool:
@@ -98,6 +144,24 @@ class Preparation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Estimated:
+    """The advantages of a group, and what `Prepared` says of how they were made."""
+
+    advantages: list[NDArray[np.float64]]
+    length_penalty: float | None
+    clipped: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequences:
+    """The sequences of a group, the member of each, and how many were too long."""
+
+    data: Sequence[Datum]
+    owners: Sequence[int]
+    excess: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
     """A group, ready to be trained on.
 
@@ -108,7 +172,7 @@ class Prepared:
         excess: how many sequences were too long.
         length_penalty: what was subtracted from the reward of a valid episode, in the mean; None without a penalty.
         clipped: share of the advantages that were clipped; None without a limit.
-        drift: from the reference of the KL penalty; None without one.
+        drifts: from the reference of the KL penalty; None without one.
     """
 
     group: Group
@@ -117,7 +181,7 @@ class Prepared:
     excess: int = 0
     length_penalty: float | None = None
     clipped: float | None = None
-    drift: Drift | None = None
+    drifts: Drifts | None = None
 
     @property
     def teaches(self) -> bool:
@@ -125,14 +189,24 @@ class Prepared:
         return bool(self.data) and any(row.any() for row in self.advantages)
 
 
-def _estimate(estimator: AdvantageEstimator, group: Group) -> list[NDArray[np.float64]]:
+def _estimate(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
+    """The advantages of each group, checked; only a `BatchEstimator` sees more than one."""
+    env = groups[0].env
     try:
-        return by_turn(estimator(group), group)
+        if isinstance(estimator, BatchEstimator):
+            found = estimator(groups)
+            if len(found) != len(groups):
+                raise EnvironmentFault(
+                    f"the estimator gave advantages for {len(found)} of {len(groups)} groups of {env}"
+                )
+        else:
+            found = [estimator(group) for group in groups]
+        return [by_turn(advantages, group) for advantages, group in zip(found, groups, strict=True)]
     except EnvironmentFault:
         raise
     except Exception as error:  # the user's own code
         told = f"{type(error).__name__}: {error}"
-        raise EnvironmentFault(f"the advantage estimator failed on a group of {group.env}: {told}") from error
+        raise EnvironmentFault(f"the advantage estimator failed on a group of {env}: {told}") from error
 
 
 def _normalized(

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
+from collections.abc import Coroutine
 from contextlib import suppress
 from typing import cast
 
+from rlkit.containment import Exited, begin, contain, tasks_contained
 from rlkit.env import Env
 from rlkit.errors import LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.outcomes import as_outcome
@@ -38,14 +40,15 @@ async def outcome_of(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> 
         MissingError: something that has to be installed is not there.
     """
     stopwatch = Stopwatch()
-    # A task of its own, or it could cancel the group's.
-    playing = asyncio.create_task(_awaited(env, policy, stopwatch))
     stopped = True
-    try:
-        late = await stopwatch.reaches(timeout_s, playing)
-    finally:
-        if not playing.done():
-            stopped = await _stop(playing)
+    with tasks_contained():
+        # A task of its own, or it could cancel the group's.
+        playing = asyncio.create_task(_awaited(env, policy, stopwatch))
+        try:
+            late = await stopwatch.reaches(timeout_s, playing)
+        finally:
+            if not playing.done():
+                stopped = await _stop(playing)
     took_long = f"the rollout took longer than {timeout_s:g} s (timeout_s)"
     if late:
         return None, took_long if stopped else f"{took_long} and ignored its cancellation"
@@ -54,7 +57,7 @@ async def outcome_of(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> 
         if stopwatch.played_s > timeout_s:  # it held the event loop, so that nothing could interrupt it
             return None, took_long
         return as_outcome(result, of=type(env).__name__), None
-    except (ServiceError, UsageError, MissingError, KeyboardInterrupt):
+    except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last is a signal's
         raise
     except asyncio.CancelledError:
         return None, "the environment cancelled its own rollout"
@@ -79,7 +82,7 @@ async def _stop(playing: asyncio.Task[object]) -> bool:
 def _abandon(playing: asyncio.Task[object]) -> None:
     """Make sure that nobody waits for a rollout, not even the event loop at its end."""
     coroutine = playing.get_coro()
-    assert inspect.iscoroutine(coroutine)  # `create_task` was given one
+    assert isinstance(coroutine, Coroutine)  # `create_task` was given one
     with suppress(BaseException):  # whatever it has to say about that
         coroutine.close()
     playing.cancel()
@@ -87,22 +90,15 @@ def _abandon(playing: asyncio.Task[object]) -> None:
 
 
 async def _awaited(env: Env, policy: RecordingPolicy, stopwatch: Stopwatch) -> object:
+    begin()
     with timed_by([stopwatch]):
         try:
             playing: object = env.rollout(policy)
             if not inspect.isawaitable(playing):
                 raise RewardError(f"{type(env).__name__}.rollout is an ordinary function; write `async def rollout`")
             return await playing
-        except SystemExit as error:
-            raise _Exited(error) from error
-
-
-class _Exited(Exception):
-    """An environment asked the program to end; a task that lets that through does end it."""
-
-    def __init__(self, error: SystemExit) -> None:
-        super().__init__()
-        self.error = error
+        except (SystemExit, KeyboardInterrupt) as error:
+            contain(error)
 
 
 def _ours(error: BaseException) -> BaseException | None:
@@ -119,8 +115,10 @@ def _described(error: BaseException) -> str:
             return text_of(error)
         case LimitReached():
             return f"{text_of(error)}; an environment that catches rlkit.LimitReached can grade what is there"
-        case _Exited():
+        case Exited():
             return _described(error.error)
+        case BaseExceptionGroup():  # a line has room for one
+            return _described(error.exceptions[0])
         case _:
             frames = traceback.extract_tb(error.__traceback__)
             where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -20,19 +20,8 @@ type Score = Callable[[Prompt, int], Awaitable[Floats]]
 """Gives the reference's log-probabilities of the last so many tokens of a prompt, [last] float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """How far a group's tokens are from the reference, with d = log q − log p_ref of each sampled token.
-
-    Args:
-        tokens: that were sampled.
-        total: Σ d.
-        squares: Σ d².
-    """
-
-    tokens: int
-    total: float
-    squares: float
+type Drifts = Sequence[NDArray[np.float64]]
+"""For each sequence of a group, d = log q − log p_ref of its sampled tokens, [sampled] float64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +43,16 @@ class KLPenalty:
     coefficient: float
     discount: float = 0.0
 
-    async def applied(self, data: Sequence[Datum]) -> tuple[list[Datum], Drift]:
-        """A group's sequences with the penalty in their advantages.
+    async def drifts(self, data: Sequence[Datum]) -> Drifts:
+        """Ask the reference for a group's sequences.
 
         Raises:
             ServiceError: the service failed after retries, or has no log-probability for a token.
         """
-        drifts = await together(self._drift(datum) for datum in data)
+        return await together(self._drift(datum) for datum in data)
+
+    def applied(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
+        """A group's sequences with the penalty in their advantages."""
         every = np.concatenate([np.empty(0), *drifts])
         mean = float(every.mean()) if len(every) else 0.0
         penalized = list[Datum]()
@@ -68,7 +60,7 @@ class KLPenalty:
             advantages = datum.advantages.copy()
             advantages[datum.mask] += self.coefficient * discounted(mean - drift, self.discount)
             penalized.append(replace(datum, advantages=advantages))
-        return penalized, Drift(len(every), float(every.sum()), float(np.square(every).sum()))
+        return penalized
 
     async def _drift(self, datum: Datum) -> NDArray[np.float64]:
         """d of the sampled tokens of a sequence, [sampled] float64."""

@@ -87,15 +87,15 @@ def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
 def _shaped(prepared: Sequence[Prepared]) -> dict[str, float]:
     penalties = [one.length_penalty for one in prepared if one.length_penalty is not None]
     shares = [one.clipped for one in prepared if one.clipped is not None]
-    drifts = [one.drift for one in prepared if one.drift is not None]
+    drifts = [drift for one in prepared if one.drifts is not None for drift in one.drifts]
     metrics = dict[str, float]()
     if penalties:
         metrics["batch/length_penalty"] = _mean(penalties)
     if shares:
         metrics["batch/clipped"] = _mean(shares)
-    if tokens := sum(drift.tokens for drift in drifts):
-        metrics["kl_reference/v1"] = sum(drift.total for drift in drifts) / tokens
-        metrics["kl_reference/v2"] = sum(drift.squares for drift in drifts) / tokens / 2
+    if tokens := sum(len(drift) for drift in drifts):
+        metrics["kl_reference/v1"] = sum(float(drift.sum()) for drift in drifts) / tokens
+        metrics["kl_reference/v2"] = sum(float(np.square(drift).sum()) for drift in drifts) / tokens / 2
     return metrics
 
 

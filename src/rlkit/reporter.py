@@ -81,6 +81,14 @@ class Reporter:
             self.check()
         self.check()
 
+    def give_up(self) -> None:
+        """Report what waits for an evaluation without it."""
+        for report in self._pending:
+            if report.evaluation is not None:
+                report.evaluation.cancel()
+                report.evaluation = None
+        self._flush()
+
     async def close(self) -> None:
         """Give up evaluations that still run; what is ready before them is reported."""
         running = [report.evaluation for report in self._pending if report.evaluation is not None]

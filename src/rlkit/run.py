@@ -12,7 +12,8 @@ from contextlib import AbstractAsyncContextManager, suppress
 from itertools import count
 from pathlib import Path
 
-from rlkit.advantages import AdvantageEstimator, estimator
+from rlkit.advantages import Estimator, choose_estimators
+from rlkit.budget import Budget, Limits
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, load_envs
@@ -20,7 +21,9 @@ from rlkit.config.schema import Config
 from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.losses import loss
+from rlkit.parts import Parts
 from rlkit.paths import runs_dir
+from rlkit.prices import Price, price_of
 from rlkit.rates import learning_rate
 from rlkit.resume import drawn_again, earlier, restored
 from rlkit.rollouts import Earlier, Player
@@ -36,7 +39,7 @@ from rlkit.stop import StopSignal
 from rlkit.store import RunStore
 from rlkit.store.history import History
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
-from rlkit.trainer import Loop, Parts, Trainer
+from rlkit.trainer import Loop, Trainer
 from rlkit.update import Recipe
 
 
@@ -68,7 +71,7 @@ class RLTrainer(Trainer):
         resolved: Resolved | Config,
         *,
         envs: Mapping[str, Tasks] | None = None,
-        estimators: Mapping[str, AdvantageEstimator] | None = None,
+        estimators: Mapping[str, Estimator] | None = None,
         trackers: Sequence[Tracker] = (),
         stop: StopSignal | None = None,
         directory: Path | None = None,
@@ -97,8 +100,7 @@ class RLTrainer(Trainer):
         }
         weights = {name: spec.weight for name, spec in config.envs.items()}
         self._tasks = Mixture(sources, weights=weights, seed=config.seed)
-        configured = estimator(config.advantage)
-        self._estimators = {name: (estimators or {}).get(name, configured) for name in config.envs}
+        self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
         self._rate = learning_rate(config)
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
@@ -111,11 +113,15 @@ class RLTrainer(Trainer):
             ServiceError: the service failed after retries.
             RunFailed: too many rollouts failed, or the disk is full.
         """
+        choice = choose(self._config.service)
+        if self._service is not None:
+            choice = ServiceChoice("url", None, "it was given")
+        price = price_of(self._config, choice.kind)
         directory = self._given_directory or _directory(self._config)
         with RunStore(directory, resolved=self._resolved, resume=self._resume) as store:
             ended: RunResult | None = None
             try:
-                ended = await self._run(store)
+                ended = await self._run(store, choice, price)
                 store.set_status(ended.status)
                 return ended
             except asyncio.CancelledError:
@@ -130,16 +136,14 @@ class RLTrainer(Trainer):
                 await store.close()
                 self._trackers.finished(ended)
 
-    async def _run(self, store: RunStore) -> RunResult:
-        config, choice = self._config, choose(self._config.service)
-        if self._service is not None:
-            choice = ServiceChoice("url", None, "it was given")
+    async def _run(self, store: RunStore, choice: ServiceChoice, price: Price | None) -> RunResult:
+        config = self._config
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
         waiting = drawn_again(history, self._tasks)
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
         async with watch.looking(), self._service or connect(config.service, choice=choice) as service:
-            loop = await self._loop(store, chat, service, watch=watch, history=history, waiting=waiting)
+            loop = await self._loop(store, chat, service, price=price, watch=watch, history=history, waiting=waiting)
             info = RunInfo(
                 name=store.directory.name,
                 directory=store.directory,
@@ -165,6 +169,7 @@ class RLTrainer(Trainer):
         chat: ChatFormat,
         service: Service,
         *,
+        price: Price | None,
         watch: Watch,
         history: History,
         waiting: Sequence[Task],
@@ -179,7 +184,14 @@ class RLTrainer(Trainer):
         weights = await watch.call(lambda: restore(measured), "starting a training session", retry=True)
         # Known for sure once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
-        slots = Slots(config.rollouts.max_live)
+        budget = Budget(
+            Limits(config.budget_usd, config.budget_tokens, config.max_hours),
+            price=price,
+            used=lambda: service.usage,
+            clock=asyncio.get_running_loop().time,
+            before=store.used,
+        )
+        slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached)
         settings = env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=slots, record=store.record_episode)
         reference = await kl_reference(config, service, watch)
@@ -188,9 +200,16 @@ class RLTrainer(Trainer):
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; the episodes that it cannot give back are played again")
 
+        keeping = asyncio.Lock()
+
+        async def keep_used() -> None:
+            async with keeping:  # so that less is not written after more
+                await in_thread(store.keep_used, budget.state_dict())
+
         async def play(task: Task) -> Played:
             group = await player.play(task, lambda: loop.newest, earlier=known.pop(task.draw, Earlier()))
             await store.sync()
+            await keep_used()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
             return Played(await prepared.prepare(group), enough)
 
@@ -214,6 +233,7 @@ class RLTrainer(Trainer):
                 config.batch.groups,
                 config.batch.substeps,
                 streaming=config.schedule.mode == "stream",
+                together=prepared.together if prepared.whole_steps else None,
             ),
             min_valid={name: one.min_valid for name, one in settings.items()},
             evaluation=Evaluation(
@@ -225,6 +245,8 @@ class RLTrainer(Trainer):
             trackers=self._trackers,
             watch=watch,
             stop=self._stop,
+            slots=slots,
+            budget=budget,
         )
         loop = Loop(parts, step=history.step, weights=weights)
         return loop

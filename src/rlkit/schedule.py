@@ -108,7 +108,7 @@ class Supply:
         self._exhausted = False
         self._arrival = asyncio.Event()
         self._failure: BaseException | None = None
-        self._closed = False
+        self._ended = self._closed = False
 
     def trained(self, step: int) -> None:
         """Say that the weights of `step` are the newest; starts what may be started now."""
@@ -131,6 +131,11 @@ class Supply:
         self._taken = self._replaced = 0
         self._start()
         return None
+
+    def end(self) -> None:
+        """Give no more groups: the present step stays without the rest of its own."""
+        self._ended = True
+        self._arrival.set()
 
     async def close(self) -> None:
         """Stop playing."""
@@ -161,7 +166,7 @@ class Supply:
             draw = min(self._ready, default=None)
             if draw is not None and not (self._pace.in_order and min(self._in_play, default=draw) < draw):
                 return self._ready.pop(draw)
-            if not self._in_play and self._exhausted:
+            if self._ended or (not self._in_play and self._exhausted):
                 return None
             self._arrival.clear()
             await self._arrival.wait()

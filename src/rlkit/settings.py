@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rlkit.advantages import AdvantageEstimator
+from rlkit.advantages import Estimator
 from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
 from rlkit.config.schema import Config
@@ -36,7 +36,7 @@ def pace(config: Config) -> Pace:
 
 
 def preparation(
-    config: Config, estimators: Mapping[str, AdvantageEstimator], loss: Loss, *, reference: Score | None
+    config: Config, estimators: Mapping[str, Estimator], loss: Loss, *, reference: Score | None
 ) -> Preparation:
     """How groups become training sequences.
 

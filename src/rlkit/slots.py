@@ -1,13 +1,14 @@
 """A limit on how much goes on at once, in order of rank.
 
-Invariant: at most `count` holders at any instant, and of those that wait the lowest rank is next.
+Invariant: at most `count` holders at any instant, and of those that wait the lowest rank is next. No place is given
+once there is a reason against it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from itertools import count as counter
 
@@ -19,17 +20,23 @@ class Slots:
 
         async with slots.take((draw, member)):
             ...
+
+    Args:
+        count: of the places.
+        closed: why no more are given, asked whenever somebody wants one; None while they are given.
     """
 
-    def __init__(self, count: int) -> None:
-        self._free = count
+    def __init__(self, count: int, *, closed: Callable[[], object | None] = lambda: None) -> None:
+        self._count = self._free = count
+        self._closed = closed
+        self._left = asyncio.Event()
         self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
         self._arrivals = counter()
 
     @asynccontextmanager
     async def take(self, rank: tuple[int, ...]) -> AsyncGenerator[None]:
         """Hold a place; equal ranks are served in the order in which they came."""
-        if self._free and not self._waiting:
+        if self._free and not self._waiting and self._open():
             self._free -= 1
         else:
             await self._wait(rank)
@@ -48,7 +55,23 @@ class Slots:
                 self._give_back()
             raise
 
+    async def left(self) -> None:
+        """Wait until somebody wanted a place in vain, and all who had one are gone."""
+        await self._left.wait()
+
+    def _open(self) -> bool:
+        """Whether places are given; whoever is told that they are not waits for ever."""
+        if self._closed() is None:
+            return True
+        if self._free == self._count:
+            self._left.set()
+        return False
+
     def _give_back(self) -> None:
+        if self._waiting and not self._open():
+            self._free += 1
+            self._open()
+            return
         while self._waiting:
             turn = heapq.heappop(self._waiting)[2]
             if not turn.done():

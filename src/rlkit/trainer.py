@@ -14,30 +14,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rlkit.batch import Preparation
 from rlkit.concurrency import in_thread
 from rlkit.errors import RlkitError, RunFailed, ServiceError
-from rlkit.evaluation import Evaluation
 from rlkit.metrics import batch_metrics, group_metrics, update_metrics
+from rlkit.parts import Parts
 from rlkit.policy import Sampler
 from rlkit.reporter import Reporter
-from rlkit.rollouts import Player
-from rlkit.saver import Saver, Saving
-from rlkit.schedule import Played, Supply, Taken
+from rlkit.saver import Saving
+from rlkit.schedule import Played, Taken
 from rlkit.service import Learner
-from rlkit.service.watch import PatientSampler, Watch
-from rlkit.sources import Mixture
-from rlkit.stop import StopSignal
-from rlkit.store import RunStore
+from rlkit.service.watch import PatientSampler
 from rlkit.store.history import Member
-from rlkit.trackers import Broadcast, Phase, Progress, RunResult
-from rlkit.update import Recipe, StepUpdate
+from rlkit.trackers import Phase, Progress, RunResult
+from rlkit.update import StepUpdate
 
 _RECOVERIES_MAX = 20
 _LAST_SAVE_S = 120.0
-
-type Restore = Callable[[int], Awaitable[tuple[Learner, int]]]
-"""Gives the weights of the newest checkpoint up to a step, and the step that it is of; fresh ones are of step 0."""
 
 
 class Trainer(Protocol):
@@ -52,43 +44,6 @@ class Trainer(Protocol):
     async def train(self) -> RunResult:
         """Train to the end, or until asked to stop."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What the loop is made of.
-
-    Args:
-        restore: gives the weights to train.
-        supply: gives each step its groups.
-        tasks: are told of the groups of each step.
-        player: whose counts are shown while it plays.
-        preparation: makes training sequences of groups.
-        recipe: makes requests of training sequences.
-        min_valid: by environment, episodes with a reward that a group must have.
-        evaluation: what is measured.
-        saver: saves the weights.
-        steps: of the run in all.
-        store: of the run.
-        trackers: told of every step; what they raise is noted and dropped.
-        watch: over the calls to the service.
-        stop: looked at between steps.
-    """
-
-    restore: Restore
-    supply: Supply
-    tasks: Mixture
-    player: Player
-    preparation: Preparation
-    recipe: Recipe
-    min_valid: Mapping[str, int]
-    evaluation: Evaluation
-    saver: Saver
-    steps: int
-    store: RunStore
-    trackers: Broadcast
-    watch: Watch
-    stop: StopSignal
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +81,7 @@ class Loop:
         self._making: deque[_Making] = deque()
         self._complete: asyncio.Queue[_Making | None] = asyncio.Queue()
         self._recovering = False
+        self._used_up = ""
 
     @property
     def newest(self) -> PatientSampler:
@@ -147,6 +103,7 @@ class Loop:
             ServiceError: the service failed after retries.
         """
         parts = self._parts
+        limited = asyncio.create_task(self._end_with_the_budget())
         try:
             try:
                 await self._begin()
@@ -164,13 +121,23 @@ class Loop:
             await self._reporter.drain()
             await parts.store.settle()
         finally:
+            limited.cancel()
+            with suppress(RlkitError):  # what is known of a step that did not come about is at most missing
+                parts.store.keep_used(parts.budget.state_dict())
             await parts.supply.close()
             await self._reporter.close()
             parts.saver.close()
         self._phase = "done"
-        status = "interrupted" if parts.stop.requested and self._step < parts.steps else "completed"
-        directory = parts.store.directory
-        return RunResult(directory.name, directory, status, self._step, self._reporter.last, parts.saver.newest)
+        cut = "budget" if self._used_up else "interrupted" if parts.stop.requested else "completed"
+        return RunResult(
+            name=parts.store.directory.name,
+            directory=parts.store.directory,
+            status=cut if self._step < parts.steps else "completed",
+            steps=self._step,
+            metrics=self._reporter.last,
+            checkpoint=parts.saver.newest,
+            reason=self._used_up,
+        )
 
     def progress(self) -> Progress:
         """Where the run stands; may be called from any thread."""
@@ -201,6 +168,15 @@ class Loop:
         self._newest = await self._insist(lambda: self._repeat(self._step, self._newest), after=self._step)
         self._parts.supply.trained(self._step)
 
+    async def _end_with_the_budget(self) -> None:
+        """Once it is used up: what was being played is finished and kept, nothing more is begun, and the run ends."""
+        parts = self._parts
+        await parts.slots.left()
+        self._used_up = str(parts.budget.reached)
+        parts.trackers.note(f"{self._used_up}; ending the run")
+        self._reporter.give_up()
+        parts.supply.end()
+
     async def _train(self) -> None:
         """Finish the steps as they become complete."""
         gathering = asyncio.create_task(self._gather())
@@ -212,6 +188,9 @@ class Loop:
                 making = await self._complete.get()
                 if making is None:
                     await gathering  # says why there are no more
+                    if self._ahead:  # by some substeps of a step that does not come about
+                        self._making.clear()
+                        await self._recover(self._step)
                     return
                 self._phase = "training"
                 metrics = await self._advance(making)
@@ -244,6 +223,8 @@ class Loop:
                     making.taken.append(one)
                     making.update.add(one.played.prepared, counts=one.counts)
                     self._reporter.check()
+                if self._used_up:
+                    return
                 if not any(one.counts for one in making.taken):
                     if step == 1 and not making.taken:
                         raise RunFailed("the environments gave no tasks at all")
@@ -280,7 +261,8 @@ class Loop:
         parts.supply.trained(step)
         if making.saving is not None:
             parts.saver.record(step, making.saving)
-        return metrics
+        await in_thread(parts.store.keep_used, parts.budget.state_dict())
+        return metrics | parts.budget.metrics()
 
     async def _insist[T](self, train: Callable[[], Awaitable[T]], *, after: int) -> T:
         """Train from the weights of step `after` on; when the service fails, make them again, and try once more."""
@@ -364,9 +346,8 @@ class Loop:
     def _report(self, metrics: Mapping[str, float], *, step: int, sampler: Sampler) -> None:
         """Report a step, once the evaluation of its weights is there, if one is due."""
         parts = self._parts
-        due = parts.evaluation.due(step, last=parts.steps) and not parts.store.has_metrics(step)
-        evaluation = None
-        if due:
+        evaluation, wanted = None, parts.evaluation.due(step, last=parts.steps) and not parts.store.has_metrics(step)
+        if wanted and not self._used_up:
             if step in (0, parts.steps):
                 self._phase = "evaluating"
             rank = parts.tasks.drawn + parts.recipe.groups  # before the groups of the steps after the next

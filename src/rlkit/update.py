@@ -7,7 +7,7 @@ after a failure, or in another process. Into how many requests the gradients are
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ class Recipe:
         substeps: optimiser steps in it, each on an equal share of the groups.
         streaming: a group's gradient is asked for as soon as the group is there, and the service is done with the one
             before; groups that come meanwhile go together, since each request has a cost of its own.
+        together: what is left to do once all groups of a step are there; nothing is asked for before.
     """
 
     loss: Loss
@@ -44,6 +45,7 @@ class Recipe:
     groups: int
     substeps: int = 1
     streaming: bool = False
+    together: Callable[[Sequence[Prepared]], Sequence[Prepared]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +79,7 @@ class StepUpdate:
     def __init__(self, learner: Learner | None, recipe: Recipe, *, version: int) -> None:
         self._recipe = recipe
         self._version = version
+        self._waiting: list[Prepared] = []
         self._groups: list[Sequence[Datum]] = []
         self._finished = False
         self._begin(learner)
@@ -93,12 +96,22 @@ class StepUpdate:
 
     def add(self, prepared: Prepared, *, counts: bool) -> None:
         """One more group; one that does not count teaches nothing."""
-        if counts:
+        if counts and self._recipe.together is not None:
+            self._waiting.append(prepared)
+        elif counts:
             self._groups.append(prepared.data)
             self._include(prepared.data)
 
     def finish(self) -> None:
-        """No more groups come: submit what is left, and ask for the new weights right behind it."""
+        """No more groups come: submit what is left, and ask for the new weights right behind it.
+
+        Raises:
+            EnvironmentFault: the advantage estimator failed.
+        """
+        if self._recipe.together is not None:
+            self._groups = [prepared.data for prepared in self._recipe.together(self._waiting)]
+            for data in self._groups:
+                self._include(data)
         self._finished = True
         self._end()
 

@@ -33,6 +33,24 @@ except KeyboardInterrupt:
 """
 
 
+# A thread that never ends, as of a grader that waits for a sandbox.
+BLOCKED = """
+import asyncio, sys, threading
+from rlkit.cli.signals import graceful
+
+async def main():
+    try:
+        async with asyncio.timeout(0.1):
+            await asyncio.to_thread(threading.Event().wait)
+    except TimeoutError:
+        return await asyncio.to_thread(lambda: "kept")
+
+with graceful(lambda: None, print, message="") as interruptible:
+    print(interruptible.run(main()) * 100_000)
+sys.exit(4)
+"""
+
+
 def started(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", PROGRAM, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -116,6 +134,12 @@ def test_a_coroutine_that_is_not_interrupted_is_run_to_its_end() -> None:
         assert interruptible.run(main(cancelled=False)) == "done"
         with pytest.raises(asyncio.CancelledError):
             interruptible.run(main(cancelled=True))
+
+
+def test_a_thread_that_never_ends_does_not_keep_the_process() -> None:
+    process = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False)
+    assert (process.returncode, process.stderr) == (4, "")
+    assert process.stdout == "kept" * 100_000 + "\n"
 
 
 def test_a_run_without_signals_changes_nothing(tmp_path: Path) -> None:

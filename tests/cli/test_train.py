@@ -90,6 +90,15 @@ def test_a_file_may_have_an_equals_sign_in_its_name(rlkit: Callable[..., Any], t
     assert FakeTrainer.seen.config.steps == 9
 
 
+def test_a_run_that_used_up_its_budget_is_4_and_says_how_to_go_on(rlkit: Callable[..., Any]) -> None:
+    reason = "budget_tokens: 1,200 of 1,000 tokens are used"
+    FakeTrainer.outcome = RunResult("first", Path("/runs/first"), "budget", 2, METRICS, SAVED, reason)
+    result = rlkit("train", "a.yaml", "steps=3")
+    assert result.exit_code == 4
+    assert "out of budget after 2 steps: /runs/first" in result.stdout
+    assert "to go on: rlkit resume /runs/first budget_tokens=…\n" in result.stderr
+
+
 def test_an_interrupted_run_is_130_and_says_how_to_go_on(rlkit: Callable[..., Any]) -> None:
     FakeTrainer.outcome = RunResult("first", Path("/runs/first"), "interrupted", 2, METRICS, SAVED)
     result = rlkit("train", "a.yaml", "steps=3", "seed=1", "--json")

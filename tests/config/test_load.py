@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.config import Config, Resolved, load_config, show_lines
+from rlkit.config.advantage import CustomAdvantage, EntropicAdvantage, PkpoAdvantage, PlainAdvantage
 from rlkit.config.nodes import Node, Origin, merge, plain
 from rlkit.config.objective import PPOLoss
 from rlkit.config.resolved import leaves
@@ -103,6 +104,21 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("load_checkpoint: here", "a.yaml:2: load_checkpoint: 'here' is not a path of the form tinker://"),
         ("eval: {every: 3}", "a.yaml:2: eval: `every` has no effect"),
         ("service: {base_url: 'http://x', engine_threads: 2}", "a.yaml:2: service: engine_threads has no effect"),
+        ("advantage: grop", "a.yaml:2: advantage.name: expected group_mean, "),
+        ("advantage: grop", "found 'grop'. Did you mean 'grpo'?"),
+        (
+            "advantage: {name: entropic, betta: 1}",
+            "a.yaml:2: advantage.betta: is no field of entropic. Did you mean 'beta'",
+        ),
+        ("advantage: {name: grpo, k: 1}", "a.yaml:2: advantage.k: is no field of grpo, it belongs to pkpo"),
+        ("advantage: {name: entropic, beta: 0}", "a.yaml:2: advantage.beta: expected a value above 0, found 0"),
+        ("advantage: {name: pkpo, k: 1}", "a.yaml:2: advantage.k: expected at least 2, found 1"),
+        ("advantage: {name: quantile, quantile: 1}", "a.yaml:2: advantage.quantile: expected a value below 1, found 1"),
+        ("advantage: {name: turn_returns, discount: 2}", "a.yaml:2: advantage.discount: expected at most 1, found 2"),
+        ("advantage: {beta: 2}", "a.yaml:2: advantage.name: expected group_mean, "),
+        ("advantage: 5", "a.yaml:2: advantage: expected a mapping, found 5"),
+        ("advantage: {name: pkpo, k: 9}", "a.yaml:1: envs.arithmetic: pkpo cannot take the best of 9 in a group of 8"),
+        ("advantage: nope.py:mine", "a.yaml:2: advantage.function: there is no file 'nope.py'"),
         ("optimizer: {learning_rate: fast}", "learning_rate: expected a number above 0, or auto, found 'fast'"),
         (
             "optimizer: {final_fraction: 0.1}",
@@ -137,6 +153,50 @@ def test_a_group_cannot_need_more_episodes_than_it_has(load: Load, refused: Refu
     assert refused(envs + "rollouts: {min_valid: 3}").endswith("a group of envs.pairs has; set it to 2 or less")
     load(envs + "rollouts: {min_valid: 2}")
     load("envs: {arithmetic: {group_size: 12}}\nrollouts: {min_valid: 12}")
+
+
+def test_a_name_is_short_for_the_section_of_an_estimator(load: Load) -> None:
+    short, long = load(f"{ENVS}advantage: entropic"), load(f"{ENVS}advantage: {{name: entropic}}")
+    assert short.config == long.config
+    assert short.config.advantage == EntropicAdvantage(name="entropic", beta=2, clip=16)
+    assert short.origins == long.origins
+    assert short.origins["advantage.name"] == "a.yaml:2"
+    assert short.origins["advantage.beta"] == "default"
+    assert load(f"{ENVS}advantage:").config.advantage == PlainAdvantage(name="group_mean")
+    envs = {"arithmetic": {"advantage": "pkpo"}, "pairs": {}}
+    python = Config.model_validate({"envs": envs, "advantage": "mine:own"})
+    assert python.advantage == CustomAdvantage(name="custom", function="mine:own")
+    assert python.envs["arithmetic"].advantage == PkpoAdvantage(name="pkpo", k=4)
+
+
+def test_a_later_estimator_replaces_an_earlier_name_but_not_its_settings(load: Load, refused: Refused) -> None:
+    assert load(f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage=rloo").config.advantage.name == "rloo"
+    assert load(f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage.k=2").config.advantage == PkpoAdvantage(
+        name="pkpo", k=2
+    )
+    assert "advantage.k: is no field of rloo" in refused(
+        f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage.name=rloo"
+    )
+
+
+def test_an_environment_has_an_estimator_of_its_own_or_that_of_the_run(load: Load, refused: Refused) -> None:
+    envs = "envs:\n  a: {env: arithmetic, advantage: {name: pkpo, k: 2}}\n  b: {env: arithmetic, advantage: null}\n"
+    config = load(f"{envs}advantage: grpo").config
+    assert config.envs["a"].advantage == PkpoAdvantage(name="pkpo", k=2)
+    assert (config.envs["b"].advantage, config.advantage.name) == (None, "grpo")
+    assert "envs.a.advantage.name: expected group_mean" in refused("envs: {a: {env: arithmetic, advantage: grop}}")
+    own = "envs: {arithmetic: {advantage: rloo}}\n"
+    assert refused(f"{own}advantage: grpo") == (
+        "a.yaml:2: advantage: has no effect, since every environment has its own"
+    )
+    load(own)
+
+
+def test_a_group_of_one_needs_an_estimator_of_ones_own(load: Load, refused: Refused, folder: Path) -> None:
+    (folder / "mine.py").touch()
+    alone = "envs: {arithmetic: {group_size: 1, advantage: %s}}"
+    assert "a group of 1 has no baseline, so rank would train nothing" in refused(alone % "rank")
+    load(alone % "mine.py:own")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +287,7 @@ loss: {name: custom, function: my_env.py:loss}
     assert config.envs["b"].env == f"{folder / 'other.py'}:X.y"
     assert config.model == str(examples / "model")
     assert config.loss.model_dump()["function"] == f"{examples / 'my_env.py'}:loss"
-    assert config.advantage == f"{examples / 'my_env.py'}:advantage"
+    assert config.advantage == CustomAdvantage(name="custom", function=f"{examples / 'my_env.py'}:advantage")
     with pytest.raises(
         ConfigError, match=r"examples/a\.yaml:2: envs\.a\.env|command line: envs\.a\.env: there is no file"
     ):

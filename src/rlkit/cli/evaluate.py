@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 
@@ -13,12 +12,13 @@ from rlkit.cli.output import Output
 def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, quiet: bool) -> int:
     """Measure the model, and print a table of rewards. Returns the exit code."""
     resolved = resolve(arguments)
+    from rlkit import concurrency
     from rlkit.errors import UsageError
     from rlkit.evaluation import evaluate
 
     if checkpoint is not None and not checkpoint.startswith("tinker://"):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
-    metrics = asyncio.run(evaluate(resolved, checkpoint=checkpoint, note=output.silent if quiet else output.note))
+    metrics = concurrency.run(evaluate(resolved, checkpoint=checkpoint, note=output.silent if quiet else output.note))
     names = list(resolved.config.eval.envs or resolved.config.envs)
     rows = {name: summary(metrics, f"eval/{name}") for name in names}
     if output.json:

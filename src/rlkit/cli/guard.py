@@ -24,6 +24,7 @@ from rlkit.redaction import redact
 
 RUN_FAILED = 1
 MISSING = 3
+BUDGET_REACHED = 4
 INTERRUPTED = 130
 
 # The machine's fault or its owner's, and said well enough by the system's own message.

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, Never
 
 from rlkit.cli.guard import INTERRUPTED
+from rlkit.concurrency import run
 
 CLEAN_UP_S = 10.0
 """What clean-up (containers, the engine) may take after the second signal."""
@@ -32,7 +33,7 @@ class Interruptible:
         self._cancelled = False
 
     def run[T](self, main: Coroutine[Any, Any, T]) -> T:
-        """`asyncio.run`.
+        """`rlkit.concurrency.run`.
 
         Raises:
             KeyboardInterrupt: it was interrupted.
@@ -48,7 +49,7 @@ class Interruptible:
                 self._cancel = None
 
         try:
-            return asyncio.run(noted())
+            return run(noted())
         except asyncio.CancelledError:
             if self._cancelled:
                 raise KeyboardInterrupt from None

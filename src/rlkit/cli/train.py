@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit.cli.arguments import resolve
-from rlkit.cli.guard import INTERRUPTED
+from rlkit.cli.guard import BUDGET_REACHED, INTERRUPTED
 from rlkit.cli.output import Data, Output, printable, redrawable
 from rlkit.cli.signals import graceful
 from rlkit.errors import UsageError
@@ -69,8 +69,10 @@ def _train(
         output.line(_summary(result))
     if result.status == "completed":
         return 0
-    output.note(f"to go on: {shlex.join(['rlkit', 'resume', _known_as(result)])}")
-    return INTERRUPTED
+    spent = result.status == "budget"
+    more = [f"{result.reason.partition(':')[0]}=…"] if spent else []
+    output.note(f"to go on: {shlex.join(['rlkit', 'resume', _known_as(result)])} {' '.join(more)}".rstrip())
+    return BUDGET_REACHED if spent else INTERRUPTED
 
 
 def _drawable(output: Output) -> bool:
@@ -106,6 +108,7 @@ def _record(result: RunResult) -> dict[str, Data]:
         "run": result.name,
         "directory": str(result.directory),
         "status": result.status,
+        "reason": result.reason,
         "steps": result.steps,
         "metrics": dict(result.metrics),
         "checkpoint": None
@@ -117,7 +120,8 @@ def _record(result: RunResult) -> dict[str, Data]:
 def _summary(result: RunResult) -> str:
     from rlkit.trackers.console import number, rewards
 
-    lines = [f"{result.status} after {result.steps} steps: {result.directory}"]
+    ended = "out of budget" if result.status == "budget" else result.status
+    lines = [f"{ended} after {result.steps} steps: {result.directory}"]
     if last := rewards(result.metrics):
         lines.append("last rewards  " + "  ".join(f"{name} {number(value)}" for name, value in last.items()))
     if result.checkpoint is not None:

@@ -14,10 +14,23 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from rlkit.config.advantage import written_out
 from rlkit.config.dotenv import read_dotenv
 from rlkit.config.interpolate import interpolate
 from rlkit.config.messages import TYPE_ERRORS, explain
-from rlkit.config.nodes import Node, Origin, Steps, dotted, find, from_python, merge, plain, replace, rewrite
+from rlkit.config.nodes import (
+    Node,
+    Origin,
+    Steps,
+    dotted,
+    find,
+    from_python,
+    is_mapping,
+    merge,
+    plain,
+    replace,
+    rewrite,
+)
 from rlkit.config.objects import FILE_OBJECT, missing_file
 from rlkit.config.outline import locate, without_nulls
 from rlkit.config.overrides import apply
@@ -70,10 +83,27 @@ def load_config(
     root = interpolate(without_nulls(root), environ)
     if settings is not None:
         root = merge(root, from_python(settings))
-    root = rewrite(without_nulls(root), _found)
+    root = rewrite(_written_out(without_nulls(root)), _found)
     refuse_redacted(root)
     config, root = _checked(root)
     return Resolved.from_nodes(config, root)
+
+
+def _written_out(root: Node) -> Node:
+    """The configuration with the section that a bare `advantage: name` is short for, at the place of the name."""
+    envs = find(root, ("envs",))
+    named = [("envs", name, "advantage") for name in envs.value] if envs and is_mapping(envs.value) else []
+    for steps in [("advantage",), *named]:
+        node = find(root, steps)
+        if node is not None and isinstance(node.value, str):
+            section = written_out(node.value)
+            # what was added to say what the text means came from no environment variable
+            entries = {
+                key: Node(text, node.origin, node.template if text == node.value else None)
+                for key, text in section.items()
+            }
+            root = replace(root, steps, Node(entries, node.origin))
+    return root
 
 
 def _checked(root: Node) -> tuple[Config, Node]:

@@ -167,13 +167,19 @@ def _shape(schema: Schema) -> Shape:
 def _union(schema: Schema, description: str) -> Shape:
     if "oneOf" in schema:
         options = [_shape(option) for option in _parts(schema, "oneOf")]
-        choices = {option.fields["name"].shape.type.strip("`"): option for option in options}
-        return Shape(" or ".join(choices), description, choices=choices)
+        choices = {name: option for option in options for name in _names(option)}
+        return Shape("section", description, choices=choices)
     options = [_shape(option) for option in _parts(schema, "anyOf")]
     text = " or ".join(option.type for option in options)
-    first, *others = [option for option in options if option.type != "null"]
-    nullable = len(others) + 1 < len(options)
+    others = [option for option in options if option.type != "null"]
+    first = next((option for option in others if option.is_mapping), others[0])  # beside it, text that is short for it
+    nullable = len(others) < len(options)
     return Shape(text, description, first.fields, first.entries, first.items, first.choices, nullable)
+
+
+def _names(section: Shape) -> list[str]:
+    """The values of a section's field `name`, which say that it is the one."""
+    return [name.strip("`") for name in section.fields["name"].shape.type.split(" or ")]
 
 
 def _fields(schema: Schema) -> dict[str, Field]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 
 from rlkit.config.outline import Field, Shape, config_schema, outline
 
@@ -34,7 +35,13 @@ def _section(path: str, shape: Shape, *, heading: str = "") -> Iterator[str]:
         yield from _rows(path, rows)
         yield ""
     for name, field in shape.fields.items():
-        yield from _pages(f"{path}.{name}" if path else name, field.shape)
+        if not _has_page(field.shape):
+            continue
+        key = f"{path}.{name}" if path else name
+        if field.shape.choices and field.description:
+            yield f"## `{key}`\n"
+            yield f"{field.description}\n"
+        yield from _pages(key, field.shape)
 
 
 def _pages(path: str, shape: Shape) -> Iterator[str]:
@@ -42,12 +49,14 @@ def _pages(path: str, shape: Shape) -> Iterator[str]:
         yield from _section(path, shape)
     elif shape.entries is not None and shape.entries.fields:
         yield from _section(f"{path}.<name>", shape.entries)
-    for tag, choice in shape.choices.items():
-        yield from _section(path, choice, heading=f"`{path}` with `name: {tag}`")
+    for _, same in groupby(shape.choices.items(), key=lambda item: id(item[1])):
+        (tag, choice), *others = same
+        yield from _section(path, choice, heading=f"`{path}` with `name: {tag}`{', …' if others else ''}")
 
 
 def _has_page(shape: Shape) -> bool:
-    return bool(shape.fields or shape.choices or (shape.entries and shape.entries.fields))
+    # where null stands for what is inherited, the same section has its page at the place that it is inherited from
+    return not shape.nullable and bool(shape.fields or shape.choices or (shape.entries and shape.entries.fields))
 
 
 def _rows(path: str, fields: Mapping[str, Field]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from rlkit.config.advantage import AdvantageConfig, CustomAdvantage, PkpoAdvantage, PlainAdvantage
 from rlkit.config.objective import (
     DROLoss,
     ImportanceSamplingLoss,
@@ -63,6 +64,8 @@ class EnvConfig(Section):
     """Failed episodes of a group that are played again; null for `rollouts.max_failing_rollouts`."""
     newest_weights: bool = True
     """A rollout moves to newer weights at its next turn; false keeps it on those that it began with."""
+    advantage: AdvantageConfig | None = None
+    """As `advantage` of the run, for this environment; null for the run's."""
 
 
 class EvalEnvConfig(Section):
@@ -225,6 +228,28 @@ class ServiceConfig(Section):
         return self
 
 
+class PricesConfig(Section):
+    """US dollars for a million tokens; all null for those of the table that comes with rlkit."""
+
+    prefill: Annotated[float, Field(ge=0)] | None = None
+    """Of prompts."""
+    cached: Annotated[float, Field(ge=0)] | None = None
+    """Of prompts that the service had computed before; null for the price of any other."""
+    sample: Annotated[float, Field(ge=0)] | None = None
+    """Of tokens that are sampled."""
+    train: Annotated[float, Field(ge=0)] | None = None
+    """Of tokens that are trained on."""
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        missing = [name for name in ("prefill", "sample", "train") if getattr(self, name) is None]
+        if missing and missing != ["prefill", "sample", "train"]:
+            raise ValueError(f"{missing[0]} is missing: set prefill, sample and train together")
+        if missing and self.cached is not None:
+            raise ValueError("cached has no effect: set prefill, sample and train too")
+        return self
+
+
 class ChatConfig(Section):
     """How conversations become tokens."""
 
@@ -243,6 +268,12 @@ class Config(Section):
     """Everything random follows from it."""
     steps: Positive = 100
     """Optimiser steps."""
+    budget_usd: Annotated[float, Field(gt=0)] | None = None
+    """US dollars, as rlkit counts them, after which the run saves and ends; null sets no limit."""
+    budget_tokens: Positive | None = None
+    """Tokens of all kinds, in prompts, samples and training, after which it does."""
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Hours after which it does, over all the times that it was resumed."""
     load_checkpoint: str | None = None
     """A `tinker://` path of training state to start from, instead of a fresh adapter."""
     envs: Annotated[dict[EnvName, EnvConfig], Field(min_length=1)]
@@ -251,8 +282,10 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    advantage: str = "group_mean"
-    """`group_mean`, `grpo`, or your own function as `package.module:name` or `file.py:name`."""
+    advantage: AdvantageConfig = PlainAdvantage(name="group_mean")
+    """How rewards become advantages. A name alone is short for the section with its defaults, and
+    `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, changes least: no scale, no choice
+    of what counts."""
     loss: LossConfig = ImportanceSamplingLoss()
     kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
@@ -261,6 +294,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     service: ServiceConfig = ServiceConfig()
+    prices: PricesConfig = PricesConfig()
     chat: ChatConfig = ChatConfig()
 
     @model_validator(mode="after")
@@ -281,11 +315,11 @@ class Config(Section):
                     f"rollouts.min_valid: {least} episodes are more than a group of envs.{name} has; "
                     f"set it to {size} or less"
                 )
-            if size < 2 and self.advantage in ("group_mean", "grpo"):
-                raise ValueError(
-                    f"envs.{name}: a group of 1 has no baseline, so {self.advantage} would train nothing; "
-                    "set group_size to 2 or more"
-                )
+            self._estimates(f"envs.{name}", env.advantage or self.advantage, size)
+        if self.advantage != type(self).model_fields["advantage"].default and all(
+            e.advantage for e in self.envs.values()
+        ):
+            raise ValueError("advantage: has no effect, since every environment has its own")
         return self
 
     @model_validator(mode="after")
@@ -312,3 +346,13 @@ class Config(Section):
     def full_penalty_tokens(self, env: str) -> int:
         """Sampled tokens of an episode of this environment at which the length penalty is full."""
         return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
+
+    def _estimates(self, field: str, advantage: AdvantageConfig, size: int) -> None:
+        """Whether an environment's groups have what its estimator needs."""
+        if size < 2 and not isinstance(advantage, CustomAdvantage):
+            raise ValueError(
+                f"{field}: a group of 1 has no baseline, so {advantage.name} would train nothing; "
+                "set group_size to 2 or more"
+            )
+        if isinstance(advantage, PkpoAdvantage) and advantage.k > size:
+            raise ValueError(f"{field}: pkpo cannot take the best of {advantage.k} in a group of {size}; lower its k")

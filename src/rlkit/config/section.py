@@ -1,6 +1,6 @@
-"""What every part of a configuration is made of.
+"""What every part of the configuration is made of.
 
-Invariant: a section is immutable and has no unknown keys.
+Invariant: a section is immutable and refuses keys that it does not know.
 """
 
 from __future__ import annotations

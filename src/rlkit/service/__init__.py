@@ -16,6 +16,7 @@ from rlkit.concurrency import in_thread
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
 from rlkit.types import Datum, Floats, Prompt
+from rlkit.usage import Usage
 
 if TYPE_CHECKING:
     from rlkit.config.objective import OptimizerConfig
@@ -81,6 +82,11 @@ class Scorer(Protocol):
 
 class Service(Protocol):
     """A connection to a Tinker service."""
+
+    @property
+    def usage(self) -> Usage:
+        """What it was asked for so far, through everything that it gave."""
+        ...
 
     async def learner(self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None) -> Learner:
         """A fresh adapter, or the one that a checkpoint of training state holds, optimiser included."""

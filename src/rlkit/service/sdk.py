@@ -21,6 +21,7 @@ from rlkit.losses import Loss
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
+from rlkit.usage import Usage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,6 +49,11 @@ class TinkerService(Service):
         self._base_url = base_url
         self._api_key = api_key
         self._client = client or tinker.ServiceClient(base_url=base_url, api_key=api_key)
+        self._usage = Usage()
+
+    @property
+    def usage(self) -> Usage:  # noqa: D102  inherited
+        return self._usage
 
     async def __aenter__(self) -> Self:
         return self
@@ -74,7 +80,7 @@ class TinkerService(Service):
             )
 
         what = f"loading {checkpoint}" if checkpoint else f"starting a training session for {model}"
-        return TinkerLearner(await _answered(await self._opened(create, what), what))
+        return TinkerLearner(await _answered(await self._opened(create, what), what), self._usage)
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:  # noqa: D102  inherited
         return await self._fixed(model, checkpoint)
@@ -89,7 +95,7 @@ class TinkerService(Service):
             return self._client.create_sampling_client(base_model=model)
 
         what = f"preparing to sample from {checkpoint or model}"
-        return TinkerSampler(await _answered(await self._opened(create, what), what), version=0)
+        return TinkerSampler(await _answered(await self._opened(create, what), what), self._usage, version=0)
 
     async def context_tokens(self, model: str) -> int | None:  # noqa: D102  inherited
         what = "asking for the service's models"
@@ -111,15 +117,16 @@ class TinkerService(Service):
 class TinkerLearner(Learner):
     """A training client of the SDK."""
 
-    def __init__(self, client: tinker.TrainingClient) -> None:
+    def __init__(self, client: tinker.TrainingClient, usage: Usage) -> None:
         self._client = client
+        self._usage = usage
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
         wire = [_datum(datum, by_sequence=loss.by_sequence) for datum in data]
         function = loss.function
         if function is None:
             future = self._client.forward_backward(wire, loss.name, dict(loss.settings) or None)  # pyright: ignore[reportArgumentType]  the configuration allows only the SDK's own names
-            return _soon(_gradient(future))
+            return _soon(self._gradient(future, data, passes=1))
 
         def custom(_: list[types.Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
             try:
@@ -130,7 +137,8 @@ class TinkerLearner(Learner):
                 raise UsageError(f"loss.function: {type(error).__name__}: {error}") from error
             return value, dict(metrics)
 
-        return _soon(_gradient(self._client.forward_backward_custom(wire, custom)))
+        future = self._client.forward_backward_custom(wire, custom)
+        return _soon(self._gradient(future, data, passes=2))  # log-probabilities, and then the gradient
 
     def step(  # noqa: D102  inherited
         self, optimizer: OptimizerConfig, *, learning_rate: float
@@ -146,26 +154,28 @@ class TinkerLearner(Learner):
         return _soon(_stepped(self._client.optim_step(settings)))
 
     def sampler(self, version: int) -> Awaitable[Sampler]:  # noqa: D102  inherited
-        return _soon(_handed_over(self._client.save_weights_and_get_sampling_client(), version))
+        return _soon(self._handed_over(self._client.save_weights_and_get_sampling_client(), version))
 
     def save(self, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:  # noqa: D102  inherited
         state = self._client.save_state(name, ttl_seconds=ttl_s)
         sampler = self._client.save_weights_for_sampler(name, ttl_seconds=ttl_s)
         return _soon(_saved(state, sampler, f"saving the checkpoint {name}"))
 
+    async def _gradient(
+        self, future: Awaitable[types.ForwardBackwardOutput], data: Sequence[Datum], *, passes: int
+    ) -> Gradient:
+        computed = await _answered(future, "computing a gradient")
+        self._usage.trained(passes * sum(len(datum.targets) for datum in data))
+        logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
+        return Gradient(logprobs, computed.metrics)
 
-async def _gradient(future: Awaitable[types.ForwardBackwardOutput]) -> Gradient:
-    computed = await _answered(future, "computing a gradient")
-    logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
-    return Gradient(logprobs, computed.metrics)
+    async def _handed_over(self, future: Awaitable[tinker.SamplingClient], version: int) -> Sampler:
+        client = await _answered(future, "handing the weights to the sampler")
+        return TinkerSampler(client, self._usage, version=version)
 
 
 async def _stepped(future: Awaitable[types.OptimStepResponse]) -> Mapping[str, float]:
     return (await _answered(future, "taking an optimiser step")).metrics or {}
-
-
-async def _handed_over(future: Awaitable[tinker.SamplingClient], version: int) -> Sampler:
-    return TinkerSampler(await _answered(future, "handing the weights to the sampler"), version=version)
 
 
 async def _saved(
@@ -184,8 +194,9 @@ def _soon[T](answer: Coroutine[object, object, T]) -> asyncio.Task[T]:
 class TinkerSampler(Sampler, Scorer):
     """A sampling client of the SDK, which is bound to the weights that it was made from."""
 
-    def __init__(self, client: tinker.SamplingClient, *, version: int) -> None:
+    def __init__(self, client: tinker.SamplingClient, usage: Usage, *, version: int) -> None:
         self._client = client
+        self._usage = usage
         self._version = version
 
     @property
@@ -208,13 +219,20 @@ class TinkerSampler(Sampler, Scorer):
             ),
         )
         response = await _answered(future, "sampling")
-        return [_completion(sequence) for sequence in response.sequences]
+        completions = [_completion(sequence) for sequence in response.sequences]
+        self._usage.sampled(
+            prompt=len(prompt),
+            cached=response.prompt_cache_hit_tokens,
+            tokens=[len(completion.tokens) for completion in completions],
+        )
+        return completions
 
     async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:  # noqa: D102  inherited
         what = "asking for log-probabilities"
         found = await _answered(self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last), what)
         if len(found) != len(prompt):
             raise ServiceError(f"{what}: the service gave {len(found)} for {len(prompt)} tokens")
+        self._usage.sampled(prompt=len(prompt), cached=0, tokens=[1])  # the SDK asks for one token, and says no more
         return np.array([math.nan if value is None else value for value in found[-last:]], np.float32)
 
 

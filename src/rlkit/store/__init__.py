@@ -47,6 +47,8 @@ from rlkit.types import Episode, Json, Tokens
 FORMAT_VERSION = 1
 """Of the run directory; a reader refuses one that is newer than it knows."""
 
+type Status = Literal["running", "completed", "interrupted", "budget", "failed"]
+
 _RETRY = "retry_failed_rollouts"
 
 RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
@@ -93,7 +95,7 @@ class RunStore:
     def __exit__(self, *error: object) -> None:
         self._lock.close()
 
-    def set_status(self, status: Literal["running", "completed", "interrupted", "failed"], *, error: str = "") -> None:
+    def set_status(self, status: Status, *, error: str = "") -> None:
         """Say how the run stands, for people and for other programs; secrets are taken out of the error."""
         changed: dict[str, Json] = {"status": status, "updated": time.time()}
         if error:
@@ -221,6 +223,23 @@ class RunStore:
             finally:
                 journal, self._journal = self._journal, None
                 await journal.close()
+
+    @property
+    def used(self) -> Mapping[str, Json]:
+        """What `keep_used` was given last."""
+        path = self.directory / "usage.json"
+        return lines.read_object(path) if path.exists() else {}
+
+    def keep_used(self, used: Mapping[str, Json]) -> None:
+        """What the run has used, for the process that goes on with it.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        try:
+            atomic.write_text(self.directory / "usage.json", json.dumps(dict(used)) + "\n")
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite.
@@ -382,6 +401,7 @@ def _clear(directory: Path) -> None:
     for folder, pattern in (("journal", "*.log"), ("state", "*.json")):
         for path in (directory / folder).glob(pattern):
             path.unlink()
+    (directory / "usage.json").unlink(missing_ok=True)
 
 
 def holds_run(directory: Path) -> bool:

@@ -1,7 +1,8 @@
 """The journal of a run: what happened, in order, durable before it counts.
 
-Invariant: a record survives the process once `append` has returned, and a power cut once `sync` has. A record that was
-being written when the process died is recognised and dropped, and nothing that stands before it is lost.
+Invariant: a record survives the process once `append` has returned, and a power cut once `sync` has or the journal was
+opened again. A record that was being written when the process died is recognised and dropped, and nothing that stands
+before it is lost.
 
 A journal is a folder of segments, `000001.log`, `000002.log`, …: segment n holds what happened from the end of the
 batch of step n − 1 to the end of that of step n. A record is its length and its CRC-32, four bytes each and
@@ -55,18 +56,23 @@ class Journal:
 
     Args:
         folder: of the segments.
-        segment: to write to; what stands in it already is kept, but for a torn end. Later ones are deleted.
+        segment: to write to; what stands in it already is kept, but for a torn end. Later ones are deleted. What an
+            earlier process wrote and did not put on the disk is there once the journal is open.
     """
 
     def __init__(self, folder: Path, *, segment: int) -> None:
         self._folder = folder
         self._segment = segment
-        folder.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(folder)
         for number, path in segments(folder):
             if number > segment:
                 path.unlink()
-        self._begun = True
-        self._file = self._opened(segment)
+        with ExitStack() as cleanup:
+            self._file = cleanup.enter_context(self._opened(segment))
+            with ExitStack() as earlier:
+                _sync([earlier.enter_context(path.open("rb")) for _, path in segments(folder)], folder)
+            cleanup.pop_all()
+        self._begun = False
         self._full: list[BinaryIO] = []
         self._written = self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
@@ -165,12 +171,8 @@ class Journal:
 def _sync(files: Sequence[BinaryIO], folder: Path | None) -> None:
     for file in files:
         os.fsync(file.fileno())
-    if folder is not None:  # it holds a new file, whose name could be lost with the power
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    if folder is not None:  # it holds a new file
+        atomic.sync_folder(folder)
 
 
 def records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:

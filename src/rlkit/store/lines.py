@@ -20,8 +20,11 @@ from rlkit.types import Json
 def append(path: Path, record: Mapping[str, Json]) -> None:
     """Write one more line."""
     with path.open("ab", buffering=0) as file:
+        first = not file.tell()
         atomic.append(file, (json.dumps(record) + "\n").encode())
         os.fsync(file.fileno())
+    if first:
+        atomic.sync_folder(path.parent)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -43,12 +46,16 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def mend(path: Path) -> None:
-    """Drop a last line that was not finished."""
+    """Drop a last line that was not finished; what stays is on the disk, though its writer died before that."""
     if path.exists():
         text = _text(path)
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
             atomic.write_text(path, whole)
+        else:
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+            atomic.sync_folder(path.parent)
 
 
 def _text(path: Path) -> str:

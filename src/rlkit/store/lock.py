@@ -11,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 from weakref import WeakSet
 
+from rlkit import atomic
 from rlkit.errors import UsageError
 
 _held = WeakSet[FileIO]()
@@ -23,7 +24,7 @@ def lock(directory: Path) -> FileIO:
         UsageError: another process holds it, or the directory cannot be written.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        atomic.make_folder(directory)
         file = FileIO(directory / "lock", "a+")
     except OSError as error:
         raise UsageError(

@@ -11,7 +11,6 @@ Invariant: `read` gives back the episodes that `write` was given, exactly.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rlkit import atomic
 from rlkit.store.codec import dump
 from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
 
@@ -109,24 +109,18 @@ def write(path: Path, groups: Sequence[StepGroup], *, decode: Callable[[Tokens],
     turns = _turns([turn for episode in episodes for turn in episode.turns], decode)
     arrays.append(_nested(turns, [len(episode.turns) for episode in episodes]))
     table = pa.Table.from_arrays(arrays, schema=SCHEMA)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")  # readers of a folder skip names with a dot
-    try:
-        pq.write_table(
-            table,
-            temporary,
-            compression="zstd",
-            use_dictionary=[  # pyright: ignore[reportArgumentType]  it takes names of columns too
-                *(field.name for field in list(SCHEMA)[:-1]),
-                *_DICTIONARIES,
-            ],
-            column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
-        )
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    written = pa.BufferOutputStream()
+    pq.write_table(
+        table,
+        written,
+        compression="zstd",
+        use_dictionary=[  # pyright: ignore[reportArgumentType]  it takes names of columns too
+            *(field.name for field in list(SCHEMA)[:-1]),
+            *_DICTIONARIES,
+        ],
+        column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
+    )
+    atomic.write_bytes(path, written.getvalue())
 
 
 _DICTIONARIES = [

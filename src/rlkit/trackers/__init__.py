@@ -93,18 +93,20 @@ class RunResult:
     Args:
         name: of the run.
         directory: its folder.
-        status: `interrupted` runs have saved a checkpoint of what they did.
+        status: `interrupted` and `budget` runs have saved a checkpoint of what they did, and can be gone on with.
         steps: optimiser steps taken.
         metrics: of the last step.
         checkpoint: the last one, if any was saved.
+        reason: the limit that was reached, of a `budget` run.
     """
 
     name: str
     directory: Path
-    status: Literal["completed", "interrupted"]
+    status: Literal["completed", "interrupted", "budget"]
     steps: int
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     checkpoint: Checkpoint | None = None
+    reason: str = ""
 
 
 class Tracker(Protocol):

@@ -1,0 +1,68 @@
+"""What the training loop is made of.
+
+Invariant: nothing here does anything; who makes the parts is `rlkit.run`, and who uses them is `rlkit.trainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from rlkit.batch import Preparation
+from rlkit.budget import Budget
+from rlkit.evaluation import Evaluation
+from rlkit.rollouts import Player
+from rlkit.saver import Saver
+from rlkit.schedule import Supply
+from rlkit.service import Learner
+from rlkit.service.watch import Watch
+from rlkit.slots import Slots
+from rlkit.sources import Mixture
+from rlkit.stop import StopSignal
+from rlkit.store import RunStore
+from rlkit.trackers import Broadcast
+from rlkit.update import Recipe
+
+type Restore = Callable[[int], Awaitable[tuple[Learner, int]]]
+"""Gives the weights of the newest checkpoint up to a step, and the step that it is of; fresh ones are of step 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop is made of.
+
+    Args:
+        restore: gives the weights to train.
+        supply: gives each step its groups.
+        tasks: are told of the groups of each step.
+        player: whose counts are shown while it plays.
+        preparation: makes training sequences of groups.
+        recipe: makes requests of training sequences.
+        min_valid: by environment, episodes with a reward that a group must have.
+        evaluation: what is measured.
+        saver: saves the weights.
+        steps: of the run in all.
+        store: of the run.
+        trackers: told of every step; what they raise is noted and dropped.
+        watch: over the calls to the service.
+        stop: looked at between steps.
+        slots: of all rollouts; they give no more places once the budget is used up.
+        budget: of the run.
+    """
+
+    restore: Restore
+    supply: Supply
+    tasks: Mixture
+    player: Player
+    preparation: Preparation
+    recipe: Recipe
+    min_valid: Mapping[str, int]
+    evaluation: Evaluation
+    saver: Saver
+    steps: int
+    store: RunStore
+    trackers: Broadcast
+    watch: Watch
+    stop: StopSignal
+    slots: Slots
+    budget: Budget
