@@ -147,7 +147,7 @@ def assembly() -> dict[str, float]:
         group, peer = our_group(rollouts), their_group(rollouts)
 
         def ours(group: Group = group) -> list[Any]:
-            return [sdk._datum(datum) for datum in preparation.prepare(group).data]
+            return [sdk._datum(datum) for datum in asyncio.run(preparation.prepare(group)).data]
 
         def theirs(peer: TrajectoryGroup = peer) -> list[Any]:
             return data_processing.assemble_training_data([peer], data_processing.compute_advantages([peer]))[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from inspect import signature
@@ -90,7 +91,7 @@ def test_an_advantage_that_32_bits_cannot_hold_is_refused_and_not_trained_as_inf
 def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
     preparation = Preparation({"a": BatchEstimator(batch_std), "b": BatchEstimator(batch_std), "c": group_mean})
     groups = [group(values, env=env) for env, values in (("a", [0, 1]), ("b", [0, 9]), ("a", [5, 5]), ("c", [0, 8]))]
-    alone = [preparation.prepare(one) for one in groups]
+    alone = [asyncio.run(preparation.prepare(one)) for one in groups]
     together = preparation.together(alone)
     deviation = float(np.std([0, 1, 5, 5]))
     wanted = [[-0.5 / deviation, 0.5 / deviation], [-1, 1], [0, 0], [-4, 4]]
@@ -111,7 +112,7 @@ def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
 )
 def test_what_is_wrong_with_an_estimator_of_whole_steps_is_told(function, told: str) -> None:
     with pytest.raises(EnvironmentFault, match=told):
-        Preparation({"env": BatchEstimator(function)}).prepare(group([0, 1]))
+        asyncio.run(Preparation({"env": BatchEstimator(function)}).prepare(group([0, 1])))
 
 
 def configured(**settings: object) -> Config:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import asyncio
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.advantages import group_mean
-from rlkit.batch import Excess, Preparation, episode_data
+from rlkit.batch import Excess, Preparation, Prepared, episode_data
 from rlkit.errors import EnvironmentFault, RunFailed
 from rlkit.types import IMAGE_TOKEN, Group, Image, Prompt, Turn
 from tests.builders import episode, group, turn
+
+
+def prepare(preparation: Preparation, group: Group) -> Prepared:
+    return asyncio.run(preparation.prepare(group))
 
 
 def data_of(*turns: Turn, advantages: list[float] | None = None):
@@ -58,13 +64,13 @@ def test_images_pass_through_and_are_never_a_target() -> None:
 
 def test_a_group_with_equal_rewards_costs_nothing() -> None:
     preparation = Preparation({"env": group_mean})
-    assert preparation.prepare(group([1, 1])).data == ()
-    assert len(preparation.prepare(group([0, 1])).data) == 2
-    assert [row.tolist() for row in preparation.prepare(group([1, 1])).advantages] == [[0.0], [0.0]]
+    assert prepare(preparation, group([1, 1])).data == ()
+    assert len(prepare(preparation, group([0, 1])).data) == 2
+    assert [row.tolist() for row in prepare(preparation, group([1, 1])).advantages] == [[0.0], [0.0]]
 
 
 def test_a_failed_episode_is_never_trained_on_not_even_by_a_loss_that_wants_every_sequence() -> None:
-    prepared = Preparation({"env": group_mean}, every_sequence=True).prepare(group([1, None, 1]))
+    prepared = prepare(Preparation({"env": group_mean}, every_sequence=True), group([1, None, 1]))
     assert len(prepared.data) == 2
 
 
@@ -72,7 +78,7 @@ def test_a_failed_episode_is_never_trained_on_not_even_by_a_loss_that_wants_ever
 def test_a_sequence_that_is_too_long_is_cut_or_left_out(excess: Excess, lengths: list[int]) -> None:
     long, short = episode(1.0, turns=[turn([1, 2], [3, 4, 5])]), episode(0.0, member=1, turns=[turn([1], [3, 4])])
     played = Group("env", "task", 0, (long, short))
-    prepared = Preparation({"env": group_mean}, max_tokens=4, excess=excess).prepare(played)
+    prepared = prepare(Preparation({"env": group_mean}, max_tokens=4, excess=excess), played)
     assert [len(datum.targets) for datum in prepared.data] == lengths
     assert prepared.excess == 1
     if excess == "truncate":
@@ -83,7 +89,7 @@ def test_a_sequence_that_is_too_long_can_end_the_run() -> None:
     with pytest.raises(
         RunFailed, match=r"a sequence of 4 tokens of env, task task, is longer than batch\.max_tokens = 3"
     ):
-        Preparation({"env": group_mean}, max_tokens=3, excess="error").prepare(group([0, 1]))
+        prepare(Preparation({"env": group_mean}, max_tokens=3, excess="error"), group([0, 1]))
 
 
 def test_an_estimator_that_raises_is_named() -> None:
@@ -91,7 +97,7 @@ def test_an_estimator_that_raises_is_named() -> None:
         raise ZeroDivisionError("mine")
 
     with pytest.raises(EnvironmentFault, match="estimator failed on a group of env: ZeroDivisionError: mine"):
-        Preparation({"env": broken}).prepare(group([0, 1]))
+        prepare(Preparation({"env": broken}), group([0, 1]))
 
 
 @st.composite

@@ -139,7 +139,7 @@ def test_a_mistake_fails_its_own_rollout_and_moves_no_siblings_advantage(name: s
     group = play(One(odd))
     assert [episode.status for episode in group.episodes] == ["failed", "completed", "completed", "completed"]
     assert said in (group.episodes[0].error or "")
-    advantages = Preparation({"e": group_mean}).prepare(group).advantages
+    advantages = asyncio.run(Preparation({"e": group_mean}).prepare(group)).advantages
     alone = group_mean(Group("e", "0", 0, group.episodes[1:]))
     assert not advantages[0].any()
     assert [row[0] for row in advantages[1:]] == alone.tolist()

@@ -57,7 +57,7 @@ class Plays:
             self.live -= 1
         usable = self.usable(task.draw)
         data = (object(),) if usable and self.teaches(task.draw) else ()
-        return Played(Prepared(group([1.0] if usable else [None], draw=task.draw), [np.zeros(1)], data), usable)  # type: ignore[arg-type]  only counted
+        return Played(Prepared(group([1.0] if usable else [None], draw=task.draw), [np.ones(1)], data), usable)  # type: ignore[arg-type]  only counted
 
 
 def steps_of(pace: Pace, plays: Plays) -> list[list[tuple[int, bool]]]:

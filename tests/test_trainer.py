@@ -111,12 +111,82 @@ def test_sampler_and_trainer_agree_before_and_after_training(byte_model_dir: Pat
         assert line["optim/kl_sample_train_v2"] < 1e-8
 
 
-@pytest.mark.parametrize("loss", [{"name": "importance_sampling"}, {"name": "ppo", "clip_high": 1.3}])
+@pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "dro", "gspo"])
 @pytest.mark.parametrize("advantage", ["group_mean", "grpo"])
-def test_every_loss_and_estimator_takes_a_step(byte_model_dir: Path, loss: dict[str, object], advantage: str) -> None:
-    result = asyncio.run(trainer(byte_model_dir, steps=1, loss=loss, advantage=advantage).train())
+def test_every_loss_and_estimator_takes_a_step(byte_model_dir: Path, loss: str, advantage: str) -> None:
+    result = asyncio.run(trainer(byte_model_dir, steps=1, loss={"name": loss}, advantage=advantage).train())
     assert result.metrics["optim/skipped"] == 0
     assert result.metrics["service/loss:sum"] != 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("ppo", {"clip_low": 0.999, "clip_high": 1.001}),
+        ("cispo", {"clip_low": 0.999, "clip_high": 1.001}),
+        ("gspo", {"clip_low": 0.9999, "clip_high": 1.0001}),
+        ("dro", {"beta": 3.0}),
+    ],
+)
+def test_the_settings_of_a_loss_reach_the_gradient(byte_model_dir: Path, name: str, settings: dict[str, float]) -> None:
+    # The second half of a step is trained on with weights that have moved.
+    halves = {"groups": 4, "group_size": 8, "substeps": 2}
+
+    def last(**more: float) -> Mapping[str, float]:
+        run = trainer(byte_model_dir, steps=2, batch=halves, loss={"name": name, **more})
+        return asyncio.run(run.train()).metrics
+
+    default, tight = last(), last(**settings)
+    assert default["optim/ratio/effective"] < 1
+    assert default["service/loss:sum"] != tight["service/loss:sum"]
+    if name != "dro":
+        assert default["optim/ratio/clipped"] < tight["optim/ratio/clipped"]
+
+
+def test_what_shapes_rewards_and_advantages_is_applied_and_reported(byte_model_dir: Path) -> None:
+    batch = {"groups": 4, "group_size": 8, "normalize": "sequence", "clip_advantages": 0.05}
+    length = {"coefficient": 0.5, "to_tokens": 8}
+    plain = asyncio.run(trainer(byte_model_dir, steps=1).train()).metrics
+    shaped = asyncio.run(trainer(byte_model_dir, steps=1, batch=batch, length_penalty=length).train()).metrics
+    assert shaped["env/digits/reward/mean"] == plain["env/digits/reward/mean"]
+    assert shaped["batch/length_penalty"] == 0.25
+    assert 0 < shaped["batch/clipped"] <= 1
+    # A mean over groups of means over episodes of means over tokens, on-policy: it is bounded by an advantage.
+    assert 0 < abs(shaped["service/loss:sum"]) < 0.05
+    assert "batch/clipped" not in plain
+
+
+def test_a_learning_rate_follows_its_schedule(byte_model_dir: Path) -> None:
+    optimizer = {"learning_rate": 1e-2, "schedule": "linear", "warmup_steps": 1}
+    lines = metrics_of(asyncio.run(trainer(byte_model_dir, steps=4, optimizer=optimizer).train()))
+    assert [line["optim/learning_rate"] for line in lines] == pytest.approx([5e-3, 1e-2, 2e-2 / 3, 1e-2 / 3])
+
+
+def test_a_penalty_on_the_distance_from_the_base_model_holds_the_policy_there(byte_model_dir: Path) -> None:
+    def distances(coefficient: float, mode: str) -> list[float]:
+        penalty = {"coefficient": coefficient, "discount": 0.5}
+        run = trainer(byte_model_dir, steps=8, kl_penalty=penalty, schedule={"mode": mode})
+        return [line["kl_reference/v2"] for line in metrics_of(asyncio.run(run.train()))]
+
+    free, held = distances(1e-9, "sync"), distances(3.0, "sync")
+    assert free[0] == held[0] < 1e-8
+    assert held[-1] < free[-1] / 5
+    assert distances(3.0, "stream")[-1] < free[-1] / 5
+
+
+def test_a_policy_far_away_comes_back_to_a_checkpoint(byte_model_dir: Path) -> None:
+    first = asyncio.run(trainer(byte_model_dir, steps=4, name="first").train())
+    assert first.checkpoint
+    penalty = {"coefficient": 100.0, "reference": first.checkpoint.sampler}
+    lines = metrics_of(asyncio.run(trainer(byte_model_dir, steps=8, kl_penalty=penalty).train()))
+    assert lines[0]["kl_reference/v2"] > 0.01
+    assert lines[-1]["kl_reference/v2"] < lines[0]["kl_reference/v2"] / 2
+
+
+def test_a_reference_that_does_not_exist_is_the_users_mistake(byte_model_dir: Path) -> None:
+    penalty = {"coefficient": 1.0, "reference": "tinker://nobody:train:0/sampler_weights/none"}
+    with pytest.raises(rlkit.UsageError, match="tinker://nobody:train:0/sampler_weights/none"):
+        asyncio.run(trainer(byte_model_dir, steps=1, kl_penalty=penalty).train())
 
 
 def reinforce(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:

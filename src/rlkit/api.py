@@ -39,6 +39,8 @@ class Settings(TypedDict, total=False):
     rollouts: SectionLike
     schedule: SectionLike
     loss: SectionLike
+    kl_penalty: SectionLike
+    length_penalty: SectionLike
     lora: SectionLike
     optimizer: SectionLike
     checkpoint: SectionLike

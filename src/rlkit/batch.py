@@ -7,7 +7,7 @@ advantage 0; a sampled token is trained in exactly one datum.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from rlkit.advantages import BatchEstimator, Estimator, by_turn
 from rlkit.errors import EnvironmentFault, RunFailed
+from rlkit.kl import Drifts, KLPenalty
+from rlkit.shaping import LengthPenalty, Normalization, clipped
 from rlkit.types import Datum, Episode, Group, Prompt, join
 
 type Excess = Literal["truncate", "drop", "error"]
@@ -24,27 +26,42 @@ type Excess = Literal["truncate", "drop", "error"]
 class Preparation:
     """How groups become training sequences.
 
+    A length penalty changes the rewards that the estimator sees; its advantages are clipped, the KL penalty is added to
+    them, and what comes out is normalised.
+
     Args:
         estimators: by name of the environment.
         every_sequence: keep those whose advantages are all 0. Under the service's own losses their gradient is 0, so
             they are left out and cost nothing.
         max_tokens: longest sequence that is trained on; None for any.
         excess: what becomes of a longer one: its beginning is kept, it is left out, or the run ends.
+        length_penalty: by name of the environment; of one that is not named, nothing is subtracted.
+        clip: largest absolute advantage of an episode; None for any.
+        kl_penalty: added to the advantages of single tokens; with one, every sequence has something to teach.
+        normalization: None leaves the advantages as they are.
     """
 
     estimators: Mapping[str, Estimator]
     every_sequence: bool = False
     max_tokens: int | None = None
     excess: Excess = "truncate"
+    length_penalty: Mapping[str, LengthPenalty] = field(default_factory=dict[str, LengthPenalty])
+    clip: float | None = None
+    kl_penalty: KLPenalty | None = None
+    normalization: Normalization | None = None
 
-    def prepare(self, group: Group) -> Prepared:
+    async def prepare(self, group: Group) -> Prepared:
         """Estimate a group's advantages and assemble its sequences; a `BatchEstimator` sees it as the whole step.
 
         Raises:
             EnvironmentFault: the estimator raised, or gave advantages of the wrong number or value.
             RunFailed: a sequence is too long, and that was to be an error.
+            ServiceError: the reference of the KL penalty cannot be asked.
         """
-        return self._assembled(group, _estimate(self.estimators[group.env], [group])[0])
+        estimated = self._estimated([group])[0]
+        sequences = self._sequences(group, estimated.advantages)
+        drifts = None if self.kl_penalty is None else await self.kl_penalty.drifts(sequences.data)
+        return self._assembled(group, estimated, sequences, drifts)
 
     @property
     def whole_steps(self) -> bool:
@@ -62,33 +79,86 @@ class Preparation:
         for name, estimator in self.estimators.items():
             places = [place for place, one in enumerate(prepared) if one.group.env == name]
             if places and isinstance(estimator, BatchEstimator):
-                groups = [prepared[place].group for place in places]
-                for place, advantages in zip(places, _estimate(estimator, groups), strict=True):
-                    made[place] = self._assembled(prepared[place].group, advantages)
+                found = self._estimated([prepared[place].group for place in places])
+                for place, estimated in zip(places, found, strict=True):
+                    group = prepared[place].group
+                    sequences = self._sequences(group, estimated.advantages)
+                    # Its sequences have the tokens that they had, so the reference need not be asked again.
+                    made[place] = self._assembled(group, estimated, sequences, prepared[place].drifts)
         return made
 
-    def _assembled(self, group: Group, advantages: list[NDArray[np.float64]]) -> Prepared:
-        data, excess = list[Datum](), 0
-        for episode, row in zip(group.episodes, advantages, strict=True):
-            for datum in episode_data(episode, row):
-                if not (self.every_sequence and episode.reward is not None) and not datum.advantages.any():
-                    continue
-                fitting = self._fitted(datum, group)
-                excess += fitting is not datum
+    def _estimated(self, groups: Sequence[Group]) -> list[_Estimated]:
+        """The advantages of groups of one environment."""
+        env = groups[0].env
+        penalty = self.length_penalty.get(env)
+        seen = [(group, None) if penalty is None else penalty.applied(group) for group in groups]
+        found = list[_Estimated]()
+        for rows, (_, lost) in zip(_estimate(self.estimators[env], [group for group, _ in seen]), seen, strict=True):
+            kept, share = (rows, None) if self.clip is None else clipped(rows, self.clip)
+            found.append(_Estimated(kept, lost, share))
+        return found
+
+    def _sequences(self, group: Group, advantages: Sequence[NDArray[np.float64]]) -> _Sequences:
+        """Those of the episodes that did not fail, cut where they are too long."""
+        data, owners, excess = list[Datum](), list[int](), 0
+        for member, (episode, row) in enumerate(zip(group.episodes, advantages, strict=True)):
+            for datum in episode_data(episode, row) if episode.reward is not None else ():
+                trained = self._every or bool(datum.advantages.any())
+                fitting = self._fitted(datum, group, trained=trained)
+                excess += trained and fitting is not datum
                 if fitting is not None:
                     data.append(fitting)
-        return Prepared(group, advantages, tuple(data), excess)
+                    owners.append(member)
+        return _Sequences(data, owners, excess)
 
-    def _fitted(self, datum: Datum, group: Group) -> Datum | None:
+    def _assembled(self, group: Group, estimated: _Estimated, sequences: _Sequences, drifts: Drifts | None) -> Prepared:
+        data = sequences.data
+        if self.kl_penalty is not None and drifts is not None:
+            data = self.kl_penalty.applied(data, drifts)
+        if self.normalization is not None:
+            data = _normalized(data, sequences.owners, self.normalization, np.flatnonzero(group.valid))
+        return Prepared(
+            group,
+            estimated.advantages,
+            tuple(datum for datum in data if self._every or datum.advantages.any()),
+            sequences.excess,
+            estimated.length_penalty,
+            estimated.clipped,
+            drifts,
+        )
+
+    @property
+    def _every(self) -> bool:
+        return self.every_sequence or self.kl_penalty is not None
+
+    def _fitted(self, datum: Datum, group: Group, *, trained: bool) -> Datum | None:
         if self.max_tokens is None or len(datum.targets) < self.max_tokens:
             return datum
-        if self.excess == "error":
+        if self.excess == "error" and trained:
             raise RunFailed(
                 f"a sequence of {len(datum.targets) + 1} tokens of {group.env}, task {group.task}, is longer than "
                 f"batch.max_tokens = {self.max_tokens}"
             )
         cut = _cut(datum, self.max_tokens - 1)
-        return None if self.excess == "drop" or not cut.advantages.any() else cut
+        return None if self.excess == "drop" or not cut.mask.any() else cut
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Estimated:
+    """The advantages of a group, and what `Prepared` says of how they were made."""
+
+    advantages: list[NDArray[np.float64]]
+    length_penalty: float | None
+    clipped: float | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequences:
+    """The sequences of a group, the member of each, and how many were too long."""
+
+    data: Sequence[Datum]
+    owners: Sequence[int]
+    excess: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,12 +170,23 @@ class Prepared:
         advantages: for each episode, [turns] float64.
         data: the sequences that have something to teach.
         excess: how many sequences were too long.
+        length_penalty: what was subtracted from the reward of a valid episode, in the mean; None without a penalty.
+        clipped: share of the advantages that were clipped; None without a limit.
+        drifts: from the reference of the KL penalty; None without one.
     """
 
     group: Group
     advantages: list[NDArray[np.float64]]
     data: tuple[Datum, ...]
     excess: int = 0
+    length_penalty: float | None = None
+    clipped: float | None = None
+    drifts: Drifts | None = None
+
+    @property
+    def teaches(self) -> bool:
+        """Whether its episodes have advantages; a penalty or a loss of one's own may train on others too."""
+        return bool(self.data) and any(row.any() for row in self.advantages)
 
 
 def _estimate(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
@@ -126,6 +207,20 @@ def _estimate(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArra
     except Exception as error:  # the user's own code
         told = f"{type(error).__name__}: {error}"
         raise EnvironmentFault(f"the advantage estimator failed on a group of {env}: {told}") from error
+
+
+def _normalized(
+    data: Sequence[Datum], owners: Sequence[int], normalization: Normalization, members: NDArray[np.int64]
+) -> list[Datum]:
+    """The sequences of the group's valid `members` with their advantages divided; `owners` has a member for each."""
+    tokens = dict.fromkeys(members.tolist(), 0)
+    for datum, owner in zip(data, owners, strict=True):
+        tokens[owner] += int(np.count_nonzero(datum.mask))
+    weights = dict(zip(tokens, normalization.weights(np.array([*tokens.values()], np.int64)), strict=True))
+    return [
+        replace(datum, advantages=datum.advantages * np.float32(weights[owner]))
+        for datum, owner in zip(data, owners, strict=True)
+    ]
 
 
 def _cut(datum: Datum, count: int) -> Datum:

@@ -9,10 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, assert_never, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rlkit.config.objective import (
+    CISPOLoss,
+    CustomLoss,
+    DROLoss,
+    GSPOLoss,
+    ImportanceSamplingLoss,
+    LossConfig,
+    PPOLoss,
+)
 from rlkit.config.objects import load_object
-from rlkit.config.schema import CustomLoss, ImportanceSamplingLoss, LossConfig, PPOLoss
 from rlkit.errors import ConfigError
-from rlkit.types import Datum
+from rlkit.types import Bools, Datum
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +51,7 @@ class LossFunction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss as the service takes it: its name and the numbers that set it; `function` for one of the user's own."""
+    """A loss as the service takes it: its name and the numbers that set it; `function` for one of this machine."""
 
     name: str = "importance_sampling"
     settings: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -50,6 +61,30 @@ class Loss:
     def needs_every_sequence(self) -> bool:
         """Whether a sequence without advantage may still have a gradient."""
         return self.function is not None
+
+    @property
+    def by_sequence(self) -> bool:
+        """Whether the ratio is one for a whole sequence, of the sampled tokens, which the service must be told."""
+        return self.name == "gspo"
+
+    def clips(self, log_ratios: NDArray[np.float64], advantages: NDArray[np.float64]) -> Bools | None:
+        """Which sampled tokens of a sequence this loss clips, [S]; None for one that clips none.
+
+        PPO and GSPO clip a token that has gone so far already in the direction of its advantage, and give it no
+        gradient; CISPO clips its weight.
+
+        Args:
+            log_ratios: [S], log p(trainer) − log q(sampler).
+            advantages: [S].
+        """
+        if "clip_high_threshold" not in self.settings:
+            return None
+        if self.by_sequence and len(log_ratios):
+            log_ratios = np.full_like(log_ratios, log_ratios.mean())
+        with np.errstate(over="ignore"):  # infinity is above any threshold
+            ratios = np.exp(log_ratios)
+        low, high = ratios < self.settings["clip_low_threshold"], ratios > self.settings["clip_high_threshold"]
+        return low | high if self.name == "cispo" else (low & (advantages < 0)) | (high & (advantages > 0))
 
 
 def loss(config: LossConfig) -> Loss:
@@ -61,8 +96,10 @@ def loss(config: LossConfig) -> Loss:
     match config:
         case ImportanceSamplingLoss():
             return Loss("importance_sampling")
-        case PPOLoss():
-            return Loss("ppo", {"clip_low_threshold": config.clip_low, "clip_high_threshold": config.clip_high})
+        case PPOLoss() | CISPOLoss() | GSPOLoss():
+            return Loss(config.name, {"clip_low_threshold": config.clip_low, "clip_high_threshold": config.clip_high})
+        case DROLoss():
+            return Loss("dro", function=dro(config.beta))
         case CustomLoss():
             found = load_object(config.function, field="loss.function")
             if not callable(found):
@@ -70,3 +107,24 @@ def loss(config: LossConfig) -> Loss:
             return Loss("custom", function=cast("LossFunction", found))
         case _:
             assert_never(config)
+
+
+def dro(beta: float) -> LossFunction:
+    """−Σ (A · log p − β/2 · (log p − log q)²) over the sampled tokens (Richemond et al. 2024, arXiv:2405.19107).
+
+    The service's own `dro` sums over all positions. Where no token was sampled there is no q, and whatever number stood
+    for it would be trained towards; so this one is computed here.
+    """
+
+    def objective(data: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, Mapping[str, float]]:
+        import torch
+
+        terms = list[torch.Tensor]()
+        for datum, every in zip(data, logprobs, strict=True):
+            sampled = torch.from_numpy(datum.mask)  # pyright: ignore[reportUnknownMemberType]  torch's own stub
+            advantages, q = torch.tensor(datum.advantages)[sampled], torch.tensor(datum.logprobs)[sampled]
+            logp = every[sampled]
+            terms.append(-(logp * advantages - beta / 2 * (logp - q).square()).sum())
+        return torch.stack(terms).sum(), {}
+
+    return objective

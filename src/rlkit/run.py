@@ -13,7 +13,6 @@ from itertools import count
 from pathlib import Path
 
 from rlkit.advantages import Estimator, choose_estimators
-from rlkit.batch import Preparation
 from rlkit.budget import Budget, Limits
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
@@ -26,6 +25,7 @@ from rlkit.losses import loss
 from rlkit.parts import Parts
 from rlkit.paths import runs_dir
 from rlkit.prices import Price, price_of
+from rlkit.rates import learning_rate
 from rlkit.resume import drawn_again, earlier, restored
 from rlkit.rollouts import Earlier, Player
 from rlkit.saver import Saver
@@ -33,7 +33,7 @@ from rlkit.schedule import Played, Supply
 from rlkit.seeds import derive
 from rlkit.service import Learner, Service, ServiceChoice, choose, connect
 from rlkit.service.watch import Watch
-from rlkit.settings import describe, env_settings, load_chat, pace
+from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation
 from rlkit.slots import Slots
 from rlkit.sources import Mixture, Task, Tasks, as_source
 from rlkit.stop import StopSignal
@@ -64,7 +64,7 @@ class RLTrainer(Trainer):
         chat: the model's format; by default its own.
 
     Raises:
-        ConfigError: an environment or estimator cannot be loaded.
+        ConfigError: an environment or estimator cannot be loaded, or no learning rate is known for the model.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class RLTrainer(Trainer):
         self._tasks = Mixture(sources, weights=weights, seed=config.seed)
         self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
+        self._rate = learning_rate(config)
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
 
     async def train(self) -> RunResult:
@@ -195,9 +196,8 @@ class RLTrainer(Trainer):
         slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached)
         settings = env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=slots, record=store.record_episode)
-        preparation = Preparation(
-            self._estimators, self._loss.needs_every_sequence, config.batch.max_tokens, config.batch.too_long
-        )
+        reference = await kl_reference(config, service, watch)
+        prepared = preparation(config, self._estimators, self._loss, reference=reference)
         known = {draw: earlier(history, draw, config, forgive=store.retries_failed) for draw in history.outstanding}
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; the episodes that it cannot give back are played again")
@@ -213,7 +213,7 @@ class RLTrainer(Trainer):
             await store.sync()
             await keep_used()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
-            return Played(preparation.prepare(group), enough)
+            return Played(await prepared.prepare(group), enough)
 
         def draw() -> Task | None:
             tasks = self._tasks.draw(1)
@@ -227,14 +227,15 @@ class RLTrainer(Trainer):
             supply=Supply(pace(config), draw=draw, play=play, done=history.step, waiting=waiting),
             tasks=self._tasks,
             player=player,
-            preparation=preparation,
+            preparation=prepared,
             recipe=Recipe(
                 self._loss,
                 config.optimizer,
+                self._rate,
                 config.batch.groups,
                 config.batch.substeps,
                 streaming=config.schedule.mode == "stream",
-                together=preparation.together if preparation.whole_steps else None,
+                together=prepared.together if prepared.whole_steps else None,
             ),
             min_valid={name: one.min_valid for name, one in settings.items()},
             evaluation=Evaluation(

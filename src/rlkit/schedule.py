@@ -63,8 +63,8 @@ class Played:
 
     @property
     def teaches(self) -> bool:
-        """Whether it holds anything to train on."""
-        return self.usable and bool(self.prepared.data)
+        """Whether its episodes differ, so that there is something to learn from them."""
+        return self.usable and self.prepared.teaches
 
 
 @dataclass(frozen=True, slots=True, eq=False)

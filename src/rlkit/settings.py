@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from rlkit.advantages import Estimator
+from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
 from rlkit.config.schema import Config
+from rlkit.kl import KLPenalty, Score
+from rlkit.losses import Loss
 from rlkit.policy import Limits
 from rlkit.rollouts import EnvSettings
 from rlkit.schedule import Pace
-from rlkit.service import ServiceChoice
-from rlkit.types import Sampling
+from rlkit.service import Service, ServiceChoice
+from rlkit.service.watch import Watch
+from rlkit.shaping import LengthPenalty, Normalization
+from rlkit.types import Floats, Prompt, Sampling
 
 
 def pace(config: Config) -> Pace:
@@ -27,6 +33,58 @@ def pace(config: Config) -> Pace:
         replace=config.batch.replace_uninformative,
         replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
     )
+
+
+def preparation(
+    config: Config, estimators: Mapping[str, Estimator], loss: Loss, *, reference: Score | None
+) -> Preparation:
+    """How groups become training sequences.
+
+    Args:
+        config: the run's.
+        estimators: by environment.
+        loss: of the run.
+        reference: of the KL penalty, where there is one.
+    """
+    batch, length, kl = config.batch, config.length_penalty, config.kl_penalty
+    penalties = {
+        name: LengthPenalty(length.coefficient, length.from_tokens, config.full_penalty_tokens(name))
+        for name in (config.envs if length.coefficient else ())
+    }
+    normalization = None
+    if batch.normalize != "none":
+        tokens = batch.normalize_tokens or config.sampling.max_tokens
+        normalization = Normalization(batch.normalize, batch.groups / batch.substeps, tokens)
+    return Preparation(
+        estimators,
+        loss.needs_every_sequence,
+        batch.max_tokens,
+        batch.too_long,
+        length_penalty=penalties,
+        clip=batch.clip_advantages,
+        kl_penalty=None if reference is None else KLPenalty(reference, kl.coefficient, kl.discount),
+        normalization=normalization,
+    )
+
+
+async def kl_reference(config: Config, service: Service, watch: Watch) -> Score | None:
+    """The reference of the KL penalty, watched over and retried; None without a penalty.
+
+    Raises:
+        UsageError: the service has no such checkpoint.
+        ServiceError: the service failed after retries.
+    """
+    if not config.kl_penalty.coefficient:
+        return None
+    path = None if config.kl_penalty.reference == "base" else config.kl_penalty.reference
+    scorer = await watch.call(
+        lambda: service.scorer(model=config.model, checkpoint=path), "loading the reference", retry=True
+    )
+
+    async def score(prompt: Prompt, last: int) -> Floats:
+        return await watch.call(lambda: scorer.logprobs(prompt, last=last), "asking the reference", retry=True)
+
+    return score
 
 
 def describe(choice: ServiceChoice) -> str:

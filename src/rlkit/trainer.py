@@ -319,7 +319,7 @@ class Loop:
             update, taken = StepUpdate(self._learner, parts.recipe, version=step), list[Taken]()
             for kept in await parts.store.groups(step):
                 usable = int(kept.group.valid.sum()) >= parts.min_valid[kept.group.env]
-                taken.append(Taken(Played(parts.preparation.prepare(kept.group), usable), kept.counts))
+                taken.append(Taken(Played(await parts.preparation.prepare(kept.group), usable), kept.counts))
                 update.add(taken[-1].played.prepared, counts=kept.counts)
             update.finish()
             newest, metrics = await self._weights(step, taken, update, newest)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlkit.batch import Prepared
-from rlkit.config.schema import OptimizerConfig
+from rlkit.config.objective import OptimizerConfig
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
+from rlkit.rates import LearningRate
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import Watch
 from rlkit.types import Datum, Floats
@@ -30,6 +31,7 @@ class Recipe:
     Args:
         loss: of every sequence.
         optimizer: of every optimiser step.
+        rate: of the step.
         groups: of a full step.
         substeps: optimiser steps in it, each on an equal share of the groups.
         streaming: a group's gradient is asked for as soon as the group is there, and the service is done with the one
@@ -39,6 +41,7 @@ class Recipe:
 
     loss: Loss
     optimizer: OptimizerConfig
+    rate: LearningRate
     groups: int
     substeps: int = 1
     streaming: bool = False
@@ -53,11 +56,15 @@ class Update:
         data: that it trained on.
         logprobs: for each datum, [N] float32, the trainer's log-probabilities before the optimiser step.
         metrics: what the service reported; of several requests, sums of what is named `:sum`, and means of the rest.
+        loss: of every sequence.
+        learning_rate: of the step.
     """
 
     data: Sequence[Datum]
     logprobs: Sequence[Floats]
     metrics: Mapping[str, float]
+    loss: Loss
+    learning_rate: float
 
 
 class StepUpdate:
@@ -142,7 +149,8 @@ class StepUpdate:
             **_merged([gradient.metrics for gradient in gradients], weights),
             **_merged(reports, [1] * len(reports)),
         }
-        return self._sampler.result(), Update(tuple(self._data), logprobs, metrics)
+        rate = self._recipe.rate.at(self._version)
+        return self._sampler.result(), Update(tuple(self._data), logprobs, metrics, self._recipe.loss, rate)
 
     def _begin(self, learner: Learner | None) -> None:
         self._learner = learner
@@ -191,7 +199,8 @@ class StepUpdate:
     def _end_substep(self) -> None:
         self._substeps += 1
         if self._fresh and self._learner is not None:
-            step = asyncio.ensure_future(self._learner.step(self._recipe.optimizer))
+            rate = self._recipe.rate.at(self._version)
+            step = asyncio.ensure_future(self._learner.step(self._recipe.optimizer, learning_rate=rate))
             self._steps.append(step)
             self._asked.append(step)
             self._fresh = False

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rlkit.config import Config, Resolved, load_config, show_lines
 from rlkit.config.advantage import CustomAdvantage, EntropicAdvantage, PkpoAdvantage, PlainAdvantage
 from rlkit.config.nodes import Node, Origin, merge, plain
+from rlkit.config.objective import PPOLoss
 from rlkit.config.resolved import leaves
-from rlkit.config.schema import EnvConfig, PPOLoss
+from rlkit.config.schema import EnvConfig
 from rlkit.config.yaml_text import parse
 from rlkit.errors import ConfigError
 from tests.config.conftest import Load, Refused
@@ -80,7 +81,10 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("sampling: 5", "a.yaml:2: sampling: expected a mapping, found 5"),
         ("sampling: {stop: a}", "a.yaml:2: sampling.stop: expected a list, found 'a'"),
         ("sampling:\n  stop:\n    - a\n    - 1", "a.yaml:5: sampling.stop.1: expected a string, found 1"),
-        ("optimizer: {learning_rate: 0}", "a.yaml:2: optimizer.learning_rate: expected a value above 0, found 0"),
+        (
+            "optimizer: {learning_rate: 0}",
+            "a.yaml:2: optimizer.learning_rate: expected a number above 0, or auto, found 0",
+        ),
         ("model: ''", "a.yaml:2: model: must not be empty"),
         ("name: a/b", "a.yaml:2: name: 'a/b' may hold letters, digits and the signs . _ - only"),
         (
@@ -115,6 +119,25 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("advantage: 5", "a.yaml:2: advantage: expected a mapping, found 5"),
         ("advantage: {name: pkpo, k: 9}", "a.yaml:1: envs.arithmetic: pkpo cannot take the best of 9 in a group of 8"),
         ("advantage: nope.py:mine", "a.yaml:2: advantage.function: there is no file 'nope.py'"),
+        ("optimizer: {learning_rate: fast}", "learning_rate: expected a number above 0, or auto, found 'fast'"),
+        (
+            "optimizer: {final_fraction: 0.1}",
+            "a.yaml:2: optimizer: final_fraction has no effect: set schedule to linear",
+        ),
+        ("optimizer: {warmup_steps: 100}", "optimizer.warmup_steps: the run's 100 steps end before the learning rate"),
+        ("loss: {name: stable_reinforce}", "loss: stable_reinforce cannot be trained with: it wants to know where"),
+        ("loss: {name: cross_entropy}", "loss: cross_entropy cannot be trained with: it imitates"),
+        ("loss: {name: cispo, beta: 1}", "loss.beta: is no field of cispo, it belongs to dro"),
+        ("batch: {normalize: token}\nloss: {name: dro}", "a.yaml:2: batch.normalize: dro is not linear"),
+        ("batch: {normalize_tokens: 9}", "batch: normalize_tokens has no effect: set normalize to constant"),
+        ("batch: {clip_advantages: 0}", "batch.clip_advantages: expected a value above 0, found 0"),
+        ("kl_penalty: {discount: 0.5}", "kl_penalty: discount has no effect: set coefficient above 0"),
+        ("kl_penalty: {coefficient: 1, reference: x}", "kl_penalty: reference: 'x' is neither base nor a path"),
+        ("length_penalty: {to_tokens: 5}", "length_penalty: to_tokens has no effect: set coefficient above 0"),
+        (
+            "length_penalty: {coefficient: 1, from_tokens: 256}",
+            "a.yaml:2: length_penalty.from_tokens: 256 is not below the 256 tokens at which the penalty of envs.arith",
+        ),
         ('"a\\nb": 1', 'a.yaml:2: "a\\nb": unknown field'),
     ],
 )

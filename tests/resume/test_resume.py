@@ -45,6 +45,36 @@ def test_a_run_that_is_done_has_nothing_to_do(tmp_path: Path) -> None:
     assert len(run.lines()) == 3
 
 
+SHAPED = {
+    "kl_penalty": {"coefficient": 0.3, "discount": 0.9},
+    "length_penalty": {"coefficient": 0.5},
+    "batch": {"groups": 2, "group_size": 3, "normalize": "token", "clip_advantages": 0.7, "substeps": 2},
+    "optimizer": {"schedule": "cosine", "warmup_steps": 2},
+}
+
+
+@pytest.mark.parametrize("mode", ["sync", "stream", "async"])
+def test_steps_that_are_taken_again_have_the_same_penalties_and_learning_rates(mode: str, tmp_path: Path) -> None:
+    schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {"mode": mode}
+    settings = {**SHAPED, "steps": 5, "schedule": schedule, "checkpoint": {"every": 0}}
+    expected = whole(tmp_path / "whole", **settings)
+    again = stopped(tmp_path / "run", at_s=expected.virtual_s * 0.6, tasks=expected.tasks, **settings)
+    assert 0 < len(again.lines()) < 5
+    again.train(resume=True)
+    assert any("taking step 1 again" in note for note in again.ears.notes)
+    assert again.weights() == expected.weights()
+    for name in ("kl_reference/v1", "batch/length_penalty", "optim/learning_rate"):
+        assert [line[name] for line in again.lines()] == [line[name] for line in expected.lines()]
+
+
+def test_a_reference_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
+    expected = whole(tmp_path / "whole", **SHAPED)
+    troubled = Simulation(tmp_path / "run", World(faults=[Fault("500", call="score", share=0.3)]), settings=SHAPED)
+    troubled.train()
+    assert troubled.weights() == expected.weights()
+    assert any("asking for log-probabilities" in note for note in troubled.ears.notes)
+
+
 def test_a_checkpoint_that_has_expired_or_is_gone_is_passed_over(tmp_path: Path) -> None:
     expected = whole(tmp_path / "whole", steps=6, checkpoint={"every": 2})
     run = whole(tmp_path / "run", steps=5, checkpoint={"every": 2})

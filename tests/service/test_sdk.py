@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlkit.config.schema import LoraConfig, OptimizerConfig
+from rlkit.config.objective import OptimizerConfig
+from rlkit.config.schema import LoraConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
 from rlkit.losses import Loss
@@ -65,7 +66,7 @@ def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, b
         gradients, after = [], None
         for version in (1, 2, 3):  # each step's requests stand in the queue together
             gradients.append(learner.gradient([datum], Loss()))
-            learner.step(OptimizerConfig(learning_rate=1e-2))
+            learner.step(OptimizerConfig(), learning_rate=1e-2)
             after = learner.sampler(version)
         assert after is not None
         return before.version, (await after).version, [(await g).logprobs[0][1:].sum() for g in gradients]
@@ -73,6 +74,24 @@ def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, b
     before, after, likelihoods = on(engine, learn)
     assert (before, after) == (0, 3)
     assert likelihoods[0] < likelihoods[1] < likelihoods[2]
+
+
+def test_a_scorer_gives_the_log_probabilities_of_the_last_tokens_as_they_were_sampled(
+    engine: EngineServer, byte_model_dir: Path
+) -> None:
+    async def ask(service: TinkerService):
+        sampler = await service.sampler(model=str(byte_model_dir))
+        scorer = await service.scorer(model=str(byte_model_dir))
+        prompt = as_prompt([65, 66, 67])
+        (drawn,) = await sampler.sample(prompt, Sampling(max_tokens=6, stop=("\x00",)), seed=3)
+        whole = prompt + as_prompt(drawn.tokens)
+        return drawn, await scorer.logprobs(whole, last=6), await scorer.logprobs(whole, last=8)
+
+    drawn, scores, more = on(engine, ask)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, drawn.logprobs, atol=1e-5)
+    np.testing.assert_allclose(more[-6:], scores, atol=1e-6)
+    assert more.shape == (8,)
 
 
 def test_an_unknown_checkpoint_is_the_users_mistake(engine: EngineServer, byte_model_dir: Path) -> None:

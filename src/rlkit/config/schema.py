@@ -11,12 +11,18 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from rlkit.config.advantage import AdvantageConfig, CustomAdvantage, PkpoAdvantage, PlainAdvantage
-from rlkit.config.section import Section
+from rlkit.config.objective import (
+    DROLoss,
+    ImportanceSamplingLoss,
+    KLPenaltyConfig,
+    LengthPenaltyConfig,
+    LossConfig,
+    OptimizerConfig,
+)
+from rlkit.config.section import Positive, Probability, Section
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-type Positive = Annotated[int, Field(ge=1)]
-type Probability = Annotated[float, Field(gt=0, le=1)]
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
 
 
@@ -98,6 +104,16 @@ class BatchConfig(Section):
     """Tokens of the longest sequence that is trained on; null trains on whatever the model sampled."""
     too_long: Literal["truncate", "drop", "error"] = "truncate"
     """What becomes of a longer sequence: its beginning is trained on, it is left out, or the run ends."""
+    normalize: Literal["none", "token", "sequence", "constant"] = "none"
+    """What a token's advantage is divided by. `none`: nothing, so that the loss is the sum over tokens that the Tinker
+    service computes; Adam does not mind its scale. `token`: the sampled tokens of the group. `sequence`: those of the
+    episode, times the episodes of the group. `constant`: `normalize_tokens`, times the episodes of the group. All but
+    `none` divide by the groups of an optimiser step too, so that its loss is a mean over groups."""
+    normalize_tokens: Positive | None = None
+    """With `normalize: constant`: tokens that an episode is taken to have; null for `sampling.max_tokens`."""
+    clip_advantages: Annotated[float, Field(gt=0)] | None = None
+    """Largest absolute advantage that is taken over from the estimator; null for any, since rewards of a known range
+    bound it already."""
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
@@ -107,6 +123,8 @@ class BatchConfig(Section):
             raise ValueError("max_replaced has no effect: set replace_uninformative to true")
         if self.max_tokens is None and self.too_long != type(self).model_fields["too_long"].default:
             raise ValueError("too_long has no effect: set max_tokens")
+        if self.normalize_tokens is not None and self.normalize != "constant":
+            raise ValueError("normalize_tokens has no effect: set normalize to constant")
         return self
 
 
@@ -164,53 +182,6 @@ class LoraConfig(Section):
         if not (self.train_attn or self.train_mlp or self.train_unembed):
             raise ValueError("nothing is trained: set train_attn, train_mlp or train_unembed to true")
         return self
-
-
-class ImportanceSamplingLoss(Section):
-    """−Σ (p/q)·A, the policy gradient corrected for the sampler's probabilities."""
-
-    name: Literal["importance_sampling"] = "importance_sampling"
-    """The loss."""
-
-
-class PPOLoss(Section):
-    """PPO's clipped surrogate."""
-
-    name: Literal["ppo"]
-    """The loss."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Lower bound of the ratio p/q itself, as the Tinker service takes it."""
-    clip_high: Annotated[float, Field(ge=1)] = 1.2
-    """Upper bound of the ratio p/q."""
-
-
-class CustomLoss(Section):
-    """A function of your own, run on this machine. It costs a second pass over the batch."""
-
-    name: Literal["custom"]
-    """The loss."""
-    function: str
-    """`package.module:name` or `file.py:name` of a function from (data, log-probabilities) to (loss, metrics)."""
-
-
-type LossConfig = Annotated[ImportanceSamplingLoss | PPOLoss | CustomLoss, Field(discriminator="name")]
-
-
-class OptimizerConfig(Section):
-    """Adam."""
-
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
-    """LoRA wants ten times what full fine-tuning does, or more."""
-    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Decay of the mean of gradients."""
-    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    """Decay of the mean of squared gradients: shorter than Adam's own, since the gradients of RL change quickly."""
-    eps: Annotated[float, Field(gt=0)] = 1e-8
-    """Added to the denominator."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Off: the adapter starts at zero and stays small."""
-    grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
-    """Largest norm of a step's gradient; 0 is off."""
 
 
 class CheckpointConfig(Section):
@@ -316,6 +287,8 @@ class Config(Section):
     `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, changes least: no scale, no choice
     of what counts."""
     loss: LossConfig = ImportanceSamplingLoss()
+    kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
+    length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     lora: LoraConfig = LoraConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -348,6 +321,31 @@ class Config(Section):
         ):
             raise ValueError("advantage: has no effect, since every environment has its own")
         return self
+
+    @model_validator(mode="after")
+    def _has_an_objective(self) -> Self:
+        if isinstance(self.loss, DROLoss) and self.batch.normalize != "none":
+            raise ValueError(
+                "batch.normalize: dro is not linear in the advantage, so that dividing it would change what beta "
+                "means; set normalize to none, or use another loss"
+            )
+        if self.optimizer.warmup_steps >= self.steps and self.optimizer.warmup_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps: the run's {self.steps} steps end before the learning rate is reached; "
+                "set it below `steps`"
+            )
+        if self.length_penalty.coefficient:
+            for name in self.envs:
+                if self.length_penalty.from_tokens >= self.full_penalty_tokens(name):
+                    raise ValueError(
+                        f"length_penalty.from_tokens: {self.length_penalty.from_tokens} is not below the "
+                        f"{self.full_penalty_tokens(name)} tokens at which the penalty of envs.{name} is full"
+                    )
+        return self
+
+    def full_penalty_tokens(self, env: str) -> int:
+        """Sampled tokens of an episode of this environment at which the length penalty is full."""
+        return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
 
     def _estimates(self, field: str, advantage: AdvantageConfig, size: int) -> None:
         """Whether an environment's groups have what its estimator needs."""

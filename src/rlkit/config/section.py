@@ -5,7 +5,12 @@ Invariant: a section is immutable and refuses keys that it does not know.
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+type Positive = Annotated[int, Field(ge=1)]
+type Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 class Section(BaseModel):

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from rlkit.concurrency import in_thread
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
-from rlkit.types import Datum, Floats
+from rlkit.types import Datum, Floats, Prompt
 from rlkit.usage import Usage
 
 if TYPE_CHECKING:
-    from rlkit.config.schema import LoraConfig, OptimizerConfig, ServiceConfig
+    from rlkit.config.objective import OptimizerConfig
+    from rlkit.config.schema import LoraConfig, ServiceConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +48,8 @@ class Learner(Protocol):
         """Add the gradient of the sum of the data's losses to what has accumulated since the last step."""
         ...
 
-    def step(self, optimizer: OptimizerConfig) -> Awaitable[Mapping[str, float]]:
-        """One optimiser step with the accumulated gradient; what the service reported."""
+    def step(self, optimizer: OptimizerConfig, *, learning_rate: float) -> Awaitable[Mapping[str, float]]:
+        """One optimiser step with the accumulated gradient, at this rate; what the service reported."""
         ...
 
     def sampler(self, version: int) -> Awaitable[Sampler]:
@@ -57,6 +58,25 @@ class Learner(Protocol):
 
     def save(self, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:
         """Save the training state and the sampler's weights; their `tinker://` paths."""
+        ...
+
+
+class Scorer(Protocol):
+    """One version of the weights, to be asked how likely given tokens are."""
+
+    async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:
+        """The log-probability of each of the last tokens of a prompt, given those before it.
+
+        Args:
+            prompt: [P] tokens and images.
+            last: how many tokens, 1 … P − 1.
+
+        Returns:
+            [last] float32, NaN at what has no log-probability.
+
+        Raises:
+            ServiceError: the service failed after retries.
+        """
         ...
 
 
@@ -74,6 +94,10 @@ class Service(Protocol):
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:
         """A sampler of the base model, or of a checkpoint of sampler weights."""
+        ...
+
+    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:
+        """As `sampler`, to ask for the log-probabilities of given tokens."""
         ...
 
     async def context_tokens(self, model: str) -> int | None:

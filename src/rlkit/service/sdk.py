@@ -6,6 +6,7 @@ Invariant: no type, exception or warning of the SDK leaves this module.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Self
@@ -18,14 +19,15 @@ from rlkit.concurrency import in_thread
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
-from rlkit.service import Gradient, Learner, Service
-from rlkit.types import Completion, Datum, Prompt, Sampling, Tokens
+from rlkit.service import Gradient, Learner, Scorer, Service
+from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 from rlkit.usage import Usage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlkit.config.schema import LoraConfig, OptimizerConfig
+    from rlkit.config.objective import OptimizerConfig
+    from rlkit.config.schema import LoraConfig
 
 
 CLOSING_S = 10.0
@@ -82,6 +84,12 @@ class TinkerService(Service):
         return TinkerLearner(await _answered(await self._opened(create, what), what), self._usage)
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:  # noqa: D102  inherited
+        return await self._fixed(model, checkpoint)
+
+    async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:  # noqa: D102  inherited
+        return await self._fixed(model, checkpoint)
+
+    async def _fixed(self, model: str, checkpoint: str | None) -> TinkerSampler:
         def create() -> Awaitable[tinker.SamplingClient]:
             if checkpoint is not None:
                 return self._client.create_sampling_client(model_path=checkpoint)
@@ -115,7 +123,7 @@ class TinkerLearner(Learner):
         self._usage = usage
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
-        wire = [_datum(datum) for datum in data]
+        wire = [_datum(datum, by_sequence=loss.by_sequence) for datum in data]
         function = loss.function
         if function is None:
             future = self._client.forward_backward(wire, loss.name, dict(loss.settings) or None)  # pyright: ignore[reportArgumentType]  the configuration allows only the SDK's own names
@@ -133,9 +141,11 @@ class TinkerLearner(Learner):
         future = self._client.forward_backward_custom(wire, custom)
         return _soon(self._gradient(future, data, passes=2))  # log-probabilities, and then the gradient
 
-    def step(self, optimizer: OptimizerConfig) -> Awaitable[Mapping[str, float]]:  # noqa: D102  inherited
+    def step(  # noqa: D102  inherited
+        self, optimizer: OptimizerConfig, *, learning_rate: float
+    ) -> Awaitable[Mapping[str, float]]:
         settings = types.AdamParams(
-            learning_rate=optimizer.learning_rate,
+            learning_rate=learning_rate,
             beta1=optimizer.beta1,
             beta2=optimizer.beta2,
             eps=optimizer.eps,
@@ -182,7 +192,7 @@ def _soon[T](answer: Coroutine[object, object, T]) -> asyncio.Task[T]:
     return task
 
 
-class TinkerSampler(Sampler):
+class TinkerSampler(Sampler, Scorer):
     """A sampling client of the SDK, which is bound to the weights that it was made from."""
 
     def __init__(self, client: tinker.SamplingClient, usage: Usage, *, version: int) -> None:
@@ -217,6 +227,14 @@ class TinkerSampler(Sampler):
             tokens=[len(completion.tokens) for completion in completions],
         )
         return completions
+
+    async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:  # noqa: D102  inherited
+        what = "asking for log-probabilities"
+        found = await _answered(self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last), what)
+        if len(found) != len(prompt):
+            raise ServiceError(f"{what}: the service gave {len(found)} for {len(prompt)} tokens")
+        self._usage.sampled(prompt=len(prompt), cached=0, tokens=[1])  # the SDK asks for one token, and says no more
+        return np.array([math.nan if value is None else value for value in found[-last:]], np.float32)
 
 
 def _completion(sequence: types.SampledSequence) -> Completion:
@@ -254,12 +272,14 @@ def model_input(
     return types.ModelInput(chunks=chunks)
 
 
-def _datum(datum: Datum) -> types.Datum:
+def _datum(datum: Datum, *, by_sequence: bool = False) -> types.Datum:
     inputs = {
         "target_tokens": types.TensorData.from_numpy(datum.targets.astype(np.int64)),
         "logprobs": types.TensorData.from_numpy(datum.logprobs),
         "advantages": types.TensorData.from_numpy(datum.advantages),
     }
+    if by_sequence:
+        inputs["sequence_ratio_mask"] = types.TensorData.from_numpy(datum.mask.astype(np.float32))
     return types.Datum(model_input=model_input(datum.prompt, text_chunk=_packed), loss_fn_inputs=inputs)
 
 

@@ -194,6 +194,12 @@ class SimulatedSamplingClient:
         """Lower-case letters, as many as the latency says; they follow from prompt, seed and the sample's index."""
         return self._sampling.ask(prompt, num_samples, sampling_params)
 
+    def compute_logprobs(
+        self, prompt: types.ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> Answer[list[float | None]]:
+        """Log-probabilities that follow from the prompt, of its last tokens; the others have none."""
+        return self._sampling.score(prompt, prompt_logprobs_last_n)
+
 
 class _Sampling:
     """Draws samples, a limited number at a time."""
@@ -228,6 +234,12 @@ class _Sampling:
             ]
         )
         return Answer(self._draw(count, seconds, response))
+
+    def score(self, prompt: types.ModelInput, last: int | None) -> Answer[list[float | None]]:
+        rng = np.random.default_rng(digest(self._world.seed, "score", _shown(prompt)))
+        drawn = (-rng.exponential(1, prompt.length)).tolist()
+        unknown = prompt.length - min(last or prompt.length, prompt.length - 1)
+        return _later(self._world, "score", self._latency.first_s, lambda: [None] * unknown + drawn[unknown:])
 
     async def _draw(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
         await self._take(count)

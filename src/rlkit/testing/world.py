@@ -20,7 +20,7 @@ class Latency:
     """How long the service takes, in seconds.
 
     Args:
-        first_s: of a sampling request, before the first token.
+        first_s: of a sampling request, before the first token, and of one for log-probabilities.
         token_s: of each token after that; a request takes as long as its longest sample.
         mean_tokens: of a completion, log-normal, before `max_tokens` cuts it.
         sigma: of the logarithm of that length.
@@ -54,7 +54,7 @@ class Fault:
 
     Args:
         kind: the answer: an HTTP status, a future that fails or is cancelled, or one that is never answered.
-        call: to which calls: `sample`, `gradient`, `step`, `save`, `load` or `*` for any.
+        call: to which calls: `sample`, `score`, `gradient`, `step`, `save`, `load` or `*` for any.
         at: only the N-th of them, counted from 1.
         share: of them, at random; without `at`.
         after_s: not before this time.

@@ -1,0 +1,101 @@
+"""The learning rate of each step.
+
+Invariant: it is a function of the step's number and of the configuration alone, so that a step that is taken again is
+taken with the same rate.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlkit.config.schema import Config
+from rlkit.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """A rate that rises in equal parts over the warm-up, and falls until the end of the run.
+
+    With W warm-up steps of N in all, step s (from 1) has s/(W + 1) of the whole rate while s ≤ W, and after that, with
+    x = (s − W − 1) / (N − W) and f the final fraction,
+
+        constant   1
+        linear     1 − (1 − f) · x
+        cosine     f + (1 − f) · (1 + cos πx) / 2     (Loshchilov and Hutter 2017, eq. 5, without restarts)
+
+    So step W + 1 has the whole rate, and the step after the last would have f of it: no step is taken with a rate of 0.
+
+    Args:
+        whole: the rate after the warm-up.
+        shape: how it falls.
+        warmup: W.
+        final: f, from 0 to below 1.
+        steps: N, more than W.
+    """
+
+    whole: float
+    shape: Literal["constant", "linear", "cosine"] = "constant"
+    warmup: int = 0
+    final: float = 0.0
+    steps: int = 1
+
+    def at(self, step: int) -> float:
+        """The rate of a step, 1 … N; all its substeps have it."""
+        if step <= self.warmup:
+            return self.whole * step / (self.warmup + 1)
+        part = (step - self.warmup - 1) / (self.steps - self.warmup)
+        match self.shape:
+            case "constant":
+                return self.whole
+            case "linear":
+                return self.whole * (1 - (1 - self.final) * part)
+            case "cosine":
+                return self.whole * (self.final + (1 - self.final) * (1 + math.cos(math.pi * part)) / 2)
+
+
+def learning_rate(config: Config) -> LearningRate:
+    """The learning rate that a configuration asks for.
+
+    Raises:
+        ConfigError: it is to be found automatically, and nothing is known of the model.
+    """
+    optimizer = config.optimizer
+    whole = optimizer.learning_rate
+    return LearningRate(
+        whole=advised(config.model) if whole == "auto" else whole,
+        shape=optimizer.schedule,
+        warmup=optimizer.warmup_steps,
+        final=optimizer.final_fraction,
+        steps=config.steps,
+    )
+
+
+def advised(model: str) -> float:
+    """The learning rate for LoRA that tinker-cookbook advises, `tinker_cookbook.hyperparam_utils.get_lr`.
+
+    It goes by the model's family, which it reads off the name, and by its width, which it knows or reads from the
+    model's own configuration: in the directory that is named, in the cache of the hub, or on the hub.
+
+    Raises:
+        ConfigError: it has no advice for this model.
+    """
+    from tinker_cookbook.hyperparam_utils import get_lr
+
+    try:
+        if Path(model).expanduser().is_dir() and _family(model) != _family(Path(model).name):
+            raise ValueError("the name of the folder does not say of which family it is")
+        return float(get_lr(str(Path(model).expanduser()) if Path(model).expanduser().is_dir() else model))
+    except Exception as error:  # of the cookbook, of transformers or of the hub, whose kinds are many
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"optimizer.learning_rate: there is no advice for {model} ({reason}); set optimizer.learning_rate to a "
+            "number"
+        ) from error
+
+
+def _family(name: str) -> str | None:
+    """What `get_lr` goes by."""
+    return next((family for family in ("llama", "qwen") if family in name.lower()), None)
