@@ -9,14 +9,15 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pandas as pd
 import pytest
+from tinker import types
 
 import rlkit
 from rlkit.store import journal, lines
-from rlkit.testing import Fault, Latency, SimulatedTinker, World
+from rlkit.testing import Fault, Latency, SimulatedTinker, World, simulated
 from rlkit.testing.world import FaultKind
 
 from .simulation import Simulation, Talk, Word
@@ -82,6 +83,80 @@ def test_whichever_call_fails_while_a_resumed_run_takes_its_steps_again_it_train
         assert run.train(resume=True).status == "completed"
         assert run.weights() == expected.weights()
         assert run.world.calls["samples"] == samples
+
+
+class Slow(Word):
+    """Works for longer than the service may be silent."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        reply = await policy.chat([{"role": "user", "content": self.task_id}])
+        await asyncio.sleep(2000)
+        return float(reply.text.count("e"))
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+@pytest.mark.parametrize("substeps", [1, 2])
+def test_a_gradient_that_fails_while_nobody_waits_for_the_service_is_computed_again(
+    at: int, substeps: int, tmp_path: Path
+) -> None:
+    settings = {
+        "schedule": {"mode": "stream"},
+        "service": {"timeout_s": 1000.0},
+        "batch": {"groups": 2, "group_size": 3, "substeps": substeps},
+    }
+    tasks = [Slow(number) for number in range(9)]
+    run = Simulation(tmp_path / "run", World(), settings=settings, tasks=tasks)
+    run.world.faults = [Fault("500", call="gradient", at=at)]
+    assert run.train().status == "completed"
+
+
+@pytest.mark.parametrize("timeout_s", [60.0, 180.0])
+def test_a_prompt_that_is_never_answered_fails_its_rollouts_and_not_the_run(
+    timeout_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = simulated.SimulatedSamplingClient.sample
+
+    def sample(self: Any, prompt: types.ModelInput, *args: Any) -> Any:
+        asked = bytes(token for chunk in prompt.chunks for token in chunk.tokens)  # type: ignore[union-attr]  text
+        return asyncio.get_running_loop().create_future() if b"task-7777" in asked else answered(self, prompt, *args)
+
+    monkeypatch.setattr(simulated.SimulatedSamplingClient, "sample", sample)
+    settings = {
+        "schedule": {"mode": "async", "max_staleness": 2},
+        "service": {"timeout_s": timeout_s},
+        "rollouts": {"timeout_s": 100.0},
+        "steps": 300,
+    }
+    tasks = [Word(number) for number in (7777, *range(700))]
+    run = Simulation(tmp_path / "run", World(), settings=settings, tasks=tasks)
+    assert run.train().status == "completed"
+    episodes = pd.read_parquet(run.directory / "episodes")
+    failed = episodes[episodes.status == "failed"]
+    assert set(failed.task) == {"task-7777"}
+    assert failed.error.str.contains("took longer than 100 s").all()
+
+
+def test_a_failure_in_the_middle_of_substeps_leaves_a_checkpoint(tmp_path: Path) -> None:
+    class Down(Word):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            played.append(self.task_id)
+            if len(played) > 4 * 3 * 2 + 2 * 3:  # two steps, and the first substep of the third
+                raise RuntimeError("the sandbox is down")
+            return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
+
+    played = list[str]()
+    settings = {
+        "batch": {"groups": 4, "group_size": 3, "substeps": 2},
+        "rollouts": {"max_live": 3, "max_failing_rollouts": 0},
+        "checkpoint": {"every": 0},
+        "schedule": {"mode": "stream"},
+        "steps": 9,
+    }
+    run = Simulation(tmp_path / "run", World(), settings=settings, tasks=[Down(number) for number in range(99)])
+    with pytest.raises(rlkit.RunFailed, match="the sandbox is down"):
+        run.train()
+    assert run.ears.saved == [2]
+    assert run.world.calls["step"] > 4  # a substep of the third step was taken
 
 
 def test_a_step_may_take_longer_than_the_service_may_be_silent(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from rlkit.config import load_config
 from rlkit.run import RLTrainer
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers import RunResult, Tracker
+from rlkit.types import Episode
 
-from .simulation import Ears, Word
+from .simulation import Ears, Simulation, Word
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 ENDS = ("success", "error", "interrupt", "cancellation")
@@ -153,3 +154,18 @@ def test_a_thread_that_never_ends_does_not_keep_a_script_that_trains() -> None:
     )
     assert (process.returncode, process.stderr) == (4, "")
     assert process.stdout == "completed" * 100_000 + "\n"
+
+
+def test_a_step_is_let_go_of_once_it_is_reported(tmp_path: Path) -> None:
+    alive = list[int]()
+
+    class Counting(Word):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            reward = await super().rollout(policy)
+            alive.append(sum(type(held) is Episode for held in gc.get_objects()))
+            return reward  # type: ignore[return-value]  an Outcome
+
+    settings = {"steps": 4, "batch": {"groups": 4, "group_size": 4}}
+    before = sum(type(held) is Episode for held in gc.get_objects())
+    Simulation(tmp_path / "run", settings=settings, tasks=[Counting(number) for number in range(16)]).train()
+    assert max(alive) - before <= 16  # those of the step that is played

@@ -41,12 +41,15 @@ class LooseThreads(ThreadPoolExecutor):
     event loop insists on.
 
     Args:
+        count: of the threads; by default as many as an event loop's own.
+        name: that those of the threads begin with; by default that of an event loop's own.
         grace_s: what they may take to finish what was asked for, once it is shut down; the rest is abandoned.
     """
 
-    def __init__(self, *, grace_s: float = _GRACE_S) -> None:
-        self._count = min(32, (os.cpu_count() or 1) + 4)
+    def __init__(self, count: int | None = None, *, name: str = "asyncio", grace_s: float = _GRACE_S) -> None:
+        self._count = count or min(32, (os.cpu_count() or 1) + 4)
         super().__init__(self._count)
+        self._name = name
         self._grace_s = grace_s
         self._asked = deque[tuple[Future[object], Callable[[], object]]]()
         self._changed = threading.Condition()
@@ -61,8 +64,7 @@ class LooseThreads(ThreadPoolExecutor):
             if self._closed:
                 raise RuntimeError("cannot schedule new futures after shutdown")
             if self._idle <= len(self._asked) and len(self._own) < self._count:
-                # Named as asyncio's own are.
-                thread = threading.Thread(target=self._work, name=f"asyncio_{len(self._own)}", daemon=True)
+                thread = threading.Thread(target=self._work, name=f"{self._name}_{len(self._own)}", daemon=True)
                 thread.start()
                 self._own.append(thread)
             self._asked.append((cast("Future[object]", future), partial(fn, *args, **kwargs)))
@@ -142,8 +144,8 @@ async def in_thread[*Ts, T](function: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 @cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="rlkit")
+def _threads() -> LooseThreads:
+    return LooseThreads(_THREADS, name="rlkit")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has the object, and none of its threads

@@ -18,6 +18,7 @@ from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config
+from rlkit.containment import tasks_contained
 from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.losses import loss
@@ -118,7 +119,8 @@ class RLTrainer(Trainer):
             choice = ServiceChoice("url", None, "it was given")
         price = price_of(self._config, choice.kind)
         directory = self._given_directory or _directory(self._config)
-        with RunStore(directory, resolved=self._resolved, resume=self._resume) as store:
+        # What a rollout leaves behind may make tasks when none is played.
+        with RunStore(directory, resolved=self._resolved, resume=self._resume) as store, tasks_contained():
             ended: RunResult | None = None
             try:
                 ended = await self._run(store, choice, price)

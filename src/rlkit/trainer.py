@@ -112,7 +112,7 @@ class Loop:
                 await parts.supply.close()  # nothing more is played, and paid for, while the weights are saved
                 # What ended the run matters more than that it cannot be saved.
                 with suppress(RlkitError, OSError, TimeoutError):
-                    if self._step > self._first and not self._ahead:
+                    if self._first < self._step == self._learner_step:
                         async with asyncio.timeout(_LAST_SAVE_S):
                             await self._save()
                 raise
@@ -188,9 +188,6 @@ class Loop:
                 making = await self._complete.get()
                 if making is None:
                     await gathering  # says why there are no more
-                    if self._ahead:  # by some substeps of a step that does not come about
-                        self._making.clear()
-                        await self._recover(self._step)
                     return
                 self._phase = "training"
                 metrics = await self._advance(making)
@@ -201,6 +198,7 @@ class Loop:
                 }
                 ended_s = clock()
                 self._report(metrics, step=making.step, sampler=self.newest)
+                del making  # or its episodes would be held until the next step is there
                 if self._parts.stop.requested and self._complete.empty() and not self._ahead:
                     return
         finally:
@@ -234,6 +232,7 @@ class Loop:
                 making.sample_s = making.complete_s - started
                 self._finish(making)
                 self._complete.put_nowait(making)
+                del making, one
         finally:
             self._complete.put_nowait(None)
 
@@ -356,4 +355,7 @@ class Loop:
 
     async def _save(self) -> None:
         self._phase = "saving"
+        if self._ahead:  # by some substeps of a step that does not come about
+            self._making.clear()
+            await self._recover(self._step)
         await self._parts.saver.save(self._learner, self._step)

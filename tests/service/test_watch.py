@@ -82,6 +82,27 @@ def test_a_time_limit_of_somebody_elses_is_a_failure_like_another() -> None:
     run_virtual(run())
 
 
+def test_a_service_that_nobody_asked_is_not_gone() -> None:
+    async def run() -> tuple[bool, bool]:
+        async def refuse() -> None:
+            raise ServiceError("busy")
+
+        async def hang() -> None:
+            await asyncio.Event().wait()
+
+        watch = Watch(lambda note: None, timeout_s=100)
+        await watch.call(lambda: asyncio.sleep(0), "sampling")
+        await asyncio.sleep(5000)
+        with pytest.raises(ServiceError):
+            await watch.call(refuse, "training")
+        refused = watch.gone
+        with pytest.raises(ServiceError):
+            await watch.call(hang, "training")
+        return refused, watch.gone
+
+    assert run_virtual(run()) == (False, True)
+
+
 def test_the_users_mistake_is_nobodys_to_retry() -> None:
     async def run() -> None:
         async def make() -> None:

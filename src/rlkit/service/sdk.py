@@ -62,7 +62,8 @@ class TinkerService(Service):
         status = "success" if kind is None else "errored" if issubclass(kind, Exception) else "interrupted"
         with suppress(tinker.TinkerError, TimeoutError):  # the work is done or lost; leaving changes neither
             async with asyncio.timeout(CLOSING_S):
-                await self._client.close(status)
+                # In a thread: the SDK takes a lock there that one of its calls to a silent service can hold for ever.
+                await (await in_thread(self._client.close, status))
 
     async def learner(  # noqa: D102  inherited
         self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None

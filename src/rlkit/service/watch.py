@@ -48,6 +48,7 @@ class Watch:
     _random: Random = field(init=False)
     _waiting: Counter[str] = field(default_factory=Counter[str])
     _answered_s: float = 0.0
+    _silent_s: float = 0.0  # how long the service had answered nobody when the last call failed
     _silences_s: float = 0.0
     _failures: _Notice = field(init=False)
     _silence: _Notice = field(init=False)
@@ -73,7 +74,7 @@ class Watch:
             self._answered_s = max(self._answered_s, clock())  # silence counts from when somebody asks
         self._waiting[what] += 1
         request = _Request(self)
-        delay = _BACKOFF_S
+        delay, asked_s = _BACKOFF_S, clock()
         try:
             with waiting(request):
                 while True:
@@ -90,6 +91,9 @@ class Watch:
                         self._failures.tell(f"{error}; trying again")
                         await asyncio.sleep(pause)
                         delay = min(2 * delay, _BACKOFF_MAX_S)
+        except ServiceError:
+            self._silent_s = clock() - max(self._answered_s, asked_s)
+            raise
         finally:
             self._waiting[what] -= 1
 
@@ -106,8 +110,11 @@ class Watch:
 
     @property
     def gone(self) -> bool:
-        """Whether the service has answered nothing for longer than it may."""
-        return asyncio.get_running_loop().time() - self._answered_s >= self.timeout_s
+        """Whether the service answered nobody, and not only not the last call that failed.
+
+        One that falls silent has answered others for a while after that call was made: half of the time is enough.
+        """
+        return self._silent_s >= self.timeout_s / 2
 
     @asynccontextmanager
     async def looking(self) -> AsyncGenerator[None]:
@@ -166,6 +173,7 @@ class Watch:
     def _answer_came(self) -> None:
         self._silences_s = self.silences_s
         self._answered_s = asyncio.get_running_loop().time()
+        self._silent_s = 0.0
 
 
 async def _first_good[T](asked: Sequence[asyncio.Future[T]], *, within_s: float) -> asyncio.Future[T] | None:
@@ -246,9 +254,14 @@ class PatientSampler(Sampler):
     async def sample(  # noqa: D102  inherited
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
-        return await self.watch.call(
-            lambda: self.of.sample(prompt, sampling, seed=seed, num_samples=num_samples), "sampling", retry=True
-        )
+        while True:
+            try:
+                return await self.watch.call(
+                    lambda: self.of.sample(prompt, sampling, seed=seed, num_samples=num_samples), "sampling", retry=True
+                )
+            except _NoAnswer:  # while others are answered, it is the rollout's own time limit that ends this
+                if self.watch.gone:
+                    raise
 
 
 class _Heard(logging.Handler):

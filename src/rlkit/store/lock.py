@@ -26,6 +26,8 @@ def lock(directory: Path) -> FileIO:
     try:
         atomic.make_folder(directory)
         file = FileIO(directory / "lock", "a+")
+    except FileExistsError as error:
+        raise UsageError(f"{directory} is a file, and a run needs a folder: choose another name (--name)") from error
     except OSError as error:
         raise UsageError(
             f"cannot write to {directory}: {error.strerror}; set RLKIT_RUNS_DIR to a folder that can"

@@ -24,15 +24,17 @@ from rlkit import atomic
 from rlkit.store.codec import dump
 from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
 
-_IMAGE = pa.struct([("start", pa.int32()), ("length", pa.int32()), ("format", pa.string()), ("data", pa.binary())])
+_IMAGE = pa.struct(
+    [("start", pa.int32()), ("length", pa.int32()), ("format", pa.string()), ("data", pa.large_binary())]
+)
 _TURN = pa.struct(
     [
         ("prompt", pa.list_(pa.int32())),
         ("completion", pa.list_(pa.int32())),
         ("logprobs", pa.list_(pa.float32())),
         ("sampled", pa.list_(pa.bool_())),
-        ("prompt_text", pa.string()),
-        ("completion_text", pa.string()),
+        ("prompt_text", pa.large_string()),
+        ("completion_text", pa.large_string()),
         ("images", pa.list_(_IMAGE)),
         ("stop", pa.string()),
         ("version", pa.int32()),
@@ -170,8 +172,8 @@ def _turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructA
         _lists(completions, pa.int32()),
         _lists([turn.logprobs for turn in turns], pa.float32()),
         _lists([turn.sampled for turn in turns], pa.bool_()),
-        pa.array([decode(tokens[tokens != IMAGE_TOKEN]) for tokens in prompts], pa.string()),
-        pa.array([decode(tokens) for tokens in completions], pa.string()),
+        pa.array([decode(tokens[tokens != IMAGE_TOKEN]) for tokens in prompts], pa.large_string()),
+        pa.array([decode(tokens) for tokens in completions], pa.large_string()),
         _nested(
             pa.array(
                 [{"start": i.start, "length": i.length, "format": i.format, "data": i.data} for i in images], _IMAGE
