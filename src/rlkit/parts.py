@@ -14,6 +14,7 @@ from rlkit.evaluation import Evaluation
 from rlkit.rollouts import Player
 from rlkit.saver import Saver
 from rlkit.schedule import Supply
+from rlkit.selection import Selection
 from rlkit.service import Learner
 from rlkit.service.watch import Watch
 from rlkit.slots import Slots
@@ -41,6 +42,7 @@ class Parts:
         min_valid: by environment, episodes with a reward that a group must have.
         evaluation: what is measured.
         saver: saves the weights.
+        selection: told of each step; says which weights are the best.
         steps: of the run in all.
         store: of the run.
         trackers: told of every step; what they raise is noted and dropped.
@@ -59,6 +61,7 @@ class Parts:
     min_valid: Mapping[str, int]
     evaluation: Evaluation
     saver: Saver
+    selection: Selection
     steps: int
     store: RunStore
     trackers: Broadcast

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlkit.errors import RunFailed
@@ -29,10 +29,14 @@ class Reporter:
     Args:
         store: gets a line of metrics.
         trackers: are told.
+        reported: called with each step once it is written down.
     """
 
-    def __init__(self, store: RunStore, trackers: Broadcast) -> None:
+    def __init__(
+        self, store: RunStore, trackers: Broadcast, *, reported: Callable[[int, Mapping[str, float]], None]
+    ) -> None:
         self._store = store
+        self._reported = reported
         self._trackers = trackers
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
@@ -108,6 +112,7 @@ class Reporter:
                 if self.last and not self._store.has_metrics(report.step):
                     self._store.add_metrics(report.step, self.last)
                     self._trackers.step(report.step, self.last)
+                    self._reported(report.step, self.last)
             except Exception as error:  # told to the loop at its next look
                 self._failure = error
 

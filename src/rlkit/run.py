@@ -31,6 +31,7 @@ from rlkit.rollouts import Earlier, Player
 from rlkit.saver import Saver
 from rlkit.schedule import Played, Supply
 from rlkit.seeds import derive
+from rlkit.selection import Aim, Selection
 from rlkit.service import Learner, Service, ServiceChoice, choose, connect
 from rlkit.service.watch import Watch
 from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation
@@ -42,6 +43,10 @@ from rlkit.store.history import History
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trainer import Loop, Trainer
 from rlkit.update import Recipe
+
+
+_KEEP_USED_S = 10.0
+"""How often what was used is written down in the middle of a step; a kill loses the count of what came after."""
 
 
 class RLTrainer(Trainer):
@@ -124,15 +129,15 @@ class RLTrainer(Trainer):
             ended: RunResult | None = None
             try:
                 ended = await self._run(store, choice, price)
-                store.set_status(ended.status)
+                store.about.set_status(ended.status)
                 return ended
             except asyncio.CancelledError:
                 with suppress(OSError):
-                    store.set_status("interrupted")
+                    store.about.set_status("interrupted")
                 raise
             except Exception as error:
                 with suppress(OSError):  # a full disk must not hide why the run failed
-                    store.set_failed(error, retry=isinstance(error, RolloutsFailed))
+                    store.about.set_failed(error, retry=isinstance(error, RolloutsFailed))
                 raise
             finally:
                 await store.close()
@@ -162,7 +167,7 @@ class RLTrainer(Trainer):
                 return await loop.run()
             except asyncio.CancelledError:
                 with suppress(OSError):
-                    store.set_status("interrupted")  # at once: leaving the service may outlast our time
+                    store.about.set_status("interrupted")  # at once: leaving the service may outlast our time
                 raise
 
     async def _loop(
@@ -198,14 +203,18 @@ class RLTrainer(Trainer):
         player = Player(chat, settings, seed=config.seed, slots=slots, record=store.record_episode)
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, self._estimators, self._loss, reference=reference)
-        known = {draw: earlier(history, draw, config, forgive=store.retries_failed) for draw in history.outstanding}
+        known = {
+            draw: earlier(history, draw, config, forgive=store.about.retries_failed) for draw in history.outstanding
+        }
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; the episodes that it cannot give back are played again")
 
-        keeping = asyncio.Lock()
+        kept_s = budget.seconds
 
         async def keep_used() -> None:
-            async with keeping:  # so that less is not written after more
+            nonlocal kept_s
+            if budget.seconds - kept_s >= _KEEP_USED_S:
+                kept_s = budget.seconds
                 await in_thread(store.keep_used, budget.state_dict())
 
         async def play(task: Task) -> Played:
@@ -222,6 +231,11 @@ class RLTrainer(Trainer):
             store.record_draw(tasks[0])
             return tasks[0]
 
+        best = config.best
+        aim = Aim(config.best_metric, best.lower, best.patience, best.min_gain, best.goal)
+        selection = Selection(aim, config.checkpoint.keep_last, config.checkpoint.keep_best)
+        for step, metrics in store.metrics():
+            selection.tell(step, metrics)
         parts = Parts(
             restore=restore,
             supply=Supply(pace(config), draw=draw, play=play, done=history.step, waiting=waiting),
@@ -241,7 +255,8 @@ class RLTrainer(Trainer):
             evaluation=Evaluation(
                 self._eval_tasks, eval_player(config, chat, slots=slots, context=context), config.eval.every
             ),
-            saver=Saver(config.checkpoint, store, self._trackers, watch),
+            saver=Saver(config.checkpoint, store, self._trackers, watch, selection=selection, delete=service.delete),
+            selection=selection,
             steps=config.steps,
             store=store,
             trackers=self._trackers,

@@ -9,9 +9,11 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-from rlkit.config.schema import CheckpointConfig
-from rlkit.errors import RlkitError
+from rlkit.config.operation import CheckpointConfig
+from rlkit.errors import RlkitError, UsageError
+from rlkit.selection import Selection
 from rlkit.service import Learner
 from rlkit.service.watch import Watch
 from rlkit.store import RunStore
@@ -31,6 +33,8 @@ class Saver:
         store: records them.
         trackers: are told.
         watch: over the calls to the service.
+        selection: says which checkpoints are kept.
+        delete: deletes what a `tinker://` path names.
         now: seconds since the epoch.
     """
 
@@ -41,6 +45,8 @@ class Saver:
         trackers: Broadcast,
         watch: Watch,
         *,
+        selection: Selection,
+        delete: Callable[[str], Awaitable[None]],
         now: Callable[[], float] = time.time,
     ) -> None:
         self._every = config.every
@@ -48,10 +54,13 @@ class Saver:
         self._store = store
         self._trackers = trackers
         self._watch = watch
+        self._selection = selection
+        self._delete = delete
         self._now = now
         self._asked = Counter[int]()
         self._missed = False
         self._recording: asyncio.Task[None] | None = None
+        self._deleting = dict[str, asyncio.Task[None]]()
         self.newest: Checkpoint | None = None
         """The newest one of which the service still has the weights that the run goes on from."""
 
@@ -61,9 +70,16 @@ class Saver:
         again = f"-{self._asked[step]}" if self._asked[step] > 1 else ""
         return learner.save(f"step-{step:06d}{again}", ttl_s=self._ttl_s)
 
-    def ask_if_due(self, learner: Learner, step: int) -> Saving | None:
-        """Likewise, if the step is one whose weights are kept, or the last that was could not be saved."""
-        return self.ask(learner, step) if self._every and (step % self._every == 0 or self._missed) else None
+    def ask_if_due(self, learner: Learner, step: int, *, evaluated: bool) -> Saving | None:
+        """Likewise, if the step is one whose weights are kept, or the last that was could not be saved.
+
+        Args:
+            learner: has the weights.
+            step: of them.
+            evaluated: they may turn out to be the best.
+        """
+        due = step % self._every == 0 or self._missed if self._every else False
+        return self.ask(learner, step) if due or (evaluated and self._selection.aim.metric is not None) else None
 
     def record(self, step: int, saving: Saving) -> None:
         """Record a checkpoint once it is there; a failure is told and does no harm."""
@@ -83,10 +99,34 @@ class Saver:
             paths = await self._watch.call(lambda: self.ask(learner, step), "saving a checkpoint", retry=True)
             self._record(step, *paths)
 
+    def tidy_up(self, *, reported: int) -> None:
+        """Delete, behind the run's back, the checkpoints that need not be kept; a failure is told and does no harm.
+
+        Args:
+            reported: the last step of which everything is known.
+        """
+        for saved in self._selection.superfluous(self._store.checkpoints(), reported=reported):
+            if saved.state not in self._deleting:
+                self._deleting[saved.state] = asyncio.create_task(self._delete_later(saved))
+
+    async def settle(self) -> None:
+        """Wait until what was to be deleted is."""
+        await asyncio.gather(*self._deleting.values())
+
     def close(self) -> None:
-        """Give up what is not saved yet."""
-        if self._recording is not None:
-            self._recording.cancel()
+        """Give up what is not saved, or deleted, yet."""
+        for task in (self._recording, *self._deleting.values()):
+            if task is not None:
+                task.cancel()
+
+    async def _delete_later(self, saved: Checkpoint) -> None:
+        try:
+            for path in (saved.state, saved.sampler):
+                with suppress(UsageError):  # it is gone already
+                    await self._watch.call(lambda path=path: self._delete(path), "deleting a checkpoint", retry=True)
+            self._store.remove_checkpoint(saved)
+        except RlkitError as error:
+            self._trackers.note(f"the checkpoint of step {saved.step} could not be deleted: {error}")
 
     async def _record_later(self, earlier: asyncio.Task[None] | None, step: int, saving: Saving) -> None:
         if earlier is not None:

@@ -74,7 +74,7 @@ class Loop:
         self._parts = parts
         self._learner, self._learner_step = weights
         self._first = self._step = step
-        self._reporter = Reporter(parts.store, parts.trackers)
+        self._reporter = Reporter(parts.store, parts.trackers, reported=self._reported)
         self._started = time.monotonic()
         self._phase: Phase = "preparing"
         self._newest: PatientSampler | None = None
@@ -82,6 +82,7 @@ class Loop:
         self._complete: asyncio.Queue[_Making | None] = asyncio.Queue()
         self._recovering = False
         self._used_up = ""
+        self._enough = parts.selection.enough
 
     @property
     def newest(self) -> PatientSampler:
@@ -119,6 +120,8 @@ class Loop:
             await parts.supply.close()
             await self._save()
             await self._reporter.drain()
+            parts.saver.tidy_up(reported=self._step)
+            await parts.saver.settle()
             await parts.store.settle()
         finally:
             limited.cancel()
@@ -128,6 +131,9 @@ class Loop:
             await self._reporter.close()
             parts.saver.close()
         self._phase = "done"
+        metric = parts.selection.aim.metric
+        if metric is not None and parts.selection.best is None and self._step:
+            parts.trackers.note(f"best.metric: no step had a {metric}")
         cut = "budget" if self._used_up else "interrupted" if parts.stop.requested else "completed"
         return RunResult(
             name=parts.store.directory.name,
@@ -136,7 +142,8 @@ class Loop:
             steps=self._step,
             metrics=self._reporter.last,
             checkpoint=parts.saver.newest,
-            reason=self._used_up,
+            reason=self._used_up or self._enough or "",
+            best=parts.selection.best_of(parts.store.checkpoints()),
         )
 
     def progress(self) -> Progress:
@@ -199,7 +206,7 @@ class Loop:
                 ended_s = clock()
                 self._report(metrics, step=making.step, sampler=self.newest)
                 del making  # or its episodes would be held until the next step is there
-                if self._parts.stop.requested and self._complete.empty() and not self._ahead:
+                if self._ending and self._complete.empty() and not self._ahead:
                     return
         finally:
             gathering.cancel()
@@ -211,7 +218,7 @@ class Loop:
         clock = asyncio.get_running_loop().time
         try:
             for step in range(self._step + 1, parts.steps + 1):
-                if parts.stop.requested:
+                if self._ending:
                     return
                 started = clock()
                 parts.player.counts.done = parts.player.counts.failed = 0
@@ -239,7 +246,11 @@ class Loop:
     def _finish(self, making: _Making) -> None:
         making.update.finish()
         if not self._recovering:
-            making.saving = self._parts.saver.ask_if_due(self._learner, making.step)
+            making.saving = self._asked_to_save(making.step)
+
+    def _asked_to_save(self, step: int) -> Saving | None:
+        evaluated = self._parts.evaluation.due(step, last=self._parts.steps)
+        return self._parts.saver.ask_if_due(self._learner, step, evaluated=evaluated)
 
     async def _advance(self, making: _Making) -> dict[str, float]:
         """Make the weights of the next step, whose groups are there, the newest."""
@@ -261,7 +272,7 @@ class Loop:
         if making.saving is not None:
             parts.saver.record(step, making.saving)
         await in_thread(parts.store.keep_used, parts.budget.state_dict())
-        return metrics | parts.budget.metrics()
+        return metrics
 
     async def _insist[T](self, train: Callable[[], Awaitable[T]], *, after: int) -> T:
         """Train from the weights of step `after` on; when the service fails, make them again, and try once more."""
@@ -294,7 +305,7 @@ class Loop:
         for making in self._making:
             making.update.submit_again(self._learner)
             if making.update.finished:
-                making.saving = self._parts.saver.ask_if_due(self._learner, making.step)
+                making.saving = self._asked_to_save(making.step)
 
     async def _weights(
         self, step: int, taken: Sequence[Taken], update: StepUpdate, before: PatientSampler | None
@@ -351,7 +362,20 @@ class Loop:
                 self._phase = "evaluating"
             rank = parts.tasks.drawn + parts.recipe.groups  # before the groups of the steps after the next
             evaluation = asyncio.create_task(parts.evaluation.run(sampler, rank=rank))
-        self._reporter.add(step, metrics, evaluation)
+        self._reporter.add(step, {**metrics, **parts.budget.metrics()}, evaluation)
+
+    def _reported(self, step: int, metrics: Mapping[str, float]) -> None:
+        parts = self._parts
+        parts.selection.tell(step, metrics)
+        parts.saver.tidy_up(reported=step)
+        if self._enough is None and (reason := parts.selection.enough) is not None:
+            self._enough = reason
+            parts.trackers.note(f"{reason}; ending the run")
+
+    @property
+    def _ending(self) -> bool:
+        """Whether no further step is to be begun."""
+        return self._parts.stop.requested or self._enough is not None
 
     async def _save(self) -> None:
         self._phase = "saving"

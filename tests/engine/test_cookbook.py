@@ -61,7 +61,7 @@ def test_a_loop_takes_three_steps_and_goes_on_from_its_checkpoint(runs: Runs, lo
     assert [line["step"] for line in metrics] == list(range(STEPS[loop]))
     for line in metrics:
         assert all(math.isfinite(value) for value in line.values() if isinstance(value, float))
-        assert line["unclipped_grad_l2:mean"] > 0
+    assert max(line["unclipped_grad_l2:mean"] for line in metrics) > 0  # of one step all rewards may be equal
     first, *_, last = runs.checkpoints(loop)
     assert first["state_path"].partition("/weights/")[0] != last["state_path"].partition("/weights/")[0]
     assert runs.log.count("Resumed training from tinker://") == len(STEPS)

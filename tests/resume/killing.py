@@ -286,7 +286,8 @@ def record(folder: Path, world: World | None) -> dict[str, Any]:
     """What a run trained on, step by step."""
     run = folder / "run"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    own = {"time/", "service/weights"}  # weights are compared by themselves
+    # Weights are compared by themselves; what was used counts what a kill made do again.
+    own = {"time/", "usage/", "service/weights"}
     trained, seen = [], Counter[tuple[int, int, int]]()
     for step in range(1, STEPS + 1):
         groups = table.read(table_path(run, step))

@@ -133,3 +133,21 @@ def test_images_become_chunks_between_runs_of_tokens() -> None:
     assert [chunk.type for chunk in chunks] == ["encoded_text", "image", "encoded_text"]
     assert [chunk.length for chunk in chunks] == [1, 2, 2]
     assert ServiceError("x", request_id="r").request_id == "r"
+
+
+def test_a_checkpoint_that_is_deleted_is_gone(engine: EngineServer, byte_model_dir: Path) -> None:
+    async def run(service: TinkerService) -> None:
+        learner = await service.learner(model=str(byte_model_dir), lora=LoraConfig(), seed=1)
+        for path in await learner.save("short-lived", ttl_s=None):
+            await service.delete(path)
+            with pytest.raises(UsageError, match="deleting tinker://"):
+                await service.delete(path)
+        with pytest.raises(UsageError, match=path):
+            await service.sampler(model=str(byte_model_dir), checkpoint=path)
+
+    on(engine, run)
+
+
+def test_a_process_can_connect_to_one_service_again_and_again(engine: EngineServer, byte_model_dir: Path) -> None:
+    found = [on(engine, lambda service: service.context_tokens(str(byte_model_dir))) for _ in range(3)]
+    assert found[0] == found[1] == found[2]

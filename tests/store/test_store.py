@@ -20,7 +20,7 @@ def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:
         store.add_metrics(1, {"env/all/reward/mean": 0.5})
         store.add_metrics(2, {"env/all/reward/mean": 0.75})
         store.add_checkpoint(Checkpoint(2, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=3.0))
-        store.set_status("completed")
+        store.about.set_status("completed")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"step": 1, "env/all/reward/mean": 0.5},
@@ -50,7 +50,7 @@ def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_run_that_never_began_is_replaced(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-        store.set_status("failed", error="no such model")
+        store.about.set_status("failed", error="no such model")
     with RunStore(tmp_path / "run", resolved=RESOLVED):
         assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
 
@@ -76,6 +76,6 @@ def test_the_error_of_a_run_is_kept_without_secrets(tmp_path: Path, monkeypatch:
     )
     with RunStore(tmp_path / "run", resolved=Resolved.from_python(config)) as store:
         said = "401 for abcd1234abcd1234, abcd1234abcd1234xyz, sk-live-abcdefghij123456 and swordfish in the well"
-        store.set_status("failed", error=said)
+        store.about.set_status("failed", error=said)
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["error"] == "401 for [redacted], [redacted], [redacted] and ***"

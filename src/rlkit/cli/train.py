@@ -12,7 +12,7 @@ from rlkit.cli.guard import BUDGET_REACHED, INTERRUPTED
 from rlkit.cli.output import Data, Output, printable, redrawable
 from rlkit.cli.signals import graceful
 from rlkit.errors import UsageError
-from rlkit.trackers import RunResult, Tracker
+from rlkit.trackers import Checkpoint, RunResult, Tracker
 
 if TYPE_CHECKING:
     from rlkit.config import Resolved
@@ -103,7 +103,6 @@ def _trackers(output: Output, panel: PanelTracker | None, *, quiet: bool) -> lis
 
 
 def _record(result: RunResult) -> dict[str, Data]:
-    saved = result.checkpoint
     return {
         "run": result.name,
         "directory": str(result.directory),
@@ -111,10 +110,15 @@ def _record(result: RunResult) -> dict[str, Data]:
         "reason": result.reason,
         "steps": result.steps,
         "metrics": dict(result.metrics),
-        "checkpoint": None
-        if saved is None
-        else {"step": saved.step, "state": saved.state, "sampler": saved.sampler, "expires": saved.expires},
+        "checkpoint": _saved(result.checkpoint),
+        "best": _saved(result.best),
     }
+
+
+def _saved(saved: Checkpoint | None) -> dict[str, Data] | None:
+    if saved is None:
+        return None
+    return {"step": saved.step, "state": saved.state, "sampler": saved.sampler, "expires": saved.expires}
 
 
 def _summary(result: RunResult) -> str:
@@ -127,6 +131,8 @@ def _summary(result: RunResult) -> str:
     if result.checkpoint is not None:
         lines.append(f"checkpoint    {result.checkpoint.state}")
         lines.append(f"weights       {result.checkpoint.sampler}")
+    if result.best is not None and result.best != result.checkpoint:
+        lines.append(f"best weights  {result.best.sampler} (step {result.best.step})")
     return "\n".join(lines)
 
 

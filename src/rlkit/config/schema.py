@@ -19,6 +19,7 @@ from rlkit.config.objective import (
     LossConfig,
     OptimizerConfig,
 )
+from rlkit.config.operation import BestConfig, CheckpointConfig, PricesConfig
 from rlkit.config.section import Positive, Probability, Section
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -184,15 +185,6 @@ class LoraConfig(Section):
         return self
 
 
-class CheckpointConfig(Section):
-    """When the weights are saved. The last step always is."""
-
-    every: Annotated[int, Field(ge=0)] = 20
-    """Steps between checkpoints; 0 saves only the last."""
-    ttl_days: Annotated[float, Field(ge=1 / 24, le=3650)] | None = 30.0
-    """Days until the service deletes a checkpoint, since storage is billed; null keeps them."""
-
-
 class EvalConfig(Section):
     """Evaluation during training, on the weights as they are: before the first step, at times, and after the last."""
 
@@ -225,28 +217,6 @@ class ServiceConfig(Section):
         for name in ("engine_threads", "engine_device"):
             if self.base_url is not None and getattr(self, name) is not None:
                 raise ValueError(f"{name} has no effect: with a base_url the embedded engine is not started")
-        return self
-
-
-class PricesConfig(Section):
-    """US dollars for a million tokens; all null for those of the table that comes with rlkit."""
-
-    prefill: Annotated[float, Field(ge=0)] | None = None
-    """Of prompts."""
-    cached: Annotated[float, Field(ge=0)] | None = None
-    """Of prompts that the service had computed before; null for the price of any other."""
-    sample: Annotated[float, Field(ge=0)] | None = None
-    """Of tokens that are sampled."""
-    train: Annotated[float, Field(ge=0)] | None = None
-    """Of tokens that are trained on."""
-
-    @model_validator(mode="after")
-    def _is_whole(self) -> Self:
-        missing = [name for name in ("prefill", "sample", "train") if getattr(self, name) is None]
-        if missing and missing != ["prefill", "sample", "train"]:
-            raise ValueError(f"{missing[0]} is missing: set prefill, sample and train together")
-        if missing and self.cached is not None:
-            raise ValueError("cached has no effect: set prefill, sample and train too")
         return self
 
 
@@ -295,6 +265,7 @@ class Config(Section):
     eval: EvalConfig = EvalConfig()
     service: ServiceConfig = ServiceConfig()
     prices: PricesConfig = PricesConfig()
+    best: BestConfig = BestConfig()
     chat: ChatConfig = ChatConfig()
 
     @model_validator(mode="after")
@@ -320,7 +291,24 @@ class Config(Section):
             e.advantage for e in self.envs.values()
         ):
             raise ValueError("advantage: has no effect, since every environment has its own")
+        self._has_a_best()
         return self
+
+    @property
+    def best_metric(self) -> str | None:
+        """What weights are compared by, if they are."""
+        return self.best.metric or ("eval/all/reward/mean" if self.eval.envs else None)
+
+    def _has_a_best(self) -> None:
+        for name in sorted(self.best.model_fields_set):
+            if self.best_metric is None and getattr(self.best, name) != BestConfig.model_fields[name].default:
+                raise ValueError(f"best.{name} has no effect: name what is evaluated in eval.envs, or set best.metric")
+        of, _, rest = (self.best.metric or "").partition("/")
+        env, known = rest.partition("/")[0], self.eval.envs if of == "eval" else self.envs
+        if of in ("eval", "env") and env not in ("all", *known):
+            raise ValueError(
+                f"best.metric: there is no environment {env!r} in {'eval.envs' if of == 'eval' else 'envs'}"
+            )
 
     @model_validator(mode="after")
     def _has_an_objective(self) -> Self:

@@ -100,6 +100,15 @@ class Service(Protocol):
         """As `sampler`, to ask for the log-probabilities of given tokens."""
         ...
 
+    async def delete(self, path: str) -> None:
+        """Delete the checkpoint that a `tinker://` path names.
+
+        Raises:
+            UsageError: there is none.
+            ServiceError: the service failed.
+        """
+        ...
+
     async def context_tokens(self, model: str) -> int | None:
         """The longest context that the service offers for the model; None where it does not say."""
         ...
@@ -160,7 +169,7 @@ async def connect(config: ServiceConfig, *, choice: ServiceChoice | None = None)
     engine = EngineServer(threads=config.engine_threads, device=config.engine_device)
     await in_thread(engine.start)
     try:
-        async with TinkerService(base_url=engine.url, api_key=engine.api_key) as service:
+        async with TinkerService(base_url=engine.url, api_key=engine.api_key, last=True) as service:
             yield service
     finally:
         await in_thread(engine.stop)

@@ -41,14 +41,22 @@ class TinkerService(Service):
         base_url: None for the SDK's own default.
         api_key: None for the SDK's own look-up (TINKER_API_KEY and the like).
         client: to use instead of one of its own.
+        last: nobody connects to this address again, as the server ends with this connection.
     """
 
     def __init__(
-        self, *, base_url: str | None = None, api_key: str | None = None, client: tinker.ServiceClient | None = None
+        self,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        client: tinker.ServiceClient | None = None,
+        last: bool = False,
     ) -> None:
         self._base_url = base_url
         self._api_key = api_key
         self._client = client or tinker.ServiceClient(base_url=base_url, api_key=api_key)
+        self._last = last
+        self._rest_client: tinker.RestClient | None = None
         self._usage = Usage()
 
     @property
@@ -64,6 +72,9 @@ class TinkerService(Service):
             async with asyncio.timeout(CLOSING_S):
                 # In a thread: the SDK takes a lock there that one of its calls to a silent service can hold for ever.
                 await (await in_thread(self._client.close, status))
+                if self._last and self._rest_client is not None:  # its connections are the whole process's
+                    holder = self._rest_client.holder
+                    await holder.run_coroutine_threadsafe(holder.aclose())
 
     async def learner(  # noqa: D102  inherited
         self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None
@@ -100,12 +111,18 @@ class TinkerService(Service):
 
     async def context_tokens(self, model: str) -> int | None:  # noqa: D102  inherited
         what = "asking for the service's models"
-        client = await self._opened(lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what)
-        try:
-            offered = await _answered(client.get_server_capabilities(), what)
-        finally:
-            await client.holder.run_coroutine_threadsafe(client.holder.aclose())
+        offered = await _answered((await self._rest(what)).get_server_capabilities(), what)
         return next((m.max_context_length for m in offered.supported_models if m.model_name == model), None)
+
+    async def delete(self, path: str) -> None:  # noqa: D102  inherited
+        what = f"deleting {path}"
+        await _answered((await self._rest(what)).delete_checkpoint_from_tinker_path(path), what)
+
+    async def _rest(self, what: str) -> tinker.RestClient:
+        self._rest_client = await self._opened(
+            lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what
+        )
+        return self._rest_client
 
     async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
         """Call in a thread: the SDK connects there and then."""

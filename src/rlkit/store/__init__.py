@@ -9,23 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import platform
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from rlkit import atomic
 from rlkit.concurrency import in_thread
-from rlkit.config import Resolved, show_lines
-from rlkit.config.secrets import redact as redact_config
-from rlkit.config.secrets import secrets_in
+from rlkit.config import Resolved
 from rlkit.errors import RunFailed, UsageError
-from rlkit.redaction import redact
 from rlkit.sources import Task
 from rlkit.store import codec, lines, table
+from rlkit.store.about import About
 from rlkit.store.history import (
     DRAW_BYTES,
     Draw,
@@ -38,20 +33,11 @@ from rlkit.store.history import (
     step_group,
     table_path,
 )
-from rlkit.store.journal import Journal, Kind, Record, records
+from rlkit.store.journal import Journal, Kind
 from rlkit.store.lock import lock
 from rlkit.store.table import StepGroup
 from rlkit.trackers import Checkpoint
 from rlkit.types import Episode, Json, Tokens
-
-FORMAT_VERSION = 1
-"""Of the run directory; a reader refuses one that is newer than it knows."""
-
-type Status = Literal["running", "completed", "interrupted", "budget", "failed"]
-
-_RETRY = "retry_failed_rollouts"
-
-RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
 
 
 class RunStore:
@@ -69,12 +55,11 @@ class RunStore:
 
     def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
         self.directory = directory
-        self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         if resume and not holds_run(directory):
             raise UsageError(f"{directory} holds no run to resume")
         self._lock = lock(directory)
         try:
-            self._about = self._begun(resolved, resume=resume)
+            self.about = About(directory, resolved, resume=resume)
             self._measured = {
                 _step(directory / "metrics.jsonl", line) for line in lines.read(directory / "metrics.jsonl")
             }
@@ -94,29 +79,6 @@ class RunStore:
 
     def __exit__(self, *error: object) -> None:
         self._lock.close()
-
-    def set_status(self, status: Status, *, error: str = "") -> None:
-        """Say how the run stands, for people and for other programs; secrets are taken out of the error."""
-        changed: dict[str, Json] = {"status": status, "updated": time.time()}
-        if error:
-            changed["error"] = redact(redact_config(error, hidden=self._secrets))
-        self._about.update(changed)
-        self._write_about()
-
-    def set_failed(self, error: Exception, *, retry: bool) -> None:
-        """Say that the run came to a bad end.
-
-        Args:
-            error: says why.
-            retry: rollouts that failed were the reason, and are to be played again when the run goes on.
-        """
-        self._about[_RETRY] = self.retries_failed or retry
-        self.set_status("failed", error=f"{type(error).__name__}: {error}")
-
-    @property
-    def retries_failed(self) -> bool:
-        """Whether rollouts that failed are played again, as if for the first time; until another step is done."""
-        return self._about.get(_RETRY) is True
 
     def open(self, initial: Mapping[str, Json], *, decode: Callable[[Tokens], str]) -> History:
         """Begin to write; what is known of the run so far.
@@ -192,7 +154,8 @@ class RunStore:
             del self._drawn_in[one.draw]
         record = {"step": self._step, "groups": [asdict(one) for one in groups]}
         self._writer.append(Kind.STEP, codec.dump(record).encode())
-        retried = self._about.pop(_RETRY, None) is True
+        retried = self.about.retries_failed
+        self.about.retries_failed = False
         written = asyncio.create_task(self._writer.sync())
         written.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         oldest = min(self._drawn_in.values(), default=self._step + 1)
@@ -273,10 +236,26 @@ class RunStore:
         """
         self._append("checkpoints.jsonl", asdict(checkpoint))
 
+    def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """One line of checkpoints.jsonl that says that it was deleted.
+
+        Raises:
+            RunFailed: it cannot be written.
+        """
+        self._append("checkpoints.jsonl", {"step": checkpoint.step, "deleted": checkpoint.state})
+
     def checkpoints(self) -> list[Checkpoint]:
-        """All that were written, oldest first, whether or not the service still has them."""
+        """All that were written and not deleted, oldest first, whether or not the service still has them."""
         path = self.directory / "checkpoints.jsonl"
-        return [_checkpoint(path, line) for line in lines.read(path)]
+        written = lines.read(path)
+        deleted = {line["deleted"] for line in written if isinstance(line.get("deleted"), str)}
+        found = [_checkpoint(path, line) for line in written if "deleted" not in line]
+        return [saved for saved in found if saved.state not in deleted]
+
+    def metrics(self) -> list[tuple[int, Mapping[str, float | None]]]:
+        """The lines of metrics.jsonl, by step."""
+        path = self.directory / "metrics.jsonl"
+        return [(_step(path, line), line) for line in lines.read(path)]
 
     @property
     def _writer(self) -> Journal:
@@ -303,7 +282,7 @@ class RunStore:
             await in_thread(lambda: table.write(path, groups, decode=self._decode))
             await in_thread(atomic.write_text, state_path(self.directory, step), state)
             if retried:
-                self._write_about()
+                self.about.write()
         except OSError as error:
             raise self._unwritable(error) from error
         # What was drawn in segment n is drawn again from the state after step n − 1.
@@ -313,9 +292,6 @@ class RunStore:
                 state_path(self.directory, kept).unlink(missing_ok=True)
         self._writer.drop_through(needed)
 
-    def _write_about(self) -> None:
-        atomic.write_text(self.directory / "run.json", json.dumps(self._about, indent=2) + "\n")
-
     def _append(self, name: str, record: Mapping[str, Json]) -> None:
         try:
             lines.append(self.directory / name, record)
@@ -324,45 +300,6 @@ class RunStore:
 
     def _unwritable(self, error: OSError) -> RunFailed:
         return RunFailed(f"cannot write to {self.directory}: {error.strerror or error}; make room, then resume the run")
-
-    def _begun(self, resolved: Resolved, *, resume: bool) -> dict[str, Json]:
-        directory = self.directory
-        held = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
-        held = held or any(_finished(record) for record in records(directory / "journal"))
-        if resume:
-            about: dict[str, Json] = lines.read_object(directory / "run.json")
-            if about.get("format") != FORMAT_VERSION:
-                raise UsageError(
-                    f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
-                    "resume it with the rlkit that wrote it"
-                )
-            begun = about.get("identity")
-            for field, value in _identity(resolved).items():
-                before = begun.get(field) if isinstance(begun, Mapping) else None
-                if value != before:
-                    raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
-            for name in ("metrics.jsonl", "checkpoints.jsonl"):
-                lines.mend(directory / name)
-            for half in directory.rglob(".*.tmp"):  # nobody else is writing
-                half.unlink(missing_ok=True)
-        elif held:
-            raise UsageError(f"{directory} already holds a run: resume it (--resume), or choose another name (--name)")
-        else:
-            _clear(directory)
-            about = {
-                "format": FORMAT_VERSION,
-                "name": directory.name,
-                "seed": resolved.config.seed,
-                "identity": _identity(resolved),
-                "started": time.time(),
-            }
-        versions: dict[str, Json] = {name: version(name) for name in RECORDED_PACKAGES}
-        about["versions"] = {"python": platform.python_version(), **versions}
-        about.pop("error", None)
-        atomic.write_text(directory / "config.yaml", "\n".join(show_lines(resolved)) + "\n")
-        self._about = about
-        self.set_status("running")
-        return self._about
 
 
 def _step(path: Path, line: Mapping[str, Any]) -> int:
@@ -377,31 +314,6 @@ def _checkpoint(path: Path, line: Mapping[str, Any]) -> Checkpoint:
             return Checkpoint(step, state, sampler, expires)
         case _:
             raise UsageError(f"{path} is damaged: a line is no checkpoint")
-
-
-def _identity(resolved: Resolved) -> dict[str, Json]:
-    """What makes a run the run that it is, and stays when it goes on."""
-    config = resolved.config
-    return {
-        "model": config.model,
-        "lora": config.lora.model_dump(),
-        "seed": config.seed,
-        "envs": sorted(config.envs),
-        "load_checkpoint": config.load_checkpoint,
-    }
-
-
-def _finished(record: Record) -> bool:
-    """Whether it is an episode that did not fail."""
-    return record.kind is Kind.EPISODE and codec.decode(record.content[DRAW_BYTES:]).status != "failed"
-
-
-def _clear(directory: Path) -> None:
-    """Remove what a run left that finished nothing."""
-    for folder, pattern in (("journal", "*.log"), ("state", "*.json")):
-        for path in (directory / folder).glob(pattern):
-            path.unlink()
-    (directory / "usage.json").unlink(missing_ok=True)
 
 
 def holds_run(directory: Path) -> bool:

@@ -58,20 +58,26 @@ class Journal:
         folder: of the segments.
         segment: to write to; what stands in it already is kept, but for a torn end. Later ones are deleted. What an
             earlier process wrote and did not put on the disk is there once the journal is open.
+
+    Raises:
+        RunFailed: it cannot be written.
     """
 
     def __init__(self, folder: Path, *, segment: int) -> None:
         self._folder = folder
         self._segment = segment
-        atomic.make_folder(folder)
-        for number, path in segments(folder):
-            if number > segment:
-                path.unlink()
-        with ExitStack() as cleanup:
-            self._file = cleanup.enter_context(self._opened(segment))
-            with ExitStack() as earlier:
-                _sync([earlier.enter_context(path.open("rb")) for _, path in segments(folder)], folder)
-            cleanup.pop_all()
+        try:
+            atomic.make_folder(folder)
+            for number, path in segments(folder):
+                if number > segment:
+                    path.unlink()
+            with ExitStack() as cleanup:
+                self._file = cleanup.enter_context(self._opened(segment))
+                with ExitStack() as earlier:
+                    _sync([earlier.enter_context(path.open("rb")) for _, path in segments(folder)], folder)
+                cleanup.pop_all()
+        except OSError as error:
+            raise self._failure(error) from error
         self._begun = False
         self._full: list[BinaryIO] = []
         self._written = self._synced = 0

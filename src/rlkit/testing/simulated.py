@@ -24,6 +24,7 @@ import numpy as np
 import tinker
 from tinker import types
 
+from rlkit.errors import ServiceError, UsageError
 from rlkit.service.sdk import TinkerService, translated
 from rlkit.testing.world import FaultKind, Latency, World, digest
 
@@ -67,6 +68,13 @@ class SimulatedTinker(TinkerService):
             return open_()
         except tinker.TinkerError as error:
             raise translated(error, what) from error
+
+    @override
+    async def delete(self, path: str) -> None:
+        if (kind := self.world.fault("delete", asyncio.get_running_loop().time())) is not None:
+            raise ServiceError(f"deleting {path}: {kind}")
+        if self.world.checkpoints.pop(path, None) is None:
+            raise UsageError(f"deleting {path}: there is no such checkpoint")
 
     @override
     async def context_tokens(self, model: str) -> int | None:

@@ -97,7 +97,8 @@ class RunResult:
         steps: optimiser steps taken.
         metrics: of the last step.
         checkpoint: the last one, if any was saved.
-        reason: the limit that was reached, of a `budget` run.
+        reason: the limit that was reached, of a `budget` run; why a `completed` one took fewer steps than it might.
+        best: the checkpoint with the best value of what weights are compared by, if any has one.
     """
 
     name: str
@@ -107,6 +108,7 @@ class RunResult:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     checkpoint: Checkpoint | None = None
     reason: str = ""
+    best: Checkpoint | None = None
 
 
 class Tracker(Protocol):
