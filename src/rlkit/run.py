@@ -44,7 +44,6 @@ from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trainer import Loop, Trainer
 from rlkit.update import Recipe
 
-
 _KEEP_USED_S = 10.0
 """How often what was used is written down in the middle of a step; a kill loses the count of what came after."""
 
