@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlkit.config.schema import Config
 from rlkit.errors import ServiceError
-from rlkit.evaluation import evaluate
+from rlkit.evaluation import _standard_errors, evaluate
 from rlkit.testing import ByteChat, Fault, SimulatedTinker, World, run_virtual
+from rlkit.types import Episode, Group
 
 TASKS = """
 import rlkit
@@ -79,3 +84,35 @@ def test_what_is_asked_for_before_the_first_rollout_is_asked_again_too(
 
     _, notes = measured(config, Forgetful(), monkeypatch)
     assert notes == ["busy; trying again"]
+
+
+@given(st.lists(st.lists(st.floats(-5, 5) | st.none(), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_the_standard_error_takes_tasks_and_not_attempts_for_independent(rewards: list[list[float | None]]) -> None:
+    groups = [
+        Group(
+            "e",
+            f"{draw}",
+            draw,
+            tuple(
+                Episode(member, 0, (), "failed" if reward is None else "completed", reward, {}, {}, 1.0)
+                for member, reward in enumerate(row)
+            ),
+        )
+        for draw, row in enumerate(rewards)
+    ]
+    found = _standard_errors(groups)
+    valid = [[reward for reward in row if reward is not None] for row in rewards]
+    valid = [row for row in valid if row]
+    if len(valid) < 2:
+        assert found == {}
+        return
+    every = [reward for row in valid for reward in row]
+    mean = sum(every) / len(every)
+    squares = sum(sum(reward - mean for reward in row) ** 2 for row in valid)
+    expected = math.sqrt(squares * len(valid) / (len(valid) - 1)) / len(every)
+    assert found == {
+        "eval/e/reward/stderr": pytest.approx(expected, abs=1e-9),
+        "eval/all/reward/stderr": found["eval/e/reward/stderr"],
+    }
+    if all(len(row) == 1 for row in valid):
+        assert found["eval/e/reward/stderr"] == pytest.approx(np.std(every, ddof=1) / math.sqrt(len(every)), abs=1e-9)

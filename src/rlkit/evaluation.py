@@ -5,9 +5,12 @@ Invariant: what is measured is never trained on, and draws from random streams o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread, together
@@ -23,6 +26,7 @@ from rlkit.settings import load_chat, sampling
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks, as_source
 from rlkit.trackers import Progress
+from rlkit.types import Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Evaluation:
         self.player.counts.done = self.player.counts.failed = 0
         drawn = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
         groups = await together(self.player.play(task, lambda: sampler, rank=rank) for task in drawn)
-        return group_metrics(groups, prefix="eval")
+        return group_metrics(groups, prefix="eval") | _standard_errors(groups)
 
 
 async def evaluate(
@@ -111,6 +115,25 @@ async def evaluate(
 
         progress(snapshot)
         return await Evaluation(tasks, player, every=0).run(PatientSampler(sampler, watch, sampler.version))
+
+
+def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
+    """Of the mean rewards, by environment and over all, where there are at least two tasks.
+
+    The attempts of a task are not independent, its tasks are: with T tasks, N episodes that have a reward and their
+    mean m, it is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N. With one attempt each that is s/√N. Source: Liang and
+    Zeger 1986, for the mean alone; Miller 2024, "Adding error bars to evals", §2.2 (arXiv:2411.00640).
+    """
+    errors = dict[str, float]()
+    for name in [*dict.fromkeys(group.env for group in groups), "all"]:
+        tasks = [group.rewards[group.valid] for group in groups if name in (group.env, "all") and group.valid.any()]
+        if len(tasks) < 2:
+            continue
+        mean = float(np.concatenate(tasks).mean())
+        deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
+        squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
+        errors[f"eval/{name}/reward/stderr"] = math.sqrt(squares) / sum(map(len, tasks))
+    return errors
 
 
 def eval_player(config: Config, chat: ChatFormat, *, slots: Slots, context: int | None) -> Player:

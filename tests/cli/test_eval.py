@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,13 +10,14 @@ import pytest
 
 from rlkit.cli.evaluate import summary, table
 from rlkit.errors import ServiceError
+from rlkit.trackers import Progress
 
 METRICS = {
     "eval/sums/groups": 100.0,
     "eval/sums/episodes": 102.0,
     "eval/sums/failed": 1.0,
     "eval/sums/reward/mean": 0.83,
-    "eval/sums/reward/std": 0.4,
+    "eval/sums/reward/stderr": 0.04,
     "eval/all/reward/mean": 0.83,
 }
 CONFIG = "envs: {arithmetic: {}}\neval: {envs: {sums: {env: arithmetic}}}\n"
@@ -23,7 +25,9 @@ CONFIG = "envs: {arithmetic: {}}\neval: {envs: {sums: {env: arithmetic}}}\n"
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async def evaluate(resolved: object, *, checkpoint: str | None, note: Callable[[str], None]) -> Mapping[str, float]:
+    async def evaluate(
+        resolved: object, *, checkpoint: str | None, note: Callable[[str], None], **named: object
+    ) -> Mapping[str, float]:
         note("fetching the model")
         if checkpoint == "tinker://gone/sampler_weights/x":
             raise ServiceError("the checkpoint does not exist", request_id="r-1")
@@ -33,9 +37,8 @@ def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(CONFIG)
 
 
-def test_the_standard_error_is_that_of_the_mean_over_valid_episodes() -> None:
-    row = summary(METRICS, "eval/sums")
-    assert row == {"episodes": 102, "failed": 1, "reward": 0.83, "stderr": pytest.approx(0.04)}
+def test_a_row_is_the_mean_its_error_and_what_it_is_of() -> None:
+    assert summary(METRICS, "eval/sums") == {"episodes": 102, "failed": 1, "reward": 0.83, "stderr": 0.04}
 
 
 @pytest.mark.parametrize(("episodes", "failed"), [(0.0, 0.0), (3.0, 3.0)])
@@ -45,9 +48,16 @@ def test_where_nothing_is_valid_there_is_no_mean(episodes: float, failed: float)
     assert " - " in table({"x": row})
 
 
-def test_one_episode_has_no_standard_error() -> None:
-    row = summary({"eval/x/episodes": 1.0, "eval/x/reward/mean": 1.0, "eval/x/reward/std": 0.0}, "eval/x")
-    assert "stderr" not in row
+def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def evaluate(resolved: object, *, progress: Callable[..., None], **named: object) -> Mapping[str, float]:
+        progress(lambda: Progress(done=4, live=2, queued=3, tokens=1234))
+        await asyncio.sleep(0.2)
+        return METRICS
+
+    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
+    monkeypatch.setattr("rlkit.cli.evaluate._TOLD_S", 0.05)
+    assert "4 of 9 rollouts are done, 2 are played; 1,234 tokens\n" in rlkit("eval", "a.yaml").stderr
+    assert rlkit("eval", "a.yaml", "--quiet").stderr == ""
 
 
 def test_the_table_is_the_result(rlkit: Callable[..., Any]) -> None:

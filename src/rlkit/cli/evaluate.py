@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rlkit.cli.arguments import resolve
 from rlkit.cli.output import Output
+
+if TYPE_CHECKING:
+    from rlkit.trackers import Progress
+
+_TOLD_S = 10.0
+"""How often a person is told how far it is."""
 
 
 def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, quiet: bool) -> int:
@@ -18,7 +26,9 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, qui
 
     if checkpoint is not None and not checkpoint.startswith("tinker://"):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
-    metrics = concurrency.run(evaluate(resolved, checkpoint=checkpoint, note=output.silent if quiet else output.note))
+    say = output.silent if quiet else output.note
+    with _progress(say) as progress:
+        metrics = concurrency.run(evaluate(resolved, checkpoint=checkpoint, note=say, progress=progress))
     names = list(resolved.config.eval.envs or resolved.config.envs)
     rows = {name: summary(metrics, f"eval/{name}") for name in names}
     if output.json:
@@ -28,21 +38,34 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, qui
     return 0
 
 
+@contextmanager
+def _progress(say: Callable[[str], None]) -> Generator[Callable[[Callable[[], Progress]], None]]:
+    """Takes what says how far the evaluation is, and tells it now and then until the end."""
+    ended = threading.Event()
+    snapshots: list[Callable[[], Progress]] = []
+
+    def tell() -> None:
+        while not ended.wait(_TOLD_S):
+            for snapshot in snapshots:
+                now = snapshot()
+                of = now.done + now.live + now.queued
+                say(f"{now.done} of {of} rollouts are done, {now.live} are played; {now.tokens:,} tokens")
+
+    threading.Thread(target=tell, daemon=True).start()
+    try:
+        yield snapshots.append
+    finally:
+        ended.set()
+
+
 def summary(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
     """The mean reward over the episodes that did not fail, its standard error, and how many episodes there were.
 
-    The standard error is s/√n with the sample's standard deviation s; it takes the episodes for independent. It is left
-    out where n < 2, and the mean where n = 0.
+    What is not known is left out: the mean where every episode failed, its error where fewer than two tasks have one.
     """
-    count = metrics.get(f"{prefix}/episodes", 0.0)
-    failed = metrics.get(f"{prefix}/failed", 0.0)
-    valid = count - failed
-    row = {"episodes": count, "failed": failed}
-    if (mean := metrics.get(f"{prefix}/reward/mean")) is not None:
-        row["reward"] = mean
-    if valid > 1:
-        row["stderr"] = metrics.get(f"{prefix}/reward/std", math.nan) / math.sqrt(valid - 1)
-    return row
+    row = {name: metrics.get(f"{prefix}/{name}", 0.0) for name in ("episodes", "failed")}
+    known = {"reward": metrics.get(f"{prefix}/reward/mean"), "stderr": metrics.get(f"{prefix}/reward/stderr")}
+    return row | {name: value for name, value in known.items() if value is not None}
 
 
 def table(rows: Mapping[str, Mapping[str, float]]) -> str:
