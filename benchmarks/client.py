@@ -140,14 +140,14 @@ def assembly() -> dict[str, float]:
     from rlkit.batch import Preparation
     from rlkit.service import sdk
 
-    found = dict[str, float]()
+    found, event_loop = dict[str, float](), asyncio.new_event_loop()
     preparation = Preparation({"work": estimator("group_mean")})
     for turns in (1, 8, 40):
         rollouts = dialogues(turns)
         group, peer = our_group(rollouts), their_group(rollouts)
 
         def ours(group: Group = group) -> list[Any]:
-            return [sdk._datum(datum) for datum in asyncio.run(preparation.prepare(group)).data]
+            return [sdk._datum(datum) for datum in event_loop.run_until_complete(preparation.prepare(group)).data]
 
         def theirs(peer: TrajectoryGroup = peer) -> list[Any]:
             return data_processing.assemble_training_data([peer], data_processing.compute_advantages([peer]))[0]
