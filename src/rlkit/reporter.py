@@ -1,7 +1,7 @@
 """Telling the store and the trackers of each step, in order, once its evaluation is there too.
 
 Invariant: steps are reported in their order and each once; a step whose evaluation still runs holds back the reports
-behind it, but not the training.
+behind it, but not the training. What is wrong is told when it begins, and not at every step of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlkit.errors import RunFailed
+from rlkit.metrics import HEALTHY_KL, departure
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
 
@@ -36,6 +37,7 @@ class Reporter:
         self._trackers = trackers
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
+        self._apart = False
         self.last: Mapping[str, float] = {}
 
     def add(
@@ -108,8 +110,21 @@ class Reporter:
                 if self.last and not self._store.has_metrics(report.step):
                     self._store.add_metrics(report.step, self.last)
                     self._trackers.step(report.step, self.last)
+                    self._warn(report.step, self.last)
             except Exception as error:  # told to the loop at its next look
                 self._failure = error
+
+    def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
+        kl = departure(metrics)
+        if kl is None:
+            return
+        apart = kl > HEALTHY_KL
+        if apart and not self._apart:
+            self._trackers.note(
+                f"step {step}: KL(sampler‖trainer) is {kl:.2g} nats a token, and healthy runs stay below {HEALTHY_KL}: "
+                "lower the learning rate, schedule.max_staleness or batch.substeps"
+            )
+        self._apart = apart
 
 
 def _result(evaluation: asyncio.Task[Mapping[str, float]]) -> Mapping[str, float]:
