@@ -75,9 +75,7 @@ class RunStore:
         self._lock = lock(directory)
         try:
             self._about = self._begun(resolved, resume=resume)
-            self._measured = {
-                _step(directory / "metrics.jsonl", line) for line in lines.read(directory / "metrics.jsonl")
-            }
+            self._measured = {step for step, _ in self.metrics}
         except BaseException:
             self._lock.close()
             raise
@@ -251,6 +249,11 @@ class RunStore:
         self._append("metrics.jsonl", {"step": step, **written})
         self._measured.add(step)
 
+    @property
+    def metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """What `add_metrics` was given so far, without what is not finite; read from the disk."""
+        return lines.numbers(self.directory / "metrics.jsonl")
+
     def has_metrics(self, step: int) -> bool:
         """Whether a step's line is written."""
         return step in self._measured
@@ -363,12 +366,6 @@ class RunStore:
         self._about = about
         self.set_status("running")
         return self._about
-
-
-def _step(path: Path, line: Mapping[str, Any]) -> int:
-    if not isinstance(step := line.get("step"), int):
-        raise UsageError(f"{path} is damaged: a line has no step")
-    return step
 
 
 def _checkpoint(path: Path, line: Mapping[str, Any]) -> Checkpoint:
