@@ -57,7 +57,7 @@ class Evaluation:
         self.player.counts.done = self.player.counts.failed = 0
         drawn = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
         groups = await together(self.player.play(task, lambda: sampler, rank=rank) for task in drawn)
-        return group_metrics(groups, prefix="eval") | _standard_errors(groups)
+        return await in_thread(lambda: group_metrics(groups, prefix="eval") | _standard_errors(groups))
 
 
 async def evaluate(

@@ -1,25 +1,50 @@
 """What a step is measured by.
 
-Invariant: every number is a function of the batch's episodes and of what the service answered, so it can be recounted.
+Invariant: every number is a function of the batch's episodes, of what the service answered and of how long it took, so
+it can be recounted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.batch import Prepared
+from rlkit.rewards import EQUAL, differ
 from rlkit.schedule import Taken
-from rlkit.types import Bools, Episode, Group
+from rlkit.types import Bools, Episode, Group, Turn
 from rlkit.update import Update
+
+HEALTHY_KL = 0.01
+"""Largest KL(sampler‖trainer), in nats a token, of a run that is stable; from Tinker's documentation of reinforcement
+learning, where runs below it were."""
+
+SOLVED = 1 - EQUAL
+"""Rewards from this on are full marks: 1, up to what rounding changes."""
+
+_PERCENTILES = (10, 50, 90)
 
 
 def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
     """Rewards and outcomes, by environment and over all, under `<prefix>/<env>/…` and `<prefix>/all/…`.
 
-    Failed episodes count only in `failed`. `groups/mixed` is the share of groups with different rewards, which teach.
+    Failed episodes count only in `failed`, and plays that were repeated in `retries`; all else is of the episodes with
+    a reward. Of n values in ascending order, the percentile `p10` is the ⌈n/10⌉-th, and so on. An episode is `solved`
+    if its reward is at least 1. Of the groups with a reward, `groups/mixed` is the share with different ones, which
+    teach; the others are `all_good` if they are solved and `all_bad` if not, so that the three add up to 1. Which
+    rewards differ is said in `rlkit.rewards`.
+
+    `pass_at_<k>` is the chance that one of k episodes solves a task, without bias: with c of the n episodes of a group
+    solved, 1 − C(n − c, k) / C(n, k), in the mean over the groups with n ≥ k (Chen et al. 2021, arXiv:2107.03374), for
+    the powers of two from 2 to the largest n. `unique_bigrams` is the share of an episode's pairs of adjacent sampled
+    tokens that are distinct, in the mean over the episodes with a pair: low where the model repeats itself.
+    `retried/gap` is how much more episodes whose place was played before get than the others of their group, in the
+    mean over the `retried/groups` groups that have both.
+
+    It takes as long as sorting the tokens does, so it is computed in a thread.
     """
     metrics = dict[str, float]()
     names = list(dict.fromkeys(group.env for group in groups))
@@ -35,9 +60,11 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/groups": float(len(groups)),
         f"{prefix}/episodes": float(len(episodes)),
         f"{prefix}/failed": float(len(episodes) - len(valid)),
+        f"{prefix}/retries": float(sum(episode.attempt for episode in episodes)),
     }
     if not valid:
         return metrics
+    turns = [turn for episode in valid for turn in episode.turns]
     rewards = np.array([episode.reward for episode in valid], dtype=np.float64)
     with np.errstate(over="ignore"):  # rewards near the ends of the float range; the store writes null for infinity
         mean, deviation = float(rewards.mean()), float(rewards.std())
@@ -46,14 +73,91 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/reward/std": deviation,
         f"{prefix}/reward/min": float(rewards.min()),
         f"{prefix}/reward/max": float(rewards.max()),
-        f"{prefix}/groups/mixed": _mean(float(np.ptp(g.rewards[g.valid]) > 0) for g in groups if g.valid.any()),
+        **_percentiles(f"{prefix}/reward", rewards),
+        f"{prefix}/solved": float((rewards >= SOLVED).mean()),
+        **_by_group(prefix, [group.rewards[group.valid] for group in groups if group.valid.any()]),
         f"{prefix}/truncated": _mean(float(episode.status == "truncated") for episode in valid),
         f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
         f"{prefix}/segments": _mean(float(episode.segments) for episode in valid),
-        f"{prefix}/tokens": _mean(float(episode.sampled_tokens) for episode in valid),
-        f"{prefix}/cut_turns": _mean(float(t.stop == "length") for episode in valid for t in episode.turns),
+        **_lengths(f"{prefix}/tokens", [episode.sampled_tokens for episode in valid]),
+        **_lengths(f"{prefix}/turn_tokens", [int(np.count_nonzero(turn.sampled)) for turn in turns]),
+        **_stops(prefix, turns),
+        **_unique_bigrams(prefix, valid),
+        **_retried(prefix, groups),
     }
     return {f"{prefix}/{key}": value for key, value in _own(valid).items()} | metrics  # ours are not replaced
+
+
+def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
+    ascending = np.sort(values)
+    # Whole numbers, and nothing between two values: exact, and no overflow.
+    return {f"{prefix}/p{p}": float(ascending[-(-len(values) * p // 100) - 1]) for p in _PERCENTILES}
+
+
+def _by_group(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
+    """Of groups that have a reward each."""
+    mixed = [differ(one) for one in rewards]
+    solved = [int((one >= SOLVED).sum()) for one in rewards]
+    good = [not different and count > 0 for different, count in zip(mixed, solved, strict=True)]
+    metrics = {
+        f"{prefix}/groups/mixed": _mean(map(float, mixed)),
+        f"{prefix}/groups/all_good": _mean(map(float, good)),
+        f"{prefix}/groups/all_bad": _mean(
+            float(not (different or all_good)) for different, all_good in zip(mixed, good, strict=True)
+        ),
+    }
+    sizes = [len(one) for one in rewards]
+    k = 2
+    while k <= max(sizes):
+        pairs = zip(sizes, solved, strict=True)
+        metrics[f"{prefix}/pass_at_{k}"] = _mean(1 - comb(n - c, k) / comb(n, k) for n, c in pairs if n >= k)
+        k *= 2
+    return metrics
+
+
+def _lengths(prefix: str, lengths: Sequence[int]) -> dict[str, float]:
+    if not lengths:
+        return {}
+    values = np.array(lengths, dtype=np.float64)
+    return {
+        f"{prefix}/mean": float(values.mean()),
+        f"{prefix}/max": float(values.max()),
+        **_percentiles(prefix, values),
+    }
+
+
+def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
+    if not turns:
+        return {}
+    return {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
+
+
+def _unique_bigrams(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    shares = list[float]()
+    for episode in episodes:
+        # Sorting, unlike hashing, lets other threads run.
+        pairs = np.sort(np.concatenate([np.empty(0, np.int64), *(_bigrams(turn) for turn in episode.turns)]))
+        if len(pairs):
+            shares.append((1 + np.count_nonzero(np.diff(pairs))) / len(pairs))
+    return {f"{prefix}/unique_bigrams": _mean(shares)} if shares else {}
+
+
+def _bigrams(turn: Turn) -> NDArray[np.int64]:
+    """Both tokens of each pair in one number."""
+    tokens = turn.completion.astype(np.int64)
+    return (tokens[:-1] << 32 | tokens[1:])[turn.sampled[:-1] & turn.sampled[1:]]
+
+
+def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
+    gaps = list[float]()
+    for group in groups:
+        again = np.array([episode.attempt > 0 for episode in group.episodes], dtype=np.bool_)
+        late, first = group.rewards[group.valid & again], group.rewards[group.valid & ~again]
+        if len(late) and len(first):
+            with np.errstate(over="ignore", invalid="ignore"):
+                gaps.append(float(late.mean() - first.mean()))
+    metrics = {f"{prefix}/retried/groups": float(len(gaps))}
+    return {**metrics, f"{prefix}/retried/gap": _mean(gaps)} if gaps else metrics
 
 
 def _own(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -65,10 +169,11 @@ def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
     """What a step was given.
 
     `replaced` groups taught nothing and were played anew, `dropped` ones had too few episodes with a reward, `excess`
-    counts sequences that were too long. `staleness` is in steps, from the weights that sampled a turn to those that it
-    trains, of version `version`. Where they are set, `length_penalty` is what an episode's reward was lessened by
-    and `clipped` the share of advantages that were clipped, both in the mean over groups; `kl_reference/v1` and `v2`
-    are estimates of KL(q‖p_ref) as in `update_metrics`, over all sampled tokens.
+    counts sequences that were too long. `sampled_tokens` are those of the episodes of all these groups, failed ones
+    included. `staleness` is in steps, from the weights that sampled a turn to those that it trains, of version
+    `version`. Where they are set, `length_penalty` is what an episode's reward was lessened by and `clipped` the share
+    of advantages that were clipped, both in the mean over groups; `kl_reference/v1` and `v2` are estimates of
+    KL(q‖p_ref) as in `update_metrics`, over all sampled tokens.
     """
     own = [one.played for one in taken if one.counts]
     episodes = [e for p in own for e in p.prepared.group.episodes if e.reward is not None]
@@ -78,6 +183,9 @@ def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
         "batch/replaced": float(sum(one.played.usable and not one.counts for one in taken)),
         "batch/dropped": float(sum(not one.played.usable for one in taken)),
         "batch/excess": float(sum(p.prepared.excess for p in own)),
+        "batch/sampled_tokens": float(
+            sum(episode.sampled_tokens for one in taken for episode in one.played.prepared.group.episodes)
+        ),
         "batch/staleness/mean": _mean(float(age) for age in ages),
         "batch/staleness/max": float(max(ages, default=0)),
         **_shaped([p.prepared for p in own]),
@@ -122,6 +230,30 @@ def update_metrics(update: Update) -> dict[str, float]:
         "optim/tokens": float(len(sampled)),
         "optim/learning_rate": update.learning_rate,
         **{f"service/{key}": float(value) for key, value in update.metrics.items()},
+    }
+
+
+def departure(metrics: Mapping[str, float]) -> float | None:
+    """How far the sampler and the trainer are apart: the larger of |v1| and v2; None where nothing was trained."""
+    found = [abs(metrics[key]) for v in ("v1", "v2") if (key := f"optim/kl_sample_train_{v}") in metrics]
+    return max(found, default=None)
+
+
+def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, slots: int) -> dict[str, float]:
+    """What a step got done in its time, under `time/…`; nothing where no time passed.
+
+    Args:
+        metrics: of the step: its episodes and its sampled tokens.
+        seconds: from the end of the step before to its own.
+        busy_s: that rollouts held a slot meanwhile, summed over the slots.
+        slots: that there are; `utilisation` is the share of them that was held, in the mean over the time.
+    """
+    if not seconds > 0:
+        return {}
+    return {
+        "time/tokens_per_s": metrics["batch/sampled_tokens"] / seconds,
+        "time/episodes_per_s": metrics["env/all/episodes"] / seconds,
+        "time/utilisation": busy_s / (slots * seconds),
     }
 
 

@@ -1,7 +1,7 @@
 """Telling the store and the trackers of each step, in order, once its evaluation is there too.
 
 Invariant: steps are reported in their order and each once; a step whose evaluation still runs holds back the reports
-behind it, but not the training.
+behind it, but not the training. What is wrong is told when it begins, and not at every step of it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlkit.errors import RunFailed
+from rlkit.findings import Watch
+from rlkit.metrics import HEALTHY_KL, departure
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
 
@@ -40,6 +42,11 @@ class Reporter:
         self._trackers = trackers
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
+        self._watch = Watch()
+        self._apart = False
+        for step, metrics in store.metrics:  # what was told before the run was resumed
+            self._watch.add(step, metrics)
+            self._apart = self._beyond(metrics)
         self.last: Mapping[str, float] = {}
 
     def add(
@@ -113,8 +120,25 @@ class Reporter:
                     self._store.add_metrics(report.step, self.last)
                     self._trackers.step(report.step, self.last)
                     self._reported(report.step, self.last)
+                    self._warn(report.step, self.last)
             except Exception as error:  # told to the loop at its next look
                 self._failure = error
+
+    def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
+        apart = self._beyond(metrics)
+        if apart and not self._apart:
+            self._trackers.note(
+                f"step {step}: KL(sampler‖trainer) is {departure(metrics):.2g} nats a token, and healthy runs stay "
+                f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
+            )
+        self._apart = apart
+        for finding in self._watch.add(step, metrics):
+            self._trackers.note(f"step {step}: {finding}")
+
+    def _beyond(self, metrics: Mapping[str, float]) -> bool:
+        """Whether sampler and trainer are too far apart; as before in a step without anything to learn."""
+        kl = departure(metrics)
+        return self._apart if kl is None else kl > HEALTHY_KL
 
 
 def _result(evaluation: asyncio.Task[Mapping[str, float]]) -> Mapping[str, float]:

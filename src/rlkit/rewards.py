@@ -61,6 +61,12 @@ def settled(values: Values) -> Values:
     return merged
 
 
+def differ(values: Values) -> bool:
+    """Whether not all of [n] values are equal."""
+    found = settled(np.ldexp(values, -exponent(values)))
+    return len(found) > 0 and bool(found.min() < found.max())
+
+
 def centred(values: Values) -> Values:
     """[n] values minus their mean."""
     return values - values.mean()

@@ -190,14 +190,15 @@ class RLTrainer(Trainer):
         weights = await watch.call(lambda: restore(measured), "starting a training session", retry=True)
         # Known for sure once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        clock = asyncio.get_running_loop().time
         budget = Budget(
             Limits(config.budget_usd, config.budget_tokens, config.max_hours),
             price=price,
             used=lambda: service.usage,
-            clock=asyncio.get_running_loop().time,
+            clock=clock,
             before=store.used,
         )
-        slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached)
+        slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached, clock=clock)
         settings = env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=slots, record=store.record_episode)
         reference = await kl_reference(config, service, watch)
@@ -233,7 +234,7 @@ class RLTrainer(Trainer):
         best = config.best
         aim = Aim(config.best_metric, best.lower, best.patience, best.min_gain, best.goal)
         selection = Selection(aim, config.checkpoint.keep_last, config.checkpoint.keep_best)
-        for step, metrics in store.metrics():
+        for step, metrics in store.metrics:
             selection.tell(step, metrics)
         parts = Parts(
             restore=restore,

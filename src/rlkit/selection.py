@@ -46,7 +46,7 @@ class Selection:
     keep_best: int = 0
     _values: dict[int, float] = field(default_factory=dict[int, float])
 
-    def tell(self, step: int, metrics: Mapping[str, float | None]) -> None:
+    def tell(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step was reported; whether its metrics hold the one that counts or not."""
         value = None if self.aim.metric is None else metrics.get(self.aim.metric)
         if value is not None and math.isfinite(value):

@@ -24,20 +24,40 @@ class Slots:
     Args:
         count: of the places.
         closed: why no more are given, asked whenever somebody wants one; None while they are given.
+        clock: seconds, by which `busy_s` is counted; its zero does not matter.
     """
 
-    def __init__(self, count: int, *, closed: Callable[[], object | None] = lambda: None) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        closed: Callable[[], object | None] = lambda: None,
+        clock: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._count = self._free = count
         self._closed = closed
+        self._clock = clock
+        self._changed_s = clock()
+        self._busy_s = 0.0
         self._left = asyncio.Event()
         self._waiting: list[tuple[tuple[int, ...], int, asyncio.Future[None]]] = []
         self._arrivals = counter()
+
+    @property
+    def count(self) -> int:
+        """How many places there are."""
+        return self._count
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that places were held up to now, summed over the places."""
+        return self._busy_s + (self._count - self._free) * (self._clock() - self._changed_s)
 
     @asynccontextmanager
     async def take(self, rank: tuple[int, ...]) -> AsyncGenerator[None]:
         """Hold a place; equal ranks are served in the order in which they came."""
         if self._free and not self._waiting and self._open():
-            self._free -= 1
+            self._change(-1)
         else:
             await self._wait(rank)
         try:
@@ -69,7 +89,7 @@ class Slots:
 
     def _give_back(self) -> None:
         if self._waiting and not self._open():
-            self._free += 1
+            self._change(1)
             self._open()
             return
         while self._waiting:
@@ -77,4 +97,8 @@ class Slots:
             if not turn.done():
                 turn.set_result(None)
                 return
-        self._free += 1
+        self._change(1)
+
+    def _change(self, free: int) -> None:
+        self._busy_s, self._changed_s = self.busy_s, self._clock()
+        self._free += free

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from rlkit.concurrency import in_thread
 from rlkit.errors import RlkitError, RunFailed, ServiceError
-from rlkit.metrics import batch_metrics, group_metrics, update_metrics
+from rlkit.metrics import batch_metrics, group_metrics, throughput, update_metrics
 from rlkit.parts import Parts
 from rlkit.policy import Sampler
 from rlkit.reporter import Reporter
@@ -188,7 +188,8 @@ class Loop:
         """Finish the steps as they become complete."""
         gathering = asyncio.create_task(self._gather())
         clock = asyncio.get_running_loop().time
-        ended_s = clock()
+        ended_s, slots = clock(), self._parts.slots
+        busy_s = slots.busy_s
         try:
             while True:
                 self._phase = "sampling"
@@ -198,12 +199,14 @@ class Loop:
                     return
                 self._phase = "training"
                 metrics = await self._advance(making)
+                now_s, held_s = clock(), slots.busy_s
                 metrics |= {
                     "time/sample_s": making.sample_s,
-                    "time/train_s": clock() - max(making.complete_s, ended_s),
-                    "time/step_s": clock() - ended_s,
+                    "time/train_s": now_s - max(making.complete_s, ended_s),
+                    "time/step_s": now_s - ended_s,
+                    **throughput(metrics, seconds=now_s - ended_s, busy_s=held_s - busy_s, slots=slots.count),
                 }
-                ended_s = clock()
+                ended_s, busy_s = now_s, held_s
                 self._report(metrics, step=making.step, sampler=self.newest)
                 del making  # or its episodes would be held until the next step is there
                 if self._ending and self._complete.empty() and not self._ahead:
@@ -312,14 +315,16 @@ class Loop:
     ) -> tuple[PatientSampler, dict[str, float]]:
         """Wait for the weights of a step; without anything to learn they are those of the step before."""
         groups = [one.played.prepared.group for one in taken]
-        metrics = {**group_metrics(groups, prefix="env"), **batch_metrics(taken, version=step - 1)}
+        # Of a million tokens, either would hold the event loop.
+        of_groups = await in_thread(lambda: group_metrics(groups, prefix="env"))
+        metrics = of_groups | await in_thread(lambda: batch_metrics(taken, version=step - 1))
         result = await update.result(self._parts.watch)
         if result is None:
             self._parts.trackers.note(f"step {step}: every group's rewards are equal, so there is nothing to learn")
             same = before or await self._handed_over(step)
             return PatientSampler(same.of, self._parts.watch, step), {**metrics, "optim/skipped": 1.0}
         sampler, done = result
-        agreement = await in_thread(update_metrics, done)  # of a million tokens, it would hold the event loop
+        agreement = await in_thread(update_metrics, done)
         return PatientSampler(sampler, self._parts.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}
 
     async def _repeat(self, upto: int, newest: PatientSampler | None) -> PatientSampler:

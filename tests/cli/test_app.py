@@ -90,7 +90,7 @@ def test_every_command_has_json_and_help(arguments: list[str], rlkit: Callable[.
         ["check", "arithmetic", "--tasks", "many"],
         ["serve", "--port", "70000"],
         ["serve", "--threads", "0"],
-        ["doctor", "extra"],
+        ["doctor", "one", "two"],
     ],
 )
 def test_bad_usage_is_2_and_never_a_traceback(arguments: list[str], rlkit: Callable[..., Any]) -> None:

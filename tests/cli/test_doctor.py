@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,3 +51,30 @@ def test_json(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Non
     assert json.loads(result.stdout)["ok"] is False
     assert json.loads(result.stdout)["findings"][1]["fix"] == "run `uv sync`"
     assert result.exit_code == 3
+
+
+def test_a_run_is_examined_by_its_name_or_its_folder(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "first"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    nothing = rlkit("doctor", "first")
+    assert (nothing.exit_code, nothing.stdout) == (0, "first at step 0: no findings\n")
+    keys = {"env/sums/episodes": 8.0, "env/sums/stop/length": 0.75}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": step, **keys}) + "\n" for step in range(1, 8)))
+    found = rlkit("doctor", folder)
+    assert found.exit_code == 0
+    assert found.stdout.splitlines() == [
+        "first at step 7: 1 finding",
+        "truncation in sums, found in step 5, last in step 7",
+        "  in steps 1 to 7, 75% of the turns were cut off at the limit of tokens",
+        "  fix: raise envs.sums.max_tokens, or set a length_penalty",
+    ]
+    told = json.loads(rlkit("doctor", "first", "--json").stdout)
+    assert (told["run"], told["step"], told["findings"][0]["name"]) == ("first", 7, "truncation")
+
+
+def test_a_run_that_is_not_there_is_the_users_mistake(rlkit: Callable[..., Any]) -> None:
+    result = rlkit("doctor", "nothing")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "there is no run 'nothing'" in result.stderr
+    assert rlkit("doctor", "nothing", "--no-engine").exit_code == 2

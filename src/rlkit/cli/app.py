@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rlkit.cli.guard import command
+from rlkit.errors import UsageError
 
 app = typer.Typer(
     help="Post-train open-weight language models by reinforcement learning through the Tinker API.",
@@ -221,15 +222,20 @@ def check(  # noqa: PLR0917  Typer reads options from parameters of any kind
 
 @app.command()
 def doctor(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Name of a run, or its folder.", show_default=False)
+    ] = None,
     no_engine: Annotated[bool, typer.Option("--no-engine", help="Do not try the embedded engine.")] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find what is wrong with this machine.
+    """Find what is wrong with this machine, or with a run.
 
-    Each thing comes with its fix. Exit code 3 if something needed is missing.
+    Each thing comes with its fix. Exit code 3 if something that the machine needs is missing.
     """
     with command(json=json, debug=debug) as output:
-        from rlkit.cli.doctor import run
+        from rlkit.cli.doctor import examine_machine, examine_run
 
-        raise typer.Exit(run(output, engine=not no_engine))
+        if run is not None and no_engine:
+            raise UsageError("--no-engine has no effect on a run: leave it out")
+        raise typer.Exit(examine_machine(output, engine=not no_engine) if run is None else examine_run(run, output))

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlkit.errors import UsageError
+
 if TYPE_CHECKING:
     from rlkit.config import Resolved
 
@@ -18,6 +20,22 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The files and the overrides (`steps=20`) among the arguments, each in order."""
     values = [argument for argument in arguments if "=" in argument and not Path(argument).is_file()]
     return [Path(argument) for argument in arguments if argument not in values], values
+
+
+def run_directory(run: str) -> Path:
+    """The folder of a run, given its name or the folder itself.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    from rlkit.paths import runs_dir
+    from rlkit.store import holds_run
+
+    places = [runs_dir() / run, Path(run).absolute()]
+    directory = next((place for place in places if holds_run(place)), None)
+    if directory is None:
+        raise UsageError(f"there is no run {run!r} in {runs_dir()}, nor is it the folder of one")
+    return directory
 
 
 def resolve(arguments: Sequence[str], *, name: str | None = None) -> Resolved:

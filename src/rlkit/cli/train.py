@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.cli.arguments import resolve
+from rlkit.cli.arguments import resolve, run_directory
 from rlkit.cli.guard import BUDGET_REACHED, INTERRUPTED
 from rlkit.cli.output import Data, Output, printable, redrawable
 from rlkit.cli.signals import graceful
-from rlkit.errors import UsageError
 from rlkit.trackers import Checkpoint, RunResult, Tracker
 
 if TYPE_CHECKING:
@@ -33,13 +32,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, resume: b
 
 def resume(run: str, values: Sequence[str], output: Output, *, quiet: bool, panel: bool) -> int:
     """Go on with a run, and print how it ended. Returns the exit code."""
-    from rlkit.paths import runs_dir
-    from rlkit.store import holds_run
-
-    places = [runs_dir() / run, Path(run).absolute()]
-    directory = next((place for place in places if holds_run(place)), None)
-    if directory is None:
-        raise UsageError(f"there is no run {run!r} in {runs_dir()}, nor is it the folder of one")
+    directory = run_directory(run)
     resolved = resolve([str(directory / "config.yaml"), *values], name=directory.name)
     return _train(resolved, output, directory=directory, resume=True, quiet=quiet, panel=panel)
 

@@ -60,9 +60,7 @@ class RunStore:
         self._lock = lock(directory)
         try:
             self.about = About(directory, resolved, resume=resume)
-            self._measured = {
-                _step(directory / "metrics.jsonl", line) for line in lines.read(directory / "metrics.jsonl")
-            }
+            self._measured = {step for step, _ in self.metrics}
         except BaseException:
             self._lock.close()
             raise
@@ -214,6 +212,11 @@ class RunStore:
         self._append("metrics.jsonl", {"step": step, **written})
         self._measured.add(step)
 
+    @property
+    def metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """What `add_metrics` was given so far, without what is not finite; read from the disk."""
+        return lines.numbers(self.directory / "metrics.jsonl")
+
     def has_metrics(self, step: int) -> bool:
         """Whether a step's line is written."""
         return step in self._measured
@@ -251,11 +254,6 @@ class RunStore:
         deleted = {line["deleted"] for line in written if isinstance(line.get("deleted"), str)}
         found = [_checkpoint(path, line) for line in written if "deleted" not in line]
         return [saved for saved in found if saved.state not in deleted]
-
-    def metrics(self) -> list[tuple[int, Mapping[str, float | None]]]:
-        """The lines of metrics.jsonl, by step."""
-        path = self.directory / "metrics.jsonl"
-        return [(_step(path, line), line) for line in lines.read(path)]
 
     @property
     def _writer(self) -> Journal:
@@ -300,12 +298,6 @@ class RunStore:
 
     def _unwritable(self, error: OSError) -> RunFailed:
         return RunFailed(f"cannot write to {self.directory}: {error.strerror or error}; make room, then resume the run")
-
-
-def _step(path: Path, line: Mapping[str, Any]) -> int:
-    if not isinstance(step := line.get("step"), int):
-        raise UsageError(f"{path} is damaged: a line has no step")
-    return step
 
 
 def _checkpoint(path: Path, line: Mapping[str, Any]) -> Checkpoint:

@@ -45,17 +45,38 @@ def read_object(path: Path) -> dict[str, Any]:
     return _object(path, _text(path))
 
 
+def numbers(path: Path) -> list[tuple[int, dict[str, float]]]:
+    """The steps of a metrics.jsonl and what they were measured by, without what was not finite; none without the file.
+
+    It may be read while it is written: a last line that is not finished is left out.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    found = list[tuple[int, dict[str, float]]]()
+    for line in _whole(_text(path)).splitlines() if path.exists() else ():
+        metrics = _object(path, line)
+        if not isinstance(step := metrics.pop("step", None), int):
+            raise UsageError(f"{path} is damaged: a line has no step")
+        found.append((step, {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}))
+    return found
+
+
 def mend(path: Path) -> None:
     """Drop a last line that was not finished; what stays is on the disk, though its writer died before that."""
     if path.exists():
         text = _text(path)
-        whole = text[: text.rfind("\n") + 1]
+        whole = _whole(text)
         if whole != text:
             atomic.write_text(path, whole)
         else:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
             atomic.sync_folder(path.parent)
+
+
+def _whole(text: str) -> str:
+    return text[: text.rfind("\n") + 1]
 
 
 def _text(path: Path) -> str:
