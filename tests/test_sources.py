@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -88,14 +89,21 @@ def test_a_source_that_raises_is_named() -> None:
         Mixture({"a": Broken()}, weights={"a": 1}, seed=0).draw(1)
 
 
-def test_a_mixture_draws_in_proportion_and_repeats_with_its_seed() -> None:
-    def names() -> list[str]:
-        mixture = Mixture({"a": source(5), "b": source(7)}, weights={"a": 1, "b": 3}, seed=4)
-        return [task.name for task in mixture.draw(4000)]
+def test_ten_thousand_draws_of_a_mixture_match_its_weights_and_repeat_with_its_seed() -> None:
+    weights, total = {"a": 1.0, "b": 3.0, "c": 0.5}, 10_000
 
-    drawn = names()
-    assert drawn == names()
-    assert drawn.count("b") / len(drawn) == pytest.approx(0.75, abs=0.03)
+    def draws(seed: int) -> list[tuple[str, object]]:
+        mixture = Mixture({name: source(5 + len(name)) for name in weights}, weights=weights, seed=seed)
+        return [(task.name, task.env) for task in mixture.draw(total)]
+
+    drawn = draws(4)
+    assert drawn == draws(4)
+    assert drawn != draws(5)
+    counts = Counter(name for name, _ in drawn)
+    for name, weight in weights.items():
+        share = weight / sum(weights.values())
+        # 4 deviations of the binomial distribution: one seed in ten thousand would fail
+        assert abs(counts[name] - total * share) < 4 * (total * share * (1 - share)) ** 0.5
 
 
 def test_a_restored_mixture_goes_on_where_it_was() -> None:

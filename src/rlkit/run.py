@@ -34,9 +34,9 @@ from rlkit.seeds import derive
 from rlkit.selection import Aim, Selection
 from rlkit.service import Learner, Service, ServiceChoice, choose, connect
 from rlkit.service.watch import Watch
-from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation
+from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation, task_source
 from rlkit.slots import Slots
-from rlkit.sources import Mixture, Task, Tasks, as_source
+from rlkit.sources import Mixture, Task, Tasks
 from rlkit.stop import StopSignal
 from rlkit.store import RunStore
 from rlkit.store.history import History
@@ -97,8 +97,10 @@ class RLTrainer(Trainer):
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
         sources = {
-            name: as_source(
+            name: task_source(
                 given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed),
+                spec.curriculum,
+                field=f"envs.{name}.curriculum",
                 seed=derive(config.seed, "tasks", name),
             )
             for name, spec in config.envs.items()

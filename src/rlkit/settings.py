@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping
 from rlkit.advantages import Estimator
 from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
+from rlkit.config.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
 from rlkit.config.schema import Config
+from rlkit.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
+from rlkit.env import TaskSource
+from rlkit.errors import UsageError
 from rlkit.kl import KLPenalty, Score
 from rlkit.losses import Loss
 from rlkit.policy import Limits
@@ -19,6 +23,7 @@ from rlkit.schedule import Pace
 from rlkit.service import Service, ServiceChoice
 from rlkit.service.watch import Watch
 from rlkit.shaping import LengthPenalty, Normalization
+from rlkit.sources import Tasks, as_source, is_source, listed
 from rlkit.types import Floats, Prompt, Sampling
 
 
@@ -33,6 +38,39 @@ def pace(config: Config) -> Pace:
         replace=config.batch.replace_uninformative,
         replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
     )
+
+
+def task_source(tasks: Tasks, section: CurriculumConfig | None, *, field: str, seed: int) -> TaskSource:
+    """What decides which task of an environment comes next.
+
+    Args:
+        tasks: of the environment.
+        section: its curriculum.
+        field: the field that holds it, for messages.
+        seed: of the draws.
+
+    Raises:
+        UsageError: these are no tasks, or a curriculum has no use for them.
+    """
+    if section is None:
+        return as_source(tasks, seed=seed)
+    if is_source(tasks):
+        raise UsageError(
+            f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
+            "chooses by itself; leave the curriculum out, or give a collection of tasks"
+        )
+    envs = listed(tasks)
+    if len(envs) < 2:
+        raise UsageError(f"{field}: has no effect: it chooses between tasks, and needs two at least, not {len(envs)}")
+    try:
+        rates = SolveRates(distinct_ids(envs), solved=section.solved, newest=section.newest)
+    except UsageError as error:
+        raise UsageError(f"{field}: {error}") from None
+    match section:
+        case FilterCurriculum(low=low, high=high, min_groups=least, recheck=epochs):
+            return FilterSource(envs, rates, low=low, high=high, min_groups=least, recheck=epochs, seed=seed)
+        case TargetCurriculum(target=target, sharpness=sharpness, explore=explore):
+            return TargetSource(envs, rates, target=target, sharpness=sharpness, explore=explore, seed=seed)
 
 
 def preparation(

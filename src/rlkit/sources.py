@@ -19,6 +19,8 @@ from rlkit.plain import readable
 from rlkit.seeds import derive
 from rlkit.types import Group, Json
 
+_NAMELESS = object()
+
 type Tasks = TaskSource | Iterable[Env]
 """What a user may give: a source of their own, or any collection of tasks."""
 
@@ -57,23 +59,40 @@ class SequenceSource(TaskSource):
         self._order = self._shuffled(self._drawn // len(self._envs))
 
     def _shuffled(self, epoch: int) -> list[int]:
-        return np.random.default_rng([self._seed, epoch]).permutation(len(self._envs)).tolist()
+        return shuffled(len(self._envs), seed=self._seed, epoch=epoch)
+
+
+def shuffled(count: int, *, seed: int, epoch: int) -> list[int]:
+    """The numbers 0 … `count` − 1 in the order of an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(count).tolist()
 
 
 def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
     """A source from what a user may give: a source of their own, or any collection of tasks."""
-    if hasattr(tasks, "next") and hasattr(tasks, "observe"):
-        return cast("TaskSource", tasks)
+    return cast("TaskSource", tasks) if is_source(tasks) else SequenceSource(listed(tasks), seed=seed)
+
+
+def is_source(tasks: Tasks) -> bool:
+    """Whether it is a source of the user's own, and not a collection of tasks."""
+    return hasattr(tasks, "next") and hasattr(tasks, "observe")
+
+
+def listed(tasks: Tasks) -> list[Env]:
+    """The tasks of a collection; one task alone is a collection of one.
+
+    Raises:
+        UsageError: it is no collection, or something in it is no task.
+    """
     if is_env(tasks):
-        return SequenceSource([cast("Env", tasks)], seed=seed)
+        return [cast("Env", tasks)]
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise UsageError(f"envs: a value of type {type(tasks).__name__} is no collection of tasks")
-    listed = list(tasks)
-    for index, task in enumerate(listed):
+    found = list(tasks)
+    for index, task in enumerate(found):
         if not is_env(task):
             kind = f"the class {task.__name__} itself" if isinstance(task, type) else f"of type {type(task).__name__}"
             raise UsageError(f"envs: task {index} is {kind}: each must be an Env, an object with `async def rollout`")
-    return SequenceSource(listed, seed=seed)
+    return found
 
 
 def is_env(value: object) -> bool:
@@ -95,13 +114,19 @@ class Task:
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        try:
-            own = readable(str(getattr(self.env, "task_id", self.draw)))
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # the user's own code, and only for a name
-            own = str(self.draw)
-        object.__setattr__(self, "id", own)
+        own = own_id(self.env)
+        object.__setattr__(self, "id", str(self.draw) if own is None else own)
+
+
+def own_id(env: Env) -> str | None:
+    """What the env calls itself; None where it has no name or cannot say it."""
+    try:
+        own = getattr(env, "task_id", _NAMELESS)
+        return None if own is _NAMELESS else readable(str(own))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the user's own code, and only for a name
+        return None
 
 
 class Mixture:

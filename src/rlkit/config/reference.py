@@ -28,14 +28,14 @@ def _section(path: str, shape: Shape, *, heading: str = "") -> Iterator[str]:
     if path:
         yield f"## {heading or f'`{path}`'}\n"
         yield f"{shape.description}\n"
-    rows = {name: field for name, field in shape.fields.items() if not _has_page(field.shape)}
+    rows = {name: field for name, field in shape.fields.items() if not _has_page(name, field.shape)}
     if rows:
         yield "| key | type | default | |"
         yield "| --- | --- | --- | --- |"
         yield from _rows(path, rows)
         yield ""
     for name, field in shape.fields.items():
-        if not _has_page(field.shape):
+        if not _has_page(name, field.shape):
             continue
         key = f"{path}.{name}" if path else name
         if field.shape.choices and field.description:
@@ -54,9 +54,10 @@ def _pages(path: str, shape: Shape) -> Iterator[str]:
         yield from _section(path, choice, heading=f"`{path}` with `name: {tag}`{', …' if others else ''}")
 
 
-def _has_page(shape: Shape) -> bool:
+def _has_page(name: str, shape: Shape) -> bool:
     # where null stands for what is inherited, the same section has its page at the place that it is inherited from
-    return not shape.nullable and bool(shape.fields or shape.choices or (shape.entries and shape.entries.fields))
+    inherited = shape.nullable and name in outline().fields
+    return not inherited and bool(shape.fields or shape.choices or (shape.entries and shape.entries.fields))
 
 
 def _rows(path: str, fields: Mapping[str, Field]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from rlkit.config.advantage import AdvantageConfig, CustomAdvantage, PkpoAdvantage, PlainAdvantage
+from rlkit.config.curriculum import CurriculumConfig
 from rlkit.config.objective import (
     DROLoss,
     ImportanceSamplingLoss,
@@ -67,6 +68,9 @@ class EnvConfig(Section):
     """A rollout moves to newer weights at its next turn; false keeps it on those that it began with."""
     advantage: AdvantageConfig | None = None
     """As `advantage` of the run, for this environment; null for the run's."""
+    curriculum: CurriculumConfig | None = None
+    """Which of its tasks are played, by how often each was solved; null plays all of them, once an epoch, since what a
+    task can teach is not known before the run."""
 
 
 class EvalEnvConfig(Section):
