@@ -59,11 +59,11 @@ LOSSES: dict[str, dict[str, str]] = {
 BATCH = {"groups": 4, "group_size": 16, "substeps": 2}
 
 BATCHES = {
-    # What it ascends is the best of a group. Among 16, someone finds a best answer from the start, and as soon as two
-    # do it gives nothing: only where a group is small does its aim need a better policy.
+    # Where two are equally good it gives nothing, and the better the policy, the more often two of 16 are: it stalls
+    # below the criterion. Of two, one leads whenever they differ.
     "best_vs_second": {"groups": 32, "group_size": 2, "substeps": 2},
 }
-"""Of estimators that by their nature do not learn from the batch of the others; each has as many episodes."""
+"""Of estimators that by their nature do not get there with the batch of the others; each has as many episodes."""
 
 PAIRS = [
     (estimator, loss)
