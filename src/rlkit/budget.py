@@ -30,6 +30,9 @@ class Limits:
     hours: float | None = None
 
 
+_UNLIMITED = Limits()
+
+
 class Budget:
     """Counts what a run uses, and says when that is too much.
 
@@ -75,7 +78,10 @@ class Budget:
     @property
     def reached(self) -> str | None:
         """The limit that is reached, as a phrase for people; None while there is something left."""
-        limits, usage = self._limits, self.usage
+        limits = self._limits
+        if limits == _UNLIMITED:  # every rollout asks
+            return None
+        usage = self.usage
         if limits.tokens is not None and usage.tokens >= limits.tokens:
             return f"budget_tokens: {usage.tokens:,} of {limits.tokens:,} tokens are used"
         if limits.usd is not None and self._price is not None and (usd := self._price.usd(usage)) >= limits.usd:

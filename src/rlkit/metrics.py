@@ -50,6 +50,9 @@ def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
     names = list(dict.fromkeys(group.env for group in groups))
     for name in names:
         metrics |= _named(f"{prefix}/{name}", [group for group in groups if group.env == name])
+    if len(names) == 1:  # what holds of it holds of all
+        own = f"{prefix}/{names[0]}"
+        return metrics | {f"{prefix}/all{key.removeprefix(own)}": value for key, value in metrics.items()}
     return metrics | _named(f"{prefix}/all", groups)
 
 
