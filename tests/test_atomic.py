@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlkit import atomic
+from rlkit.errors import RunFailed
 from rlkit.store import lines
 from rlkit.store.journal import Journal, Kind, segments
 
@@ -117,5 +118,5 @@ def test_a_journal_that_cannot_be_flushed_is_not_open(tmp_path: Path, monkeypatc
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+    with pytest.raises(RunFailed, match=os.strerror(errno.EIO)):
         Journal(tmp_path, segment=1)  # a file that is left open would be a warning

@@ -33,8 +33,7 @@ def tokens(run: Simulation) -> float:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("evaluated", [False, True])
-@pytest.mark.parametrize("substeps", [1, 2])
+@pytest.mark.parametrize(("evaluated", "substeps"), [(False, 1), (True, 1), (False, 2)])
 def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
     schedule: str, evaluated: bool, substeps: int, tmp_path: Path
 ) -> None:
@@ -48,7 +47,7 @@ def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
     expected = Simulation(tmp_path / "whole", World(), settings=settings, tasks=tasks)
     expected.train()
     whole = tokens(expected)
-    for share in (0.1, 0.35, 0.6, 0.85):
+    for share in (0.2, 0.7):
         limit = int(whole * share)
         run = Simulation(tmp_path / f"{share}", World(), settings=settings | {"budget_tokens": limit}, tasks=tasks)
         result = run.train()
@@ -61,7 +60,8 @@ def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
         assert tokens(run) - limit < 0.12 * whole
         run.settings = settings
         assert run.train(resume=True).status == "completed"
-        if schedule != "async":  # there, which weights a rollout sees depends on when it is played
+        # Elsewhere, which weights a rollout sees, or which substep gets a group, depends on when it is done.
+        if schedule == "sync" or (schedule, substeps) == ("stream", 1):
             assert run.weights() == expected.weights()
         episodes = pd.read_parquet(run.directory / "episodes")
         assert not episodes.duplicated(["draw", "member", "attempt"]).any()

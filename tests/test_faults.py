@@ -67,7 +67,7 @@ def test_whichever_call_to_the_service_fails_the_run_trains_on_the_same(
         assert run.world.calls["samples"] <= expected.world.calls["samples"] + 6  # none that was finished
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "hang"])
+@pytest.mark.parametrize("kind", ["500", "broken"])
 @pytest.mark.parametrize("call", ["gradient", "step", "save", "load"])
 def test_whichever_call_fails_while_a_resumed_run_takes_its_steps_again_it_trains_on_the_same(
     clean: tuple[str, Simulation], call: str, kind: FaultKind, tmp_path: Path

@@ -362,10 +362,12 @@ def test_leaving_the_healthy_range_is_told_once_each_time(tmp_path: Path) -> Non
     ears = Ears()
     resolved = rlkit.load_config([], settings={"model": "simulated", "envs": {"words": {}}})
     with RunStore(tmp_path / "run", resolved=resolved) as store:
-        reporter = Reporter(store, Broadcast([ears]))
+        reporter = Reporter(store, Broadcast([ears]), reported=lambda step, metrics: None)
         for step, kl in enumerate([0.001, 0.02, 0.03, None, 0.03, 0.009, 0.011], 1):
             reporter.add(step, {"x": 0.0} if kl is None else {"optim/kl_sample_train_v2": kl})
-        Reporter(store, Broadcast([ears])).add(8, {"optim/kl_sample_train_v2": 0.02})  # after a resumption
+        Reporter(store, Broadcast([ears]), reported=lambda step, metrics: None).add(
+            8, {"optim/kl_sample_train_v2": 0.02}
+        )  # after a resumption
     told = [note.partition(":")[0] for note in ears.notes if ": KL(" in note]
     assert told == ["step 2", "step 7"]
     assert "KL(sampler‖trainer) is 0.02 nats a token" in ears.notes[0]

@@ -268,7 +268,9 @@ def test_malformed_requests_are_refused_and_the_server_lives(server: EngineServe
     assert post("create_session", session) == 200
 
 
-def test_stop_answers_what_is_open(resolve: Callable[[str], Path], tmp_path: Path) -> None:
+def test_stop_answers_what_is_open(
+    resolve: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with EngineServer(root=tmp_path, resolve=resolve) as server:
         service = server._service  # pyright: ignore[reportPrivateUsage]
         name = f"{service.create_session()}:never"
@@ -282,8 +284,16 @@ def test_stop_answers_what_is_open(resolve: Callable[[str], Path], tmp_path: Pat
             with urllib.request.urlopen(request, timeout=20) as reply:
                 answers.append(reply.read())
 
+        held, wait = threading.Event(), type(waiting).wait
+
+        async def noted(*args: Any) -> object:
+            held.set()
+            return await wait(*args)
+
+        monkeypatch.setattr(type(waiting), "wait", noted)
         asking = threading.Thread(target=ask)
         asking.start()
+        assert held.wait(20)
         assert not waiting.done
     asking.join()
     assert b"the engine was stopped" in answers[0]

@@ -51,11 +51,13 @@ def _progress(say: Callable[[str], None]) -> Generator[Callable[[Callable[[], Pr
                 of = now.done + now.live + now.queued
                 say(f"{now.done} of {of} rollouts are done, {now.live} are played; {now.tokens:,} tokens")
 
-    threading.Thread(target=tell, daemon=True).start()
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
     try:
         yield snapshots.append
     finally:
         ended.set()
+        telling.join()  # it may be in the middle of a line
 
 
 def summary(metrics: Mapping[str, float], prefix: str) -> dict[str, float]:
