@@ -208,49 +208,50 @@ class Broken(Uneven):
     broken = True
 
 
-def test_a_run_that_rollouts_ended_plays_them_again_once_that_is_mended(tmp_path: Path) -> None:
-    class Down(Word):
-        down = True
+class Down(Word):
+    """Breaks every time while a class variable says so."""
 
-        async def rollout(self, policy: rlkit.Policy) -> float:
-            if self.down:
-                raise RuntimeError("the sandbox is down")
-            return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
+    down = True
 
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        if self.down:
+            raise RuntimeError("the sandbox is down")
+        return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
+
+
+def test_a_run_that_rollouts_ended_plays_them_again_once_that_is_mended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Simulation(tmp_path / "run", World(), tasks=[Down(number) for number in range(9)])
     for _ in range(2):  # the second time nothing is mended yet
         with pytest.raises(rlkit.RunFailed, match="the sandbox is down"):
             run.train(resume=(run.directory / "run.json").exists() and bool(finished(run)))
-    Down.down = False
+    monkeypatch.setattr(Down, "down", False)
     assert run.train(resume=True).status == "completed"
     episodes = pd.read_parquet(run.directory / "episodes")
     assert not episodes.duplicated(["draw", "member", "attempt"]).any()
 
 
-def test_failed_rollouts_are_played_again_until_a_step_is_done_and_only_if_they_ended_the_run(tmp_path: Path) -> None:
-    class Down(Word):
-        down = True
-
-        async def rollout(self, policy: rlkit.Policy) -> float:
-            if self.down:
-                raise RuntimeError("the sandbox is down")
-            return await super().rollout(policy)  # type: ignore[return-value]  an Outcome
-
+def test_failed_rollouts_are_played_again_until_a_step_is_done_and_only_if_they_ended_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def retries() -> bool:
         return json.loads((run.directory / "run.json").read_text()).get("retry_failed_rollouts", False)
 
     run = Simulation(tmp_path / "run", World(), tasks=[Down(number) for number in range(9)], settings={"steps": 5})
     run.world.faults = [Fault("hang", after_s=1e-3)]
     run.settings = {"steps": 5, "service": {"timeout_s": 50.0}}
-    Down.down = False
+    monkeypatch.setattr(Down, "down", False)
     with pytest.raises(rlkit.ServiceError):
         run.train()
     assert not retries()
-    run.world.faults, Down.down = [], True
+    run.world.faults = []
+    monkeypatch.setattr(Down, "down", True)
     with pytest.raises(rlkit.RunFailed, match="the sandbox is down"):
         run.train()
     assert retries()
-    run.world.faults, Down.down = [Fault("hang", after_s=1e-3)], False
+    run.world.faults = [Fault("hang", after_s=1e-3)]
+    monkeypatch.setattr(Down, "down", False)
     with pytest.raises(rlkit.ServiceError):  # nothing was played again yet
         run.train(resume=True)
     assert retries()
