@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rlkit.sandbox import host, leftovers
@@ -23,6 +24,15 @@ def test_of_the_settings_only_what_everybody_may_read_and_nobody_hides_is_shown(
     (tmp_path / "locked").chmod(0o750)
     shown = {str(path.relative_to(tmp_path)) for path in host._shown(tmp_path, top=True) if path.is_file()}
     assert shown == {"passwd", "app/settings", "ssl/certs/ca.pem"}
+
+
+def test_threads_that_make_the_hosts_root_at_once_make_one(cache: Path) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        made = {threads.submit(host.trees) for _ in range(8)}
+    roots = {one.result()[1][0].lower[0] for one in made}
+    (root,) = roots
+    assert (leftovers.store() / root / "tmp").is_dir()
+    assert [path.name for path in (leftovers.store() / "base").iterdir()] == [Path(root).name]
 
 
 def test_the_name_of_the_hosts_root_says_what_is_shown(cache: Path) -> None:

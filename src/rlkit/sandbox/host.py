@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import stat
+import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,17 @@ def trees(folders: tuple[str, ...] = ()) -> tuple[str, tuple[Layers, ...]]:
     return whole, (Layers(target="/", lower=(str(base.relative_to(leftovers.store())),)), *own)
 
 
+_making = threading.Lock()
+
+
+def _forked() -> None:
+    global _making  # noqa: PLW0603  there is one
+    _making = threading.Lock()  # a thread that the child does not have may hold the old one
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 @cache
 def _base(store: Path) -> tuple[str, Path]:
     """The folder with the settings and the empty folders, made unless it is there."""
@@ -66,8 +78,9 @@ def _base(store: Path) -> tuple[str, Path]:
         whole.update(f"{path}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
     name = f"host-{whole.hexdigest()[:16]}"
     base = store / "base" / name
-    if not base.is_dir():
-        _make(store / "base", base, shown)
+    with _making:  # threads that make it at once would take each other's for their own
+        if not base.is_dir():
+            _make(store / "base", base, shown)
     return name, base
 
 
