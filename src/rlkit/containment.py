@@ -2,7 +2,8 @@
 
 Invariant: SystemExit and KeyboardInterrupt out of a rollout, or out of any task that was made inside one, end as an
 ordinary exception: asyncio would end the whole program with them. What a signal asks for goes through. No task that
-was made inside a rollout outlasts the run, or keeps it from ending. A process that one forked runs nothing but it.
+was made inside a rollout outlasts the run, or keeps it from ending; those that clean up are waited for. A process that
+one forked runs nothing but it.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from rlkit.plain import readable, text_of
 GRACE_S = 3.0
 """What tasks may take to end once they are cancelled; well under what the whole run may take then."""
 
+CLEANING_S = 60.0
+"""What the end of a run waits for tasks that clean up behind rollouts: container engines take their time."""
+
 type _Task = asyncio.Task[object]
 
 _process = os.getpid()
@@ -35,6 +39,9 @@ _in_rollout: ContextVar[int] = ContextVar("rlkit_in_rollout", default=0)
 
 _made_inside: ContextVar[WeakSet[_Task] | None] = ContextVar("rlkit_made_inside", default=None)
 """All tasks that the rollouts of this run made."""
+
+_cleaning: ContextVar[set[_Task] | None] = ContextVar("rlkit_cleaning", default=None)
+"""Those of them that clean up, and are to be waited for."""
 
 
 def _forked() -> None:
@@ -159,20 +166,39 @@ def tasks_contained() -> Generator[None]:
 async def leftovers_ended() -> AsyncGenerator[None]:
     """Inside, tasks of rollouts are contained; those that are still there at the end are stopped.
 
-    Not earlier: an environment may share a task among its rollouts. One that is entered inside another leaves all to
-    that one.
+    Not earlier: an environment may share a task among its rollouts. Those that clean up have `CLEANING_S` first. One
+    that is entered inside another leaves all to that one.
     """
     if _made_inside.get() is not None:
         yield
         return
-    made = WeakSet[_Task]()
-    before = _made_inside.set(made)
+    made, cleaning = WeakSet[_Task](), set[_Task]()
+    before = _made_inside.set(made), _cleaning.set(cleaning)
     with tasks_contained():
         try:
             yield
         finally:
-            _made_inside.reset(before)
-            await stop(made)
+            _made_inside.reset(before[0])
+            _cleaning.reset(before[1])
+            try:
+                if cleaning:
+                    await asyncio.wait(cleaning, timeout=CLEANING_S)
+            finally:
+                await stop(made)
+
+
+def behind(task: asyncio.Task[None]) -> bool:
+    """Let a task that cleans up after a rollout go on when that is over; the end of the run waits for it.
+
+    Returns:
+        Whether there is a run to wait for it. Where there is none, the rollout has to.
+    """
+    cleaning = _cleaning.get()
+    if cleaning is None:
+        return False
+    cleaning.add(cast("_Task", task))
+    task.add_done_callback(lambda done: cleaning.discard(cast("_Task", done)))
+    return True
 
 
 async def stop(tasks: Iterable[_Task]) -> bool:
