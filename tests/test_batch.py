@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from rlkit.advantages import group_mean
 from rlkit.batch import Excess, Preparation, Prepared, episode_data
 from rlkit.errors import EnvironmentFault, RunFailed
+from rlkit.shaping import Normalization
 from rlkit.types import IMAGE_TOKEN, Group, Image, Prompt, Turn
 from tests.builders import episode, group, turn
 
@@ -72,6 +74,32 @@ def test_a_group_with_equal_rewards_costs_nothing() -> None:
 def test_a_failed_episode_is_never_trained_on_not_even_by_a_loss_that_wants_every_sequence() -> None:
     prepared = prepare(Preparation({"env": group_mean}, every_sequence=True), group([1, None, 1]))
     assert len(prepared.data) == 2
+
+
+def masking(played: Group, member: int) -> Group:
+    episodes = [replace(one, masked=one.member == member) for one in played.episodes]
+    return replace(played, episodes=tuple(episodes))
+
+
+def test_a_masked_episode_counts_in_its_group_and_is_not_trained_on() -> None:
+    played = masking(group([1, 0, 0]), 0)
+    prepared = prepare(Preparation({"env": group_mean}, every_sequence=True), played)
+    assert [row.tolist() for row in prepared.advantages] == [[0.0], [pytest.approx(-1 / 3)], [pytest.approx(-1 / 3)]]
+    assert len(prepared.data) == 2
+
+
+def test_a_masked_episode_takes_no_part_in_the_mean_over_episodes() -> None:
+    normalization = Normalization("sequence", groups=1, tokens=0)
+    kept = prepare(Preparation({"env": group_mean}, normalization=normalization), masking(group([1, 0, 0]), 1))
+    weights = [float(datum.advantages[datum.mask].sum()) for datum in kept.data]
+    assert weights == [pytest.approx(2 / 3 / 2), pytest.approx(-1 / 3 / 2)]
+
+
+def test_a_group_whose_only_lessons_are_masked_teaches_nothing() -> None:
+    assert prepare(Preparation({"env": group_mean}), group([1, 0])).teaches
+    played = group([1, 0])
+    every = replace(played, episodes=tuple(replace(one, masked=True) for one in played.episodes))
+    assert not prepare(Preparation({"env": group_mean}), every).teaches
 
 
 @pytest.mark.parametrize(("excess", "lengths"), [("truncate", [3, 2]), ("drop", [2])])

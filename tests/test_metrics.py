@@ -81,7 +81,7 @@ class Chat(rlkit.Env):
             if chance % 5 == 0:  # another conversation
                 said = [{"role": "user", "content": text[:3]}]
         own = {"spoken": float(len(text))} if len(text) % 2 else {}
-        return rlkit.Outcome(text.count("e") / 2, metrics=own, truncated=len(text) % 5 == 0)
+        return rlkit.Outcome(text.count("e") / 2, metrics=own, truncated=len(text) % 5 == 0, masked=len(text) % 3 == 0)
 
 
 CHATS = [Chat(number) for number in range(200)]
@@ -164,6 +164,7 @@ def env_recount(every: Sequence[dict[str, Any]]) -> dict[str, float]:
         **{f"reward/{p}": value for p, value in percentiles(rewards).items()},
         "solved": mean(reward >= 1 for reward in rewards),
         "truncated": mean(row["status"] == "truncated" for row in valid),
+        "masked": mean(row["masked"] for row in valid),
         "turns": mean(len(row["turns"]) for row in valid),
         "segments": mean(sum(np.isnan(t["parent"] or 0) or t["parent"] is None for t in row["turns"]) for row in valid),
         "stop/length": mean(turn["stop"] == "length" for turn in turns),
@@ -226,7 +227,7 @@ def shaped_recount(own: Sequence[Sequence[dict[str, Any]]]) -> dict[str, float]:
         valid = [row for row in rows if row["status"] != "failed"]
         lost = [0.5 * min(max((sum(map(drawn, row["turns"])) - 10) / 10, 0), 1) for row in valid]
         left = [row["reward"] - penalty for row, penalty in zip(valid, lost, strict=True)]
-        advantages = [reward - mean(left) for reward in left]
+        advantages = [0 if row["masked"] else reward - mean(left) for row, reward in zip(valid, left, strict=True)]
         beyond = sum(len(row["turns"]) for row, a in zip(valid, advantages, strict=True) if abs(a) > 0.3)
         penalties.append(mean(lost))
         shares.append(beyond / sum(len(row["turns"]) for row in rows))

@@ -74,11 +74,12 @@ def statuses(group: Group) -> list[str]:
 
 
 def test_a_group_is_one_task_played_many_times() -> None:
-    group, _, player, _ = play(Scripted(1.0, 0.0, Outcome(0.5, {"right": 1.0}, truncated=True), True))
+    group, _, player, _ = play(Scripted(1.0, 0.0, Outcome(0.5, {"right": 1.0}, truncated=True, masked=True), True))
     assert group.rewards.tolist() == [1.0, 0.0, 0.5, 1.0]
     assert statuses(group) == ["completed", "completed", "truncated", "completed"]
     assert [episode.member for episode in group.episodes] == [0, 1, 2, 3]
     assert group.episodes[2].metrics == {"right": 1.0}
+    assert [episode.masked for episode in group.episodes] == [False, False, True, False]
     assert (player.counts.queued, player.counts.live, player.counts.done) == (0, 0, 4)
 
 

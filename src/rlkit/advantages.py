@@ -1,7 +1,7 @@
 """From a configuration to an advantage estimator, and from what an estimator gives to one advantage for each turn.
 
-Invariants: what is trained on is finite, and of the number of the turns; a failed episode gets 0 whatever an estimator
-says. The formulas are in `rlkit.estimators`.
+Invariants: what is trained on is finite, and of the number of the turns; an episode that failed or is masked gets 0
+whatever an estimator says. The formulas are in `rlkit.estimators`.
 """
 
 from __future__ import annotations
@@ -168,7 +168,8 @@ def by_turn(advantages: Advantages, group: Group) -> list[NDArray[np.float64]]:
                 f"the estimator gave an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}, too "
                 "large for the 32 bits that it is trained with: scale the rewards down, or take an advantage that does"
             )
-        rows.append(row if episode.reward is not None else np.zeros(len(episode.turns)))
+        taught = episode.reward is not None and not episode.masked
+        rows.append(row if taught else np.zeros(len(episode.turns)))
     return rows
 
 

@@ -99,10 +99,10 @@ class Preparation:
         return found
 
     def _sequences(self, group: Group, advantages: Sequence[NDArray[np.float64]]) -> _Sequences:
-        """Those of the episodes that did not fail, cut where they are too long."""
+        """Those of the episodes that are trained on, cut where they are too long."""
         data, owners, excess = list[Datum](), list[int](), 0
         for member, (episode, row) in enumerate(zip(group.episodes, advantages, strict=True)):
-            for datum in episode_data(episode, row) if episode.reward is not None else ():
+            for datum in episode_data(episode, row) if _taught(episode) else ():
                 trained = self._every or bool(datum.advantages.any())
                 fitting = self._fitted(datum, group, trained=trained)
                 excess += trained and fitting is not datum
@@ -116,7 +116,8 @@ class Preparation:
         if self.kl_penalty is not None and drifts is not None:
             data = self.kl_penalty.applied(data, drifts)
         if self.normalization is not None:
-            data = _normalized(data, sequences.owners, self.normalization, np.flatnonzero(group.valid))
+            members = [place for place, episode in enumerate(group.episodes) if _taught(episode)]
+            data = _normalized(data, sequences.owners, self.normalization, members)
         return Prepared(
             group,
             estimated.advantages,
@@ -194,6 +195,10 @@ class Prepared:
         return bool(self.data) and any(row.any() for row in self.advantages)
 
 
+def _taught(episode: Episode) -> bool:
+    return episode.reward is not None and not episode.masked
+
+
 def _estimate(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
     """The advantages of each group, checked; only a `BatchEstimator` sees more than one."""
     env = groups[0].env
@@ -215,10 +220,10 @@ def _estimate(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArra
 
 
 def _normalized(
-    data: Sequence[Datum], owners: Sequence[int], normalization: Normalization, members: NDArray[np.int64]
+    data: Sequence[Datum], owners: Sequence[int], normalization: Normalization, members: Sequence[int]
 ) -> list[Datum]:
-    """The sequences of the group's valid `members` with their advantages divided; `owners` has a member for each."""
-    tokens = dict.fromkeys(members.tolist(), 0)
+    """The sequences of the `members` that are trained on, with their advantages divided; `owners` has one for each."""
+    tokens = dict.fromkeys(members, 0)
     for datum, owner in zip(data, owners, strict=True):
         tokens[owner] += int(np.count_nonzero(datum.mask))
     weights = dict(zip(tokens, normalization.weights(np.array([*tokens.values()], np.int64)), strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from rlkit.errors import LimitReached
@@ -205,7 +205,7 @@ class ToolEnv[State](ABC, Env):
             graded = await self.grade(state, reply)
             outcome = graded if isinstance(graded, Outcome) else Outcome(graded)
             metrics = {**outcome.metrics, "malformed_tool_calls": float(malformed)}
-            return Outcome(outcome.reward, metrics, outcome.info, truncated or outcome.truncated)
+            return replace(outcome, metrics=metrics, truncated=truncated or outcome.truncated)
         finally:
             await self.close(state)
 

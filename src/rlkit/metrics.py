@@ -80,6 +80,7 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         f"{prefix}/solved": float((rewards >= SOLVED).mean()),
         **_by_group(prefix, [group.rewards[group.valid] for group in groups if group.valid.any()]),
         f"{prefix}/truncated": _mean(float(episode.status == "truncated") for episode in valid),
+        f"{prefix}/masked": _mean(float(episode.masked) for episode in valid),
         f"{prefix}/turns": _mean(float(len(episode.turns)) for episode in valid),
         f"{prefix}/segments": _mean(float(episode.segments) for episode in valid),
         **_lengths(f"{prefix}/tokens", [episode.sampled_tokens for episode in valid]),

@@ -36,7 +36,8 @@ def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
         raise RewardError(f"{of} returned the reward {value}; rewards must be finite")
     if outcome is None:
         return Outcome(value)
-    return Outcome(value, _metrics(outcome.metrics, of), _info(outcome.info, of), bool(outcome.truncated))
+    metrics, info = _metrics(outcome.metrics, of), _info(outcome.info, of)
+    return Outcome(value, metrics, info, bool(outcome.truncated), bool(outcome.masked))
 
 
 def real(value: object) -> float | None:

@@ -196,6 +196,7 @@ class Player:
             info={} if outcome is None else outcome.info,
             seconds=clock() - started,
             error=error,
+            masked=outcome is not None and outcome.masked,
         )
 
 

@@ -62,7 +62,8 @@ def clipped(rows: Sequence[NDArray[np.float64]], limit: float) -> tuple[list[NDA
 class Normalization:
     """What a token's advantage is divided by, so that the loss of a group, a sum over tokens, becomes a mean.
 
-    With T_i the tokens of episode i that are trained on, over all its sequences, and G the valid episodes of the group:
+    With T_i the tokens of episode i that are trained on, over all its sequences, and G the episodes that have any part
+    in the training of the group:
 
         token      1 / Σ_i T_i       DAPO (Yu et al. 2025, eq. 8, arXiv:2503.14476)
         sequence   1 / (G · T_i)     GRPO (Shao et al. 2024, eq. 3, arXiv:2402.03300)
@@ -84,7 +85,7 @@ class Normalization:
     def weights(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
         """By what each episode's advantages are multiplied, [G] float64, of its trained tokens, [G] int64.
 
-        Both are of the valid episodes only; one without tokens gets 0.
+        Both are of the episodes that are trained on; one without tokens gets 0.
         """
         episodes = len(counts)
         match self.kind:

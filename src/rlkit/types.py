@@ -184,12 +184,14 @@ class Outcome:
         info: anything for people: messages, the parsed answer, paths of artefacts. It is recorded as JSON, and what
             JSON does not have as its `repr`.
         truncated: the episode was cut short by a limit; its reward still counts.
+        masked: none of its tokens is trained on; its reward still counts in the statistics of its group.
     """
 
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
     truncated: bool = False
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,6 +205,7 @@ class Episode:
         status: `failed` episodes have no reward and take no part in their group's statistics.
         reward: None exactly when `failed`.
         error: one line that says why it failed.
+        masked: its reward counts in the statistics of its group, and no token of it is trained on.
     """
 
     member: int
@@ -214,6 +217,7 @@ class Episode:
     info: Mapping[str, Json]
     seconds: float
     error: str | None = None
+    masked: bool = False
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.status == "failed"):

@@ -63,6 +63,7 @@ def episodes(draw: st.DrawFn) -> Episode:
         info=draw(st.dictionaries(texts, json_values, max_size=3)),
         seconds=draw(st.floats(0, 1e6)),
         error=draw(st.none() | texts),
+        masked=draw(st.booleans()),
     )
 
 
@@ -71,11 +72,12 @@ def test_an_episode_comes_back_as_it_was(episode: Episode) -> None:
     data = codec.encode(episode)
     back = codec.decode(data)
     assert codec.encode(back) == data
-    assert (back.reward, back.metrics, back.info, back.error) == (
+    assert (back.reward, back.metrics, back.info, back.error, back.masked) == (
         episode.reward,
         episode.metrics,
         episode.info,
         episode.error,
+        episode.masked,
     )
     for one, other in zip(back.turns, episode.turns, strict=True):
         np.testing.assert_array_equal(one.logprobs, other.logprobs)

@@ -33,6 +33,7 @@ def encode(episode: Episode) -> bytes:
         "info": episode.info,
         "seconds": episode.seconds,
         "error": episode.error,
+        "masked": episode.masked,
         "turns": [_turn_header(turn) for turn in turns],
     }
     text = dump(header).encode()
@@ -84,6 +85,7 @@ def decode(data: bytes) -> Episode:
         info=header["info"],
         seconds=header["seconds"],
         error=header["error"],
+        masked=header["masked"],
     )
 
 

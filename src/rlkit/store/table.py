@@ -61,6 +61,7 @@ SCHEMA = pa.schema(
         ("status", pa.string()),
         ("reward", pa.float64()),
         ("error", pa.string()),
+        ("masked", pa.bool_()),
         ("seconds", pa.float64()),
         ("metrics", pa.string()),
         ("info", pa.string()),
@@ -109,6 +110,7 @@ def write(path: Path, groups: Sequence[StepGroup], *, decode: Callable[[Tokens],
         [episode.status for episode in episodes],
         [episode.reward for episode in episodes],
         [episode.error for episode in episodes],
+        [episode.masked for episode in episodes],
         [episode.seconds for episode in episodes],
         [dump(episode.metrics) for episode in episodes],
         [dump(episode.info) for episode in episodes],
@@ -162,6 +164,7 @@ def read(path: Path) -> list[StepGroup]:
             info=json.loads(row["info"]),
             seconds=row["seconds"],
             error=row["error"],
+            masked=row["masked"],
         )
         groups.setdefault(row["position"], []).append((row, episode))
     return [_group(groups[position]) for position in sorted(groups)]
