@@ -26,6 +26,8 @@ checkpoints_app = typer.Typer(
     help="List and export the weights that were saved.", no_args_is_help=True, rich_markup_mode=None
 )
 app.add_typer(checkpoints_app, name="checkpoints")
+tasks_app = typer.Typer(help="Look after tasks of Harbor.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(tasks_app, name="tasks")
 
 Configs = Annotated[
     list[str],
@@ -66,6 +68,11 @@ def config_root(show_help: Help = False) -> None:
 @checkpoints_app.callback(add_help_option=False)
 def checkpoints_root(show_help: Help = False) -> None:
     """List and export the weights that were saved."""
+
+
+@tasks_app.callback(add_help_option=False)
+def tasks_root(show_help: Help = False) -> None:
+    """Look after tasks of Harbor."""
 
 
 @app.callback(add_help_option=False)
@@ -280,6 +287,48 @@ def check(  # noqa: PLR0917  Typer reads options from parameters of any kind
 
         given = [*(args or []), *(arguments or [])]
         raise typer.Exit(run(target, given, output, tasks=tasks, timeout_s=timeout_s, seed=seed))
+
+
+@tasks_app.command("check")
+def tasks_check(  # noqa: PLR0917  Typer reads options from parameters of any kind
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A task, or a folder of tasks.")],
+    environment: Annotated[
+        str, typer.Option(help="Where they run: local, a type of Harbor's, or package.module:Class.")
+    ] = "local",
+    environment_kwargs: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the environment's class.")
+    ] = None,
+    task_id: Annotated[list[str] | None, typer.Option(help="A glob of the tasks to check; several times.")] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="A glob of those to leave out; several times.")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="Tasks at one time.")] = 4,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Try each task with its solution, and with an agent that does nothing.
+
+    Exit code 1 if a solution does not get the full reward, or doing nothing does.
+    """
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.tasks import check
+
+        kwargs, ids, without = environment_kwargs or [], task_id or [], exclude or []
+        raise typer.Exit(
+            check(directory, output, environment=environment, kwargs=kwargs, task_ids=ids, exclude=without, jobs=jobs)
+        )
+
+
+@tasks_app.command("convert")
+def tasks_convert(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A task of terminal-bench 1, or a folder of them.")],
+    to: Annotated[Path, typer.Option(help="The folder that gets a folder for each task.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Convert tasks of terminal-bench 1 (task.yaml) into tasks of Harbor (task.toml)."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.tasks import convert
+
+        raise typer.Exit(convert(directory, to, output))
 
 
 @app.command()

@@ -1,0 +1,49 @@
+"""Each number of the report that is right counts for itself."""
+
+import csv
+import json
+from collections import defaultdict
+from pathlib import Path
+
+REWARDS = Path("/logs/verifier/reward.json")
+
+
+def expected():
+    regions, products, rows = defaultdict(float), defaultdict(float), 0
+    with Path("/tests/sales.csv").open() as file:
+        for sale in csv.DictReader(file):
+            if sale["units"]:
+                amount = int(sale["units"]) * float(sale["price"])
+                regions[sale["region"]] += amount
+                products[sale["product"]] += amount
+                rows += 1
+    best = max(products, key=products.get)
+    return {"rows": rows, "revenue": sum(regions.values()), "by_region": dict(regions), "best_product": best}
+
+
+def close(found, right):
+    return isinstance(found, int | float) and not isinstance(found, bool) and abs(found - right) < 0.005
+
+
+def main():
+    right = expected()
+    try:
+        report = json.loads(Path("/app/report.json").read_text())
+    except (OSError, ValueError):
+        report = None
+    rewards = {"valid_json": float(isinstance(report, dict))}
+    found = report if isinstance(report, dict) else {}
+    regions = found.get("by_region")
+    rewards["rows"] = float(found.get("rows") == right["rows"])
+    rewards["revenue"] = float(close(found.get("revenue"), right["revenue"]))
+    rewards["by_region"] = float(
+        isinstance(regions, dict)
+        and regions.keys() == right["by_region"].keys()
+        and all(close(regions[name], amount) for name, amount in right["by_region"].items())
+    )
+    rewards["best_product"] = float(found.get("best_product") == right["best_product"])
+    rewards["reward"] = sum(rewards.values()) / len(rewards)
+    REWARDS.write_text(json.dumps(rewards))
+
+
+main()

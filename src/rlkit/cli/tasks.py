@@ -1,0 +1,95 @@
+"""`rlkit tasks`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlkit.cli.output import Data, Output
+from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from rlkit.envs.harbor.checking import Checked
+
+FAULTS_FOUND = 1
+
+
+def check(
+    folder: Path,
+    output: Output,
+    *,
+    environment: str,
+    kwargs: Sequence[str],
+    task_ids: Sequence[str],
+    exclude: Sequence[str],
+    jobs: int,
+) -> int:
+    """Try each task with its solution and without, and print a line a task. Returns the exit code."""
+    from rlkit import concurrency
+    from rlkit.envs.harbor.checking import check_tasks
+    from rlkit.envs.harbor.settings import environment as named_environment
+    from rlkit.envs.harbor.tasks import Selection, find
+
+    found = find(folder, field="DIR")
+    chosen = Selection(task_ids=task_ids, exclude=exclude, shuffle=False).of(list(found))
+    where = named_environment(environment, _values(kwargs))
+
+    def told(checked: Checked) -> None:
+        if not output.json:
+            output.note(f"{checked.task_id}: {checked.finding}")
+
+    tasks = {name: found[name] for name in chosen}
+    checks = concurrency.run(check_tasks(tasks, environment=where, jobs=jobs, told=told))
+    good = all(checked.ok for checked in checks)
+    if output.json:
+        listed: list[Data] = [asdict(checked) for checked in checks]
+        output.data({"ok": good, "tasks": listed})
+    else:
+        output.line(table(checks))
+    return 0 if good else FAULTS_FOUND
+
+
+def convert(source: Path, target: Path, output: Output) -> int:
+    """Convert tasks of terminal-bench 1, and print a line a task. Returns the exit code."""
+    from rlkit.envs.harbor.convert import convert as convert_tasks
+
+    done = convert_tasks(source, target)
+    for note in done.notes:
+        output.note(note)
+    if output.json:
+        output.data({"made": [str(path) for path in done.made], "failed": dict(done.failed)})
+    else:
+        for path in done.made:
+            output.line(f"made    {path}")
+        for name, why in done.failed.items():
+            output.line(f"failed  {name}: {why}")
+    return FAULTS_FOUND if done.failed else 0
+
+
+def table(checks: Sequence[Checked]) -> str:
+    """`name  sound  solution 1  nothing 0  0.4 s`, with what is wrong at the end."""
+    width = max((len(checked.task_id) for checked in checks), default=0)
+    lines = [f"{'task':{max(width, 4)}}  {'':11}  solution  nothing  seconds"]
+    for one in checks:
+        rewards = f"{_shown(one.solution):>8}  {_shown(one.nothing):>7}"
+        line = f"{one.task_id:{max(width, 4)}}  {one.finding:11}  {rewards}  {one.seconds:7.1f}  {one.detail}"
+        lines.append(line.rstrip())
+    return "\n".join(lines)
+
+
+def _shown(rewards: Mapping[str, float] | None) -> str:
+    if not rewards:
+        return "-"
+    if "reward" in rewards:
+        return f"{rewards['reward']:g}"
+    return "/".join(f"{value:g}" for value in rewards.values())
+
+
+def _values(pairs: Sequence[str]) -> dict[str, Json]:
+    """`key=value` as a configuration reads them."""
+    from rlkit.config import load_config
+
+    given = ["envs.target.env=harbor", *(f"envs.target.args.{pair}" for pair in pairs)]
+    return dict(load_config([], given).config.envs["target"].args)

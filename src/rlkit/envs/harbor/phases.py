@@ -1,0 +1,127 @@
+"""How many trials may be in which phase.
+
+Invariant: what a trial holds of a gate it gives back, however it ends. Waiting at a gate is not the rollout's own time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from rlkit.stopwatch import waiting
+
+
+@dataclass(frozen=True)
+class PhaseLimits:
+    """How many trials may be in a phase at one time; null for any number. Sampling is limited by the service.
+
+    Args:
+        starting: whose environment or agent is being set up.
+        verifying: whose tests run.
+        starts_per_s: environments that are started in a second.
+    """
+
+    starting: int | None = None
+    verifying: int | None = None
+    starts_per_s: float | None = None
+
+
+class Passing:
+    """What one trial holds of the gates.
+
+    Args:
+        starting: the gate of the phase in which environments start.
+        verifying: that of the verifiers.
+        turn_s: asked once the first is passed: how long to wait until the environment may start.
+    """
+
+    def __init__(
+        self, starting: asyncio.Semaphore | None, verifying: asyncio.Semaphore | None, turn_s: Callable[[], float]
+    ) -> None:
+        self._starting, self._verifying, self._turn_s = starting, verifying, turn_s
+        self._held = set[asyncio.Semaphore]()
+        self.waited_s = 0.0
+        """Seconds that it has waited at the gates."""
+
+    async def start(self) -> None:
+        """Wait until its environment may start."""
+        await self._through(self._starting)
+        if (left_s := self._turn_s()) > 0:
+            with _Queue(self):
+                await asyncio.sleep(left_s)
+
+    async def play(self) -> None:
+        """It has started, or another step of it begins: nothing is held while it samples."""
+        self.leave()
+
+    async def verify(self) -> None:
+        """Wait until its tests may run."""
+        self.leave()
+        await self._through(self._verifying)
+
+    def leave(self) -> None:
+        """Give back whatever it holds."""
+        for gate in self._held:
+            gate.release()
+        self._held.clear()
+
+    async def _through(self, gate: asyncio.Semaphore | None) -> None:
+        if gate is not None:
+            with _Queue(self):
+                await gate.acquire()
+            self._held.add(gate)
+
+
+class _Queue:
+    """Time at a gate: a rollout is excused for it as it is for a service that does not answer."""
+
+    silent_s = 0.0
+
+    def __init__(self, passing: Passing) -> None:
+        self._passing = passing
+        self._clock = asyncio.get_running_loop().time
+        self._since_s = self._clock()
+        self._excusing = waiting(self)
+
+    @property
+    def excused_s(self) -> float:
+        return self._clock() - self._since_s
+
+    def __enter__(self) -> None:
+        self._excusing.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._excusing.__exit__()
+        self._passing.waited_s += self.excused_s
+
+
+class Gates:
+    """The gates of one environment of a run, on one event loop."""
+
+    def __init__(self, limits: PhaseLimits) -> None:
+        self._starting = None if limits.starting is None else asyncio.Semaphore(limits.starting)
+        self._verifying = None if limits.verifying is None else asyncio.Semaphore(limits.verifying)
+        self._apart_s = 0.0 if limits.starts_per_s is None else 1 / limits.starts_per_s
+        self._next_start_s = 0.0
+
+    def enter(self) -> Passing:
+        """One more trial."""
+        return Passing(self._starting, self._verifying, self._turn_to_start)
+
+    def _turn_to_start(self) -> float:
+        """Seconds until one more may start, which it is then taken to do."""
+        now_s = asyncio.get_running_loop().time()
+        at_s = max(now_s, self._next_start_s)
+        self._next_start_s = at_s + self._apart_s
+        return at_s - now_s
+
+
+_gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, PhaseLimits], Gates]]()
+
+
+def gates(name: str, limits: PhaseLimits) -> Gates:
+    """The gates that all tasks with this name and these limits share: tasks are pickled, so they cannot hold them."""
+    own = _gates.setdefault(asyncio.get_running_loop(), {})
+    return own.setdefault((name, limits), Gates(limits))

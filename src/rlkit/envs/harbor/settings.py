@@ -1,0 +1,160 @@
+"""How tasks are played: everything but the tasks themselves.
+
+Invariant: plain frozen data, so that a task can be pickled and played in another process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from rlkit.config.objects import load_object
+from rlkit.envs.harbor.outcome import Reward, Rules
+from rlkit.envs.harbor.phases import PhaseLimits
+from rlkit.errors import UsageError, did_you_mean
+from rlkit.types import Json
+
+LOCAL = "local"
+LOCAL_SANDBOX = "rlkit.envs.harbor.sandbox:LocalSandbox"
+
+type Keep = Literal["all", "failed", "none"]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where trials run: `type` is a name of Harbor's, `import_path` a class; one of them is None."""
+
+    type: str | None = None
+    import_path: str | None = LOCAL_SANDBOX
+    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    cpus: int | None = None
+    memory_mb: int | None = None
+    storage_mb: int | None = None
+    force_build: bool = False
+
+
+@dataclass(frozen=True)
+class Agent:
+    """What Terminus 2 is told.
+
+    Args:
+        max_turns: replies of the model.
+        parser: the form of a reply.
+        summarize: when the context is nearly full, go on from a summary.
+        kwargs: its other options.
+    """
+
+    max_turns: int = 32
+    parser: Literal["json", "xml"] = "json"
+    summarize: bool = False
+    kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+    def __post_init__(self) -> None:
+        own = {"max_turns": "max_turns", "parser_name": "parser", "enable_summarize": "summarize", "policy": None}
+        for name in self.kwargs:
+            if name in own:
+                raise UsageError(f"agent_kwargs: {name} is not set here; set {own[name] or 'nothing for it'}")
+
+    def options(self, policy: str) -> dict[str, Json]:
+        """All of them, for an agent that plays with this policy."""
+        own: dict[str, Json] = {
+            "policy": policy,
+            "max_turns": self.max_turns,
+            "parser_name": self.parser,
+            "enable_summarize": self.summarize,
+        }
+        return {**own, **self.kwargs}
+
+
+@dataclass(frozen=True)
+class TrialSettings:
+    """How a task is played.
+
+    Args:
+        environment: where.
+        agent: by whom.
+        agent_timeout_s: instead of the task's own.
+        verifier_timeout_s: likewise.
+        timeout_multiplier: of every time limit of a task.
+        phases: limits of trials in a phase.
+        rules: for trials that do not go as they should.
+        reward: what the verifier's numbers come to.
+        trials_dir: where the folders of trials are; None for one of rlkit's own, which goes with the trial.
+        keep: the folders that stay.
+    """
+
+    environment: Environment = field(default_factory=Environment)
+    agent: Agent = field(default_factory=Agent)
+    agent_timeout_s: float | None = None
+    verifier_timeout_s: float | None = None
+    timeout_multiplier: float = 1.0
+    phases: PhaseLimits = field(default_factory=PhaseLimits)
+    rules: Rules = field(default_factory=Rules)
+    reward: Reward = field(default_factory=Reward)
+    trials_dir: Path | None = None
+    keep: Keep = "none"
+
+    def __post_init__(self) -> None:
+        if self.keep != "none" and self.trials_dir is None:
+            raise UsageError(f"keep_trials: {self.keep} needs a folder to keep them in: set trials_dir")
+
+
+def environment(
+    name: str,
+    kwargs: Mapping[str, Json] | None = None,
+    *,
+    cpus: int | None = None,
+    memory_mb: int | None = None,
+    storage_mb: int | None = None,
+    force_build: bool = False,
+) -> Environment:
+    """The environment of that name.
+
+    Args:
+        name: `local`, a type of Harbor's, or `package.module:Class`.
+        kwargs: of the class, as it takes them.
+        cpus: instead of what a task asks for.
+        memory_mb: likewise.
+        storage_mb: likewise.
+        force_build: build images anew.
+
+    Raises:
+        UsageError: there is no such environment, or the local sandbox takes no such argument.
+    """
+    from harbor.models.environment_type import EnvironmentType
+
+    given = dict(kwargs or {})
+    known = [LOCAL, *(one.value for one in EnvironmentType)]
+    if name == LOCAL:
+        _check_local(given)
+    elif ":" in name:
+        load_object(name, field="environment")
+    elif name not in known:
+        hint = did_you_mean(name, known)
+        raise UsageError(f"environment: there is no {name!r}.{hint} Known: {', '.join(known)}, or package.module:Class")
+    path = LOCAL_SANDBOX if name == LOCAL else name if ":" in name else None
+    return Environment(
+        type=None if path else name,
+        import_path=path,
+        kwargs=given,
+        cpus=cpus,
+        memory_mb=memory_mb,
+        storage_mb=storage_mb,
+        force_build=force_build,
+    )
+
+
+def _check_local(kwargs: Mapping[str, Json]) -> None:
+    from rlkit.envs.harbor.sandbox import LocalSandbox
+
+    parameters = inspect.signature(LocalSandbox.__init__).parameters.values()
+    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
+    for name in kwargs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}"
+            raise UsageError(f"environment_kwargs.{name}: the local sandbox takes no such argument. {hint}")

@@ -1,0 +1,141 @@
+"""`HarborTask`: a task of Harbor as an environment of rlkit's.
+
+Invariant: each rollout is one trial of its own, whose completions all come from the rollout's policy; what an episode
+is worth follows from the trial's report and from the rules alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rlkit.env import Env
+from rlkit.envs.harbor.outcome import Cause, Report, outcome
+from rlkit.envs.harbor.phases import Passing, gates
+from rlkit.envs.harbor.settings import TrialSettings
+from rlkit.envs.harbor.trial import environment_fields, play, seconds_of, steps_of
+from rlkit.policy import Policy
+from rlkit.types import Json, Outcome
+
+if TYPE_CHECKING:
+    from harbor.models.trial.result import ExceptionInfo, TrialResult
+
+    from rlkit.envs.harbor.agent import AgentEnd
+
+AGENT = "rlkit.envs.harbor.agent:RLTerminus2"
+
+
+@dataclass(frozen=True)
+class HarborTask(Env):
+    """A task of Harbor, played by Terminus 2.
+
+    Args:
+        task_id: its name in the records.
+        path: its folder.
+        settings: how it is played.
+    """
+
+    task_id: str
+    path: Path
+    settings: TrialSettings = field(default_factory=TrialSettings)
+
+    stochastic: ClassVar[bool] = True
+
+    async def rollout(self, policy: Policy) -> Outcome:
+        """Run one trial.
+
+        Raises:
+            EnvironmentFault: it went wrong in a way that the rules drop.
+            ServiceError: the service failed while it ran.
+            UsageError: the task asks for what the environment does not have.
+            MissingError: something that has to be installed is not there.
+        """
+        from rlkit.envs.harbor.agent import ended, lent
+
+        settings = self.settings
+        with lent(policy) as key:
+            report = await play(
+                lambda folder: self._config(folder, key),
+                lambda result, passing, folder: self._report(result, passing, folder, ended(key)),
+                gates=gates("harbor", settings.phases),
+                trials_dir=settings.trials_dir,
+                keep=self._kept,
+            )
+        return outcome(report, settings.rules, settings.reward)
+
+    def _config(self, folder: Path, key: str) -> dict[str, Json]:
+        settings = self.settings
+        return {
+            "task": {"path": str(self.path)},
+            "trials_dir": str(folder),
+            "timeout_multiplier": settings.timeout_multiplier,
+            "agent": {
+                "import_path": AGENT,
+                "kwargs": settings.agent.options(key),
+                "override_timeout_sec": settings.agent_timeout_s,
+            },
+            "environment": environment_fields(settings.environment),
+            "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
+        }
+
+    def _report(self, result: TrialResult, passing: Passing, folder: Path, end: AgentEnd) -> Report:
+        verdict = result.verifier_result
+        error = _error(result)
+        cause = _cause(error, end)
+        seconds = seconds_of(result, passing) | {"sampling": end.llm_s}
+        metrics = {
+            **{f"seconds/{name}": value for name, value in seconds.items()},
+            "agent_turns": float(end.turns),
+            "parse_errors": float(end.parse_errors),
+            "truncated_turns": float(end.truncated_turns),
+            "summaries": float(end.summaries),
+            "max_turns": float(cause is None and end.reason == "max_turns"),
+        }
+        report = Report(
+            rewards=None if verdict is None else verdict.rewards,
+            cause=cause,
+            detail=end.detail if error is None else " ".join(error.exception_message.split()),
+            error=None if error is None else error.exception_type,
+            cut=cause in ("timeout", "overflow") or end.reason == "max_turns",
+            metrics=metrics,
+            info={"ended": cause or end.reason, "detail": end.detail},
+        )
+        if not self._kept(report):
+            return report
+        return replace(report, info={**report.info, "trial": str(folder)})
+
+    def _kept(self, report: Report | None) -> bool:
+        if self.settings.keep != "failed":
+            return self.settings.keep == "all"
+        return report is None or _fails(report, self.settings)
+
+
+def _fails(report: Report, settings: TrialSettings) -> bool:
+    try:
+        outcome(report, settings.rules, settings.reward)
+    except Exception:  # whatever it is, there is no reward
+        return True
+    return False
+
+
+def _error(result: TrialResult) -> ExceptionInfo | None:
+    """The exception that ended the trial, or a step of it."""
+    errors = [result.exception_info, *(part.exception_info for part in reversed(steps_of(result)))]
+    return next((error for error in errors if error is not None), None)
+
+
+def _cause(error: ExceptionInfo | None, end: AgentEnd) -> Cause | None:
+    if error is not None:
+        match error.exception_type:
+            case "AgentTimeoutError":
+                return "timeout"
+            case "NonZeroAgentExitCodeError":
+                return "agent_error"
+            case _:
+                return "environment_error"
+    match end.reason:
+        case "overflow" | "agent_error" | "service_error":
+            return end.reason
+        case _:
+            return None

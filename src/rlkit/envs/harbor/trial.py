@@ -1,0 +1,200 @@
+"""One trial of Harbor, from its folder to its end.
+
+Invariant: the verdict is there as soon as the verifier has spoken; the environment is taken down behind it. However a
+trial ends, also when whoever waits for it is cancelled, its environment is stopped, its folder goes unless it is to be
+kept, and it holds no gate.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlkit.concurrency import in_thread
+from rlkit.containment import behind
+from rlkit.envs.harbor.phases import Gates, Passing
+from rlkit.envs.harbor.settings import Environment
+from rlkit.sandbox.leftovers import Place
+from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from harbor.models.trial.result import StepResult, TimingInfo, TrialResult
+    from harbor.trial.hooks import TrialHookEvent
+    from harbor.trial.trial import Trial
+
+_log = logging.getLogger("rlkit.harbor")
+
+
+async def play[T](
+    make: Callable[[Path], Mapping[str, Json]],
+    read: Callable[[TrialResult, Passing, Path], T],
+    *,
+    gates: Gates,
+    trials_dir: Path | None,
+    keep: Callable[[T | None], bool],
+) -> T:
+    """Run a trial and return its verdict.
+
+    Args:
+        make: from the folder of trials to the fields of Harbor's `TrialConfig`.
+        read: from what Harbor knows once the verifier has spoken, from what it took to get there and from the trial's
+            folder, to the verdict.
+        gates: that it passes.
+        trials_dir: the folder of trials; None for one of rlkit's own, which is found again if this process is killed.
+        keep: whether the trial's folder stays, given its verdict, or None where it came to none.
+
+    Raises:
+        Exception: what Harbor raises of a task or an environment that it cannot make.
+    """
+    running = _Running(make, read, gates.enter(), trials_dir, keep)
+    task = asyncio.create_task(running.run())
+    waited_for = behind(task)
+    try:
+        return await running.verdict
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    finally:
+        if not waited_for:
+            await asyncio.wait([task])
+
+
+class _Running[T]:
+    def __init__(
+        self,
+        make: Callable[[Path], Mapping[str, Json]],
+        read: Callable[[TrialResult, Passing, Path], T],
+        passing: Passing,
+        trials_dir: Path | None,
+        keep: Callable[[T | None], bool],
+    ) -> None:
+        self.verdict: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._make, self._read, self._passing, self._trials_dir, self._keep = make, read, passing, trials_dir, keep
+
+    async def run(self) -> None:
+        place: Place | None = None
+        folder: Path | None = None
+        try:
+            place = await in_thread(Place, ()) if self._trials_dir is None else None
+            trial = await _created(self._make(place.path if place else self._trials_dir or Path()))
+            folder = trial.paths.trial_dir
+            self._watch(trial)
+            result = await trial.run()
+            self._tell(result, folder)
+        except asyncio.CancelledError:
+            self.verdict.cancel()
+            raise
+        except Exception as error:
+            if self.verdict.done():  # it has spoken, and nobody waits any more
+                _log.warning("a trial failed after its verdict: %s: %s", type(error).__name__, error)
+            else:
+                self.verdict.set_exception(error)
+        finally:
+            self._passing.leave()
+            await in_thread(self._clear, folder, place)
+
+    def _watch(self, trial: Trial) -> None:
+        """Pass the gates with the trial's phases, and speak when its environment is about to be taken down."""
+        from harbor.trial.hooks import TrialEvent
+
+        environment, folder = trial.agent_environment, trial.paths.trial_dir
+        stop = environment.stop
+        running = False
+
+        async def told_and_stopped(delete: bool) -> None:
+            nonlocal running
+            running = False
+            if trial.result.verifier_result is not None or trial.result.exception_info is not None:
+                self._passing.leave()
+                self._tell(trial.result, folder)
+            await stop(delete)
+
+        async def start(_: TrialHookEvent) -> None:
+            await self._passing.start()
+
+        async def begin(_: TrialHookEvent) -> None:
+            nonlocal running
+            running = True
+            await self._passing.play()
+
+        async def verify(_: TrialHookEvent) -> None:
+            await self._passing.verify()
+            if running:  # and not only a verifier's own environment
+                # What the agent has written there is no verdict: Harbor would read a reward.json of the agent's first.
+                await environment.empty_dirs([trial.agent_env_paths.verifier_dir], chmod=True)
+
+        environment.stop = told_and_stopped
+        trial.add_hook(TrialEvent.ENVIRONMENT_START, start)
+        trial.add_hook(TrialEvent.AGENT_START, begin)
+        trial.add_hook(TrialEvent.VERIFICATION_START, verify)
+
+    def _tell(self, result: TrialResult, folder: Path) -> None:
+        if self.verdict.done():
+            return
+        try:
+            self.verdict.set_result(self._read(result, self._passing, folder))
+        except Exception as error:
+            self.verdict.set_exception(error)
+
+    def _clear(self, folder: Path | None, place: Place | None) -> None:
+        if place is not None:
+            place.remove()
+        elif folder is not None:
+            done = self.verdict.done() and not self.verdict.cancelled() and self.verdict.exception() is None
+            if not self._keep(self.verdict.result() if done else None):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _created(fields: Mapping[str, Json]) -> Trial:
+    trial_class = await in_thread(_imported)  # for seconds, the first time
+    from harbor.models.trial.config import TrialConfig
+
+    return await trial_class.create(TrialConfig.model_validate(fields))
+
+
+def _imported() -> type[Trial]:
+    from harbor.trial.trial import Trial
+
+    return Trial
+
+
+def environment_fields(environment: Environment) -> dict[str, Json]:
+    """The fields of Harbor's configuration of an environment."""
+    return {
+        "type": environment.type,
+        "import_path": environment.import_path,
+        "kwargs": dict(environment.kwargs),
+        "force_build": environment.force_build,
+        "override_cpus": environment.cpus,
+        "override_memory_mb": environment.memory_mb,
+        "override_storage_mb": environment.storage_mb,
+    }
+
+
+def steps_of(result: TrialResult) -> Sequence[TrialResult | StepResult]:
+    """The parts of a trial that were played: its steps, or itself where it has none."""
+    return list(result.step_results) if result.step_results else [result]
+
+
+def seconds_of(result: TrialResult, passing: Passing) -> dict[str, float]:
+    """How long each phase took, by its name, and the wait at gates."""
+    parts = steps_of(result)
+    phases = {
+        "start": [result.environment_setup],
+        "agent_setup": [result.agent_setup],
+        "agent": [part.agent_execution for part in parts],
+        "verifier": [part.verifier for part in parts],
+    }
+    return {"gates": passing.waited_s} | {
+        name: sum(map(_seconds, timings)) for name, timings in phases.items() if any(timings)
+    }
+
+
+def _seconds(timing: TimingInfo | None) -> float:
+    if timing is None or timing.started_at is None or timing.finished_at is None:
+        return 0.0
+    return (timing.finished_at - timing.started_at).total_seconds()

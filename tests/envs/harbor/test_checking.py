@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlkit import concurrency
+from rlkit.envs.harbor.checking import Checked, check_tasks
+from rlkit.envs.harbor.settings import environment
+from rlkit.envs.harbor.tasks import find
+
+from .conftest import left, write_task
+
+pytestmark = [
+    pytest.mark.usefixtures("can_sandbox"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
+
+
+def checked(folder: Path) -> dict[str, Checked]:
+    checks = concurrency.run(check_tasks(find(folder), environment=environment("local"), jobs=4))
+    return {one.task_id: one for one in checks}
+
+
+def test_the_example_tasks_are_sound(cache: Path) -> None:
+    found = checked(EXAMPLES)
+    assert len(found) >= 6
+    assert {name: one.detail for name, one in found.items() if one.finding != "sound"} == {}
+    assert left(cache) == []
+
+
+def test_tasks_that_are_broken_or_solved_or_cannot_be_solved_are_told(cache: Path, tmp_path: Path) -> None:
+    write_task(tmp_path / "solved", test="#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n")
+    write_task(tmp_path / "unsolvable", test="#!/bin/bash\necho 0.5 > /logs/verifier/reward.txt\n")
+    write_task(tmp_path / "silent", test="#!/bin/bash\n")
+    write_task(tmp_path / "open")
+    (tmp_path / "open" / "solution" / "solve.sh").unlink()
+    write_task(tmp_path / "torn")
+    (tmp_path / "torn" / "task.toml").write_text("[agent\n")
+    write_task(tmp_path / "odd", dockerfile="FROM x\nVOLUME /data\n")
+    found = checked(tmp_path)
+    assert {name: one.finding for name, one in found.items()} == {
+        "odd": "broken",
+        "open": "no solution",
+        "silent": "broken",
+        "solved": "solved",
+        "torn": "broken",
+        "unsolvable": "broken",
+    }
+    assert found["unsolvable"].detail == "its solution: does not get the full reward"
+    assert found["silent"].detail.startswith("its solution: RewardFileNotFoundError")
+    assert "Dockerfile:2: the local sandbox does not know VOLUME" in found["odd"].detail
+    assert "task.toml" in found["torn"].detail or "TOML" in found["torn"].detail
+    assert found["open"].ok
+    assert not found["silent"].ok
+
+
+def test_a_verdict_that_the_agent_wrote_itself_does_not_count(cache: Path, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "hacked", test="#!/bin/bash\necho 0 > /logs/verifier/reward.txt\n")
+    (task / "solution" / "solve.sh").write_text("#!/bin/bash\necho '{\"reward\": 1}' > /logs/verifier/reward.json\n")
+    assert checked(tmp_path)["hacked"].solution == {"reward": 0.0}

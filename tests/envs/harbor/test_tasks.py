@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.envs.harbor.tasks import Selection, Split, find, read
+from rlkit.errors import UsageError
+
+from .conftest import write_task
+
+IDS = [f"bench/task-{number}" for number in range(40)]
+ids = st.lists(st.text("abcdef", min_size=1, max_size=6), min_size=1, max_size=30, unique=True)
+
+
+def folder_of(root: Path, *names: str) -> Path:
+    for name in names:
+        (root / name).mkdir(parents=True)
+        (root / name / "task.toml").write_text("")
+    return root
+
+
+def test_a_task_alone_is_known_by_the_name_of_its_folder(tmp_path: Path) -> None:
+    assert find(folder_of(tmp_path, "hello") / "hello") == {"hello": tmp_path / "hello"}
+
+
+def test_a_folder_of_tasks_and_one_of_datasets_are_looked_through(tmp_path: Path) -> None:
+    folder_of(tmp_path, "one", "set/two", "set/three", ".hidden/four", "sets/more/five")
+    (tmp_path / "empty").mkdir()
+    assert list(find(tmp_path)) == ["one", "set/three", "set/two", "sets/more/five"]
+
+
+def test_what_lies_in_a_task_is_no_task(tmp_path: Path) -> None:
+    folder_of(tmp_path, "one", "one/environment/nested")
+    assert list(find(tmp_path)) == ["one"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("taskz", r"there is no folder .*taskz\. Did you mean '.*tasks'\?"),
+        ("empty", "no folder in .*empty holds a task.toml"),
+        ("old", r".*old/one is a task of terminal-bench 1: run `rlkit tasks convert .*old --to DIR`"),
+    ],
+)
+def test_a_folder_without_tasks_is_told_in_one_line(tmp_path: Path, given: str, told: str) -> None:
+    folder_of(tmp_path, "tasks/one")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "old" / "one").mkdir(parents=True)
+    (tmp_path / "old" / "one" / "task.yaml").write_text("")
+    with pytest.raises(UsageError, match=f"^tasks_dir: {told}"):
+        find(tmp_path / given)
+
+
+def test_globs_match_the_whole_id_or_its_last_part() -> None:
+    chosen = Selection(task_ids=["task-1*", "bench/task-2"], exclude=["*-1[5-9]"], shuffle=False).of(IDS)
+    assert chosen == [f"bench/task-{number}" for number in (1, 10, 11, 12, 13, 14, 2)]
+
+
+def test_the_order_follows_from_the_seed_and_is_no_function_of_what_else_is_there() -> None:
+    one, other = Selection(seed=1).of(IDS), Selection(seed=2).of(IDS)
+    assert one != other
+    assert sorted(one) == sorted(other) == sorted(IDS)
+    assert Selection(seed=1).of(IDS[::-1]) == one
+    fewer = Selection(seed=1, exclude=["task-7"]).of(IDS)
+    assert fewer == [task for task in one if task != "bench/task-7"]
+    assert Selection(seed=1, max_tasks=3).of(IDS) == one[:3]
+
+
+@given(ids, st.floats(0.05, 0.95), st.integers(0, 9), st.integers(0, 9))
+def test_a_task_is_in_exactly_one_half_whatever_else_is_chosen(
+    tasks: list[str], fraction: float, seed: int, other_seed: int
+) -> None:
+    train = halves(tasks, "train", eval_fraction=fraction, seed=seed)
+    held_out = halves(tasks[: len(tasks) // 2 + 1], "eval", eval_fraction=fraction, seed=other_seed)
+    assert not set(train) & set(held_out)
+    assert sorted([*train, *halves(tasks, "eval", eval_fraction=fraction)]) == sorted(tasks)
+
+
+def halves(tasks: list[str], split: Split, **settings: object) -> list[str]:
+    try:
+        return Selection(split=split, **settings).of(tasks)  # type: ignore[arg-type]  as the test gives them
+    except UsageError as error:
+        assert f"is in the {split} half" in str(error)
+        return []
+
+
+def test_a_fifth_is_kept_for_evaluation_or_what_is_named() -> None:
+    assert 3 <= len(Selection(split="eval").of(IDS)) <= 13
+    named = ["task-3", "task-4"]
+    assert Selection(split="eval", eval_tasks=named, shuffle=False).of(IDS) == ["bench/task-3", "bench/task-4"]
+    assert len(Selection(split="train", eval_tasks=named).of(IDS)) == 38
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"task_ids": ["task-l0"]}, r"task_ids: no task matches 'task-l0'\. Near it: task-0, "),
+        ({"task_ids": ["xyz*"]}, r"task_ids: no task matches 'xyz\*'\. The 40 tasks: bench/task-0, .*, …"),
+        ({"exclude": ["*"]}, "exclude: it leaves out all of the 40 tasks"),
+        ({"split": "eval", "eval_fraction": 1e-9}, "none of the 40 tasks that are chosen is in the eval half: change"),
+        ({"eval_fraction": 0.5}, "eval_fraction has no effect on all tasks"),
+        ({"split": "eval", "eval_fraction": 0.5, "eval_tasks": ["a"]}, "eval_fraction has no effect beside eval_tasks"),
+    ],
+)
+def test_what_chooses_nothing_or_makes_no_sense_is_told(settings: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Selection(**settings).of(IDS)  # type: ignore[arg-type]  as the test gives them
+
+
+def test_a_task_that_harbor_cannot_read_is_named(tmp_path: Path) -> None:
+    good, bad = write_task(tmp_path / "good"), write_task(tmp_path / "bad")
+    (bad / "tests" / "test.sh").unlink()
+    read({"good": good})
+    with pytest.raises(UsageError, match=r"the task bad cannot be read: FileNotFoundError: .*test\.sh.*exclude"):
+        read({"good": good, "bad": bad})
