@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from rlkit.chat import ChatFormat, extend
-from rlkit.errors import EnvironmentFault, LimitReached, UsageError
+from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.outcomes import real
 from rlkit.plain import shown
 from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
@@ -59,6 +59,16 @@ class Reply:
 class Policy(Protocol):
     """The model as a rollout uses it."""
 
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that one completion may have, by the run's setting."""
+        ...
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Tokens that a prompt and its completion may have together; None where nothing is known of a limit."""
+        ...
+
     async def sample(
         self,
         prompt: str | Prompt | Sequence[int] | Tokens,
@@ -93,8 +103,22 @@ class Policy(Protocol):
         forced: str | Sequence[int] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
+        room: int = 1,
     ) -> Reply:
-        """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens."""
+        """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens.
+
+        Args:
+            messages: the conversation so far.
+            tools: that the model may call.
+            forced: as for `sample`.
+            max_tokens: as for `sample`.
+            temperature: as for `sample`.
+            room: tokens that the context must have left for the reply, which is otherwise not asked for.
+
+        Raises:
+            ContextFull: the context has less room than that.
+            LimitReached: as for `sample`, as all the others.
+        """
         ...
 
     def reward(self, value: float) -> None:
@@ -180,6 +204,14 @@ class RecordingPolicy(Policy):
         """The record so far."""
         return tuple(self._turns)
 
+    @property
+    def max_tokens(self) -> int:  # noqa: D102  inherited
+        return self._sampling.max_tokens
+
+    @property
+    def context_tokens(self) -> int | None:  # noqa: D102  inherited
+        return self._limits.context_tokens
+
     async def sample(  # noqa: D102  inherited
         self,
         prompt: str | Prompt | Sequence[int] | Tokens,
@@ -203,6 +235,7 @@ class RecordingPolicy(Policy):
         forced: str | Sequence[int] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
+        room: int = 1,
     ) -> Reply:
         if not messages:
             raise ValueError("chat needs at least one message")
@@ -210,7 +243,7 @@ class RecordingPolicy(Policy):
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
         prompt = self._continued(messages, tools) or self._chat.render(messages, tools)
-        tip = await self._complete(prompt, sampling, forced=forced)
+        tip = await self._complete(prompt, sampling, forced=forced, room=room)
         parsed = self._chat.parse(tip.turn.completion)
         # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
         tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
@@ -256,10 +289,11 @@ class RecordingPolicy(Policy):
         sampling: Sampling,
         *,
         forced: str | Sequence[int],
+        room: int = 1,
     ) -> _Tip:
         prefix = self._chat.encode(forced) if isinstance(forced, str) else np.asarray(forced, dtype=np.int32)
         given = prompt + as_prompt(prefix) if len(prefix) else prompt
-        sampling = self._admit(given, sampling)
+        sampling = self._admit(given, sampling, room)
         seed = self._seed(self._asked)
         sampler = self._sampler() if self._asked else self._first()
         self._asked += 1
@@ -294,7 +328,7 @@ class RecordingPolicy(Policy):
         self._tips.append(tip)
         return tip
 
-    def _admit(self, given: Prompt, sampling: Sampling) -> Sampling:
+    def _admit(self, given: Prompt, sampling: Sampling, needed: int) -> Sampling:
         if not len(given):
             raise ValueError("a completion of an empty prompt was asked for: give at least one token")
         if sampling.max_tokens < 1:
@@ -309,7 +343,9 @@ class RecordingPolicy(Policy):
             return sampling
         room = context - len(given)
         if room < 1:
-            raise LimitReached(f"a prompt of {len(given)} tokens fills the context of {context}")
+            raise ContextFull(f"a prompt of {len(given)} tokens fills the context of {context}")
+        if room < needed:
+            raise ContextFull(f"a prompt of {len(given)} tokens leaves {room} of {context}, and a reply needs {needed}")
         return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 
     def _parent(self, prompt: Prompt) -> _Tip | None:
