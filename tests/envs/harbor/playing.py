@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from rlkit.errors import ServiceError
+from rlkit.policy import Limits, RecordingPolicy, Sampler
+from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.testing.policies import UNLIMITED
+from rlkit.types import Completion, Prompt, Sampling
+
 from .conftest import write_task
 
-SOLVED = "the file must say done"
 TASK = """FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04
 WORKDIR /app
 """
@@ -70,3 +76,40 @@ def whole(turns: Sequence[object], index: int) -> list[int]:
     turn = turns[index]
     before = [] if turn.parent is None else whole(turns, turn.parent)
     return [*before, *turn.prompt.tokens.tolist(), *turn.completion.tolist()]
+
+
+class Faulty(ScriptedSampler):
+    """A scripted sampler with trouble.
+
+    Args:
+        replies: in order.
+        failing: calls, from 0, that the service fails.
+        hanging: the call that never comes back.
+    """
+
+    def __init__(self, replies: Sequence[str], *, failing: range = range(0), hanging: int = -1) -> None:
+        script = iter(replies)
+        super().__init__(lambda prompt, *, seed: next(script), chat=ByteChat())
+        self.calls = 0
+        self._failing, self._hanging = failing, hanging
+
+    async def sample(
+        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+    ) -> Sequence[Completion]:
+        call, self.calls = self.calls, self.calls + 1
+        if call in self._failing:
+            raise ServiceError("sampling: the service answered 503")
+        if call == self._hanging:
+            await asyncio.Event().wait()
+        return await super().sample(prompt, sampling, seed=seed, num_samples=num_samples)
+
+
+def recording(sampler: Sampler, *, max_tokens: int = 4000, limits: Limits = UNLIMITED) -> RecordingPolicy:
+    """The policy handle of a run over a sampler."""
+    return RecordingPolicy(
+        sampler=lambda: sampler,
+        chat=ByteChat(),
+        sampling=Sampling(max_tokens=max_tokens),
+        seed=lambda turn: turn,
+        limits=limits,
+    )
