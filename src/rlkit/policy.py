@@ -155,13 +155,17 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class _Tip:
-    """The end of a segment: its last turn, all its tokens, and the conversation that they stand for where it is one."""
+    """The end of a segment: its last turn, all its tokens, and the conversation that they stand for where it is one.
+
+    Its prompt is `plain` where it is what the format renders for that. What extends one that is not cannot be either.
+    """
 
     index: int
     turn: Turn
     tokens: Prompt
     messages: list[Message] = field(default_factory=list[Message])
     tools: list[Tool] = field(default_factory=list[Tool])
+    plain: bool = True
 
 
 class RecordingPolicy(Policy):
@@ -242,11 +246,12 @@ class RecordingPolicy(Policy):
         sampling = self._settings(max_tokens, temperature, None)
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
-        prompt = self._continued(messages, tools) or self._chat.render(messages, tools)
+        prompt, plain = self._prompt(messages, tools)
         tip = await self._complete(prompt, sampling, forced=forced, room=room)
         parsed = self._chat.parse(tip.turn.completion)
         # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
         tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
+        tip.plain = plain
         text = parsed.message["content"]
         return Reply(text if isinstance(text, str) else "", parsed.message, tip.turn, tip.tokens, parsed.malformed)
 
@@ -276,11 +281,25 @@ class RecordingPolicy(Policy):
             stop=run.stop if stop is None else tuple(stop),  # pyright: ignore[reportArgumentType]  one kind in, one kind out
         )
 
-    def _continued(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt | None:
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Prompt, bool]:
+        """The prompt for a conversation, and whether it is what the format renders for it."""
+        tip = self._continued(messages, tools)
+        if tip is None:
+            return self._chat.render(messages, tools), True
+        rendered = self._chat.render(messages, tools) if tip.plain else None
+        if rendered is not None and len(rendered) > len(tip.tokens) and rendered.starts_with(tip.tokens):
+            return rendered, True
+        replied = len(tip.messages) - 1
+        extended = extend(self._chat, tip.tokens, tip.turn, messages, replied=replied, tools=tools)
+        if extended is not None:
+            return extended, False
+        return self._chat.render(messages, tools) if rendered is None else rendered, True
+
+    def _continued(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Tip | None:
         for tip in reversed(self._tips):
             count = len(tip.messages)
             if count and len(messages) > count and list(messages[:count]) == tip.messages and list(tools) == tip.tools:
-                return extend(self._chat, tip.tokens, tip.turn, messages, replied=count - 1, tools=tools)
+                return tip
         return None
 
     async def _complete(
