@@ -7,9 +7,11 @@ is worth follows from the trial's report and from the rules alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from rlkit.concurrency import in_thread
 from rlkit.env import Env
 from rlkit.envs.harbor.outcome import Cause, Report, outcome
 from rlkit.envs.harbor.phases import Passing, gates
@@ -51,6 +53,7 @@ class HarborTask(Env):
             UsageError: the task asks for what the environment does not have.
             MissingError: something that has to be installed is not there.
         """
+        await in_thread(import_module, "rlkit.envs.harbor.agent")  # for seconds, the first time
         from rlkit.envs.harbor.agent import ended, lent
 
         settings = self.settings

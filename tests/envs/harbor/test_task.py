@@ -1,0 +1,117 @@
+"""`HarborTask`, through real trials in the local sandbox."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+import rlkit
+from rlkit import concurrency
+from rlkit.containment import leftovers_ended
+from rlkit.envs.harbor.outcome import Reward, Rules
+from rlkit.envs.harbor.settings import Agent, TrialSettings
+from rlkit.envs.harbor.task import HarborTask
+from rlkit.errors import EnvironmentFault
+from rlkit.testing import ScriptedPolicy
+
+from .conftest import left, write_task
+
+pytestmark = [
+    pytest.mark.usefixtures("can_sandbox"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
+
+SOLVE = 'echo "$GREETING $(cat data.txt)" > out\n'
+
+
+def says(*commands: str, done: bool = False) -> str:
+    """A reply in Terminus 2's form."""
+    keys = [{"keystrokes": command, "duration": 0.1} for command in commands]
+    return json.dumps({"analysis": "a", "plan": "p", "commands": keys, "task_complete": done})
+
+
+SOLVED = [says(SOLVE), says(done=True), says(done=True)]
+UNSOLVED = [says("true\n"), says(done=True), says(done=True)]
+
+
+def played(task: HarborTask, replies: Sequence[str]) -> tuple[rlkit.Outcome, ScriptedPolicy]:
+    policy = ScriptedPolicy(replies)
+
+    @leftovers_ended()
+    async def main() -> rlkit.Outcome:
+        return await task.rollout(policy)
+
+    return concurrency.run(main()), policy
+
+
+def test_the_reward_is_what_the_verifier_says(cache: Path, task: Path) -> None:
+    env = pickle.loads(pickle.dumps(HarborTask("greet", task)))
+    solved, policy = played(env, SOLVED)
+    assert (solved.reward, solved.truncated, solved.masked) == (1.0, False, False)
+    assert solved.metrics["rewards/reward"] == 1.0
+    assert solved.metrics["agent_turns"] == len(policy.turns) == 3
+    assert {"start", "agent_setup", "agent", "verifier", "sampling", "gates"} == {
+        name.removeprefix("seconds/") for name in solved.metrics if name.startswith("seconds/")
+    }
+    assert solved.info["ended"] == "completed"
+    assert played(env, UNSOLVED)[0].reward == 0.0
+    assert left(cache) == []
+
+
+def test_an_agent_that_runs_out_of_turns_is_graded_and_called_truncated(cache: Path, task: Path) -> None:
+    env = HarborTask("greet", task, TrialSettings(agent=Agent(max_turns=1)))
+    outcome, _ = played(env, SOLVED)
+    assert (outcome.reward, outcome.truncated, outcome.metrics["max_turns"]) == (1.0, True, 1.0)
+
+
+def test_an_agent_that_runs_out_of_time_is_worth_what_the_rules_say(cache: Path, task: Path) -> None:
+    slow = [says(SOLVE), says("sleep 60\n").replace("0.1", "60")]
+    for rule, reward, masked in (("verify", 1.0, False), ("zero", 0.0, False), ("mask", 1.0, True)):
+        env = HarborTask("greet", task, TrialSettings(agent_timeout_s=1.5, rules=Rules(timeout=rule)))  # type: ignore[arg-type]
+        outcome, policy = played(env, slow)
+        assert (outcome.reward, outcome.masked, outcome.truncated) == (reward, masked, True)
+        assert outcome.metrics["timeout"] == 1.0
+        assert len(policy.turns) == 2
+    with pytest.raises(EnvironmentFault, match=r"^timeout: AgentTimeoutError: "):
+        played(HarborTask("greet", task, TrialSettings(agent_timeout_s=1.5, rules=Rules(timeout="drop"))), slow)
+
+
+def test_a_verifier_that_says_nothing_gives_no_reward(cache: Path, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "silent", test="#!/bin/bash\n")
+    with pytest.raises(EnvironmentFault, match=r"^environment_error: RewardFileNotFoundError: No reward file"):
+        played(HarborTask("silent", task), SOLVED)
+
+
+def test_several_numbers_are_weighed_and_all_of_them_are_metrics(cache: Path, tmp_path: Path) -> None:
+    test = """#!/bin/bash
+echo '{"tests": 0.5, "style": 1}' > /logs/verifier/reward.json
+"""
+    task = write_task(tmp_path / "many", test=test)
+    weights = TrialSettings(reward=Reward(weights={"tests": 1.0, "style": 0.25}))
+    outcome, _ = played(HarborTask("many", task, weights), UNSOLVED)
+    assert outcome.reward == 0.75
+    assert (outcome.metrics["rewards/tests"], outcome.metrics["rewards/style"]) == (0.5, 1.0)
+
+
+def test_a_task_of_steps_is_played_through(cache: Path) -> None:
+    steps = Path(__file__).parents[3] / "examples" / "tasks" / "two-steps"
+    count = [says("sort -u words.txt | wc -l > count.txt\n"), says(done=True), says(done=True)]
+    outcome, _ = played(HarborTask("two-steps", steps), [*count, *UNSOLVED])
+    assert outcome.reward == 0.5
+
+
+@pytest.mark.parametrize(("keep", "kept"), [("all", ["solved", "silent"]), ("failed", ["silent"]), ("none", [])])
+def test_the_folders_of_trials_that_are_to_stay_do(
+    cache: Path, tmp_path: Path, keep: rlkit.envs.harbor.settings.Keep, kept: list[str]
+) -> None:
+    settings = TrialSettings(trials_dir=tmp_path / "trials", keep=keep)
+    outcome, _ = played(HarborTask("solved", write_task(tmp_path / "solved"), settings), SOLVED)
+    with pytest.raises(EnvironmentFault):
+        played(HarborTask("silent", write_task(tmp_path / "silent", test=""), settings), SOLVED)
+    found = [path.name.partition("__")[0] for path in (tmp_path / "trials").iterdir()]
+    assert sorted(found) == sorted(kept)
+    assert ("trial" in outcome.info) == (keep == "all")
