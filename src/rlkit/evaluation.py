@@ -89,6 +89,7 @@ async def evaluate(
     checkpoint: str | None = None,
     note: Callable[[str], None] = lambda message: None,
     progress: Callable[[Callable[[], Progress]], None] = lambda snapshot: None,
+    scored: Callable[[Sequence[Group]], None] = lambda groups: None,
 ) -> Mapping[str, float]:
     """Measure a model: the environments of `eval.envs`, or those of training played as an evaluation plays them.
 
@@ -97,6 +98,7 @@ async def evaluate(
         checkpoint: a `tinker://` path of sampler weights; None for the base model.
         note: told what a person should read.
         progress: given a function that says how far it is.
+        scored: given what was played.
 
     Returns:
         Metrics under `eval/<env>/…` and `eval/all/…`.
@@ -138,6 +140,7 @@ async def evaluate(
 
         progress(snapshot)
         tried = await Evaluation(tasks, player, every=0).play(PatientSampler(sampler, watch, sampler.version))
+        scored([one.group for one in tried])
         return await eval_metrics(tried)
 
 

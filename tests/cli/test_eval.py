@@ -11,6 +11,7 @@ import pytest
 from rlkit.cli.evaluate import summary, table
 from rlkit.errors import ServiceError
 from rlkit.trackers import Progress
+from tests.builders import group
 
 METRICS = {
     "eval/sums/groups": 100.0,
@@ -72,6 +73,25 @@ def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:
     assert record["envs"]["sums"]["reward"] == 0.83
     assert record["metrics"] == METRICS
     assert record["checkpoint"] is None
+
+
+def test_what_was_played_is_told_by_environment_and_by_task(
+    rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def evaluate(resolved: object, *, scored: Callable[[object], None], **named: object) -> Mapping[str, float]:
+        scored([group([1.0, 0.0], env="sums"), group([None, 0.0], env="sums")])
+        return METRICS
+
+    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
+    lines = rlkit("eval", "a.yaml", "--tasks").stdout.splitlines()
+    assert lines[2].startswith("sums: pass@1 0.250 (0.0")
+    assert lines[2].endswith("; completed 2, failed 1, solved 1")
+    assert lines[3].split() == ["task", "1/2", "0.500", "completed", "1,", "solved", "1"]
+    assert len(rlkit("eval", "a.yaml").stdout.splitlines()) == 3
+    record = json.loads(rlkit("eval", "a.yaml", "--json").stdout)
+    assert record["envs"]["sums"]["pass_at_1"]["value"] == 0.25
+    assert record["envs"]["sums"]["ended"] == {"completed": 2, "failed": 1, "solved": 1}
+    assert record["tasks"][0]["ended"] == {"solved": 1, "completed": 1}
 
 
 @pytest.mark.parametrize("checkpoint", ["", "step-3", "/no/such", "http://x"])

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_forked_process_is_no_owner_of_what_its_parent_owns(store: Path) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert leftovers.sweep() == 1  # the child's, which ended without a word
     place.remove()
+
+
+def test_threads_that_ask_at_once_are_one_owner(store: Path) -> None:
+    leftovers._owned.cache_clear()
+    with ThreadPoolExecutor(8) as threads:
+        places = list(threads.map(lambda _: leftovers.Place(()), range(8)))
+    assert len({place.path.parent for place in places}) == 1
+    for place in places:
+        place.remove()
 
 
 def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,11 +139,12 @@ def resume(  # noqa: PLR0917  Typer reads options from parameters of any kind
 
 
 @app.command("eval")
-def evaluate(
+def evaluate(  # noqa: PLR0917  Typer reads options from parameters of any kind
     config: Configs,
     checkpoint: Annotated[
         str | None, typer.Option(help="tinker:// path of the weights; without it, the model as it is.")
     ] = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="Print a line for each task, too.")] = False,
     json: Json = False,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -155,7 +156,7 @@ def evaluate(
     with command(json=json, debug=debug) as output:
         from rlkit.cli.evaluate import run
 
-        raise typer.Exit(run(config, output, checkpoint=checkpoint, quiet=quiet))
+        raise typer.Exit(run(config, output, checkpoint=checkpoint, tasks=tasks, quiet=quiet))
 
 
 @config_app.command("show")

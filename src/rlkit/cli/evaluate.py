@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rlkit.cli.arguments import resolve
-from rlkit.cli.output import Output
+from rlkit.cli.output import Data, Output
+from rlkit.scores import TaskScore, endings, pass_rate, task_scores
 
 if TYPE_CHECKING:
     from rlkit.trackers import Progress
+    from rlkit.types import Group
 
 _TOLD_S = 10.0
 """How often a person is told how far it is."""
 
 
-def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, quiet: bool) -> int:
-    """Measure the model, and print a table of rewards. Returns the exit code."""
+def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, tasks: bool, quiet: bool) -> int:
+    """Measure the model, and print a table of rewards, with `tasks` one of the tasks too. Returns the exit code."""
     resolved = resolve(arguments)
     from rlkit import concurrency
     from rlkit.errors import UsageError
@@ -27,15 +30,49 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, qui
     if checkpoint is not None and not checkpoint.startswith("tinker://"):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
     say = output.silent if quiet else output.note
+    played: list[Group] = []
     with _progress(say) as progress:
-        metrics = concurrency.run(evaluate(resolved, checkpoint=checkpoint, note=say, progress=progress))
+        metrics = concurrency.run(
+            evaluate(resolved, checkpoint=checkpoint, note=say, progress=progress, scored=played.extend)
+        )
+    scores = task_scores(played)
     names = list(resolved.config.eval.envs or resolved.config.envs)
     rows = {name: summary(metrics, f"eval/{name}") for name in names}
     if output.json:
-        output.data({"checkpoint": checkpoint, "envs": rows, "metrics": metrics})
+        envs: dict[str, Data] = {name: row | _record(name, scores) for name, row in rows.items()}
+        listed: list[Data] = [asdict(score) for score in scores]
+        output.data({"checkpoint": checkpoint, "envs": envs, "tasks": listed, "metrics": metrics})
     else:
-        output.line(table(rows))
+        output.line("\n".join([table(rows), *_told(names, scores), *(task_table(scores) if tasks else [])]))
     return 0
+
+
+def _record(name: str, scores: Sequence[TaskScore]) -> dict[str, Data]:
+    own = [score for score in scores if score.env == name]
+    rate = pass_rate(own)
+    record: dict[str, Data] = {"ended": endings(own)} if own else {}
+    return record if rate is None else {**record, "pass_at_1": asdict(rate)}
+
+
+def _told(names: Sequence[str], scores: Sequence[TaskScore]) -> Iterator[str]:
+    """`name: pass@1 0.250 (0.180 to 0.336); solved 25, completed 60, timeout 15`, a line an environment."""
+    for name in names:
+        own = [score for score in scores if score.env == name]
+        if own:
+            rate = pass_rate(own)
+            rated = "" if rate is None else f"pass@1 {rate.value:.3f} ({rate.low:.3f} to {rate.high:.3f}); "
+            yield f"{name}: {rated}{', '.join(f'{how} {count}' for how, count in endings(own).items())}"
+
+
+def task_table(scores: Sequence[TaskScore]) -> list[str]:
+    """`task  1/4  0.250  solved 1, timeout 3`, a line a task."""
+    width = max((len(score.task) for score in scores), default=0)
+    lines = list[str]()
+    for score in scores:
+        reward = "-" if score.reward is None else f"{score.reward:.3f}"
+        ended = ", ".join(f"{how} {count}" for how, count in endings([score]).items())
+        lines.append(f"{score.task:{width}}  {score.solved:3}/{score.attempts:<3}  {reward:>6}  {ended}")
+    return lines
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import os
 import secrets
 import signal
 import subprocess
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -68,7 +69,9 @@ class Place:
 
     def __init__(self, uses: tuple[str, ...]) -> None:
         self.name = f"rlkit-{os.getpid()}-{secrets.token_hex(5)}"
-        self.path = _owned(store()) / self.name
+        with _making:  # one folder for the whole process, also where threads ask at once
+            home = _owned(store())
+        self.path = home / self.name
         self._uses = uses
         self._processes: tuple[Process, ...] = ()
         self._groups: tuple[Path, ...] = ()
@@ -184,11 +187,14 @@ def _is_gone(lock: Path) -> bool:
 
 def _let_go() -> None:
     """In a process that was forked: it owns nothing, and must not keep its parent's locks."""
+    global _making  # noqa: PLW0603  a thread that this process does not have may hold it
+    _making = threading.Lock()
     for lock in _locks:
         os.close(lock)
     _locks.clear()
     _owned.cache_clear()
 
 
+_making = threading.Lock()
 _locks: list[int] = []
 os.register_at_fork(after_in_child=_let_go)

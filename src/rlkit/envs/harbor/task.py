@@ -102,7 +102,7 @@ class HarborTask(Env):
             error=None if error is None else error.exception_type,
             cut=cause in ("timeout", "overflow") or end.reason == "max_turns",
             metrics=metrics,
-            info={"ended": cause or end.reason, "detail": end.detail},
+            info={"ended": cause or _reason(end), "detail": end.detail},
         )
         if not self._kept(report):
             return report
@@ -112,6 +112,11 @@ class HarborTask(Env):
         if self.settings.keep != "failed":
             return self.settings.keep == "all"
         return report is None or _fails(report, self.settings)
+
+
+def _reason(end: AgentEnd) -> str:
+    """Why the agent stopped; `unreadable` if no reply of the model could be carried out."""
+    return "unreadable" if 0 < end.turns <= end.parse_errors + end.truncated_turns else end.reason
 
 
 def _fails(report: Report, settings: TrialSettings) -> bool:

@@ -1,0 +1,34 @@
+"""Whether the agent speaks as it was told to: each thing that a reply has counts, so that a beginner can learn it.
+
+The agent's own record is read, and not what became of its commands.
+"""
+
+import json
+from pathlib import Path
+
+RECORD = Path("/logs/agent/trajectory.json")
+REWARDS = Path("/logs/verifier/reward.json")
+FIELDS = ("analysis", "plan", "commands", "keystrokes", "duration")
+
+
+def of_reply(step):
+    """What a reply has, as numbers from 0 to 1."""
+    if step.get("tool_calls"):  # its commands were understood
+        return {"begins": 1.0, "fields": 1.0, "understood": 1.0}
+    text = step.get("message") or ""
+    named = sum(f'"{field}"' in text for field in FIELDS)
+    return {"begins": float(text.lstrip().startswith("{")), "fields": named / len(FIELDS), "understood": 0.0}
+
+
+def main():
+    try:
+        steps = json.loads(RECORD.read_text())["steps"]
+    except (OSError, ValueError, KeyError):
+        steps = []
+    replies = [of_reply(step) for step in steps if step.get("source") == "agent"] or [of_reply({})]
+    rewards = {name: sum(reply[name] for reply in replies) / len(replies) for name in replies[0]}
+    rewards["reward"] = sum(rewards.values()) / len(rewards)
+    REWARDS.write_text(json.dumps(rewards))
+
+
+main()
