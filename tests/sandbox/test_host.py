@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from rlkit.sandbox import host, leftovers
@@ -33,3 +34,11 @@ def test_the_name_of_the_hosts_root_says_what_is_shown(cache: Path) -> None:
     base = leftovers.store() / trees[0].lower[0]
     assert (base / "etc" / "passwd").exists()
     assert not list((base / "root").iterdir())
+
+
+def test_sandboxes_that_start_together_share_the_hosts_settings(cache: Path) -> None:
+    host._base.cache_clear()
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda number: host.trees(), range(4)))
+    assert len({name for name, _ in found}) == 1
+    assert [path.name for path in (leftovers.store() / "base").iterdir()] == [Path(found[0][1][0].lower[0]).name]

@@ -4,14 +4,13 @@
         --agent-kwarg checkpoint_path=tinker://…/sampler_weights/… --path tasks
 
 Invariant: all trials of a process that ask for the same weights share one connection and one client, made when the
-first of them begins and kept to the end of the process. A failure of the service is an error of the trial, never a
+first of them begins and kept to the end of the event loop. A failure of the service is an error of the trial, never a
 reward of 0.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast, override
 from weakref import WeakKeyDictionary
@@ -135,42 +134,61 @@ class _Connection:
     sampler: Sampler
     chat: ChatFormat
     context_tokens: int | None
-    held: AsyncExitStack
 
 
-_CONNECTIONS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, asyncio.Task[_Connection]]] = (
-    WeakKeyDictionary()
-)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A connection that is open, or will be, as long as its task runs."""
+
+    ready: asyncio.Future[_Connection]
+    holding: asyncio.Task[None]
+
+
+_HELD: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, _Held]] = WeakKeyDictionary()
 
 
 async def disconnect() -> None:
-    """Close the connections of this event loop, which otherwise end with the process."""
-    for connecting in _CONNECTIONS.pop(asyncio.get_running_loop(), {}).values():
-        if not connecting.cancel() and connecting.exception() is None:
-            await connecting.result().held.aclose()
+    """Close the connections of this event loop, as its end does too."""
+    holding = [held.holding for held in _HELD.pop(asyncio.get_running_loop(), {}).values()]
+    for task in holding:
+        task.cancel()
+    await asyncio.gather(*holding, return_exceptions=True)
 
 
 async def _shared(source: _Source, *, timeout_s: float, note: Callable[[str], None]) -> _Connection:
-    known = _CONNECTIONS.setdefault(asyncio.get_running_loop(), {})
-    connecting = known.get(source)
-    if connecting is None or (connecting.done() and (connecting.cancelled() or connecting.exception() is not None)):
-        known[source] = connecting = asyncio.create_task(_connect(source, timeout_s=timeout_s, note=note))
-    return await asyncio.shield(connecting)  # one trial that is stopped stops no other
+    loop = asyncio.get_running_loop()
+    known = _HELD.setdefault(loop, {})
+    held = known.get(source)
+    if held is None or held.holding.done():
+        ready = loop.create_future()
+        holding = asyncio.create_task(_hold(ready, source, timeout_s=timeout_s, note=note))
+        known[source] = held = _Held(ready, holding)
+    return await asyncio.shield(held.ready)  # one trial that is stopped stops no other
 
 
-async def _connect(source: _Source, *, timeout_s: float, note: Callable[[str], None]) -> _Connection:
+async def _hold(
+    ready: asyncio.Future[_Connection], source: _Source, *, timeout_s: float, note: Callable[[str], None]
+) -> None:
+    """Connect, and keep the connection until this is cancelled, which the end of an event loop does first of all."""
     config = ServiceConfig(base_url=source.base_url, timeout_s=timeout_s)
     choice, watch = choose(config), Watch(note, timeout_s)
-    async with AsyncExitStack() as opened:
-        service = await opened.enter_async_context(connect(config, choice=choice))
-        model, checkpoint = source.model, source.checkpoint
-        if model is None:
-            assert checkpoint is not None
-            model = await service.model_of(checkpoint)
-        tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=choice.kind == "engine", note=note))
-        chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=source.renderer))
-        sampler = await watch.call(
-            lambda: service.sampler(model=model, checkpoint=checkpoint), "preparing to sample", retry=True
-        )
-        context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
-        return _Connection(model, PatientSampler(sampler, watch, 0), chat, context, opened.pop_all())
+    try:
+        async with connect(config, choice=choice) as service:
+            model, checkpoint = source.model, source.checkpoint
+            if model is None:
+                assert checkpoint is not None
+                model = await service.model_of(checkpoint)
+            tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=choice.kind == "engine", note=note))
+            chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=source.renderer))
+            sampler = await watch.call(
+                lambda: service.sampler(model=model, checkpoint=checkpoint), "preparing to sample", retry=True
+            )
+            context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
+            ready.set_result(_Connection(model, PatientSampler(sampler, watch, 0), chat, context))
+            await asyncio.Event().wait()
+    except Exception as error:
+        if ready.done():
+            raise
+        ready.set_exception(error)
+    finally:
+        ready.cancel()  # unless it is done: nobody waits for ever
