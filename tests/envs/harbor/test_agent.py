@@ -97,6 +97,14 @@ def test_service_errors_in_a_row_end_the_agent_and_the_verifier_runs(task: Path)
     assert sampler.calls == 2  # what retries is the policy, not the agent over it
 
 
+def test_an_agent_can_leave_service_errors_to_harbor(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlkit.envs.harbor.agent import RLTerminus2
+
+    monkeypatch.setattr(RLTerminus2, "raised", frozenset({"service_error"}))
+    result, end = asyncio.run(play(task, recording(Faulty([], failing=range(1)))))
+    assert (result.exception_info.exception_type, reward(result), end.reason) == ("ServiceError", None, "service_error")
+
+
 def test_transient_service_errors_are_not_noticed(task: Path) -> None:
     async def main() -> None:
         told: list[str] = []
