@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "doctor")
+COMMANDS = ("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "tasks", "doctor")
 HEAVY = (
     "torch",
     "transformers",
@@ -71,12 +71,13 @@ def test_help_names_every_command_and_exit_code(rlkit: Callable[..., Any]) -> No
 @pytest.mark.parametrize(
     "arguments",
     [[command] for command in COMMANDS]
-    + [["config", "show"], ["config", "schema"], ["checkpoints", "list"], ["checkpoints", "export"]],
+    + [["config", "show"], ["config", "schema"], ["checkpoints", "list"], ["checkpoints", "export"]]
+    + [["tasks", "check"], ["tasks", "convert"]],
 )
 def test_every_command_has_json_and_help(arguments: list[str], rlkit: Callable[..., Any]) -> None:
     result = rlkit(*arguments, "--help")
     assert result.exit_code == 0
-    assert "--json" in result.stdout or arguments in (["config"], ["checkpoints"])
+    assert "--json" in result.stdout or arguments in (["config"], ["checkpoints"], ["tasks"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlkit.config import load_config, load_envs
+from rlkit.envs.harbor import harbor
+from rlkit.envs.harbor.settings import LOCAL_SANDBOX, Agent, TrialSettings, environment
+from rlkit.errors import RlkitError, UsageError
+
+from .conftest import write_task
+
+
+def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
+    assert environment("local", {"memory_mb": 512}).import_path == LOCAL_SANDBOX
+    assert (environment("modal").type, environment("modal").import_path) == ("modal", None)
+    assert environment("docker", {"x": 1}, cpus=2).kwargs == {"x": 1}
+    own = "tests.envs.harbor.environments:SlowToStop"
+    assert environment(own).import_path == own
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "told"),
+    [
+        ("dokcer", {}, r"environment: there is no 'dokcer'\. Did you mean 'docker'\? Known: local, docker, podman, "),
+        ("nowhere.at.all:Sandbox", {}, "environment: there is no module 'nowhere.at.all'"),
+        ("local", {"memory": 1}, r"environment_kwargs\.memory: .* Did you mean 'memory_mb'"),
+    ],
+)
+def test_an_environment_that_is_not_there_is_told(name: str, kwargs: dict[str, int], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        environment(name, kwargs)
+
+
+def test_what_the_agent_is_told_has_one_place() -> None:
+    options = Agent(max_turns=3, parser="xml", kwargs={"interleaved_thinking": True}).options("key")
+    assert options == {
+        "policy": "key",
+        "max_turns": 3,
+        "parser_name": "xml",
+        "enable_summarize": False,
+        "interleaved_thinking": True,
+    }
+    with pytest.raises(UsageError, match="agent_kwargs: parser_name is not set here; set parser"):
+        Agent(kwargs={"parser_name": "xml"})
+
+
+def test_trials_are_kept_in_a_folder_that_is_named() -> None:
+    with pytest.raises(UsageError, match="keep_trials: failed needs a folder to keep them in: set trials_dir"):
+        TrialSettings(keep="failed")
+
+
+def test_a_configuration_gives_tasks(tmp_path: Path) -> None:
+    for number in range(3):
+        write_task(tmp_path / f"task-{number}")
+    args = f"{{tasks_dir: {tmp_path}, task_ids: ['*-[12]'], max_turns: 5, on_overflow: mask, environment: docker}}"
+    (tmp_path / "a.yaml").write_text(f"envs: {{terminal: {{env: harbor, args: {args}}}}}\n")
+    spec = load_config([tmp_path / "a.yaml"]).config.envs["terminal"]
+    tasks = load_envs("terminal", spec, field="envs.terminal", seed=0)
+    assert isinstance(tasks, list)
+    assert {task.task_id for task in tasks} == {"task-1", "task-2"}
+    assert tasks[0].settings.agent.max_turns == 5
+    assert tasks[0].settings.rules.overflow == "mask"
+    assert tasks[0].settings.environment.type == "docker"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({}, "tasks_dir or dataset: give one of them"),
+        ({"tasks_dir": ".", "registry": "r.json"}, "registry has no effect on tasks_dir"),
+        ({"tasks_dir": ".", "on_environment_error": "zero"}, "on_environment_error: zero would punish"),
+        ({"dataset": "a@b@c"}, "dataset: 'a@b@c' is not of the form name@version"),
+    ],
+)
+def test_what_makes_no_sense_is_told_by_its_name(given: dict[str, str], told: str) -> None:
+    with pytest.raises(RlkitError, match=told):
+        harbor(**given)  # type: ignore[arg-type]  as a configuration gives them

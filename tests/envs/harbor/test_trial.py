@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+
+from rlkit import concurrency
+from rlkit.containment import leftovers_ended
+from rlkit.envs.harbor.phases import Gates, PhaseLimits
+from rlkit.envs.harbor.settings import environment
+from rlkit.envs.harbor.trial import environment_fields, play
+
+from .conftest import left, write_task
+from .environments import STOP_S, SlowToStop
+
+pytestmark = [
+    pytest.mark.usefixtures("can_sandbox"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
+
+
+async def rewards(task: Path, *, name: str = "local", trials_dir: Path | None = None) -> object:
+    """What the verifier says of the solution, or the name of what went wrong."""
+
+    def read(result: object, passing: object, folder: object) -> object:
+        error = result.exception_info  # type: ignore[attr-defined]  Harbor's TrialResult
+        return error.exception_type if error else result.verifier_result.rewards  # type: ignore[attr-defined]
+
+    def make(folder: Path) -> dict[str, object]:
+        return {
+            "task": {"path": str(task)},
+            "trials_dir": str(folder),
+            "agent": {"name": "oracle"},
+            "environment": environment_fields(environment(name)),
+        }
+
+    gates = Gates(PhaseLimits(starting=1, verifying=1))
+    return await play(make, read, gates=gates, trials_dir=trials_dir, keep=lambda verdict: False)  # type: ignore[arg-type]
+
+
+def test_the_verdict_does_not_wait_for_the_environment_to_go_and_the_run_does(cache: Path, task: Path) -> None:
+    SlowToStop.stopped.clear()
+
+    @leftovers_ended()
+    async def run() -> float:
+        assert await rewards(task, name=f"{SlowToStop.__module__}:SlowToStop") == {"reward": 1.0}
+        assert SlowToStop.stopped == []
+        assert left(cache) != []
+        return time.monotonic()
+
+    spoken_s = concurrency.run(run())
+    assert time.monotonic() - spoken_s >= STOP_S / 2
+    assert len(SlowToStop.stopped) == 1
+    assert left(cache) == []
+
+
+def test_without_a_run_the_environment_is_gone_with_the_verdict(cache: Path, task: Path) -> None:
+    SlowToStop.stopped.clear()
+    assert asyncio.run(rewards(task, name=f"{SlowToStop.__module__}:SlowToStop")) == {"reward": 1.0}
+    assert len(SlowToStop.stopped) == 1
+
+
+def test_a_trial_that_is_cancelled_leaves_nothing(cache: Path, tmp_path: Path) -> None:
+    task = write_task(tmp_path / "slow", test="#!/bin/bash\nsleep 60\n")
+
+    @leftovers_ended()
+    async def run() -> None:
+        playing = asyncio.create_task(rewards(task, trials_dir=tmp_path / "trials"))
+        while not list((tmp_path / "trials").glob("*/agent/oracle.txt")):
+            await asyncio.sleep(0.02)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    started_s = time.monotonic()
+    concurrency.run(run())
+    assert time.monotonic() - started_s < 30
+    assert list((tmp_path / "trials").iterdir()) == []
+    assert left(cache) == []
+
+
+def test_an_environment_that_does_not_come_up_is_an_error_and_holds_no_gate(cache: Path, task: Path) -> None:
+    async def main() -> list[object]:
+        name = f"{SlowToStop.__module__}:NeverThere"
+        return [await rewards(task, name=name) for _ in range(2)]
+
+    assert asyncio.run(main()) == ["RuntimeError", "RuntimeError"]
