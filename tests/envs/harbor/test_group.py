@@ -1,0 +1,79 @@
+"""Groups of real trials, played as a run plays them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlkit import concurrency
+from rlkit.concurrency import together
+from rlkit.containment import leftovers_ended
+from rlkit.envs.harbor import harbor
+from rlkit.policy import Limits
+from rlkit.rollouts import EnvSettings, Player
+from rlkit.slots import Slots
+from rlkit.sources import Task
+from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.types import Group, Sampling
+
+from .conftest import left
+from .test_task import says
+
+pytestmark = [
+    pytest.mark.usefixtures("can_sandbox"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
+TRIED = "echo tried\n"
+SOLUTIONS = {
+    "hello.txt": "echo 'Hello, world!' > hello.txt\n",
+    "report.json": 'echo \'{"rows": 11, "best_product": "desk"}\' > report.json\n',
+}
+SIZE = 4
+
+
+def half(prompt: str, *, seed: int) -> str:
+    """Solves a task where the seed of the first turn is even, and says that it is done whatever became of it."""
+    if "echo tried" in prompt:
+        return says(done=True)
+    (command,) = [command for file, command in SOLUTIONS.items() if f"/app/{file}" in prompt or f"`{file}`" in prompt]
+    return says(*([command] if seed % 2 == 0 else []), TRIED)
+
+
+def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path, tmp_path: Path) -> None:
+    tasks = harbor(
+        tasks_dir=str(EXAMPLES),
+        task_ids=["hello-world", "sales-report"],
+        trials_dir=str(tmp_path),
+        keep_trials="all",
+        max_starting=3,
+        max_verifying=2,
+    )
+    chat = ByteChat()
+    settings = EnvSettings(SIZE, Sampling(max_tokens=1 << 20), 60, 0, Limits())
+    player = Player(chat, {"terminal": settings}, seed=0, slots=Slots(100))
+    sampler = ScriptedSampler(half, chat=chat)
+
+    @leftovers_ended()
+    async def main() -> list[Group]:
+        drawn = [Task(draw, "terminal", env) for draw, env in enumerate(tasks)]
+        return await together(player.play(task, lambda: sampler) for task in drawn)
+
+    groups = {group.task: group for group in concurrency.run(main())}
+    for group in groups.values():
+        assert [episode.error for episode in group.episodes] == [None] * SIZE
+        assert group.rewards.tolist() == [said(episode.info["trial"]) for episode in group.episodes]
+        assert all(turn.parent == number - 1 for e in group.episodes for number, turn in enumerate(e.turns) if number)
+    assert sorted(groups["hello-world"].rewards.tolist()) == [0.0, 0.0, 1.0, 1.0]
+    assert sorted(groups["sales-report"].rewards.tolist()) == [0.0, 0.0, 0.6, 0.6]
+    assert left(cache) == []
+
+
+def said(trial: object) -> float:
+    verifier = Path(str(trial)) / "verifier"
+    if (verifier / "reward.json").exists():
+        return json.loads((verifier / "reward.json").read_text())["reward"]
+    return float((verifier / "reward.txt").read_text())
