@@ -66,6 +66,14 @@ def test_a_token_that_is_not_as_it_was_sampled_is_named(field: str, at: int, val
     assert message in found.mismatch
 
 
+def test_a_masked_episode_is_in_no_sequence() -> None:
+    group = of(CHAIN, CHAIN[:1])
+    masked = replace(group, episodes=(group.episodes[0], replace(group.episodes[1], masked=True)))
+    assert asyncio.run(audit_group(masked)) == Audit(groups=1, episodes=1, turns=4, sequences=3, tokens=6)
+    found = check(masked, made(group))
+    assert "was not sampled there" in (found.mismatch or "")
+
+
 def test_a_prompt_that_is_not_the_one_that_was_given_is_a_mismatch() -> None:
     group = of(CHAIN[:2])
     (datum,) = made(group)

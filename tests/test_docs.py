@@ -74,7 +74,7 @@ def workplace(tmp_path: Path, byte_model_dir: Path, monkeypatch: pytest.MonkeyPa
     (place / "examples").mkdir(parents=True)
     for example in (ROOT / "examples").glob("*.yaml"):
         whole = yaml.safe_load(example.read_text())
-        for evaluated in whole["eval"]["envs"].values():
+        for evaluated in whole.get("eval", {"envs": {}})["envs"].values():
             evaluated["tasks"] = 2
         small = {**whole, "steps": 1, "batch": {"groups": 2, "group_size": 2}}
         (place / "examples" / example.name).write_text(yaml.safe_dump(small))

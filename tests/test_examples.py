@@ -13,6 +13,10 @@ import pytest
 import rlkit
 from rlkit.testing import ScriptedPolicy
 
+from .sandbox.conftest import cache, can_sandbox, sandbox_cache
+
+__all__ = ["cache", "can_sandbox", "sandbox_cache"]
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 LONGEST_LINES = 80
 
@@ -58,6 +62,36 @@ def test_a_configuration_trains(
     before, after = metrics(tmp_path)
     assert before["eval/arithmetic/episodes"] == after["eval/arithmetic/episodes"] == 2
     assert after["env/arithmetic/episodes"] == 4
+
+
+@pytest.mark.usefixtures("can_sandbox")
+@pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")
+def test_a_configuration_trains_in_real_trials(
+    byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.chdir(EXAMPLES.parent)
+    batch = {"groups": 1, "group_size": 2}
+    path = EXAMPLES / "harbor_local.yaml"
+    sampling = {"max_tokens": 4}
+    result = rlkit.train(path, model=str(byte_model_dir), steps=1, batch=batch, sampling=sampling, trackers=[])
+    assert result.steps == 1
+    (line,) = metrics(tmp_path)
+    assert (line["env/terminal/episodes"], line["env/terminal/failed"]) == (2, 0)
+    assert line["env/terminal/seconds/verifier"] > 0
+    assert line["env/terminal/agent_turns"] == 2
+
+
+@pytest.mark.parametrize("name", ["terminal_bench.yaml", "papergym.yaml"])
+def test_a_configuration_of_terminal_tasks_says_the_same_of_both_halves(name: str) -> None:
+    from rlkit.config import load_config
+
+    config = load_config([EXAMPLES / name]).config
+    (trained,), (evaluated,) = config.envs.values(), config.eval.envs.values()
+    assert (trained.args["split"], evaluated.args["split"]) == ("train", "eval")
+    common = trained.args.keys() & evaluated.args.keys() - {"split"}
+    assert {"eval_fraction", "environment", "max_turns"} <= common
+    assert all(trained.args[key] == evaluated.args[key] for key in common)
 
 
 def test_the_hard_arithmetic_is_tested_on_sums_that_are_never_trained_on() -> None:

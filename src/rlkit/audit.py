@@ -28,7 +28,7 @@ class Audit:
 
     Args:
         groups: that a step was made of.
-        episodes: of these, that did not fail.
+        episodes: of these, that neither failed nor are masked.
         turns: of these.
         sequences: that they make.
         tokens: trained on, each of which was sampled where it stands.
@@ -112,13 +112,13 @@ def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:
         one = next(one for one in samples if (one.turn.sampled & ~one.trained).any())
         at = int(np.flatnonzero(one.turn.sampled & ~one.trained)[0])
         return Audit(mismatch=f"{one.place}: the token {at} that it sampled is in no sequence")
-    valid = sum(episode.reward is not None for episode in group.episodes)
+    valid = sum(episode.reward is not None and not episode.masked for episode in group.episodes)
     return Audit(1, valid, len(samples), len(data), tokens, cut)
 
 
 @dataclass(slots=True, eq=False)
 class _Sample:
-    """A turn of an episode that has a reward.
+    """A turn of an episode that is to be trained on.
 
     Args:
         number: stands in the place of its advantage.
@@ -145,7 +145,7 @@ def _numbers(group: Group) -> list[NDArray[np.float64]]:
 
 def _samples(group: Group) -> Iterator[_Sample]:
     for episode, numbers in zip(group.episodes, _numbers(group), strict=True):
-        if episode.reward is None:
+        if episode.reward is None or episode.masked:
             continue
         for index, (turn, sequence) in enumerate(zip(episode.turns, _sequences(episode), strict=True)):
             place = f"member {episode.member}, turn {index}"
