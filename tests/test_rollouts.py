@@ -9,7 +9,7 @@ import pytest
 
 from rlkit.containment import GRACE_S
 from rlkit.env import Env
-from rlkit.errors import RewardError, ServiceError, UsageError
+from rlkit.errors import EnvironmentFault, RewardError, ServiceError, UsageError
 from rlkit.outcomes import as_outcome
 from rlkit.policy import Limits, Policy
 from rlkit.rollouts import EnvSettings, Player
@@ -81,6 +81,11 @@ def test_a_group_is_one_task_played_many_times() -> None:
     assert group.episodes[2].metrics == {"right": 1.0}
     assert [episode.masked for episode in group.episodes] == [False, False, True, False]
     assert (player.counts.queued, player.counts.live, player.counts.done) == (0, 0, 4)
+
+
+def test_what_an_environment_says_on_purpose_of_its_failure_is_its_error() -> None:
+    group, *_ = play(Scripted(EnvironmentFault("timeout: the agent's time was over")), retries=0)
+    assert {episode.error for episode in group.episodes} == {"timeout: the agent's time was over"}
 
 
 def test_every_turn_of_the_group_has_a_seed_of_its_own() -> None:

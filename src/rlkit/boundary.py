@@ -13,7 +13,7 @@ from typing import cast
 
 from rlkit.containment import Exited, begin, contained, stop, tasks_contained
 from rlkit.env import Env
-from rlkit.errors import LimitReached, MissingError, RewardError, ServiceError, UsageError
+from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.outcomes import as_outcome
 from rlkit.plain import readable, text_of
 from rlkit.policy import RecordingPolicy
@@ -81,7 +81,7 @@ def _ours(error: BaseException) -> BaseException | None:
 
 def _described(error: BaseException) -> str:
     match error:
-        case RewardError():
+        case EnvironmentFault():  # said on purpose
             return text_of(error)
         case LimitReached():
             return f"{text_of(error)}; an environment that catches rlkit.LimitReached can grade what is there"

@@ -88,7 +88,7 @@ def ending(episode: Episode) -> str:
     """How an episode ended, in a word.
 
     `solved` where its reward is full; else what its environment says in `info["ended"]`, such as a cause, or its
-    status. Of one that failed, `failed: ` and what its error begins with.
+    status. Of one that failed, `failed: ` and the word before the first colon of its error.
     """
     if episode.reward is None:
         found = _NAME.match(episode.error or "")

@@ -185,6 +185,19 @@ def test_a_bound_folder_is_the_hosts(cache: Path, can_sandbox: None, tmp_path: P
     assert (tmp_path / "taken").read_text() == (tmp_path / "given").read_text() == "given"
 
 
+def test_ctrl_c_in_the_owners_terminal_does_not_reach_a_sandbox(playing: Playing) -> None:
+    async def play(sandbox: Sandbox) -> None:
+        for pid in (sandbox._process.pid, *children(sandbox._process.pid)):
+            assert os.getpgid(pid) != os.getpgrp()
+            assert os.getsid(pid) != os.getsid(0)
+
+    playing(play)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def test_stopped_is_stopped(cache: Path, can_sandbox: None) -> None:
     async def main() -> None:
         sandbox = await Sandbox.start(spec())

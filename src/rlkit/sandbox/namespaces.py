@@ -285,6 +285,7 @@ def _launched(cls: type[Sandbox], spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for its owner, which goes on with it to the end of a step
             )
         place.belongs((process.pid,))
         with _file(plan) as text:
