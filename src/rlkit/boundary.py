@@ -16,12 +16,12 @@ from rlkit.env import Env
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.outcomes import as_outcome
 from rlkit.plain import readable, text_of
-from rlkit.policy import RecordingPolicy
+from rlkit.policy import Policy
 from rlkit.stopwatch import Stopwatch, timed_by
 from rlkit.types import Outcome
 
 
-async def outcome_of(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:
+async def outcome_of(env: Env, policy: Policy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:
     """Play an environment; its outcome, or why it failed.
 
     Args:
@@ -62,7 +62,7 @@ async def outcome_of(env: Env, policy: RecordingPolicy, *, timeout_s: float) -> 
         return None, _described(error)
 
 
-async def _awaited(env: Env, policy: RecordingPolicy, stopwatch: Stopwatch) -> object:
+async def _awaited(env: Env, policy: Policy, stopwatch: Stopwatch) -> object:
     begin()
     with timed_by([stopwatch]):
         playing: object = env.rollout(policy)

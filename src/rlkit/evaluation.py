@@ -18,6 +18,7 @@ from rlkit.concurrency import in_thread, together
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
 from rlkit.containment import leftovers_ended
+from rlkit.endpoint import Endpoint, NoSampler, connected
 from rlkit.env import Env
 from rlkit.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
@@ -87,6 +88,7 @@ async def evaluate(
     resolved: Resolved | Config,
     *,
     checkpoint: str | None = None,
+    endpoint: Endpoint | None = None,
     note: Callable[[str], None] = lambda message: None,
     progress: Callable[[Callable[[], Progress]], None] = lambda snapshot: None,
     scored: Callable[[Sequence[Group]], None] = lambda groups: None,
@@ -96,6 +98,7 @@ async def evaluate(
     Args:
         resolved: the configuration.
         checkpoint: a `tinker://` path of sampler weights; None for the base model.
+        endpoint: is measured instead of a model of the Tinker service.
         note: told what a person should read.
         progress: given a function that says how far it is.
         scored: given what was played.
@@ -105,7 +108,7 @@ async def evaluate(
 
     Raises:
         ConfigError: an environment cannot be loaded.
-        ServiceError: the service failed after retries.
+        ServiceError: the service, or the endpoint, failed after retries.
     """
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     specs = config.eval.envs or {
@@ -114,34 +117,48 @@ async def evaluate(
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
     tasks = eval_tasks(specs, seed=config.seed)
+    slots = Slots(config.rollouts.max_live)
+    if endpoint is not None:
+        async with connected(endpoint, timeout_s=config.service.timeout_s) as make:
+            player = replace(eval_player(config, None, slots=slots, context=None), make=make)
+            return await _measured(player, tasks, NoSampler(), progress, scored)
     choice = choose(config.service)
     chat = await in_thread(load_chat, config, choice, note)
-    started = time.monotonic()
     watch = Watch(note, config.service.timeout_s, seed=config.seed)
     async with watch.looking(), connect(config.service, choice=choice) as service:
         sampler = await watch.call(
             lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
         )
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
-        player = eval_player(config, chat, slots=Slots(config.rollouts.max_live), context=context)
+        player = eval_player(config, chat, slots=slots, context=context)
+        return await _measured(player, tasks, PatientSampler(sampler, watch, sampler.version), progress, scored)
 
-        def snapshot() -> Progress:
-            counts = player.counts
-            seconds = time.monotonic() - started
-            return Progress(
-                phase="evaluating",
-                queued=counts.queued,
-                live=counts.live,
-                done=counts.done,
-                failed=counts.failed,
-                tokens=counts.tokens,
-                seconds=seconds,
-            )
 
-        progress(snapshot)
-        tried = await Evaluation(tasks, player, every=0).play(PatientSampler(sampler, watch, sampler.version))
-        scored([one.group for one in tried])
-        return await eval_metrics(tried)
+async def _measured(
+    player: Player,
+    tasks: Mapping[str, Sequence[Env]],
+    sampler: Sampler,
+    progress: Callable[[Callable[[], Progress]], None],
+    scored: Callable[[Sequence[Group]], None],
+) -> Mapping[str, float]:
+    started = time.monotonic()
+
+    def snapshot() -> Progress:
+        counts = player.counts
+        return Progress(
+            phase="evaluating",
+            queued=counts.queued,
+            live=counts.live,
+            done=counts.done,
+            failed=counts.failed,
+            tokens=counts.tokens,
+            seconds=time.monotonic() - started,
+        )
+
+    progress(snapshot)
+    tried = await Evaluation(tasks, player, every=0).play(sampler)
+    scored([one.group for one in tried])
+    return await eval_metrics(tried)
 
 
 def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
@@ -163,7 +180,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
     return errors
 
 
-def eval_player(config: Config, chat: ChatFormat, *, slots: Slots, context: int | None) -> Player:
+def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, context: int | None) -> Player:
     """The player of an evaluation, which draws from random streams of its own."""
     settings = {
         name: EnvSettings(

@@ -11,18 +11,18 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Literal, Protocol
 
 from rlkit.boundary import outcome_of
 from rlkit.chat import ChatFormat
 from rlkit.coalesce import Coalescer
 from rlkit.concurrency import together
 from rlkit.env import SingleTurnEnv
-from rlkit.policy import Limits, RecordingPolicy, Sampler
+from rlkit.policy import Limits, Policy, RecordingPolicy, Sampler
 from rlkit.seeds import derive
 from rlkit.slots import Slots
 from rlkit.sources import Task
-from rlkit.types import Episode, Group, Sampling
+from rlkit.types import Episode, Group, Sampling, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,25 +80,36 @@ class Earlier:
     failed: int = 0
 
 
+class Recorded(Policy, Protocol):
+    """A policy that keeps a record."""
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The record so far."""
+        ...
+
+
 @dataclass(slots=True)
 class Player:
     """Plays groups.
 
     Args:
-        chat: the model's format.
+        chat: the model's format; None where `make` is given.
         settings: by name of the environment.
         seed: of the run; each turn's own seed follows from it and from its place.
         slots: bounds the rollouts that play at once; tasks drawn earlier come first.
         purpose: names the random stream, so that evaluation does not repeat the draws of training.
         record: given each episode as it ends, failed ones included.
+        make: makes the policy of an episode, in the place of one over a sampler.
     """
 
-    chat: ChatFormat
+    chat: ChatFormat | None
     settings: Mapping[str, EnvSettings]
     seed: int
     slots: Slots
     purpose: str = "train"
     record: Callable[[Task, Episode], None] = _nothing
+    make: Callable[[Sampling, Limits], Recorded] | None = None
     counts: Counts = field(default_factory=Counts)
 
     async def play(
@@ -167,21 +178,7 @@ class Player:
 
     async def _episode(self, group: _Playing, member: int, attempt: int) -> Episode:
         settings, task = group.settings, group.task
-
-        def seed(turn: int) -> int:
-            if turn == 0:  # consecutive over the group, so that its first turns can be one request
-                return derive(self.seed, self.purpose, task.draw, attempt) + member
-            return derive(self.seed, self.purpose, task.draw, member, attempt, turn)
-
-        newest = group.sampler if settings.newest_weights else cache(group.sampler)
-        policy = RecordingPolicy(
-            sampler=newest,
-            first=(lambda: group.coalescer.gathered(newest())) if _coalesced(group) else newest,
-            chat=self.chat,
-            sampling=settings.sampling,
-            seed=seed,
-            limits=settings.limits,
-        )
+        policy = self._policy(group, member, attempt)
         clock = asyncio.get_running_loop().time
         started = clock()
         outcome, error = await outcome_of(task.env, policy, timeout_s=settings.timeout_s)
@@ -197,6 +194,27 @@ class Player:
             seconds=clock() - started,
             error=error,
             masked=outcome is not None and outcome.masked,
+        )
+
+    def _policy(self, group: _Playing, member: int, attempt: int) -> Recorded:
+        settings, task = group.settings, group.task
+        if self.make is not None:
+            return self.make(settings.sampling, settings.limits)
+        assert self.chat is not None  # a policy over a sampler has a format
+
+        def seed(turn: int) -> int:
+            if turn == 0:  # consecutive over the group, so that its first turns can be one request
+                return derive(self.seed, self.purpose, task.draw, attempt) + member
+            return derive(self.seed, self.purpose, task.draw, member, attempt, turn)
+
+        newest = group.sampler if settings.newest_weights else cache(group.sampler)
+        return RecordingPolicy(
+            sampler=newest,
+            first=(lambda: group.coalescer.gathered(newest())) if _coalesced(group) else newest,
+            chat=self.chat,
+            sampling=settings.sampling,
+            seed=seed,
+            limits=settings.limits,
         )
 
 

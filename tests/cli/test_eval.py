@@ -94,6 +94,20 @@ def test_what_was_played_is_told_by_environment_and_by_task(
     assert record["tasks"][0]["ended"] == {"solved": 1, "completed": 1}
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--endpoint", "http://x/v1"], "give both"),
+        (["--model", "big"], "give both"),
+        (["--endpoint", "http://x/v1", "--model", "big", "--checkpoint", "tinker://a/b"], "has no checkpoints"),
+    ],
+)
+def test_an_endpoint_has_a_model_and_no_checkpoint(rlkit: Callable[..., Any], arguments: list[str], told: str) -> None:
+    result = rlkit("eval", "a.yaml", *arguments)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
 @pytest.mark.parametrize("checkpoint", ["", "step-3", "/no/such", "http://x"])
 def test_a_checkpoint_that_is_no_path_of_the_service_is_2(rlkit: Callable[..., Any], checkpoint: str) -> None:
     result = rlkit("eval", "a.yaml", "--checkpoint", checkpoint)

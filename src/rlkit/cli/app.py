@@ -144,6 +144,10 @@ def evaluate(  # noqa: PLR0917  Typer reads options from parameters of any kind
     checkpoint: Annotated[
         str | None, typer.Option(help="tinker:// path of the weights; without it, the model as it is.")
     ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Measure a model there, which speaks OpenAI's protocol, instead.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Its name at the endpoint.")] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="Print a line for each task, too.")] = False,
     json: Json = False,
     quiet: Quiet = False,
@@ -156,7 +160,9 @@ def evaluate(  # noqa: PLR0917  Typer reads options from parameters of any kind
     with command(json=json, debug=debug) as output:
         from rlkit.cli.evaluate import run
 
-        raise typer.Exit(run(config, output, checkpoint=checkpoint, tasks=tasks, quiet=quiet))
+        raise typer.Exit(
+            run(config, output, checkpoint=checkpoint, tasks=tasks, quiet=quiet, endpoint=endpoint, model=model)
+        )
 
 
 @config_app.command("show")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,24 +17,42 @@ if TYPE_CHECKING:
     from rlkit.trackers import Progress
     from rlkit.types import Group
 
+KEY = "OPENAI_API_KEY"
+"""The variable with the key of an endpoint's account."""
+
 _TOLD_S = 10.0
 """How often a person is told how far it is."""
 
 
-def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, tasks: bool, quiet: bool) -> int:
+def run(
+    arguments: Sequence[str],
+    output: Output,
+    *,
+    checkpoint: str | None,
+    tasks: bool,
+    quiet: bool,
+    endpoint: str | None = None,
+    model: str | None = None,
+) -> int:
     """Measure the model, and print a table of rewards, with `tasks` one of the tasks too. Returns the exit code."""
     resolved = resolve(arguments)
     from rlkit import concurrency
+    from rlkit.endpoint import Endpoint
     from rlkit.errors import UsageError
     from rlkit.evaluation import evaluate
 
     if checkpoint is not None and not checkpoint.startswith("tinker://"):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
+    if (endpoint is None) != (model is None):
+        raise UsageError("--endpoint and --model: give both, or neither")
+    if endpoint is not None and checkpoint is not None:
+        raise UsageError("--endpoint has no checkpoints: leave one of --endpoint and --checkpoint out")
+    asked = Endpoint(endpoint, model, os.environ.get(KEY)) if endpoint and model else None
     say = output.silent if quiet else output.note
     played: list[Group] = []
     with _progress(say) as progress:
         metrics = concurrency.run(
-            evaluate(resolved, checkpoint=checkpoint, note=say, progress=progress, scored=played.extend)
+            evaluate(resolved, checkpoint=checkpoint, endpoint=asked, note=say, progress=progress, scored=played.extend)
         )
     scores = task_scores(played)
     names = list(resolved.config.eval.envs or resolved.config.envs)
@@ -41,7 +60,7 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, tas
     if output.json:
         envs: dict[str, Data] = {name: row | _record(name, scores) for name, row in rows.items()}
         listed: list[Data] = [asdict(score) for score in scores]
-        output.data({"checkpoint": checkpoint, "envs": envs, "tasks": listed, "metrics": metrics})
+        output.data({"checkpoint": checkpoint, "endpoint": endpoint, "envs": envs, "tasks": listed, "metrics": metrics})
     else:
         output.line("\n".join([table(rows), *_told(names, scores), *(task_table(scores) if tasks else [])]))
     return 0

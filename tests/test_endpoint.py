@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+
+import rlkit
+from rlkit import endpoint
+from rlkit.config import Config
+from rlkit.endpoint import Endpoint, EndpointPolicy, connected
+from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError
+from rlkit.evaluation import evaluate
+from rlkit.policy import Limits
+from rlkit.types import Group, Message, Sampling
+
+ASKED: list[Message] = [{"role": "user", "content": "2 + 3 ="}]
+
+
+def said(text: str = "5", **choice: object) -> dict[str, object]:
+    whole = {"message": {"role": "assistant", "content": text}, "text": text, "finish_reason": "stop", **choice}
+    return {"id": "r-1", "choices": [whole], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
+
+
+class Model(BaseHTTPRequestHandler):
+    """Answers what it is told to, one answer a request, the last of them again and again."""
+
+    answers: ClassVar[list[tuple[int, Mapping[str, object]]]] = []
+    asked: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append((self.path, self.headers.get("Authorization"), body))
+        status, answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        data = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Model.answers[:], Model.asked[:] = [(200, said())], []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    server.server_close()
+
+
+def ask[T](
+    url: str, use: Callable[[EndpointPolicy], Any], *, limits: Limits | None = None, timeout_s: float = 9
+) -> Any:
+    async def main() -> Any:
+        async with connected(Endpoint(url, "big", "k-1"), timeout_s=timeout_s) as make:
+            return await use(make(Sampling(max_tokens=9, temperature=0.0), limits or Limits()))
+
+    return asyncio.run(main())
+
+
+def test_a_conversation_is_asked_for_and_counted(url: str) -> None:
+    async def use(policy: EndpointPolicy) -> None:
+        reply = await policy.chat(ASKED, max_tokens=100)
+        assert (reply.text, reply.truncated, reply.turn.request_id) == ("5", False, "r-1")
+        assert (len(reply.turn.prompt), len(reply.turn.completion), len(reply.tokens)) == (7, 2, 9)
+        await policy.chat([*ASKED, reply.message, {"role": "user", "content": "sure?"}])
+        assert len(policy.turns) == 2
+
+    ask(url, use)
+    path, key, body = Model.asked[0]
+    assert (path, key) == ("/v1/chat/completions", "Bearer k-1")
+    assert body == {"model": "big", "max_tokens": 9, "temperature": 0.0, "top_p": 1.0, "messages": ASKED}
+    assert [message["role"] for message in Model.asked[1][2]["messages"]] == ["user", "assistant", "user"]
+
+
+def test_thinking_calls_and_cut_replies_are_read(url: str) -> None:
+    calls = [
+        {"id": "c1", "function": {"name": "add", "arguments": '{"a": 2}'}},
+        {"id": "c2", "function": {"name": "add", "arguments": "{"}},
+    ]
+    message = {"content": None, "reasoning_content": "hm", "tool_calls": calls}
+    Model.answers[:] = [(200, said(message=message, finish_reason="length"))]
+    tool: rlkit.Tool = {"name": "add", "description": "", "parameters": {"type": "object"}}
+    reply = ask(url, lambda policy: policy.chat(ASKED, tools=[tool]))
+    assert (reply.thinking, reply.truncated, reply.malformed) == ("hm", True, ("add({)",))
+    assert reply.tool_calls == [{"id": "c1", "name": "add", "arguments": {"a": 2}}]
+    assert Model.asked[0][2]["tools"] == [{"type": "function", "function": tool}]
+
+
+def test_a_text_is_completed(url: str) -> None:
+    reply = ask(url, lambda policy: policy.sample("2 + 3 =", forced=" ", stop="\n"))
+    assert reply.text == " 5"
+    assert Model.asked[0][2]["prompt"] == "2 + 3 = "
+    assert Model.asked[0][2]["stop"] == ["\n"]
+
+
+def test_trouble_is_asked_again_and_then_the_services(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT_S", 0.01)
+    Model.answers[:] = [(503, {}), (429, {}), (200, said())]
+    assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
+    Model.answers[:] = [(500, {"error": "broken"})]
+    with pytest.raises(ServiceError, match=r"does not answer: 500: .*broken"):
+        ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.1)
+    with pytest.raises(ServiceError, match="does not answer: ConnectError"):
+        ask("http://127.0.0.1:9/v1", lambda policy: policy.chat(ASKED), timeout_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "raised"),
+    [
+        (400, "the maximum context length is 10", ContextFull),
+        (400, "unknown parameter", EnvironmentFault),
+        (401, "who are you?", ServiceError),
+    ],
+)
+def test_a_refusal_is_told_for_what_it_is(url: str, status: int, error: str, raised: type[Exception]) -> None:
+    Model.answers[:] = [(status, {"error": error})]
+    with pytest.raises(raised, match=error.rstrip("?")):
+        ask(url, lambda policy: policy.chat(ASKED))
+
+
+def test_the_turns_of_a_rollout_are_limited(url: str) -> None:
+    async def use(policy: EndpointPolicy) -> None:
+        await policy.chat(ASKED)
+        with pytest.raises(LimitReached):
+            await policy.chat(ASKED)
+
+    ask(url, use, limits=Limits(max_turns=1))
+
+
+def test_an_endpoint_is_evaluated_without_a_tinker_service(url: str) -> None:
+    played = list[Group]()
+
+    def scored(groups: Sequence[Group]) -> None:
+        played.extend(groups)
+
+    config = Config(envs={"arithmetic": {}}, eval={"envs": {"arithmetic": {"tasks": 30}}})  # type: ignore[arg-type]  as YAML gives them
+    metrics = asyncio.run(evaluate(config, endpoint=Endpoint(url, "big"), scored=scored))
+    right = sum(sum(map(int, group.task.split("+"))) == 5 for group in played)
+    assert right > 0
+    assert metrics["eval/arithmetic/reward/mean"] == pytest.approx(right / 30)
+    assert metrics["eval/arithmetic/tokens/mean"] == 2
+    assert all(key is None for _, key, _ in Model.asked)
