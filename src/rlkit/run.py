@@ -156,6 +156,7 @@ class RLTrainer(Trainer):
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
         waiting = drawn_again(history, self._tasks)
+        store.expect(history)
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
         async with watch.looking(), self._service or connect(config.service, choice=choice) as service:
             loop = await self._loop(store, chat, service, price=price, watch=watch, history=history, waiting=waiting)
