@@ -25,6 +25,7 @@ from rlkit.containment import leftovers_ended
 from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.estimate import kept
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
+from rlkit.garbage import rare_collections
 from rlkit.losses import loss
 from rlkit.parts import Parts
 from rlkit.paths import runs_dir
@@ -132,7 +133,7 @@ class RLTrainer(Trainer):
             choice = ServiceChoice("url", None, "it was given")
         price = price_of(self._config, choice.kind)
         directory = self._given_directory or _directory(self._config, self._runs_dir)
-        with RunStore(directory, resolved=self._resolved, resume=self._resume) as store:
+        with rare_collections(), RunStore(directory, resolved=self._resolved, resume=self._resume) as store:
             ended: RunResult | None = None
             try:
                 expected = await in_thread(kept, self._config)
