@@ -124,6 +124,20 @@ def test_no_more_is_sampled_than_the_service_can() -> None:
     assert found.seconds.high == pytest.approx(tokens / 10, rel=1e-3)
 
 
+def test_the_reference_of_a_penalty_takes_its_time() -> None:
+    fast = Band(1e9, 1e9)
+    speed = Speed(fast, None, fast, Band(1, 1), "as it is", reference=Band(10, 20))
+    penalized, like = config(kl_penalty={"coefficient": 0.1}), {"words": (one(), one())}
+    scored = 3 * 4 * 30
+    found = estimate(penalized, like, {}, price=None, speed=speed).seconds
+    assert found == Band(pytest.approx(5 * (1 + scored / 20)), pytest.approx(5 * (1 + scored / 10)))  # type: ignore[arg-type]  equal to a float
+    without = estimate(config(), like, {}, price=None, speed=speed).seconds
+    assert without == Band(pytest.approx(5), pytest.approx(5))  # type: ignore[arg-type]  likewise
+    unmeasured = dataclasses.replace(speed, reference=None)
+    assumed = estimate(penalized, like, {}, price=None, speed=unmeasured).seconds
+    assert assumed == Band(pytest.approx(5), pytest.approx(5))  # type: ignore[arg-type]  likewise
+
+
 def test_what_is_not_known_is_not_estimated() -> None:
     found = estimate(config(), {"words": (one(), one())}, {}, price=None, speed=None)
     assert (found.usd, found.seconds) == (None, None)
