@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -140,7 +140,18 @@ async def evaluate(
 
         progress(snapshot)
         tried = await Evaluation(tasks, player, every=0).play(PatientSampler(sampler, watch, sampler.version))
+        for told in _failures(tried):
+            note(told)
         return await eval_metrics(tried)
+
+
+def _failures(tried: Sequence[Tried]) -> list[str]:
+    """For each environment of which rollouts failed: how many, and why the first did."""
+    errors = defaultdict[str, list[str]](list)
+    plays = Counter(one.group.env for one in tried for _ in one.attempts)
+    for one in tried:
+        errors[one.group.env] += [episode.error for episode in one.attempts if episode.error is not None]
+    return [f"{name}: {len(own)} of {plays[name]} rollouts failed: {own[0]}" for name, own in errors.items() if own]
 
 
 def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
@@ -155,9 +166,10 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
         tasks = [group.rewards[group.valid] for group in groups if name in (group.env, "all") and group.valid.any()]
         if len(tasks) < 2:
             continue
-        mean = float(np.concatenate(tasks).mean())
-        deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
-        squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
+        with np.errstate(over="ignore", invalid="ignore"):  # rewards near the ends of the float range
+            mean = float(np.concatenate(tasks).mean())
+            deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
+            squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
         errors[f"eval/{name}/reward/stderr"] = math.sqrt(squares) / sum(map(len, tasks))
     return errors
 
