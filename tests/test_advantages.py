@@ -254,7 +254,10 @@ def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
             lambda groups: [np.zeros(2)] * 3,
             "returned advantages for 3 of 1 groups of env: it must return those of each",
         ),
-        (lambda groups: None, "returned None of env: it must return those of each group of the step, 1 here"),
+        (
+            lambda groups: None,
+            "returned None for the groups of env: it must return those of each group of the step, 1 here",
+        ),
         (lambda groups: [None], r"returned None: it must return 2 numbers for the 2 episodes of a group of env"),
         (lambda groups: [np.full(2, np.nan)], "returned nan for episode 0: .* all of them finite"),
         (lambda groups: 1 / 0, "failed on a group of env: ZeroDivisionError"),
@@ -274,10 +277,10 @@ def test_the_schedule_stream_has_no_use_for_an_estimator_of_whole_steps(name: st
     (tmp_path / "own.py").write_text(OWN)
     config = configured(advantage=f"{tmp_path}/own.py:step", schedule={"mode": "stream"})
     with pytest.raises(
-        ConfigError, match=r"envs\.a: its advantage estimator step \(own\.py:\d+\) needs .* schedule\.mode to sync"
+        ConfigError, match=r"envs\.a: the estimator step \(own\.py:\d+\) needs .* schedule\.mode to sync"
     ):
         choose_estimators(config, {})
-    with pytest.raises(ConfigError, match=rf"envs\.a: its advantage estimator {name} needs"):
+    with pytest.raises(ConfigError, match=rf"envs\.a: the estimator {name} needs"):
         choose_estimators(configured(schedule={"mode": "stream"}), {"a": ESTIMATORS[name]})
     assert choose_estimators(config, {"a": group_mean}) == {"a": group_mean}
     assert choose_estimators(configured(advantage=name), {}) == {"a": ESTIMATORS[name]}

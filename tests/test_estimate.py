@@ -10,7 +10,7 @@ import pytest
 import rlkit
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.estimate import Band, Estimate, Rollout, Speed, _path, estimate, evaluations, keep, kept
+from rlkit.estimate import Band, Estimate, Rollout, Speed, _path, estimate, evaluations, keep, kept, shares
 from rlkit.prices import Price
 from rlkit.rehearsal import rehearse
 from rlkit.testing import ByteChat, Latency, World, run_virtual
@@ -136,6 +136,12 @@ def test_the_reference_of_a_penalty_takes_its_time() -> None:
     unmeasured = dataclasses.replace(speed, reference=None)
     assumed = estimate(penalized, like, {}, price=None, speed=unmeasured).seconds
     assert assumed == Band(pytest.approx(5), pytest.approx(5))  # type: ignore[arg-type]  likewise
+
+
+@pytest.mark.parametrize("weight", [1e308, 1e-320, 7.0])
+def test_shares_add_up_whatever_the_weights(weight: float) -> None:
+    envs = {"words": {"weight": weight}, "others": {"weight": weight}}
+    assert shares(config(envs=envs)) == {"words": 0.5, "others": 0.5}
 
 
 def test_what_is_not_known_is_not_estimated() -> None:

@@ -154,6 +154,13 @@ def test_a_source_of_few_tasks_begins_anew_in_each_part() -> None:
     assert short.estimate is not None
 
 
+@pytest.mark.parametrize("batch", [{"max_tokens": 2, "too_long": "drop"}, {"clip_advantages": 1e-300}])
+def test_a_run_that_would_train_on_nothing_is_named(batch: dict[str, object]) -> None:
+    made = played(batch=batch)
+    assert part(made, "training").status == "failed"
+    assert part(made, "training").detail.startswith("nothing was left to train on: look at batch.max_tokens")
+
+
 def test_a_source_that_cannot_be_set_back_is_named() -> None:
     class Forgetful(Endless):
         def load_state_dict(self, state: dict[str, int]) -> None:  # type: ignore[override]  what state_dict gave

@@ -251,10 +251,10 @@ def _of_step(one: BatchEstimator, groups: Sequence[Group]) -> Sequence[object]:
     values = _listed(found)
     if values is not None and len(values) == len(groups):
         return values
-    given = _shown(found) if values is None else f"advantages for {len(values)} of {len(groups)} groups"
+    given = f"{_shown(found)} for the" if values is None else f"advantages for {len(values)} of {len(groups)}"
     raise EnvironmentFault(
-        f"the advantage estimator {title(one)} returned {given} of {groups[0].env}: it must return those of each group "
-        f"of the step, {len(groups)} here, in their order"
+        f"the advantage estimator {title(one)} returned {given} groups of {groups[0].env}: it must return those of "
+        f"each group of the step, {len(groups)} here, in their order"
     )
 
 

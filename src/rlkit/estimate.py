@@ -237,8 +237,9 @@ def _sampled(one: Rollout, size: int, *, shared: bool, cached: bool) -> np.ndarr
 
 def shares(config: Config) -> dict[str, float]:
     """Of each environment, the share of the groups that are its own; they sum to 1."""
-    whole = sum(spec.weight for spec in config.envs.values())
-    return {name: spec.weight / whole for name, spec in config.envs.items()}
+    largest = max(spec.weight for spec in config.envs.values())  # or the sum of two large ones may be no number
+    weights = {name: spec.weight / largest for name, spec in config.envs.items()}
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def evaluations(config: Config) -> int:

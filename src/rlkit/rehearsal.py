@@ -253,6 +253,10 @@ class _Stage:
             self.parts.append(Part("training", "failed", str(error)))
             return
         sequences = sum(map(len, world.trained))
+        if not sequences:
+            told = "nothing was left to train on: look at batch.max_tokens, batch.too_long and batch.clip_advantages"
+            self.parts.append(Part("training", "failed", told))
+            return
         detail = (
             f"{len(world.trained)} optimiser steps on {sequences} sequences, the later from the former's checkpoint"
         )
@@ -326,10 +330,10 @@ def _unseen(metric: str | None, seen: Set[str]) -> list[Part]:
 
 
 def _piloted(found: Pilot, choice: ServiceChoice) -> str:
-    done = f"{found.played} rollouts and an optimiser step"
-    if found.speed is None:
-        done = f"{found.played} rollouts, which left nothing to train on or took no time, so none is known"
-    return f"{describe(choice)}: {done} in {found.seconds:.1f} s, {found.usage.tokens:,} tokens"
+    done = "" if found.usage.trained_tokens == 0 else " and an optimiser step"
+    told = f"{found.played} rollouts{done} in {found.seconds:.1f} s, {found.usage.tokens:,} tokens"
+    unknown = "; too little was done to say how fast it is" if found.speed is None else ""
+    return f"{describe(choice)}: {told}{unknown}"
 
 
 def _not_tried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:

@@ -62,9 +62,9 @@ def refused(told: str, **settings: object) -> None:
 
 @pytest.mark.parametrize("name", ["batch_std", "reinforce_pp_baseline"])
 def test_an_estimator_of_whole_steps_is_refused_before_anything_is_loaded(name: str) -> None:
-    refused(rf"envs\.arithmetic: its advantage estimator {name} needs all", advantage=name, schedule={"mode": "stream"})
+    refused(rf"python: advantage: the estimator {name} needs all", advantage=name, schedule={"mode": "stream"})
     own = {"arithmetic": {"advantage": name}, "other": {"env": "arithmetic"}}
-    refused(rf"envs\.arithmetic: its advantage estimator {name}", envs=own, schedule={"mode": "stream"})
+    refused(rf"envs\.arithmetic\.advantage: the estimator {name} needs all", envs=own, schedule={"mode": "stream"})
     assert load_config([], settings={"envs": own, "schedule": {"mode": "async"}})
 
 

@@ -126,7 +126,7 @@ OF_WHOLE_STEPS = ("batch_std", "reinforce_pp_baseline")
 def needs_whole_steps(estimator: str) -> str:
     """Why an estimator of whole steps cannot be used with the schedule `stream`."""
     return (
-        f"its advantage estimator {estimator} needs all groups of a step at once, and with the schedule `stream` "
+        f"the estimator {estimator} needs all groups of a step at once, and with the schedule `stream` "
         "gradients are computed before they are there: set schedule.mode to sync or async, or choose another advantage"
     )
 

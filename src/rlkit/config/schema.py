@@ -392,4 +392,5 @@ class Config(Section):
         if isinstance(advantage, PkpoAdvantage) and advantage.k > size:
             raise ValueError(f"{field}: pkpo cannot take the best of {advantage.k} in a group of {size}; lower its k")
         if advantage.name in OF_WHOLE_STEPS and self.schedule.mode == "stream":
-            raise ValueError(f"{field}: {needs_whole_steps(advantage.name)}")
+            own = "" if self.envs[field.removeprefix("envs.")].advantage is None else f"{field}."
+            raise ValueError(f"{own}advantage: {needs_whole_steps(advantage.name)}")
