@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,7 @@ from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread, together
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
+from rlkit.config.turns import refuse_limit
 from rlkit.containment import leftovers_ended
 from rlkit.env import Env
 from rlkit.metrics import group_metrics
@@ -24,7 +25,7 @@ from rlkit.policy import Limits, Sampler
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.service import choose, connect
 from rlkit.service.watch import PatientSampler, Watch
-from rlkit.settings import load_chat, sampling
+from rlkit.settings import load_chat, sampling, single_turn
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks, as_source
 from rlkit.trackers import Progress
@@ -106,12 +107,13 @@ async def evaluate(
         ServiceError: the service failed after retries.
     """
     config = resolved.config if isinstance(resolved, Resolved) else resolved
-    specs = config.eval.envs or {
+    own = config.eval.envs
+    specs = own or {
         name: EvalEnvConfig(env=spec.env or name, args=spec.args, max_tokens=spec.max_tokens, max_turns=spec.max_turns)
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
-    tasks = eval_tasks(specs, seed=config.seed)
+    tasks = eval_tasks(specs, seed=config.seed, field="eval.envs" if own else "envs")
     choice = choose(config.service)
     chat = await in_thread(load_chat, config, choice, note)
     started = time.monotonic()
@@ -138,7 +140,18 @@ async def evaluate(
 
         progress(snapshot)
         tried = await Evaluation(tasks, player, every=0).play(PatientSampler(sampler, watch, sampler.version))
+        for told in _failures(tried):
+            note(told)
         return await eval_metrics(tried)
+
+
+def _failures(tried: Sequence[Tried]) -> list[str]:
+    """For each environment of which rollouts failed: how many, and why the first did."""
+    errors = defaultdict[str, list[str]](list)
+    plays = Counter(one.group.env for one in tried for _ in one.attempts)
+    for one in tried:
+        errors[one.group.env] += [episode.error for episode in one.attempts if episode.error is not None]
+    return [f"{name}: {len(own)} of {plays[name]} rollouts failed: {own[0]}" for name, own in errors.items() if own]
 
 
 def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
@@ -153,9 +166,10 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
         tasks = [group.rewards[group.valid] for group in groups if name in (group.env, "all") and group.valid.any()]
         if len(tasks) < 2:
             continue
-        mean = float(np.concatenate(tasks).mean())
-        deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
-        squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
+        with np.errstate(over="ignore", invalid="ignore"):  # rewards near the ends of the float range
+            mean = float(np.concatenate(tasks).mean())
+            deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
+            squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
         errors[f"eval/{name}/reward/stderr"] = math.sqrt(squares) / sum(map(len, tasks))
     return errors
 
@@ -176,12 +190,26 @@ def eval_player(config: Config, chat: ChatFormat, *, slots: Slots, context: int 
     return Player(chat, settings, seed=config.seed, slots=slots, purpose="eval")
 
 
-def eval_tasks(specs: Mapping[str, EvalEnvConfig], *, seed: int) -> Mapping[str, Sequence[Env]]:
-    """The tasks of an evaluation: the first of each environment's own order."""
-    return {
-        name: _first(load_envs(name, spec, field=f"eval.envs.{name}", seed=seed), spec.tasks)
-        for name, spec in specs.items()
-    }
+def eval_tasks(
+    specs: Mapping[str, EvalEnvConfig], *, seed: int, field: str = "eval.envs"
+) -> Mapping[str, Sequence[Env]]:
+    """The tasks of an evaluation: the first of each environment's own order.
+
+    Args:
+        specs: of the environments.
+        seed: of the run.
+        field: the field that holds them, for messages.
+
+    Raises:
+        ConfigError: an environment cannot be loaded, or has no use for a limit of turns.
+    """
+    found = dict[str, Sequence[Env]]()
+    for name, spec in specs.items():
+        made = load_envs(name, spec, field=f"{field}.{name}", seed=seed)
+        if single_turn(made):
+            refuse_limit(spec, field=f"{field}.{name}")
+        found[name] = _first(made, spec.tasks)
+    return found
 
 
 def _first(tasks: Tasks, most: int) -> Sequence[Env]:

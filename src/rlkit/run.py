@@ -19,7 +19,7 @@ from rlkit.batch import trained_tokens
 from rlkit.budget import Budget, Limits
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
-from rlkit.config import Resolved, load_envs
+from rlkit.config import Resolved
 from rlkit.config.schema import Config
 from rlkit.containment import leftovers_ended
 from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
@@ -38,7 +38,17 @@ from rlkit.schedule import Played, Supply
 from rlkit.seeds import derive
 from rlkit.service import Learner, Service, ServiceChoice, choose, connect
 from rlkit.service.watch import Watch
-from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation, selection, task_source
+from rlkit.settings import (
+    describe,
+    env_settings,
+    kl_reference,
+    load_chat,
+    pace,
+    preparation,
+    run_tasks,
+    selection,
+    task_source,
+)
 from rlkit.slots import Slots
 from rlkit.sources import Mixture, Task, Tasks
 from rlkit.stop import StopSignal
@@ -103,9 +113,10 @@ class RLTrainer(Trainer):
         for name in [*given, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
+        tasks = run_tasks(config, given)
         sources = {
             name: task_source(
-                given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed),
+                tasks[name],
                 spec.curriculum,
                 field=f"envs.{name}.curriculum",
                 seed=derive(config.seed, "tasks", name),

@@ -13,12 +13,20 @@ from rlkit.cli.output import Output
 if TYPE_CHECKING:
     from rlkit.trackers import Progress
 
+FAILED = 1
+
 _TOLD_S = 10.0
 """How often a person is told how far it is."""
 
+_LONG = 1e6
+"""From here on numbers are shown by their power of ten."""
+
 
 def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, quiet: bool) -> int:
-    """Measure the model, and print a table of rewards. Returns the exit code."""
+    """Measure the model, and print a table of rewards.
+
+    Returns the exit code: that of a failure if every rollout of an environment failed.
+    """
     resolved = resolve(arguments)
     from rlkit import concurrency
     from rlkit.errors import UsageError
@@ -35,7 +43,7 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, qui
         output.data({"checkpoint": checkpoint, "envs": rows, "metrics": metrics})
     else:
         output.line(table(rows))
-    return 0
+    return 0 if all("reward" in row for row in rows.values()) else FAILED
 
 
 @contextmanager
@@ -75,7 +83,12 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> str:
     width = max(len(name) for name in [*rows, "env"])
     lines = [f"{'env':{width}}  {'reward':^15}  episodes  failed"]
     for name, row in rows.items():
-        mean = f"{row['reward']:.3f}" if "reward" in row else "-"
-        error = f" ± {row['stderr']:.3f}" if "stderr" in row else ""
+        mean = _number(row["reward"]) if "reward" in row else "-"
+        error = f" ± {_number(row['stderr'])}" if "stderr" in row else ""
         lines.append(f"{name:{width}}  {mean + error:^15}  {row['episodes']:8.0f}  {row['failed']:6.0f}")
     return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    """`0.830`, or `1.2e+09` where so many digits would be no table."""
+    return f"{value:.3f}" if abs(value) < _LONG else f"{value:.2g}"
