@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.errors import LimitReached
+from rlkit.errors import ContextFull, LimitReached
 from rlkit.policy import Limits, RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import END
@@ -250,6 +250,18 @@ def test_a_completion_gets_the_room_that_the_context_leaves() -> None:
 
     asyncio.run(play())
     assert len(policy.turns) == 1
+
+
+def test_a_reply_that_needs_more_room_than_the_context_leaves_is_not_asked_for() -> None:
+    policy = ScriptedPolicy(["never"], limits=Limits(context_tokens=20))
+
+    async def play() -> None:
+        with pytest.raises(ContextFull, match="a prompt of 11 tokens leaves 9 of 20, and a reply needs 10"):
+            await policy.chat(OPENING, room=10)
+
+    asyncio.run(play())
+    assert policy.context_tokens == 20
+    assert policy.turns == ()
 
 
 def test_an_empty_conversation_is_refused() -> None:

@@ -99,6 +99,21 @@ def test_where_the_tokens_agree_the_extension_is_what_the_format_renders(chat: C
     assert after_reply[0] == after_reply[1]
 
 
+def test_what_is_put_after_a_reply_is_what_the_format_would_write_however_long_the_conversation(
+    chat: ChatFormat,
+) -> None:
+    letters = [token for letter in "hello there" for token in tokens(chat, letter)]
+    sampler = Says([*letters, *ending(chat)])
+    questions = ["one", "Here is a longer one.\n\nWith two paragraphs. ", "{}", "four"]
+    converse(chat, sampler, *questions)
+    messages = list[Message]()
+    for question, prompt in zip(questions, sampler.prompts, strict=True):
+        messages.append({"role": "user", "content": question})
+        written, rendered = (chat.decode(one.tokens).split("hello there") for one in (prompt, chat.render(messages)))
+        assert (len(written), written[-1]) == (len(rendered), rendered[-1])
+        messages.append({"role": "assistant", "content": "hello there"})
+
+
 def test_a_truncated_reply_is_closed_before_the_conversation_goes_on(chat: ChatFormat) -> None:
     cut = Says(tokens(chat, "hello"), stop="length")
     policy = converse(chat, cut, "one", "two")

@@ -62,29 +62,38 @@ def extend(
 
     What the format writes after an assistant's message does not depend on what the message says. So the conversation
     is rendered twice, with two different stand-ins for the sampled reply; the longest common tail of the two is the end
-    of the reply's turn, the new messages and the header of the next turn, and follows `known` token for token.
+    of the reply's turn, the new messages and the header of the next turn, and follows `known` token for token. Nor does
+    it depend on what was said before, but for how the conversation begins and is set up; a long one is not tokenised
+    for its tail.
 
     Args:
         known: the prompt and completion of `turn`.
         messages: the whole conversation, in which message `replied` is the one that `turn` sampled.
         tools: as given when `turn` was sampled.
     """
-    rendered = chat.render(messages, tools)
-    if rendered.starts_with(known) and len(rendered) > len(known):
-        return rendered
     thought = any("thinking" in message for message in messages[: replied + 1])
     if thought and not chat.keeps_thinking:
         return None
-    stand_ins = [chat.render(_with_reply(messages, replied, text), tools) for text in ("0", "x")]
+    before = [_brief(message) if place else message for place, message in enumerate(messages[:replied])]
+    stand_ins = [chat.render([*before, _reply(text), *messages[replied + 1 :]], tools) for text in ("0", "x")]
     common = _common_tail(stand_ins[0].tokens, stand_ins[1].tokens)
     tail = stand_ins[0].after(len(stand_ins[0]) - common)
     written = _overlap(turn.completion, tail.tokens) if turn.stop == "stop" else 0
     return known + tail.after(written)
 
 
-def _with_reply(messages: Sequence[Message], index: int, text: str) -> list[Message]:
-    reply: Message = {"role": "assistant", "content": text}
-    return [*messages[:index], reply, *messages[index + 1 :]]
+def _reply(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _brief(message: Message) -> Message:
+    """A message of the same kind that says next to nothing."""
+    if message["role"] == "system":  # some templates look for switches in it
+        return message
+    brief: Message = {**message, "content": "0"}
+    if "thinking" in brief:
+        brief["thinking"] = "0"
+    return brief
 
 
 def _common_tail(a: Tokens, b: Tokens) -> int:

@@ -8,6 +8,7 @@
     ├── EnvironmentFault      an environment failed an episode: never a reward (recorded, then retried)
     │   └── RewardError       an environment returned something that is not a finite number
     ├── LimitReached          a rollout asked for more turns or tokens than it may: catch it to grade what is there
+    │   └── ContextFull       …and it was the context that had no room for a reply
     └── RunFailed             a run cannot go on; what is finished is saved (exit 1)
         └── RolloutsFailed    too many rollouts failed; they are played again when the run is resumed
 
@@ -68,6 +69,10 @@ class LimitReached(RlkitError):
 
     An environment that catches it can grade what is there; one that does not ends the episode as `failed`.
     """
+
+
+class ContextFull(LimitReached):
+    """The context has no room for the reply that a rollout asks for."""
 
 
 class RunFailed(RlkitError):

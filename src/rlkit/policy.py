@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from rlkit.chat import ChatFormat, extend
-from rlkit.errors import EnvironmentFault, LimitReached, UsageError
+from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.outcomes import real
 from rlkit.plain import shown
 from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
@@ -59,6 +59,16 @@ class Reply:
 class Policy(Protocol):
     """The model as a rollout uses it."""
 
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that one completion may have, by the run's setting."""
+        ...
+
+    @property
+    def context_tokens(self) -> int | None:
+        """Tokens that a prompt and its completion may have together; None where nothing is known of a limit."""
+        ...
+
     async def sample(
         self,
         prompt: str | Prompt | Sequence[int] | Tokens,
@@ -93,8 +103,22 @@ class Policy(Protocol):
         forced: str | Sequence[int] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
+        room: int = 1,
     ) -> Reply:
-        """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens."""
+        """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens.
+
+        Args:
+            messages: the conversation so far.
+            tools: that the model may call.
+            forced: as for `sample`.
+            max_tokens: as for `sample`.
+            temperature: as for `sample`.
+            room: tokens that the context must have left for the reply, which is otherwise not asked for.
+
+        Raises:
+            ContextFull: the context has less room than that.
+            LimitReached: as for `sample`, as all the others.
+        """
         ...
 
     def reward(self, value: float) -> None:
@@ -131,13 +155,17 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class _Tip:
-    """The end of a segment: its last turn, all its tokens, and the conversation that they stand for where it is one."""
+    """The end of a segment: its last turn, all its tokens, and the conversation that they stand for where it is one.
+
+    Its prompt is `plain` where it is what the format renders for that. What extends one that is not cannot be either.
+    """
 
     index: int
     turn: Turn
     tokens: Prompt
     messages: list[Message] = field(default_factory=list[Message])
     tools: list[Tool] = field(default_factory=list[Tool])
+    plain: bool = True
 
 
 class RecordingPolicy(Policy):
@@ -180,6 +208,14 @@ class RecordingPolicy(Policy):
         """The record so far."""
         return tuple(self._turns)
 
+    @property
+    def max_tokens(self) -> int:  # noqa: D102  inherited
+        return self._sampling.max_tokens
+
+    @property
+    def context_tokens(self) -> int | None:  # noqa: D102  inherited
+        return self._limits.context_tokens
+
     async def sample(  # noqa: D102  inherited
         self,
         prompt: str | Prompt | Sequence[int] | Tokens,
@@ -203,17 +239,19 @@ class RecordingPolicy(Policy):
         forced: str | Sequence[int] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
+        room: int = 1,
     ) -> Reply:
         if not messages:
             raise ValueError("chat needs at least one message")
         sampling = self._settings(max_tokens, temperature, None)
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
-        prompt = self._continued(messages, tools) or self._chat.render(messages, tools)
-        tip = await self._complete(prompt, sampling, forced=forced)
+        prompt, plain = self._prompt(messages, tools)
+        tip = await self._complete(prompt, sampling, forced=forced, room=room)
         parsed = self._chat.parse(tip.turn.completion)
         # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
         tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
+        tip.plain = plain
         text = parsed.message["content"]
         return Reply(text if isinstance(text, str) else "", parsed.message, tip.turn, tip.tokens, parsed.malformed)
 
@@ -243,11 +281,25 @@ class RecordingPolicy(Policy):
             stop=run.stop if stop is None else tuple(stop),  # pyright: ignore[reportArgumentType]  one kind in, one kind out
         )
 
-    def _continued(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt | None:
+    def _prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Prompt, bool]:
+        """The prompt for a conversation, and whether it is what the format renders for it."""
+        tip = self._continued(messages, tools)
+        if tip is None:
+            return self._chat.render(messages, tools), True
+        rendered = self._chat.render(messages, tools) if tip.plain else None
+        if rendered is not None and len(rendered) > len(tip.tokens) and rendered.starts_with(tip.tokens):
+            return rendered, True
+        replied = len(tip.messages) - 1
+        extended = extend(self._chat, tip.tokens, tip.turn, messages, replied=replied, tools=tools)
+        if extended is not None:
+            return extended, False
+        return self._chat.render(messages, tools) if rendered is None else rendered, True
+
+    def _continued(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Tip | None:
         for tip in reversed(self._tips):
             count = len(tip.messages)
             if count and len(messages) > count and list(messages[:count]) == tip.messages and list(tools) == tip.tools:
-                return extend(self._chat, tip.tokens, tip.turn, messages, replied=count - 1, tools=tools)
+                return tip
         return None
 
     async def _complete(
@@ -256,10 +308,11 @@ class RecordingPolicy(Policy):
         sampling: Sampling,
         *,
         forced: str | Sequence[int],
+        room: int = 1,
     ) -> _Tip:
         prefix = self._chat.encode(forced) if isinstance(forced, str) else np.asarray(forced, dtype=np.int32)
         given = prompt + as_prompt(prefix) if len(prefix) else prompt
-        sampling = self._admit(given, sampling)
+        sampling = self._admit(given, sampling, room)
         seed = self._seed(self._asked)
         sampler = self._sampler() if self._asked else self._first()
         self._asked += 1
@@ -294,7 +347,7 @@ class RecordingPolicy(Policy):
         self._tips.append(tip)
         return tip
 
-    def _admit(self, given: Prompt, sampling: Sampling) -> Sampling:
+    def _admit(self, given: Prompt, sampling: Sampling, needed: int) -> Sampling:
         if not len(given):
             raise ValueError("a completion of an empty prompt was asked for: give at least one token")
         if sampling.max_tokens < 1:
@@ -309,7 +362,9 @@ class RecordingPolicy(Policy):
             return sampling
         room = context - len(given)
         if room < 1:
-            raise LimitReached(f"a prompt of {len(given)} tokens fills the context of {context}")
+            raise ContextFull(f"a prompt of {len(given)} tokens fills the context of {context}")
+        if room < needed:
+            raise ContextFull(f"a prompt of {len(given)} tokens leaves {room} of {context}, and a reply needs {needed}")
         return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 
     def _parent(self, prompt: Prompt) -> _Tip | None:

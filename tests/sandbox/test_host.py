@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from rlkit.sandbox import host, leftovers
 
@@ -33,3 +36,13 @@ def test_the_name_of_the_hosts_root_says_what_is_shown(cache: Path) -> None:
     base = leftovers.store() / trees[0].lower[0]
     assert (base / "etc" / "passwd").exists()
     assert not list((base / "root").iterdir())
+
+
+def test_sandboxes_that_start_together_make_the_hosts_settings_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda number: host.trees(), range(4)))
+    assert len({name for name, _ in found}) == 1
+    assert len(list((leftovers.store() / "base").iterdir())) == 1

@@ -204,12 +204,15 @@ class WatchedPolicy(ScriptedPolicy):
         forced: str | Sequence[int] = (),
         max_tokens: int | None = None,
         temperature: float | None = None,
+        room: int = 1,
     ) -> Reply:
         await self._wait()
         asked = deepcopy(list(messages))
         self.tools += [tool for tool in tools if tool not in self.tools]
         self.rewritten = self.rewritten or self._rewriting(asked)
-        reply = await super().chat(messages, tools=tools, forced=forced, max_tokens=max_tokens, temperature=temperature)
+        reply = await super().chat(
+            messages, tools=tools, forced=forced, max_tokens=max_tokens, temperature=temperature, room=room
+        )
         self._said.append((asked, deepcopy(reply.message)))
         return reply
 

@@ -302,3 +302,19 @@ def doctor(
         if run is not None and no_engine:
             raise UsageError("--no-engine has no effect on a run: leave it out")
         raise typer.Exit(examine_machine(output, engine=not no_engine) if run is None else examine_run(run, output))
+
+
+@app.command()
+def audit(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its folder.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Check that a run trains on the tokens that were sampled.
+
+    Exit code 1 if one of them is not where it was sampled.
+    """
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.audit import run as check_record
+
+        raise typer.Exit(check_record(run, output))

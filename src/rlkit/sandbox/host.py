@@ -10,6 +10,7 @@ import hashlib
 import os
 import shutil
 import stat
+import threading
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,10 @@ def trees(folders: tuple[str, ...] = ()) -> tuple[str, tuple[Layers, ...]]:
     return whole, (Layers(target="/", lower=(str(base.relative_to(leftovers.store())),)), *own)
 
 
+_MAKING = threading.Lock()
+"""Sandboxes that start together, each in a thread, must not make the same folder together."""
+
+
 @cache
 def _base(store: Path) -> tuple[str, Path]:
     """The folder with the settings and the empty folders, made unless it is there."""
@@ -66,8 +71,9 @@ def _base(store: Path) -> tuple[str, Path]:
         whole.update(f"{path}\0{about.st_mode}\0{about.st_size}\0{about.st_mtime_ns}\n".encode())
     name = f"host-{whole.hexdigest()[:16]}"
     base = store / "base" / name
-    if not base.is_dir():
-        _make(store / "base", base, shown)
+    with _MAKING:
+        if not base.is_dir():
+            _make(store / "base", base, shown)
     return name, base
 
 

@@ -1,0 +1,210 @@
+"""What a trial of a terminal agent costs the trainer's process: rlkit's agent and Harbor's own, on the same replies.
+
+    uv run python benchmarks/terminal.py [--turns 50] [--tokens 30000]
+
+One trial in the local sandbox: the model says the same, and what the terminal shows is the same. `cpu` is the process
+time of the whole trial, sandbox, agent and verifier; sampling takes none here. Harbor's Terminus2 collects rollout
+details, as training with it needs, and is given the tokens that rlkit's agent recorded; rlkit's renders and tokenises
+each prompt as well (`chat`, a part of its `cpu`), with a byte-level BPE tokenizer. Each runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+os.environ["HARBOR_TELEMETRY"] = "0"
+
+if TYPE_CHECKING:
+    from harbor.models.trial.config import AgentConfig
+
+    from rlkit.policy import RecordingPolicy
+
+OPENING_TOKENS = 1500
+TOKENS_PER_NUMBER = 5
+SETTINGS = """schema_version = "1.0"
+[metadata]
+[agent]
+timeout_sec = 600
+[verifier]
+timeout_sec = 60
+[environment]
+build_timeout_sec = 60
+"""
+FILES = {
+    "instruction.md": "Count.",
+    "task.toml": SETTINGS,
+    "environment/Dockerfile": "FROM example\nWORKDIR /app\n",
+    "tests/test.sh": "#!/bin/bash\necho 1 > /logs/verifier/reward.txt\n",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--tokens", type=int, default=30_000, help="of the last prompt and its reply, about")
+    parser.add_argument("--side", choices=["rlkit", "harbor"], help="one of the two, in this process")
+    parser.add_argument("--folder", type=Path, help="where the two leave what they need")
+    given = parser.parse_args()
+    if given.side:
+        os.environ["RLKIT_CACHE_DIR"] = str(given.folder / "cache")
+        row = asyncio.run(measured(given.side, given.folder, turns=given.turns, tokens=given.tokens))
+        print(json.dumps(row))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        ours, theirs = (in_its_own_process(side, Path(folder)) for side in ("rlkit", "harbor"))
+    print(f"{ours['turns']:.0f} turns, {ours['tokens']:.0f} tokens of context at the end")
+    for name, row in (("rlkit", ours), ("harbor", theirs)):
+        files = (
+            f"result.json {row['result_bytes'] / 1e6:.2f} MB, trajectory.json {row['trajectory_bytes'] / 1e6:.2f} MB"
+        )
+        print(f"{name:6}  cpu {row['cpu_s']:6.2f} s, of which chat {row.get('chat_s', 0):.2f} s;  {files}")
+    print(f"Harbor's agent takes {theirs['cpu_s'] / ours['cpu_s']:.0f} times the CPU of rlkit's.")
+
+
+def in_its_own_process(side: str, folder: Path) -> dict[str, float]:
+    command = [sys.executable, __file__, *sys.argv[1:], "--side", side, "--folder", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stdout + done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+async def measured(side: str, folder: Path, *, turns: int, tokens: int) -> dict[str, float]:
+    """Play a trial, after a short one that imports and builds what is needed."""
+    task = folder / "task"
+    for name, text in FILES.items():
+        (task / name).parent.mkdir(parents=True, exist_ok=True)
+        (task / name).write_text(text)
+    row = dict[str, float]()
+    for name, count in (("short", 3), ("long", turns)):
+        script = folder / f"{name}.json"
+        row = await (ours if side == "rlkit" else theirs)(task, script, replies(count, tokens=tokens))
+    return row
+
+
+def replies(turns: int, *, tokens: int) -> list[str]:
+    """What the model says: so much that the last context has about so many tokens."""
+    each = (tokens - OPENING_TOKENS) // turns
+    analysis = "What the terminal shows is what was to be expected, and nothing else has changed. " * 4
+    numbers = max((each - 250) // TOKENS_PER_NUMBER, 1)
+    texts = list[str]()
+    for turn in range(turns):
+        complete = turn >= turns - 2
+        keys = f"seq -s ' ' {1000 + turn} {1000 + turn + numbers}\n"
+        commands = [] if complete else [{"keystrokes": keys, "duration": 0.05}]
+        texts.append(json.dumps({"analysis": analysis, "plan": "-", "commands": commands, "task_complete": complete}))
+    return texts
+
+
+async def ours(task: Path, script: Path, said: Sequence[str]) -> dict[str, float]:
+    from harbor.models.trial.config import AgentConfig
+
+    from rlkit.envs.harbor.agent import lent
+
+    policy, chat = timed_policy(task.parent / "model", said)
+    with lent(policy) as key:
+        agent = AgentConfig(import_path="rlkit.envs.harbor.agent:RLTerminus2", kwargs={"policy": key})
+        row = await trial(task, agent)
+    turns, sequences, kept = policy.turns, list[list[int]](), list[dict[str, object]]()
+    for text, turn in zip(said, turns, strict=True):
+        before = [] if turn.parent is None else sequences[turn.parent]
+        prompt = [*before, *turn.prompt.tokens.tolist()]
+        sequences.append([*prompt, *turn.completion.tolist()])
+        kept.append({"text": text, "prompt": prompt, "completion": turn.completion.tolist()})
+    await asyncio.to_thread(script.write_text, json.dumps(kept))
+    assert all(turn.parent == number - 1 for number, turn in enumerate(turns) if number)
+    return {**row, "chat_s": chat[0], "tokens": len(sequences[-1])}
+
+
+async def theirs(task: Path, script: Path, said: Sequence[str]) -> dict[str, float]:
+    from harbor.models.trial.config import AgentConfig
+
+    options = {
+        "collect_rollout_details": True,
+        "enable_summarize": False,
+        "record_terminal_session": False,
+        "suppress_max_turns_warning": True,
+        "llm_kwargs": {"script": str(script)},
+    }
+    return await trial(task, AgentConfig(import_path="stock_agent:StockTerminus2", model_name="m", kwargs=options))
+
+
+async def trial(task: Path, agent: AgentConfig) -> dict[str, float]:
+    from harbor.models.trial.config import EnvironmentConfig, TaskConfig, TrialConfig
+    from harbor.trial.trial import Trial
+
+    config = TrialConfig(
+        task=TaskConfig(path=task),
+        trials_dir=task.parent / "trials",
+        agent=agent,
+        environment=EnvironmentConfig(import_path="rlkit.envs.harbor.sandbox:LocalSandbox"),
+    )
+    made = await Trial.create(config)
+    started = time.process_time()
+    result = await made.run()
+    cpu_s = time.process_time() - started
+    if result.exception_info is not None:
+        sys.exit(result.exception_info.exception_traceback)
+    folder = task.parent / "trials" / result.trial_name
+    return {
+        "cpu_s": cpu_s,
+        "turns": result.agent_result.metadata["n_episodes"],
+        "result_bytes": (folder / "result.json").stat().st_size,
+        "trajectory_bytes": (folder / "agent" / "trajectory.json").stat().st_size,
+    }
+
+
+def timed_policy(model: Path, said: Sequence[str]) -> tuple[RecordingPolicy, list[float]]:
+    """A policy that says this, and the CPU seconds that its `chat` took, in a list of one."""
+    import numpy as np
+
+    from rlkit.policy import RecordingPolicy, Reply
+    from rlkit.renderers import TemplateChat
+    from rlkit.testing import tiny_model
+    from rlkit.tokenizers import load_tokenizer
+    from rlkit.types import Completion, Prompt, Sampling
+
+    if not model.exists():
+        tiny_model(model)
+    chat = TemplateChat(load_tokenizer(str(model), with_weights=False, note=print))
+    end = np.array(chat.stop[:1], np.int32)
+    # not as the tokenizer would write it: a model samples other tokens for the same text now and then
+    cut = len('{"ana')
+    script = iter([np.concatenate([chat.encode(text[:cut]), chat.encode(text[cut:]), end]) for text in said])
+    spent = [0.0]
+
+    class Scripted:
+        version = 0
+
+        async def sample(
+            self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+        ) -> Sequence[Completion]:
+            tokens = next(script)
+            return [Completion(tokens, np.full(len(tokens), -1.0, np.float32), "stop")]
+
+    class Timed(RecordingPolicy):
+        async def chat(self, *args: Any, **kwargs: Any) -> Reply:
+            started = time.process_time()
+            try:
+                return await super().chat(*args, **kwargs)
+            finally:
+                spent[0] += time.process_time() - started
+
+    sampler = Scripted()
+    sampling = Sampling(max_tokens=4096)
+    return Timed(sampler=lambda: sampler, chat=chat, sampling=sampling, seed=lambda turn: turn), spent
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""`TinkerTerminus2`: Harbor's own command line measures a model or a checkpoint of a Tinker service.
+
+    harbor run --agent rlkit.envs.harbor.standalone:TinkerTerminus2 --model Qwen/Qwen3-8B \\
+        --agent-kwarg checkpoint_path=tinker://…/sampler_weights/… --path tasks
+
+Invariant: all trials of a process that ask for the same weights share one connection and one client, made when the
+first of them begins and kept to the end of the event loop. A failure of the service is an error of the trial, never a
+reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast, override
+from weakref import WeakKeyDictionary
+
+from harbor.llms.base import BaseLLM, LLMResponse
+from pydantic import Field
+
+from rlkit.chat import ChatFormat
+from rlkit.concurrency import in_thread
+from rlkit.config.schema import ServiceConfig
+from rlkit.envs.harbor.llm import PolicyLLM
+from rlkit.envs.harbor.terminus import PolicyOptions, PolicyTerminus2
+from rlkit.errors import RlkitError, UsageError
+from rlkit.policy import Limits, RecordingPolicy, Sampler
+from rlkit.renderers import chat_format
+from rlkit.seeds import derive
+from rlkit.service import choose, connect
+from rlkit.service.watch import PatientSampler, Watch
+from rlkit.tokenizers import load_tokenizer
+from rlkit.types import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from harbor.environments.base import BaseEnvironment
+
+MAX_TOKENS = 4096
+"""Of a reply, unless asked for otherwise: commands, and some thought before them."""
+
+
+class TinkerOptions(PolicyOptions):
+    """The options of a policy in Terminus2, and where its model is."""
+
+    checkpoint_path: str | None = Field(
+        default=None, description="tinker://…/sampler_weights/… path; without it, the base model that --model names."
+    )
+    base_url: str | None = Field(default=None, description="Address of the service; TINKER_BASE_URL by default.")
+    renderer: str | None = Field(default=None, description="Of conversations; the one recommended for the model.")
+    context_tokens: int | None = Field(default=None, ge=2, description="Less than the service offers, if given.")
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    seed: int = Field(default=0, ge=0)
+    timeout_s: float = Field(default=600.0, gt=0, description="Seconds that the service may be silent.")
+
+
+class TinkerTerminus2(PolicyTerminus2):
+    """Terminus2 with a model of a Tinker service; options are those of `PolicyTerminus2` and `TinkerOptions`.
+
+    The service is found as a run finds it: `base_url`, TINKER_BASE_URL, a credential, or else the embedded engine.
+    """
+
+    options_model = TinkerOptions
+    raised = frozenset({"service_error", "agent_error"})
+
+    def __init__(self, logs_dir: Path, model_name: str | None = None, **kwargs: object) -> None:
+        self._given_model = model_name
+        super().__init__(logs_dir, model_name, **kwargs)
+
+    @override
+    def _init_llm(self, *args: object, **kwargs: object) -> BaseLLM:
+        if self._given_model is None and cast("TinkerOptions", self.options).checkpoint_path is None:
+            raise UsageError("give a model (--model), or a checkpoint (--agent-kwarg checkpoint_path=tinker://…)")
+        return _Unconnected()
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        options = cast("TinkerOptions", self.options)
+        source = _Source(self._given_model, options.checkpoint_path, options.base_url, options.renderer)
+        connection = await _shared(source, timeout_s=options.timeout_s, note=self.logger.info)
+        limits = [tokens for tokens in (connection.context_tokens, options.context_tokens) if tokens is not None]
+        sampling = Sampling(
+            max_tokens=options.max_tokens or MAX_TOKENS,
+            temperature=1.0 if options.temperature is None else options.temperature,
+            top_p=options.top_p,
+            top_k=options.top_k,
+        )
+        policy = RecordingPolicy(
+            sampler=lambda: connection.sampler,
+            chat=connection.chat,
+            sampling=sampling,
+            seed=lambda turn: derive(options.seed, "harbor", self.session_id or "", turn),
+            limits=Limits(context_tokens=min(limits, default=None)),
+        )
+        self._model_name = connection.model
+        self._llm = self._policy_llm = PolicyLLM(
+            policy, model_name=connection.model, reserve_tokens=options.reserve_tokens
+        )
+        await super().setup(environment)
+
+
+class _Unconnected(BaseLLM):
+    """Stands in for the model until the agent is set up, where what it takes may be waited for."""
+
+    @override
+    async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
+        raise RlkitError("the agent was asked to run before it was set up")
+
+    @override
+    def get_model_context_limit(self) -> int:
+        return 0
+
+    @override
+    def get_model_output_limit(self) -> int | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Which weights, from where, written how."""
+
+    model: str | None
+    checkpoint: str | None
+    base_url: str | None
+    renderer: str | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Connection:
+    model: str
+    sampler: Sampler
+    chat: ChatFormat
+    context_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """A connection that is open, or will be, as long as its task runs."""
+
+    ready: asyncio.Future[_Connection]
+    holding: asyncio.Task[None]
+
+
+_HELD: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, _Held]] = WeakKeyDictionary()
+
+
+async def disconnect() -> None:
+    """Close the connections of this event loop, as its end does too."""
+    holding = [held.holding for held in _HELD.pop(asyncio.get_running_loop(), {}).values()]
+    for task in holding:
+        task.cancel()
+    await asyncio.gather(*holding, return_exceptions=True)
+
+
+async def _shared(source: _Source, *, timeout_s: float, note: Callable[[str], None]) -> _Connection:
+    loop = asyncio.get_running_loop()
+    known = _HELD.setdefault(loop, {})
+    held = known.get(source)
+    if held is None or held.holding.done():
+        ready = loop.create_future()
+        holding = asyncio.create_task(_hold(ready, source, timeout_s=timeout_s, note=note))
+        known[source] = held = _Held(ready, holding)
+    return await asyncio.shield(held.ready)  # one trial that is stopped stops no other
+
+
+async def _hold(
+    ready: asyncio.Future[_Connection], source: _Source, *, timeout_s: float, note: Callable[[str], None]
+) -> None:
+    """Connect, and keep the connection until this is cancelled, which the end of an event loop does first of all."""
+    config = ServiceConfig(base_url=source.base_url, timeout_s=timeout_s)
+    choice, watch = choose(config), Watch(note, timeout_s)
+    try:
+        async with connect(config, choice=choice) as service:
+            model, checkpoint = source.model, source.checkpoint
+            if model is None:
+                assert checkpoint is not None
+                model = await service.model_of(checkpoint)
+            tokenizer = await in_thread(lambda: load_tokenizer(model, with_weights=choice.kind == "engine", note=note))
+            chat = await in_thread(lambda: chat_format(model, tokenizer, renderer=source.renderer))
+            sampler = await watch.call(
+                lambda: service.sampler(model=model, checkpoint=checkpoint), "preparing to sample", retry=True
+            )
+            context = await watch.call(lambda: service.context_tokens(model), "asking for the context", retry=True)
+            ready.set_result(_Connection(model, PatientSampler(sampler, watch, 0), chat, context))
+            await asyncio.Event().wait()
+    except Exception as error:
+        if ready.done():
+            raise
+        ready.set_exception(error)
+    finally:
+        ready.cancel()  # unless it is done: nobody waits for ever

@@ -1,0 +1,394 @@
+"""Terminus2 as an agent that is trained.
+
+Invariant: whatever ends the agent's loop, but for a failure of the environment, ends it cleanly: `run` returns, so that
+Harbor's verifier grades what is there, and `AgentEnd` says why. Nothing is sampled twice, and no reply is made up.
+
+What differs from Harbor's own: a turn that is cut off is a turn, counted and in the history, and one with a whole XML
+response in it is carried out; there are no retries over the policy's own; a summary that fails ends the loop as an
+overflow, where Harbor would go on with a reply that nobody gave; the trajectory is written once, at the end, without
+token ids, since the policy keeps the record; the terminal is not recorded unless that is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, override
+
+from harbor.agents.terminus_2.terminus_2 import Command, Terminus2, Terminus2Options
+from harbor.agents.terminus_2.terminus_json_plain_parser import ParseResult
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
+from harbor.models.agent.context import AgentContext, ModelUsage
+from pydantic import Field
+
+from rlkit.envs.harbor.llm import PolicyLLM
+from rlkit.errors import EnvironmentFault, LimitReached, ServiceError, UsageError, did_you_mean
+from rlkit.plain import readable, text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from harbor.agents.terminus_2.tmux_session import TmuxSession
+    from harbor.llms.chat import Chat
+    from harbor.models.trajectories import SubagentTrajectoryRef
+
+type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
+
+_FREE_FOR_SUMMARY_TOKENS = 4000
+"""What is freed before a summary, besides the room for its reply, where the context is large; Harbor's number."""
+
+_FREE_TOKENS = 8000
+"""Fewer free tokens than this bring about a summary, where the context is large; Harbor's number."""
+
+# fmt: off
+_OF_HARBOR = frozenset([
+    "environment_logs_dir", "extra_env", "load_trajectory", "logger", "mcp_servers", "override_setup_timeout_sec",
+    "skills_dir",
+])
+"""What Harbor itself gives to an agent."""
+
+_OF_SERVICES = frozenset([
+    "api_base", "collect_rollout_details", "llm_backend", "llm_call_kwargs", "llm_kwargs", "max_thinking_tokens",
+    "model_info", "reasoning_effort", "session_id", "session_id_headers", "suppress_max_turns_warning",
+    "use_responses_api",
+])
+# fmt: on
+"""Options of Terminus2 that a policy has no use for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentEnd:
+    """How an agent's loop ended, in all steps of its task.
+
+    Args:
+        reason: `completed` when the model said twice that the task is done, or ended its terminal; `max_turns` when it
+            had no more turns; `overflow` when the context was full; `service_error` when the service failed after its
+            retries; `agent_error` when the agent's own code failed, or the environment under it; `cancelled` when it
+            was stopped from outside, as by a time limit, or never began. Of several steps, the first that was not
+            completed.
+        detail: one line.
+        turns: replies of the model, those that were cut off included, those of summaries not.
+        parse_errors: replies that held no commands in the form that was asked for.
+        truncated_turns: replies that `max_tokens` cut off.
+        summaries: of the history, that were made.
+        llm_s: seconds that the policy took.
+        error: what was raised, where something was.
+    """
+
+    reason: Reason
+    detail: str
+    turns: int = 0
+    parse_errors: int = 0
+    truncated_turns: int = 0
+    summaries: int = 0
+    llm_s: float = 0.0
+    error: Exception | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one run of the agent has come to; it is `cancelled` until it ended otherwise."""
+
+    reason: Reason = "cancelled"
+    detail: str = "the agent was stopped from outside"
+    turns: int = 0
+    parse_errors: int = 0
+    truncated_turns: int = 0
+    summaries: int = 0
+    llm_s: float = 0.0
+    error: Exception | None = None
+
+    def ended(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
+        """Say how; what is said first holds."""
+        if self.reason == "cancelled":
+            self.reason, self.detail, self.error = reason, readable(detail), error
+
+
+def summed(tallies: list[Tally]) -> AgentEnd:
+    """How the agent ended, over all its runs."""
+    if not tallies:
+        return AgentEnd("cancelled", "the agent did not begin")
+    first = next((tally for tally in tallies if tally.reason != "completed"), tallies[-1])
+    return AgentEnd(
+        reason=first.reason,
+        detail=first.detail,
+        turns=sum(tally.turns for tally in tallies),
+        parse_errors=sum(tally.parse_errors for tally in tallies),
+        truncated_turns=sum(tally.truncated_turns for tally in tallies),
+        summaries=sum(tally.summaries for tally in tallies),
+        llm_s=sum(tally.llm_s for tally in tallies),
+        error=first.error,
+    )
+
+
+class EnvironmentDown(EnvironmentFault):
+    """The environment failed under the agent, which is not the agent's fault, nor the model's."""
+
+
+class PolicyOptions(Terminus2Options):
+    """Terminus2's options, and those of a policy in it."""
+
+    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply; less than the run's, if given.")
+    reserve_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Room that the context must have for a reply; null for max_tokens, or a quarter.",
+    )
+
+
+class PolicyTerminus2(Terminus2):
+    """Terminus2 over a policy, which a subclass provides as `_init_llm`.
+
+    Options are Terminus2's, without those of services, and `max_tokens` and `reserve_tokens`. Unlike there, summaries
+    and the recording of the terminal are off unless asked for, and `proactive_summarization_threshold` is at most a
+    quarter of the context unless given.
+
+    Raises:
+        UsageError: an option is unknown or has a wrong value.
+    """
+
+    options_model: ClassVar[type[PolicyOptions]] = PolicyOptions  # pyright: ignore[reportIncompatibleVariableOverride]
+    raised: ClassVar[frozenset[Reason]] = frozenset()
+    """Ends that are raised after all, so that no verifier runs."""
+
+    _policy_llm: PolicyLLM
+
+    def __init__(self, logs_dir: Path, model_name: str | None = None, **kwargs: object) -> None:
+        known = set(self.options_model.model_fields) - _OF_SERVICES
+        for name in sorted(kwargs.keys() - known - _OF_HARBOR):
+            why = "has no effect with a policy" if name in _OF_SERVICES else "is unknown"
+            raise UsageError(f"agent option {name!r} {why}.{did_you_mean(name, known)}")
+        ours = {"record_terminal_session": False, "enable_summarize": False, "suppress_max_turns_warning": True}
+        self._free_tokens = kwargs.get("proactive_summarization_threshold")
+        self.tallies: list[Tally] = []
+        self._tally = Tally()
+        self._cut = False
+        self._confirmed = False
+        super().__init__(logs_dir, model_name or "policy", **cast("Any", {**ours, **kwargs}))
+
+    @classmethod
+    @override
+    def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> Any:
+        try:
+            return super().parse_options(kwargs, env)
+        except ValueError as error:
+            lines = [line.strip() for line in str(error).splitlines()]
+            raise UsageError("agent options: " + "; ".join(lines[1:-1])) from None
+
+    @override
+    def _get_parser(self) -> _Reader:  # pyright: ignore[reportIncompatibleMethodOverride]  it does what is asked of one
+        if self.options.parser_name not in ("json", "xml"):
+            raise UsageError(f"agent options: parser_name is {self.options.parser_name!r}; give json or xml")
+        return _Reader(cast("_Parser", super()._get_parser()))
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        await super().setup(environment)
+        if self._session is not None:
+            self._session.environment = cast("BaseEnvironment", _Machine(environment))
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        self._tally = tally = Tally()
+        self.tallies.append(tally)
+        self._cut = self._confirmed = False
+        llm = self._policy_llm
+        before = (llm.seconds, llm.prompt_tokens, llm.completion_tokens)
+        try:
+            await super().run(instruction, environment, context)
+        except Exception as error:
+            tally.ended("agent_error", f"{type(error).__name__}: {text_of(error)}", error)
+            raise
+        finally:
+            tally.llm_s = llm.seconds - before[0]
+            self._told(context, llm.prompt_tokens - before[1], llm.completion_tokens - before[2])
+            super()._dump_trajectory()
+        if tally.reason in self.raised and tally.error is not None:
+            raise tally.error
+
+    def _told(self, context: AgentContext, prompt_tokens: int, completion_tokens: int) -> None:
+        tally = self._tally
+        context.rollout_details = None
+        context.n_input_tokens, context.n_output_tokens, context.n_cache_tokens = prompt_tokens, completion_tokens, 0
+        # said here, or Harbor would read the whole trajectory again for it
+        context.model_usage = {
+            self._model_name: ModelUsage(n_input_tokens=prompt_tokens, n_output_tokens=completion_tokens)
+        }
+        context.metadata = {
+            **(context.metadata or {}),
+            "end": tally.reason,
+            "end_detail": tally.detail,
+            "parse_errors": tally.parse_errors,
+            "truncated_turns": tally.truncated_turns,
+        }
+
+    @override
+    async def _run_agent_loop(self, initial_prompt: str, chat: Chat, original_instruction: str = "") -> None:
+        tally = self._tally
+        try:
+            await super()._run_agent_loop(initial_prompt, chat, original_instruction)
+        except EnvironmentDown as error:
+            tally.ended("agent_error", str(error), error)
+            raise
+        except ContextLengthExceededError as error:
+            tally.ended("overflow", str(error), error)
+        except LimitReached as error:
+            tally.ended("max_turns", str(error), error)
+        except ServiceError as error:
+            tally.ended("service_error", str(error), error)
+        except Exception as error:
+            if self._session is not None and not await self._session.is_session_alive():
+                tally.ended("completed", "the terminal's session ended in the middle of a turn")
+            else:
+                self.logger.exception("the agent's own code failed")
+                tally.ended("agent_error", f"{type(error).__name__}: {text_of(error)}", error)
+        else:
+            if self._confirmed:
+                tally.ended("completed", "the model said twice that the task is done")
+            elif self._n_episodes >= self._max_episodes:
+                tally.ended("max_turns", f"the agent has had its {self._max_episodes} turns (max_turns)")
+            else:
+                tally.ended("completed", "the terminal's session ended")
+
+    @override
+    async def _handle_llm_interaction(
+        self, chat: Chat, prompt: str, original_instruction: str = "", session: TmuxSession | None = None
+    ) -> tuple[list[Command], bool, str, str, str, LLMResponse]:
+        self._cut = False
+        result = await super()._handle_llm_interaction(chat, prompt, original_instruction, session)
+        commands, complete, feedback, analysis, plan, response = result
+        self._tally.turns += 1
+        if self._cut:
+            limit = self._policy_llm.get_model_output_limit()
+            feedback = (
+                "ERROR: NONE of the actions you just requested were performed because you exceeded "
+                f"{limit} tokens. Your outputs must be less than {limit} tokens. Re-issue this request, breaking it "
+                f"into chunks each of which is less than {limit} tokens."
+            )
+            return [], False, feedback, "", "", response
+        self._tally.parse_errors += "ERROR:" in feedback
+        self._confirmed = complete and self._pending_completion and "ERROR:" not in feedback
+        return commands, complete, feedback, analysis, plan, response
+
+    @override
+    async def _query_llm(  # pyright: ignore[reportIncompatibleMethodOverride]  there it is wrapped in retries
+        self, chat: Chat, prompt: str, original_instruction: str = "", session: TmuxSession | None = None
+    ) -> LLMResponse:
+        try:
+            return await self._asked(chat, prompt)
+        except ContextLengthExceededError:
+            if not self.options.enable_summarize or session is None:
+                raise
+        self._unwind_messages_to_free_tokens(chat)
+        handoff, self._pending_subagent_refs = await self._summarize(chat, original_instruction, session)
+        self._pending_handoff_prompt = handoff
+        return await self._asked(chat, handoff)
+
+    async def _asked(self, chat: Chat, prompt: str) -> LLMResponse:
+        started = time.time()
+        try:
+            return await chat.chat(prompt)
+        except OutputLengthExceededError as error:
+            said = error.truncated_response or ""
+        finally:
+            self._track_api_request_time(started)
+        self._tally.truncated_turns += 1
+        chat.messages.append({"role": "user", "content": prompt})
+        chat.messages.append({"role": "assistant", "content": said})
+        whole = cast("_Reader", self._parser).salvaged(said)
+        self._cut = whole is None
+        return LLMResponse(content=said if whole is None else whole, model_name=self._model_name)
+
+    @override
+    async def _check_proactive_summarization(
+        self, chat: Chat, original_instruction: str, session: TmuxSession
+    ) -> tuple[str, list[SubagentTrajectoryRef] | None] | None:
+        context = self._policy_llm.get_model_context_limit()
+        least = self._free_tokens
+        threshold = least if isinstance(least, int) else min(_FREE_TOKENS, context // 4)
+        if not chat.messages or context - self._count_total_tokens(chat) >= threshold:
+            return None
+        try:
+            return await self._summarize(chat, original_instruction, session)
+        except ContextLengthExceededError:  # a turn may fit where a summary does not
+            return None
+
+    @override
+    async def _summarize(
+        self, chat: Chat, original_instruction: str, session: TmuxSession
+    ) -> tuple[str, list[SubagentTrajectoryRef] | None]:
+        if not chat.messages:
+            raise ContextLengthExceededError("the first prompt alone fills the context")
+        with self._policy_llm.cut_replies_taken():
+            made = await super()._summarize(chat, original_instruction, session)
+        self._tally.summaries += 1
+        return made
+
+    @override
+    def _unwind_messages_to_free_tokens(self, chat: Chat, target_free_tokens: int = _FREE_FOR_SUMMARY_TOKENS) -> None:
+        context = self._policy_llm.get_model_context_limit()
+        target = min(target_free_tokens + self._policy_llm.reserve_tokens, context // 2)
+        while len(chat.messages) > 2 and context - self._count_total_tokens(chat) < target:
+            del chat.messages[-2:]
+
+    @override
+    def _count_total_tokens(self, chat: Chat) -> int:
+        return self._policy_llm.tokens(chat.messages)
+
+    @override
+    async def _execute_commands(self, commands: list[Command], session: TmuxSession) -> tuple[bool, str]:
+        # what no terminal can be sent, but a reply in JSON can hold
+        sent = [Command(_typeable(command.keystrokes), command.duration_sec) for command in commands]
+        return await super()._execute_commands(sent, session)
+
+    @override
+    def _dump_trajectory(self) -> None:
+        pass  # after each turn, and at the end once more; `run` writes it
+
+
+def _typeable(keystrokes: str) -> str:
+    return keystrokes.replace("\0", "").encode(errors="replace").decode()
+
+
+class _Parser(Protocol):
+    def parse_response(self, response: str) -> ParseResult: ...
+
+
+class _Reader:
+    """One of Harbor's parsers, for which no reply is too odd."""
+
+    def __init__(self, parser: _Parser) -> None:
+        self._parser = parser
+
+    def parse_response(self, response: str) -> ParseResult:
+        """The commands in a reply, or what is wrong with it."""
+        try:
+            return self._parser.parse_response(response)
+        except Exception as error:  # brackets nested too deep, numbers that are none
+            return ParseResult([], False, f"The response cannot be read ({type(error).__name__})", "")
+
+    def salvaged(self, response: str) -> str | None:
+        """The whole response at the head of a reply that was cut off, where the parser's notation can tell."""
+        salvage = getattr(self._parser, "salvage_truncated_response", None)
+        return None if salvage is None else cast("tuple[str | None, bool]", salvage(response))[0]
+
+
+class _Machine:
+    """An environment whose failures are told from the agent's."""
+
+    def __init__(self, environment: BaseEnvironment) -> None:
+        self._environment = environment
+
+    async def exec(self, *args: Any, **kwargs: Any) -> ExecResult:
+        try:
+            return await self._environment.exec(*args, **kwargs)
+        except (asyncio.CancelledError, EnvironmentDown):
+            raise
+        except Exception as error:
+            raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {text_of(error)}") from error
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._environment, name)

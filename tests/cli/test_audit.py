@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlkit import batch
+from tests.simulation import Simulation, Talk
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    simulation = Simulation(tmp_path / "runs" / "first", tasks=[Talk(number) for number in range(4)])
+    simulation.train()
+    return simulation.directory
+
+
+def test_a_run_that_trains_on_what_was_sampled_is_0(rlkit: Callable[..., Any], run: Path) -> None:
+    result = rlkit("audit", "first")
+    assert result.exit_code == 0
+    assert "in 72 turns of 18 episodes are trained on, each where it was sampled" in result.stdout
+    found = json.loads(rlkit("audit", run, "--json").stdout)
+    assert (found["ok"], found["envs"]["words"]["groups"], found["envs"]["words"]["cut"]) == (True, 6, 0)
+
+
+def test_the_first_token_that_was_not_sampled_where_it_is_trained_on_is_named(
+    rlkit: Callable[..., Any], run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "_path", lambda episode, last: [last])  # forgets what was said before
+    result = rlkit("audit", "first")
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "error: step 1, words, task task-" in result.stderr
+    assert "sequence 0: token" in result.stderr
+    assert json.loads(rlkit("audit", "first", "--json").stdout)["ok"] is False
+
+
+def test_what_is_no_run_is_2(rlkit: Callable[..., Any]) -> None:
+    assert rlkit("audit", "nothing").exit_code == 2

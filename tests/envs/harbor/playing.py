@@ -1,0 +1,115 @@
+"""Real trials with the agent, and what a script says in them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rlkit.errors import ServiceError
+from rlkit.policy import Limits, RecordingPolicy, Sampler
+from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.testing.policies import UNLIMITED
+from rlkit.types import Completion, Prompt, Sampling
+
+from .conftest import write_task
+
+TASK = """FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04
+WORKDIR /app
+"""
+TEST = '#!/bin/bash\nif [ "$(cat /app/out)" = done ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+DO = "echo done > /app/out\n"
+
+
+def write_simple(folder: Path, *, settings: str = "") -> Path:
+    """A task that is solved when `/app/out` says done."""
+    return write_task(folder, settings=settings, dockerfile=TASK, test=TEST)
+
+
+def said(*keystrokes: str, complete: bool = False, analysis: str = "a", duration: float = 0.05) -> str:
+    """A reply in Terminus2's JSON."""
+    commands = [{"keystrokes": keys, "duration": duration} for keys in keystrokes]
+    return json.dumps({"analysis": analysis, "plan": "p", "commands": commands, "task_complete": complete})
+
+
+def said_xml(*keystrokes: str, complete: bool = False) -> str:
+    """The same in XML."""
+    commands = "".join(f'<keystrokes duration="0.05">{keys}</keystrokes>' for keys in keystrokes)
+    return (
+        f"<response><analysis>a</analysis><plan>p</plan><commands>{commands}</commands>"
+        f"<task_complete>{str(complete).lower()}</task_complete></response>"
+    )
+
+
+DONE = [said(complete=True), said(complete=True)]
+
+
+async def play(task: Path, policy: object, *, timeout_s: float | None = None, **options: object):
+    """Play a trial; its result and how the agent ended."""
+    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+    from harbor.trial.trial import Trial
+
+    from rlkit.envs.harbor.agent import ended, lent
+
+    with lent(policy) as key:
+        config = TrialConfig(
+            task=TaskConfig(path=task),
+            trials_dir=task.parent / "trials",
+            agent=AgentConfig(
+                import_path="rlkit.envs.harbor.agent:RLTerminus2",
+                kwargs={"policy": key, **options},
+                override_timeout_sec=timeout_s,
+            ),
+            environment=EnvironmentConfig(import_path="rlkit.envs.harbor.sandbox:LocalSandbox"),
+        )
+        result = await (await Trial.create(config)).run()
+        return result, ended(key)
+
+
+def reward(result: object) -> float | None:
+    return None if result.verifier_result is None else result.verifier_result.rewards["reward"]
+
+
+def whole(turns: Sequence[object], index: int) -> list[int]:
+    """All tokens of a turn, prompt and completion, rebuilt from the record."""
+    turn = turns[index]
+    before = [] if turn.parent is None else whole(turns, turn.parent)
+    return [*before, *turn.prompt.tokens.tolist(), *turn.completion.tolist()]
+
+
+class Faulty(ScriptedSampler):
+    """A scripted sampler with trouble.
+
+    Args:
+        replies: in order.
+        failing: calls, from 0, that the service fails.
+        hanging: the call that never comes back.
+    """
+
+    def __init__(self, replies: Sequence[str], *, failing: range = range(0), hanging: int = -1) -> None:
+        script = iter(replies)
+        super().__init__(lambda prompt, *, seed: next(script), chat=ByteChat())
+        self.calls = 0
+        self._failing, self._hanging = failing, hanging
+
+    async def sample(
+        self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
+    ) -> Sequence[Completion]:
+        call, self.calls = self.calls, self.calls + 1
+        if call in self._failing:
+            raise ServiceError("sampling: the service answered 503")
+        if call == self._hanging:
+            await asyncio.Event().wait()
+        return await super().sample(prompt, sampling, seed=seed, num_samples=num_samples)
+
+
+def recording(sampler: Sampler, *, max_tokens: int = 4000, limits: Limits = UNLIMITED) -> RecordingPolicy:
+    """The policy handle of a run over a sampler."""
+    return RecordingPolicy(
+        sampler=lambda: sampler,
+        chat=ByteChat(),
+        sampling=Sampling(max_tokens=max_tokens),
+        seed=lambda turn: turn,
+        limits=limits,
+    )

@@ -1,0 +1,284 @@
+"""What loses or corrupts training data in Harbor's own agent and language models does not here: in real trials."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlkit.errors import ServiceError, UsageError
+from rlkit.policy import Limits
+from rlkit.service.watch import PatientSampler, Watch
+from rlkit.testing import ScriptedPolicy
+
+from .playing import DO, DONE, Faulty, play, recording, reward, said, said_xml, whole, write_simple
+
+pytestmark = [
+    pytest.mark.usefixtures("can_sandbox"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
+
+
+@pytest.fixture
+def task(cache: Path, tmp_path: Path) -> Path:
+    return write_simple(tmp_path / "task")
+
+
+def asked(policy: object) -> list[list[int]]:
+    return [one.prompt.tokens.tolist() for one in policy.sampler.asked]
+
+
+def recorded(policy: object) -> list[list[int]]:
+    """The prompt of each turn, rebuilt from the record."""
+    return [whole(policy.turns, n)[: -len(turn.completion) or None] for n, turn in enumerate(policy.turns)]
+
+
+def test_every_prompt_extends_the_exact_tokens_of_the_turn_before_thinking_included(task: Path) -> None:
+    policy = ScriptedPolicy([f"<think>first\n I think </think>\n\n {said(DO)}  ", *DONE])
+    result, end = asyncio.run(play(task, policy))
+    assert (result.exception_info, reward(result)) == (None, 1.0)
+    assert (end.reason, end.turns, end.parse_errors, end.truncated_turns) == ("completed", 3, 0, 0)
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1]
+    assert recorded(policy) == asked(policy)
+    assert "<think>first\n I think </think>\n\n " in policy.prompts[-1]  # as it was sampled, and not as it was read
+
+
+def test_a_truncated_turn_is_kept_and_answered(task: Path) -> None:
+    policy = ScriptedPolicy([said(DO, analysis="very " * 100), said(DO), *DONE], max_tokens=400)
+    result, end = asyncio.run(play(task, policy))
+    assert (reward(result), end.reason, end.turns, end.truncated_turns) == (1.0, "completed", 4, 1)
+    assert [turn.stop for turn in policy.turns] == ["length", "stop", "stop", "stop"]
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1, 2]
+    assert recorded(policy) == asked(policy)
+    assert "NONE of the actions you just requested were performed because you exceeded 400" in policy.prompts[1]
+
+
+def test_truncated_turns_count_as_turns(task: Path) -> None:
+    policy = ScriptedPolicy(lambda prompt: "endless " * 100, max_tokens=300)
+    result, end = asyncio.run(play(task, policy, max_turns=3))
+    assert (reward(result), end.reason, end.truncated_turns, len(policy.turns)) == (0.0, "max_turns", 3, 3)
+
+
+def test_a_whole_xml_response_in_a_truncated_turn_is_carried_out(task: Path) -> None:
+    cut = said_xml(DO) + "and then " * 100
+    policy = ScriptedPolicy([cut, said_xml(complete=True), said_xml(complete=True)], max_tokens=400)
+    result, end = asyncio.run(play(task, policy, parser_name="xml"))
+    assert (result.exception_info, reward(result)) == (None, 1.0)
+    assert (end.reason, end.truncated_turns, end.parse_errors) == ("completed", 1, 0)
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1]
+    assert recorded(policy) == asked(policy)
+
+
+def test_an_overflow_after_the_task_is_solved_still_gets_its_reward(task: Path) -> None:
+    policy = ScriptedPolicy([said(DO, analysis="b" * 400)], limits=Limits(context_tokens=4000), max_tokens=600)
+    result, end = asyncio.run(play(task, policy))
+    assert (result.exception_info, reward(result)) == (None, 1.0)
+    assert (end.reason, end.turns, len(policy.turns)) == ("overflow", 1, 1)
+    assert "a reply needs 600" in end.detail
+
+
+def test_a_reply_that_the_context_cuts_off_is_recorded_and_an_overflow(task: Path) -> None:
+    policy = ScriptedPolicy([said(DO, analysis="b" * 4000)], limits=Limits(context_tokens=4000))
+    result, end = asyncio.run(play(task, policy, reserve_tokens=100))
+    assert (reward(result), end.reason, end.turns) == (0.0, "overflow", 0)
+    assert [turn.stop for turn in policy.turns] == ["length"]
+
+
+def test_service_errors_in_a_row_end_the_agent_and_the_verifier_runs(task: Path) -> None:
+    sampler = Faulty([said(DO)], failing=range(1, 100))
+    policy = recording(sampler)
+    result, end = asyncio.run(play(task, policy))
+    assert (result.exception_info, reward(result)) == (None, 1.0)
+    assert (end.reason, end.turns, len(policy.turns)) == ("service_error", 1, 1)
+    assert isinstance(end.error, ServiceError)
+    assert sampler.calls == 2  # what retries is the policy, not the agent over it
+
+
+def test_an_agent_can_leave_service_errors_to_harbor(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlkit.envs.harbor.agent import RLTerminus2
+
+    monkeypatch.setattr(RLTerminus2, "raised", frozenset({"service_error"}))
+    result, end = asyncio.run(play(task, recording(Faulty([], failing=range(1)))))
+    assert (result.exception_info.exception_type, reward(result), end.reason) == ("ServiceError", None, "service_error")
+
+
+def test_transient_service_errors_are_not_noticed(task: Path) -> None:
+    async def main() -> None:
+        told: list[str] = []
+        sampler = Faulty([said(DO), *DONE], failing=range(1, 2))
+        policy = recording(PatientSampler(sampler, Watch(told.append, timeout_s=60), 0))
+        result, end = await play(task, policy)
+        assert (reward(result), end.reason, len(policy.turns), len(told)) == (1.0, "completed", 3, 1)
+
+    asyncio.run(main())
+
+
+SUMMARY = ["The summary.", "What? Why?", "This. That."]
+
+
+def test_a_proactive_summary_is_trained_on_as_what_it_was(task: Path) -> None:
+    said_first = said(DO, analysis="b" * 1500)
+    policy = ScriptedPolicy([said_first, *SUMMARY, *DONE], limits=Limits(context_tokens=20_000), max_tokens=4000)
+    options = {"enable_summarize": True, "proactive_summarization_threshold": 15_500}
+    result, end = asyncio.run(play(task, policy, **options))
+    assert (result.exception_info, reward(result)) == (None, 1.0)
+    assert (end.reason, end.turns, end.summaries) == ("completed", 3, 1)
+    # The summary and the answers go on from the first turn; the questions and what follows begin anew.
+    assert [turn.parent for turn in policy.turns] == [None, 0, None, 1, None, 4]
+    assert recorded(policy) == asked(policy)
+    assert "This. That." in policy.prompts[4]
+    assert said_first not in policy.prompts[4]
+
+
+def test_a_summary_when_the_context_is_full_goes_on_with_the_task(task: Path) -> None:
+    # The second turn's observation does not fit, so that the turns are unwound to the first and summed up.
+    replies = [said(analysis="b" * 200), said("seq 1000 2200\n", duration=0.3), *SUMMARY, said(DO), *DONE]
+    policy = ScriptedPolicy(replies, limits=Limits(context_tokens=9000), max_tokens=1000)
+    result, end = asyncio.run(play(task, policy, enable_summarize=True, proactive_summarization_threshold=0))
+    assert (result.exception_info, reward(result)) == (None, 1.0)
+    assert (end.reason, end.turns, end.summaries) == ("completed", 5, 1)
+    assert recorded(policy) == asked(policy)
+    parents = [turn.parent for turn in policy.turns]
+    assert parents[:2] == [None, 0]
+    assert parents[3] is None  # the questions
+    assert parents[5:] == [None, 5, 6]
+
+
+def test_a_summary_that_fails_ends_the_agent_and_makes_no_reply_up(task: Path) -> None:
+    sampler = Faulty([said(DO, analysis="b" * 1500), SUMMARY[0]], failing=range(2, 9))
+    policy = recording(sampler, limits=Limits(context_tokens=20_000))
+    options = {"enable_summarize": True, "proactive_summarization_threshold": 15_500}
+    result, end = asyncio.run(play(task, policy, **options))
+    assert (reward(result), end.reason, end.summaries, len(policy.turns)) == (1.0, "service_error", 0, 2)
+
+
+def test_a_first_prompt_that_fills_the_context_is_an_overflow_with_summaries_too(task: Path) -> None:
+    policy = ScriptedPolicy([], limits=Limits(context_tokens=1000))
+    result, end = asyncio.run(play(task, policy, enable_summarize=True))
+    assert (result.exception_info, reward(result), end.reason, end.turns) == (None, 0.0, "overflow", 0)
+
+
+def test_a_time_limit_keeps_the_finished_turns(task: Path) -> None:
+    policy = recording(Faulty([said(DO)], hanging=1))
+    result, end = asyncio.run(play(task, policy, timeout_s=1.5))
+    assert result.exception_info.exception_type == "AgentTimeoutError"
+    assert (reward(result), end.reason, end.turns, len(policy.turns)) == (1.0, "cancelled", 1, 1)
+    assert (task.parent / "trials" / result.trial_name / "agent" / "trajectory.json").exists()
+
+
+def test_max_turns_ends_the_agent_and_the_verifier_runs(task: Path) -> None:
+    by_agent, end = asyncio.run(play(task, ScriptedPolicy(lambda prompt: said(DO)), max_turns=2))
+    assert (reward(by_agent), end.reason, end.turns) == (1.0, "max_turns", 2)
+    policy = ScriptedPolicy(lambda prompt: said(DO), limits=Limits(max_turns=2))
+    by_run, end = asyncio.run(play(task, policy))
+    assert (by_run.exception_info, reward(by_run), end.reason, end.turns) == (None, 1.0, "max_turns", 2)
+
+
+def test_empty_replies_misalign_nothing(task: Path) -> None:
+    policy = ScriptedPolicy(["", said(DO), "", *DONE])
+    result, end = asyncio.run(play(task, policy))
+    assert (reward(result), end.turns, end.parse_errors) == (1.0, 5, 2)
+    assert [len(turn.completion) for turn in policy.turns][::2][:2] == [1, 1]
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1, 2, 3]
+    assert recorded(policy) == asked(policy)
+
+
+ODD = [
+    "[" * 100_000,
+    '{"analysis": "a", "plan": "b", "commands": ' + "[" * 5000,
+    said("\ud800\x00echo\n"),
+    '{"analysis": 1, "plan": [], "commands": [{"keystrokes": "x", "duration": NaN}]}',
+    '{"analysis": "\\ud800", "plan": "", "commands": [{"keystrokes": "\\ud800", "\\ud800": 1, "duration": 0}]}',
+    '{"commands": 3, "task_complete": "perhaps"}',
+    "<tool_call>{}</tool_call>",
+]
+
+
+def test_replies_of_any_kind_are_answered(task: Path) -> None:
+    policy = ScriptedPolicy([*ODD, said("C-c", "clear\n", DO), *DONE])
+    result, end = asyncio.run(play(task, policy))
+    assert (result.exception_info, end.reason, end.turns) == (None, "completed", len(ODD) + 3)
+    assert reward(result) == 1.0
+    assert end.parse_errors >= 3
+
+
+def test_a_model_that_ends_its_terminal_has_ended(task: Path) -> None:
+    policy = ScriptedPolicy([said(DO, "exit\n", "ls\n", duration=0.3)])
+    result, end = asyncio.run(play(task, policy))
+    assert (result.exception_info, reward(result), end.reason) == (None, 1.0, "completed")
+    assert "session ended" in end.detail
+
+
+def test_a_fault_of_the_agents_own_code_is_told_and_the_verifier_runs(
+    task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlkit.envs.harbor.agent import RLTerminus2
+
+    def broken(self: object, terminal_output: str) -> str:
+        raise KeyError("broken")
+
+    monkeypatch.setattr(RLTerminus2, "_get_completion_confirmation_message", broken)
+    result, end = asyncio.run(play(task, ScriptedPolicy([said(DO), *DONE])))
+    assert (result.exception_info, reward(result), end.reason) == (None, 1.0, "agent_error")
+    assert end.detail == "KeyError: 'broken'"
+
+
+def test_a_fault_of_the_environment_is_harbors_to_report(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlkit.envs.harbor.sandbox import LocalSandbox
+
+    whole_exec = LocalSandbox.exec
+
+    async def gone(self: LocalSandbox, command: str, *args: object, **kwargs: object) -> object:
+        if "send-keys" in command:
+            raise ConnectionError("the machine is gone")
+        return await whole_exec(self, command, *args, **kwargs)
+
+    monkeypatch.setattr(LocalSandbox, "exec", gone)
+    result, end = asyncio.run(play(task, ScriptedPolicy([said(DO), *DONE])))
+    assert (result.exception_info.exception_type, reward(result)) == ("EnvironmentDown", None)
+    assert (end.reason, end.detail) == (
+        "agent_error",
+        "the environment failed: ConnectionError: the machine is gone",
+    )
+
+
+def test_what_harbor_keeps_of_a_trial_is_small(task: Path) -> None:
+    policy = ScriptedPolicy([*(said("echo x\n") for _ in range(6)), *DONE])
+    result, _ = asyncio.run(play(task, policy))
+    folder = task.parent / "trials" / result.trial_name
+    assert (folder / "result.json").stat().st_size < 5000
+    trajectory = json.loads((folder / "agent" / "trajectory.json").read_text())
+    assert len(trajectory["steps"]) == 9
+    assert not any("token_ids" in key for step in trajectory["steps"] for key in step.get("metrics") or {})
+    assert not list(folder.rglob("*.cast"))
+    asked_for = sum(len(tokens) for tokens in asked(policy))
+    assert trajectory["final_metrics"]["total_prompt_tokens"] == asked_for
+
+
+@pytest.mark.skipif(shutil.which("asciinema") is None, reason="asciinema is not installed here")
+def test_a_recorded_terminal_takes_the_first_keystrokes_too(task: Path) -> None:
+    result, end = asyncio.run(play(task, ScriptedPolicy([said(DO), *DONE]), record_terminal_session=True))
+    assert (reward(result), end.reason) == (1.0, "completed")
+
+
+def test_options_that_are_unknown_or_have_no_effect_are_refused_in_one_line(task: Path) -> None:
+    for options, message in [
+        ({"parser": "xml"}, "agent option 'parser' is unknown. Did you mean 'parser_name'"),
+        ({"api_base": "http://x"}, "agent option 'api_base' has no effect with a policy."),
+        ({"max_turns": "many"}, "agent options: max_turns: Input should be a valid integer"),
+        ({"parser_name": "yaml"}, "agent options: parser_name is 'yaml'; give json or xml"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            asyncio.run(play(task, ScriptedPolicy([]), **options))
+
+
+def test_a_policy_is_found_only_while_it_is_lent() -> None:
+    from rlkit.envs.harbor.agent import ended, lent
+
+    with lent(ScriptedPolicy([])) as key:
+        assert (ended(key).reason, ended(key).detail) == ("cancelled", "the agent did not begin")
+    with pytest.raises(UsageError, match="no policy is lent"):
+        ended(key)
