@@ -17,7 +17,7 @@ from rlkit import findings as module
 from rlkit.batch import Preparation
 from rlkit.config.objective import PPOLoss
 from rlkit.estimators import group_mean
-from rlkit.findings import Finding, Line, Watch, findings
+from rlkit.findings import Finding, Line, Lookout, findings
 from rlkit.losses import loss
 from rlkit.metrics import update_metrics
 from rlkit.store import lines
@@ -238,8 +238,8 @@ KEYS = [*line(1)[1], "eval/all/reward/mean", "eval/all/reward/std", "eval/all/gr
 
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), st.floats()), max_size=30))
 def test_whatever_the_metrics_are_nothing_breaks_and_each_is_told_once(metrics: list[dict[str, float]]) -> None:
-    watch = Watch()
-    told = [finding for step, one in enumerate(metrics) for finding in watch.add(step, one)]
+    lookout = Lookout()
+    told = [finding for step, one in enumerate(metrics) for finding in lookout.add(step, one)]
     assert len({(finding.name, finding.env) for finding in told}) == len(told)
     every = findings(enumerate(metrics))
     assert [(one.name, one.env, one.first) for one in told] == [(one.name, one.env, one.first) for one in every]

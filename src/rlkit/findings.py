@@ -92,13 +92,13 @@ def findings(run: Iterable[Line]) -> list[Finding]:
     Args:
         run: its lines, in order.
     """
-    watch = Watch()
+    lookout = Lookout()
     for step, metrics in run:
-        watch.add(step, metrics)
-    return watch.findings
+        lookout.add(step, metrics)
+    return lookout.findings
 
 
-class Watch:
+class Lookout:
     """Looks at a run step by step."""
 
     def __init__(self) -> None:
