@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -258,10 +257,24 @@ def test_what_harbor_keeps_of_a_trial_is_small(task: Path) -> None:
     assert trajectory["final_metrics"]["total_prompt_tokens"] == asked_for
 
 
-@pytest.mark.skipif(shutil.which("asciinema") is None, reason="asciinema is not installed here")
-def test_a_recorded_terminal_takes_the_first_keystrokes_too(task: Path) -> None:
+RECORDER = """#!/bin/sh
+[ "$1" = rec ] || exit 0
+sleep 1.5
+python3 -c 'import termios; termios.tcflush(0, termios.TCIFLUSH)'
+printf 'about\nfirst\n' > "$3"
+exec bash
+"""
+
+
+def test_a_recorder_that_starts_slowly_swallows_no_keystrokes(task: Path) -> None:
+    # As asciinema does on a busy machine, which drops what is typed before it records.
+    (task / "environment" / "asciinema").write_text(RECORDER)
+    dockerfile = (task / "environment" / "Dockerfile").read_text()
+    copied = "COPY asciinema /usr/local/bin/asciinema\nRUN chmod 755 /usr/local/bin/asciinema\n"
+    (task / "environment" / "Dockerfile").write_text(dockerfile + copied)
     result, end = asyncio.run(play(task, ScriptedPolicy([said(DO), *DONE]), record_terminal_session=True))
-    assert (reward(result), end.reason) == (1.0, "completed")
+    assert (result.exception_info, reward(result), end.reason) == (None, 1.0, "completed")
+    assert (task.parent / "trials" / result.trial_name / "agent" / "recording.cast").exists()
 
 
 def test_options_that_are_unknown_or_have_no_effect_are_refused_in_one_line(task: Path) -> None:
