@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,20 @@ def test_max_turns_ends_the_agent_and_the_verifier_runs(task: Path) -> None:
     policy = ScriptedPolicy(lambda prompt: said(DO), limits=Limits(max_turns=2))
     by_run, end = asyncio.run(play(task, policy))
     assert (by_run.exception_info, reward(by_run), end.reason, end.turns) == (None, 1.0, "max_turns", 2)
+
+
+def test_the_steps_of_a_task_are_conversations_of_their_own_and_end_together(task: Path) -> None:
+    steps = '\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    (task / "task.toml").write_text((task / "task.toml").read_text() + steps)
+    for name in ("one", "two"):
+        (task / "steps" / name / "tests").mkdir(parents=True)
+        (task / "steps" / name / "instruction.md").write_text(f"Do {name}.")
+        (task / "steps" / name / "tests" / "test.sh").write_text((task / "tests" / "test.sh").read_text())
+    shutil.rmtree(task / "tests")
+    policy = ScriptedPolicy([said("ls\n"), said("ls\n"), said(DO), *DONE])
+    result, end = asyncio.run(play(task, policy, max_turns=3))
+    assert [one.verifier_result.rewards["reward"] for one in result.step_results] == [1.0, 1.0]
+    assert (end.reason, end.turns) == ("max_turns", 5)
 
 
 def test_empty_replies_misalign_nothing(task: Path) -> None:
