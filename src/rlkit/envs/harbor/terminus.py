@@ -22,6 +22,7 @@ from harbor.agents.terminus_2.terminus_json_plain_parser import ParseResult
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
 from harbor.models.agent.context import AgentContext, ModelUsage
+from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
 from rlkit.envs.harbor.llm import PolicyLLM
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from harbor.models.trajectories import SubagentTrajectoryRef
 
 type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
+
+_RECORDING_LOOKS = 100
+_LOOK_S = 0.2
+"""So often, and so far apart, the recording is looked for: asciinema starts slowly on a busy machine."""
 
 _FREE_FOR_SUMMARY_TOKENS = 4000
 """What is freed before a summary, besides the room for its reply, where the context is large; Harbor's number."""
@@ -189,6 +194,19 @@ class PolicyTerminus2(Terminus2):
         await super().setup(environment)
         if self._session is not None:
             self._session.environment = cast("BaseEnvironment", _Machine(environment))
+            if self.options.record_terminal_session:
+                await self._recording(self._session)
+
+    async def _recording(self, session: TmuxSession) -> None:
+        """Wait until the terminal is recorded: asciinema drops what is typed before."""
+        path = EnvironmentPaths.agent_dir / "recording.cast"
+        for _ in range(_RECORDING_LOOKS):
+            # a line that says what it is, and one for what the terminal showed first
+            late = await session.environment.exec(f"command -v asciinema && [ $(cat {path} | wc -l) -lt 2 ]")
+            if late.return_code:
+                break
+            await asyncio.sleep(_LOOK_S)
+        await session.send_keys(["clear", "Enter"], min_timeout_sec=_LOOK_S)
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
