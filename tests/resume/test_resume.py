@@ -70,8 +70,9 @@ def test_steps_that_are_taken_again_have_the_same_penalties_and_learning_rates(m
 
 
 def test_a_reference_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
-    expected = whole(tmp_path / "whole", **SHAPED)
-    troubled = Simulation(tmp_path / "run", World(faults=[Fault("500", call="score", share=0.3)]), settings=SHAPED)
+    settings = {**SHAPED, "steps": 4}
+    expected = whole(tmp_path / "whole", **settings)
+    troubled = Simulation(tmp_path / "run", World(faults=[Fault("500", call="score", share=0.3)]), settings=settings)
     troubled.train()
     assert troubled.weights() == expected.weights()
     assert any("asking for log-probabilities" in note for note in troubled.ears.notes)
