@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -46,7 +46,7 @@ class Log:
     """What the simulation itself computed for."""
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> Generator[None]:
         """Count what happens meanwhile as the simulation's own work."""
         began = time.thread_time()
         try:

@@ -16,6 +16,10 @@ import numpy as np
 
 import rlkit
 from rlkit.testing.world import Latency, digest
+from rlkit.types import Tokens
+
+type Ids = Sequence[int] | Tokens
+"""Tokens as a contender has them: a list, or an array."""
 
 PROMPT_TOKENS = 100
 OBSERVATION_TOKENS = 50
@@ -98,13 +102,13 @@ def observation(turn: int) -> list[int]:
     return list(f"turn {turn:03d} ".ljust(OBSERVATION_TOKENS, ".").encode())
 
 
-def turns(workload: Workload, first: Sequence[int]) -> int:
+def turns(workload: Workload, first: Ids) -> int:
     """Turns of a rollout, by the tokens of its first."""
     least, most = workload.turns
     return least + digest("turns", _key(first)) % (most - least + 1)
 
 
-async def use_tool(workload: Workload, reply: Sequence[int]) -> None:
+async def use_tool(workload: Workload, reply: Ids) -> None:
     """Wait as long as the tool takes."""
     if workload.tool_s:
         sigma = 0.5
@@ -113,14 +117,14 @@ async def use_tool(workload: Workload, reply: Sequence[int]) -> None:
         await asyncio.sleep(float(seconds))
 
 
-def reward(workload: Workload, task: int, reply: Sequence[int]) -> float:
+def reward(workload: Workload, task: int, reply: Ids) -> float:
     """Any number, unless the task is one of those whose rollouts are all alike."""
     if digest("constant", task) / 2**64 < workload.constant:
         return 1.0
     return digest("reward", task, _key(reply)) / 2**64
 
 
-def _key(tokens: Sequence[int]) -> bytes:
+def _key(tokens: Ids) -> bytes:
     return np.asarray(tokens, np.int32).tobytes()
 
 
@@ -142,7 +146,7 @@ class OneTurn(rlkit.SingleTurnEnv):
         return question(self.number)
 
     def grade(self, reply: rlkit.Reply) -> float:
-        return reward(self.workload, self.number, reply.turn.completion.tolist())
+        return reward(self.workload, self.number, reply.turn.completion)
 
 
 class Agent(rlkit.Env):
@@ -165,10 +169,10 @@ class Agent(rlkit.Env):
         while True:
             reply = (await policy.sample(tokens)).turn.completion
             if turn == 1:
-                last = turns(self.workload, reply.tolist())
-            await use_tool(self.workload, reply.tolist())
+                last = turns(self.workload, reply)
+            await use_tool(self.workload, reply)
             if turn == last:
-                return reward(self.workload, self.number, reply.tolist())
+                return reward(self.workload, self.number, reply)
             tokens = np.concatenate([tokens, reply, np.asarray(observation(turn), np.int32)])
             turn += 1
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from functools import partial
 from inspect import signature
@@ -8,16 +9,29 @@ from pathlib import Path
 from typing import get_args
 
 import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rlkit
-from rlkit.advantages import ESTIMATORS, BatchEstimator, by_turn, choose_estimators, estimator
+from rlkit.advantages import (
+    ESTIMATORS,
+    BatchEstimator,
+    by_turn,
+    choose_estimators,
+    estimated,
+    estimator,
+    report,
+    title,
+)
 from rlkit.batch import Preparation
 from rlkit.config import Config, load_config
 from rlkit.config.advantage import CustomAdvantage, PkpoAdvantage, _Choice
 from rlkit.config.objects import load_object
 from rlkit.errors import ConfigError, EnvironmentFault
-from rlkit.estimators import batch_std, group_mean, pkpo
+from rlkit.estimators import batch_std, entropic_adaptive, group_mean, pkpo
+from rlkit.pilot import nudged
 from rlkit.testing import Fault, World
 from rlkit.types import Group
 from tests.builders import episode, group, turn
@@ -85,6 +99,137 @@ def test_an_advantage_that_32_bits_cannot_hold_is_refused_and_not_trained_as_inf
         by_turn(np.array([1.0, -1e300]), group([1, 0]))
 
 
+MINE = """
+import sys
+import numpy as np
+import torch
+
+def nothing(group): pass
+def number(group): return 1.0
+def zero_dimensions(group): return np.array(1.0)
+def mapping(group): return {0: 1.0, 1: 0.0}
+def text(group): return "ab"
+def words(group): return ["a", "b"]
+def lazy(group): return (reward for reward in group.rewards)
+async def later(group): return group.rewards
+def few(group): return [1.0]
+def many(group): return np.ones((2, 3))
+def ragged(group): return [[1.0, 2.0], [1.0]]
+def holes(group): return [1.0, None]
+def imaginary(group): return np.array([1j, 2j])
+def nan(group): return np.array([0.0, np.nan])
+def infinite(group): return [np.inf, 0.0]
+def graded(group): return [torch.ones(1, requires_grad=True), 0.0]
+def raises(group): raise KeyError("mine")
+def leaves(group): sys.exit(3)
+class Own:
+    def __call__(self, group): return None
+own = Own()
+tensor = lambda group: torch.tensor([1.0, -1.0])
+"""
+
+MUST = "it must return 2 numbers for the 2 episodes of a group of env, or as many arrays with a number for each turn"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nothing", f"returned None: {MUST}"),
+        ("number", f"returned a value of type float: {MUST}"),
+        ("zero_dimensions", f"returned a value of type ndarray: {MUST}"),
+        ("mapping", f"returned a value of type dict: {MUST}"),
+        ("text", f"returned a value of type str: {MUST}"),
+        ("words", f"returned a value of type str for episode 0: {MUST}"),
+        ("lazy", f"returned a value of type generator: {MUST}"),
+        ("later", f"returned a coroutine, as it is an async function: {MUST}"),
+        ("few", f"returned 1 advantage: {MUST}"),
+        ("many", f"returned 3 advantages for the 1 turn of episode 0: {MUST}"),
+        ("ragged", f"returned 2 advantages for the 1 turn of episode 0: {MUST}"),
+        ("holes", f"returned None for episode 1: {MUST}"),
+        ("imaginary", f"returned a value of type complex128 for episode 0: {MUST}"),
+        ("nan", f"returned nan for episode 1: {MUST}, all of them finite"),
+        ("infinite", f"returned inf for episode 0: {MUST}, all of them finite"),
+        ("graded", f"returned a value of type Tensor for episode 0: {MUST}"),
+        ("raises", "failed on a group of env: KeyError: 'mine' at "),
+        ("leaves", "failed on a group of env: SystemExit: 3 at "),
+    ],
+)
+def test_what_is_wrong_with_an_estimator_of_ones_own_is_told(name: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    mine = estimator(f"mine.py:{name}", base=tmp_path)
+    with pytest.raises(EnvironmentFault) as failed:
+        asyncio.run(Preparation({"env": mine}).prepare(group([0, 1])))
+    line = str(failed.value)
+    assert line.startswith(f"the advantage estimator {name} (mine.py:")
+    assert told in line
+    assert "\n" not in line
+    # What a dry run makes of it has its name too.
+    with pytest.raises(EnvironmentFault, match=rf"the advantage estimator {name} \(mine\.py:"):
+        asyncio.run(Preparation({"env": nudged(mine)}).prepare(group([0, 1])))
+
+
+def test_an_estimator_that_is_an_object_is_known_by_its_class_and_a_built_in_one_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    with pytest.raises(EnvironmentFault, match="the advantage estimator Own returned None"):
+        asyncio.run(Preparation({"env": estimator("mine.py:own", base=tmp_path)}).prepare(group([0, 1])))
+    assert title(estimator(PkpoAdvantage(name="pkpo", k=2))) == "pkpo"
+    assert title(nudged(ESTIMATORS["batch_std"])) == "batch_std"
+
+
+def test_whatever_is_like_an_array_is_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    found = estimated(estimator("mine.py:tensor", base=tmp_path), [group([0, 1])])
+    assert [row.tolist() for row in found[0]] == [[1.0], [-1.0]]
+    assert [row.tolist() for row in by_turn([True, 0], group([0, 1]))] == [[1.0], [0.0]]
+
+
+# What estimators report
+
+
+@given(st.lists(st.integers(0, 6), max_size=10), st.sampled_from([0.1, math.log(2), 2.0]))
+def test_a_temperature_search_is_saturated_where_its_weights_stay_too_near_to_equal(
+    values: list[int], kl: float
+) -> None:
+    found = report(partial(entropic_adaptive, kl=kl), group([float(value) for value in values]))
+    if len(set(values)) < 2:
+        assert not found
+        return
+    advantages = entropic_adaptive(group([float(value) for value in values]), kl=kl, clip=1e300)
+    weights = (advantages + 1) / (advantages + len(values))
+    reached = sum(w * math.log(w * len(values)) for w in weights if w > 0)
+    wanted = min(kl, 0.9 * math.log(len(values)))
+    if abs(reached - wanted) < 1e-6 and math.log(len(values) / values.count(max(values))) == pytest.approx(wanted):
+        return  # at the limit itself rounding decides
+    assert found == {"saturated": float(reached < wanted * (1 - 1e-6))}
+
+
+def test_only_the_valid_episodes_are_searched_where_validity_is_taken_apart() -> None:
+    played = group([0.0, 0.0, 0.0, 2.0, 2.0, 1.0, None])
+    assert report(ESTIMATORS["entropic_adaptive"], played) == {"saturated": 0.0}
+    assert report(ESTIMATORS["entropic_valid_aware"], played) == {"saturated": 1.0}
+    assert report(nudged(ESTIMATORS["entropic_valid_aware"]), played) == {"saturated": 1.0}
+    assert report(ESTIMATORS["entropic_valid_aware"], group([0.0, 0.0])) == {}
+    assert report(group_mean, played) == {}
+
+
+def test_the_share_of_saturated_searches_is_a_metric_of_the_environment(tmp_path: Path) -> None:
+    envs = {"words": {"advantage": "entropic_adaptive"}, "sums": {"env": "arithmetic"}}
+    batch = {"groups": 6, "group_size": 5}
+    run = Simulation(tmp_path / "run", settings={"steps": 3, "envs": envs, "batch": batch})
+    run.train()
+    saved = pd.read_parquet(run.directory / "episodes")
+    for line in run.lines():
+        of_step = saved[(saved.step == line["step"]) & saved.final & (saved.env == "words")]
+        ties = [
+            (len(rewards), int((rewards == rewards.max()).sum()))
+            for _, rewards in of_step.groupby("draw").reward
+            if rewards.nunique() > 1
+        ]
+        shares = [best > n / 2 for n, best in ties]
+        assert line["env/words/advantage/saturated"] == line["env/all/advantage/saturated"] == np.mean(shares)
+        assert "env/sums/advantage/saturated" not in line
+
+
 # Whole steps
 
 
@@ -105,8 +250,16 @@ def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
 @pytest.mark.parametrize(
     ("function", "told"),
     [
-        (lambda groups: [np.zeros(2)] * 3, "gave advantages for 3 of 1 groups of env"),
-        (lambda groups: [np.full(2, np.nan)], "not finite"),
+        (
+            lambda groups: [np.zeros(2)] * 3,
+            "returned advantages for 3 of 1 groups of env: it must return those of each",
+        ),
+        (
+            lambda groups: None,
+            "returned None for the groups of env: it must return those of each group of the step, 1 here",
+        ),
+        (lambda groups: [None], r"returned None: it must return 2 numbers for the 2 episodes of a group of env"),
+        (lambda groups: [np.full(2, np.nan)], "returned nan for episode 0: .* all of them finite"),
         (lambda groups: 1 / 0, "failed on a group of env: ZeroDivisionError"),
     ],
 )
@@ -120,12 +273,15 @@ def configured(**settings: object) -> Config:
 
 
 @pytest.mark.parametrize("name", ["batch_std", "reinforce_pp_baseline"])
-def test_the_schedule_stream_has_no_use_for_an_estimator_of_whole_steps(name: str) -> None:
-    config = configured(advantage=name, schedule={"mode": "stream"})
+def test_the_schedule_stream_has_no_use_for_an_estimator_of_whole_steps(name: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = configured(advantage=f"{tmp_path}/own.py:step", schedule={"mode": "stream"})
     with pytest.raises(
-        ConfigError, match=r"envs\.a: its advantage estimator needs all groups .* schedule\.mode to sync"
+        ConfigError, match=r"envs\.a: the estimator step \(own\.py:\d+\) needs .* schedule\.mode to sync"
     ):
         choose_estimators(config, {})
+    with pytest.raises(ConfigError, match=rf"envs\.a: the estimator {name} needs"):
+        choose_estimators(configured(schedule={"mode": "stream"}), {"a": ESTIMATORS[name]})
     assert choose_estimators(config, {"a": group_mean}) == {"a": group_mean}
     assert choose_estimators(configured(advantage=name), {}) == {"a": ESTIMATORS[name]}
 
@@ -212,7 +368,9 @@ def test_an_estimator_of_whole_steps_that_fails_ends_the_run_by_name(tmp_path: P
         return [np.array([1.0, 0.0, -1.0])]
 
     run = Simulation(tmp_path / "run", settings={"steps": 2}, estimators={"words": BatchEstimator(broken)})
-    with pytest.raises(rlkit.EnvironmentFault, match="estimator failed on a group of words: KeyError: 'mine'"):
+    with pytest.raises(
+        rlkit.EnvironmentFault, match=r"estimator broken \(.*\) failed on a group of words: KeyError: 'mine'"
+    ):
         run.train()
 
 

@@ -124,7 +124,9 @@ def test_an_estimator_that_raises_is_named() -> None:
     def broken(group):
         raise ZeroDivisionError("mine")
 
-    with pytest.raises(EnvironmentFault, match="estimator failed on a group of env: ZeroDivisionError: mine"):
+    with pytest.raises(
+        EnvironmentFault, match=r"estimator broken \(.*\) failed on a group of env: ZeroDivisionError: mine"
+    ):
         prepare(Preparation({"env": broken}), group([0, 1]))
 
 

@@ -10,7 +10,7 @@ import pytest
 import rlkit
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.estimate import Band, Estimate, Rollout, Speed, _path, estimate, evaluations, keep, kept
+from rlkit.estimate import Band, Estimate, Rollout, Speed, _path, estimate, evaluations, keep, kept, shares
 from rlkit.prices import Price
 from rlkit.rehearsal import rehearse
 from rlkit.testing import ByteChat, Latency, World, run_virtual
@@ -122,6 +122,26 @@ def test_no_more_is_sampled_than_the_service_can() -> None:
     tokens = 5 * 3 * 4 * 20
     assert found.seconds.low == pytest.approx(tokens / 20, rel=1e-3)
     assert found.seconds.high == pytest.approx(tokens / 10, rel=1e-3)
+
+
+def test_the_reference_of_a_penalty_takes_its_time() -> None:
+    fast = Band(1e9, 1e9)
+    speed = Speed(fast, None, fast, Band(1, 1), "as it is", reference=Band(10, 20))
+    penalized, like = config(kl_penalty={"coefficient": 0.1}), {"words": (one(), one())}
+    scored = 3 * 4 * 30
+    found = estimate(penalized, like, {}, price=None, speed=speed).seconds
+    assert found == Band(pytest.approx(5 * (1 + scored / 20)), pytest.approx(5 * (1 + scored / 10)))  # type: ignore[arg-type]  equal to a float
+    without = estimate(config(), like, {}, price=None, speed=speed).seconds
+    assert without == Band(pytest.approx(5), pytest.approx(5))  # type: ignore[arg-type]  likewise
+    unmeasured = dataclasses.replace(speed, reference=None)
+    assumed = estimate(penalized, like, {}, price=None, speed=unmeasured).seconds
+    assert assumed == Band(pytest.approx(5), pytest.approx(5))  # type: ignore[arg-type]  likewise
+
+
+@pytest.mark.parametrize("weight", [1e308, 1e-320, 7.0])
+def test_shares_add_up_whatever_the_weights(weight: float) -> None:
+    envs = {"words": {"weight": weight}, "others": {"weight": weight}}
+    assert shares(config(envs=envs)) == {"words": 0.5, "others": 0.5}
 
 
 def test_what_is_not_known_is_not_estimated() -> None:

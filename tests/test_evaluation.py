@@ -86,6 +86,40 @@ def test_what_is_asked_for_before_the_first_rollout_is_asked_again_too(
     assert notes == ["busy; trying again"]
 
 
+BROKEN = """
+import rlkit
+
+class Broken(rlkit.SingleTurnEnv):
+    def __init__(self, number): self.number = number
+    def prompt(self): return "?"
+    def grade(self, reply):
+        if self.number: raise KeyError("answer")
+        return 1.0
+
+def tasks(): return [Broken(number) for number in range(2)]
+"""
+
+
+def test_why_rollouts_of_an_evaluation_failed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    spec = {"env": f"{tmp_path}/broken.py:tasks"}
+    config = Config(model="simulated", envs={"broken": spec}, service={"base_url": "http://x"})  # type: ignore[arg-type]  as above
+    metrics, notes = measured(config, SimulatedTinker(), monkeypatch)
+    assert (metrics["eval/broken/failed"], metrics["eval/broken/reward/mean"]) == (1, 1)
+    assert len(notes) == 1
+    assert notes[0].startswith(
+        "broken: 3 of 4 rollouts failed: KeyError: 'answer' at "
+    )  # with two that are played again
+
+
+def test_rewards_at_the_ends_of_the_float_range_break_no_standard_error() -> None:
+    ends = [
+        Group("e", f"{draw}", draw, (Episode(0, 0, (), "completed", reward, {}, {}, 1.0),))
+        for draw, reward in enumerate([1.7e308, -1.7e308, 1.7e308])
+    ]
+    assert not math.isfinite(_standard_errors(ends)["eval/e/reward/stderr"])
+
+
 @given(st.lists(st.lists(st.floats(-5, 5) | st.none(), min_size=1, max_size=4), min_size=1, max_size=6))
 def test_the_standard_error_takes_tasks_and_not_attempts_for_independent(rewards: list[list[float | None]]) -> None:
     groups = [

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import re
@@ -13,9 +14,16 @@ from hypothesis import strategies as st
 
 import rlkit
 from rlkit import findings as module
-from rlkit.findings import Finding, Line, Watch, findings
+from rlkit.batch import Preparation
+from rlkit.config.objective import PPOLoss
+from rlkit.estimators import group_mean
+from rlkit.findings import Finding, Line, Lookout, findings
+from rlkit.losses import loss
+from rlkit.metrics import update_metrics
 from rlkit.store import lines
+from rlkit.update import Update
 
+from .builders import group
 from .simulation import Simulation, Word
 
 HEALTHY = {
@@ -124,7 +132,7 @@ def test_every_finding_is_on_the_page() -> None:
     page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text().partition("## Findings")[2]
     rules = re.findall(r"^def _(\w+)\(seen: _Seen", inspect.getsource(module), re.MULTILINE)
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(rules)
-    assert len(rules) == 7
+    assert len(rules) == 8
 
 
 def test_one_odd_step_is_no_finding() -> None:
@@ -230,12 +238,36 @@ KEYS = [*line(1)[1], "eval/all/reward/mean", "eval/all/reward/std", "eval/all/gr
 
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), st.floats()), max_size=30))
 def test_whatever_the_metrics_are_nothing_breaks_and_each_is_told_once(metrics: list[dict[str, float]]) -> None:
-    watch = Watch()
-    told = [finding for step, one in enumerate(metrics) for finding in watch.add(step, one)]
+    lookout = Lookout()
+    told = [finding for step, one in enumerate(metrics) for finding in lookout.add(step, one)]
     assert len({(finding.name, finding.env) for finding in told}) == len(told)
     every = findings(enumerate(metrics))
     assert [(one.name, one.env, one.first) for one in told] == [(one.name, one.env, one.first) for one in every]
     assert all(one.first <= one.last and one.evidence and one.action for one in every)
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf, None])
+def test_a_single_kl_that_is_no_finite_number_is_found(kl: float | None) -> None:
+    trained = {"optim__tokens": 100.0}
+    broken = run(6, lambda step: trained)
+    step, metrics = broken[3]
+    others = {key: value for key, value in metrics.items() if key != "optim/kl_sample_train_v1"}
+    broken[3] = (step, others if kl is None else {**others, "optim/kl_sample_train_v1": kl})
+    found = only(findings(broken), "no_kl", "all")
+    assert (found.first, found.last) == (4, 4)
+    assert found.evidence.startswith("in step 4, KL(sampler‖trainer) was no finite number")
+    assert findings(run(6, lambda step: trained)) == []
+
+
+@pytest.mark.parametrize(
+    "trained", [[-math.inf, -1.0], [math.nan, -1.0], [-math.inf, -math.inf], [math.inf, -math.inf]]
+)
+def test_a_trainer_without_a_probability_for_a_token_is_found_and_breaks_nothing(trained: list[float]) -> None:
+    played = group([1.0, 0.0])
+    data = asyncio.run(Preparation({"env": group_mean}).prepare(played)).data
+    rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(data, trained, strict=True)]
+    update = Update(data, rows, {}, loss(PPOLoss(name="ppo")), 1e-4)
+    assert [one.name for one in findings([(1, update_metrics(update))])] == ["no_kl"]
 
 
 class Same(Word):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ import rlkit
 from rlkit.advantages import ESTIMATORS, BatchEstimator
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.errors import MissingError
+from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.paths import runs_dir
 from rlkit.rehearsal import Part, Rehearsal, in_small, rehearse
 from rlkit.sources import Tasks
 from rlkit.testing import ByteChat, run_virtual
 from rlkit.types import Datum
-from tests.simulation import Talk, Word
+from tests.simulation import Simulation, Talk, Word
 
 SETTINGS: dict[str, object] = {
     "model": "simulated",
@@ -27,6 +28,7 @@ SETTINGS: dict[str, object] = {
     "steps": 50,
     "service": {"base_url": "http://127.0.0.1:9"},  # nobody listens there
 }
+TALKS = [Talk(number) for number in range(4)]
 HELD_OUT_TASKS = [Word(number) for number in range(100, 130)]
 
 
@@ -152,6 +154,13 @@ def test_a_source_of_few_tasks_begins_anew_in_each_part() -> None:
     assert short.estimate is not None
 
 
+@pytest.mark.parametrize("batch", [{"max_tokens": 2, "too_long": "drop"}, {"clip_advantages": 1e-300}])
+def test_a_run_that_would_train_on_nothing_is_named(batch: dict[str, object]) -> None:
+    made = played(batch=batch)
+    assert part(made, "training").status == "failed"
+    assert part(made, "training").detail.startswith("nothing was left to train on: look at batch.max_tokens")
+
+
 def test_a_source_that_cannot_be_set_back_is_named() -> None:
     class Forgetful(Endless):
         def load_state_dict(self, state: dict[str, int]) -> None:  # type: ignore[override]  what state_dict gave
@@ -209,7 +218,76 @@ def without_gradient(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) ->
 def test_an_estimator_that_fails_is_found() -> None:
     made = played(advantage=f"{__file__}:wrong")
     assert part(made, "training").status == "failed"
-    assert "1 advantages for the" in part(made, "training").detail
+    assert part(made, "training").detail.startswith("the advantage estimator wrong (test_rehearsal.py:")
+    assert "returned 1 advantage: it must return " in part(made, "training").detail
+
+
+def leaving(group: rlkit.Group) -> np.ndarray:
+    raise SystemExit(5)
+
+
+def test_an_estimator_that_ends_the_program_is_found_and_does_not() -> None:
+    made = played(advantage=f"{__file__}:leaving")
+    assert "the advantage estimator leaving (test_rehearsal.py:" in part(made, "training").detail
+    assert "SystemExit: 5" in part(made, "training").detail
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            {"envs": {"words": {"max_turns": 3}}},
+            r"envs\.words\.max_turns: has no effect, since each of its tasks has a ",
+        ),
+        (
+            {"advantage": {"name": "turn_returns", "discount": 0.9}},
+            r"advantage\.discount: has no effect, since each task of words has a single turn",
+        ),
+        (
+            {"eval": {"envs": {"held_out": {"env": f"{__file__}:HELD_OUT_TASKS", "max_turns": 2}}}},
+            r"eval\.envs\.held_out\.max_turns: has no effect",
+        ),
+    ],
+)
+def test_what_is_said_of_turns_where_there_is_one_is_refused_as_it_is_by_a_run(
+    more: dict[str, object], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        played(**more)
+    with pytest.raises(ConfigError, match=told):
+        Simulation(tmp_path, settings=more).trainer()
+
+
+class Often(Word):
+    """Of a single turn by its class, and of several by its rollout."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        for _ in range(2):
+            reply = await policy.sample("?")
+        return self.grade(reply)
+
+
+def test_what_is_said_of_turns_is_kept_where_a_task_may_have_several() -> None:
+    returns = {"name": "turn_returns", "discount": 0.9}
+    for tasks in ([Word(1), Talk(2)], [Often(1)], Endless()):
+        assert played(tasks, envs={"words": {"max_turns": 3}}, advantage=returns).passed
+    one_turn = {"words": {"max_turns": 1}}
+    with pytest.raises(ConfigError, match=r"advantage\.discount: has no effect"):
+        played([Talk(1)], envs=one_turn, advantage=returns)
+    own = {"words": {}, "talks": {"env": f"{__file__}:TALKS", "advantage": returns}}
+    assert played(envs=own).passed
+    with pytest.raises(ConfigError, match=r"envs\.words\.advantage\.discount: has no effect"):
+        played(envs=own | {"words": {"advantage": returns}})
+
+
+@pytest.mark.parametrize("metric", ["env/words/spoken", "env/all/format", "service/speed"])
+def test_a_metric_that_no_step_of_the_dry_run_has_is_named(metric: str) -> None:
+    made = played(best={"metric": metric})
+    assert made.passed
+    assert part(made, "best.metric").status == "not tried"
+    assert f"whether a step has a '{metric}'" in part(made, "best.metric").detail
+    for known in ("env/words/retried/gap", "env/words/pass_at_8", "env/words/reward/mean"):
+        assert "best.metric" not in [one.name for one in played(best={"metric": known}).parts]
 
 
 def not_a_number(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
@@ -268,6 +346,11 @@ def test_a_schedule_of_the_learning_rate_does_not_mind_that_it_is_cut_short() ->
     for schedule in ("constant", "linear", "cosine"):
         for warmup in (0, 1, 20):
             assert played(optimizer={"warmup_steps": warmup, "schedule": schedule}).passed
+
+
+def test_a_pilot_of_less_than_no_groups_is_refused() -> None:
+    with pytest.raises(UsageError, match="pilot: -1 is no number of groups"):
+        asyncio.run(rehearse(load_config([], settings=SETTINGS), pilot=-1))
 
 
 def test_few_rollouts_are_played() -> None:

@@ -6,6 +6,8 @@ whatever an estimator says. The formulas are in `rlkit.estimators`.
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,9 +28,12 @@ from rlkit.config.advantage import (
     PlainAdvantage,
     QuantileAdvantage,
     TurnReturnsAdvantage,
+    needs_whole_steps,
 )
 from rlkit.errors import ConfigError, EnvironmentFault, did_you_mean
 from rlkit.estimators import group_mean, grpo
+from rlkit.plain import text_of
+from rlkit.temperature import LN2, saturated
 from rlkit.types import Group
 
 if TYPE_CHECKING:
@@ -136,41 +141,172 @@ def choose_estimators(config: Config, given: Mapping[str, Estimator]) -> dict[st
     }
     for name, one in chosen.items():
         if isinstance(one, BatchEstimator) and config.schedule.mode == "stream":
-            raise ConfigError(
-                f"envs.{name}: its advantage estimator needs all groups of a step at once, and with the schedule "
-                "`stream` gradients are computed before they are there: set schedule.mode to sync or async, or choose "
-                "another advantage"
-            )
+            raise ConfigError(f"envs.{name}: {needs_whole_steps(title(one))}")
     return chosen
 
 
-def by_turn(advantages: Advantages, group: Group) -> list[NDArray[np.float64]]:
-    """Advantages as one array for each episode with one value for each of its turns, checked.
+def estimated(one: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
+    """The advantages of each group, one for each turn of each episode, checked.
+
+    Args:
+        one: the estimator; only a `BatchEstimator` sees more than one group.
+        groups: of one environment.
+
+    Returns:
+        for each group and each of its episodes, [turns] float64.
 
     Raises:
-        EnvironmentFault: their number is not that of the episodes or turns, or one is no number of 32 bits.
+        EnvironmentFault: it raised, or gave something else than it must; the message names it.
     """
-    if len(advantages) != len(group.episodes):
-        raise EnvironmentFault(
-            f"the estimator gave {len(advantages)} advantages for the {len(group.episodes)} episodes of a group of "
-            f"{group.env}"
-        )
+    env, name = groups[0].env, title(one)
+    try:
+        found = _of_step(one, groups) if isinstance(one, BatchEstimator) else [one(group) for group in groups]
+        return [by_turn(advantages, group, of=name) for advantages, group in zip(found, groups, strict=True)]
+    except EnvironmentFault:
+        raise
+    except (Exception, SystemExit) as error:  # the user's own code
+        told = f"{type(error).__name__}: {text_of(error)}{_place(error)}"
+        raise EnvironmentFault(f"the advantage estimator {name} failed on a group of {env}: {told}") from error
+
+
+def by_turn(advantages: object, group: Group, *, of: str = "") -> list[NDArray[np.float64]]:
+    """Advantages as one array for each episode with one value for each of its turns, checked.
+
+    Args:
+        advantages: what the estimator gave.
+        group: for this.
+        of: the estimator, in messages.
+
+    Raises:
+        EnvironmentFault: they are none, their number is not that of the episodes or turns, or one is no number of 32
+            bits.
+    """
+    count = len(group.episodes)
+    who = f"the advantage estimator {of}".rstrip()
+    wanted = (
+        f"it must return {count} number{'s' * (count != 1)} for the {count} episode{'s' * (count != 1)} of a group of "
+        f"{group.env}, or as many arrays with a number for each turn"
+    )
+    values = _listed(advantages)
+    if values is None:
+        raise EnvironmentFault(f"{who} returned {_shown(advantages)}: {wanted}")
+    if len(values) != count:
+        raise EnvironmentFault(f"{who} returned {len(values)} advantage{'s' * (len(values) != 1)}: {wanted}")
     rows = list[NDArray[np.float64]]()
-    for value, episode in zip(advantages, group.episodes, strict=True):
-        row: NDArray[np.float64] = np.asarray(value, dtype=np.float64)
-        row = np.full(len(episode.turns), float(row)) if row.ndim == 0 else row
-        if row.shape != (len(episode.turns),):
-            raise EnvironmentFault(f"the estimator gave {row.shape} advantages for {len(episode.turns)} turns")
+    for place, (value, episode) in enumerate(zip(values, group.episodes, strict=True)):
+        row = _numbers(value)
+        if row is None:
+            raise EnvironmentFault(f"{who} returned {_shown(value)} for episode {place}: {wanted}")
+        turns = len(episode.turns)
+        row = np.full(turns, float(row)) if row.ndim == 0 else row
+        if row.shape != (turns,):
+            given = " × ".join(map(str, row.shape))
+            raise EnvironmentFault(
+                f"{who} returned {given} advantages for the {turns} turn{'s' * (turns != 1)} of episode {place}: "
+                f"{wanted}"
+            )
         if not np.isfinite(row).all():
-            raise EnvironmentFault(f"the estimator gave an advantage that is not finite for a group of {group.env}")
+            raise EnvironmentFault(
+                f"{who} returned {row[~np.isfinite(row)][0]:g} for episode {place}: {wanted}, all of them finite"
+            )
         if np.abs(row).max(initial=0.0) > _LARGEST:
             raise EnvironmentFault(
-                f"the estimator gave an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}, too "
-                "large for the 32 bits that it is trained with: scale the rewards down, or take an advantage that does"
+                f"{who} returned an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}, too large "
+                "for the 32 bits that it is trained with: scale the rewards down, or take an advantage that does"
             )
         taught = episode.reward is not None and not episode.masked
-        rows.append(row if taught else np.zeros(len(episode.turns)))
+        rows.append(row if taught else np.zeros(turns))
     return rows
+
+
+def title(one: Estimator) -> str:
+    """What people know an estimator by: its function, and the file of one that is the user's own."""
+    function, _ = _function(one)
+    name = getattr(function, "__qualname__", type(function).__name__).rpartition("<locals>.")[2]
+    if getattr(function, "__module__", None) == formulas.__name__:
+        return name
+    code = getattr(function, "__code__", None)
+    return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def report(one: Estimator, group: Group) -> Mapping[str, float]:
+    """What there is to say of how a group was estimated, by name.
+
+    Of the estimators that search for a temperature it is `saturated`: 1 where none gives the divergence that was asked
+    for, and 0 where one does. Of a group that needs no search, and of other estimators, it is nothing.
+    """
+    function, settings = _function(one)
+    if function is formulas.entropic_adaptive:
+        compared = np.isfinite(group.rewards)
+    elif function is formulas.entropic_valid_aware:
+        compared = formulas.valid_episodes(group)
+    else:
+        return {}
+    kl = cast("float", settings.get("kl", LN2))
+    found = saturated(group.rewards[compared], kl=kl)
+    return {} if found is None else {"saturated": float(found)}
+
+
+def _of_step(one: BatchEstimator, groups: Sequence[Group]) -> Sequence[object]:
+    found: object = one(groups)
+    values = _listed(found)
+    if values is not None and len(values) == len(groups):
+        return values
+    given = f"{_shown(found)} for the" if values is None else f"advantages for {len(values)} of {len(groups)}"
+    raise EnvironmentFault(
+        f"the advantage estimator {title(one)} returned {given} groups of {groups[0].env}: it must return those of "
+        f"each group of the step, {len(groups)} here, in their order"
+    )
+
+
+def _listed(found: object) -> Sequence[object] | None:
+    """The items of an array or a sequence; None for anything else, such as a mapping, which would give its keys."""
+    if isinstance(found, str | bytes | Mapping) or not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        return None
+    try:
+        return list(cast("Sequence[object]", found))
+    except TypeError:  # an array of no dimensions has no items
+        return None
+
+
+def _numbers(value: object) -> NDArray[np.float64] | None:
+    """A number or numbers as an array; None where they are none."""
+    if isinstance(value, str | bytes | Mapping):
+        return None
+    try:
+        made: NDArray[np.generic] = np.asarray(value)
+        return None if made.dtype.kind not in "biuf" else made.astype(np.float64)
+    except (TypeError, ValueError, RuntimeError):  # the last is a tensor's that wants a gradient
+        return None
+
+
+def _shown(value: object) -> str:
+    if inspect.iscoroutine(value):
+        value.close()
+        return "a coroutine, as it is an async function"
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _place(error: BaseException) -> str:
+    """` at file:line`, where there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+
+
+def _function(one: Estimator) -> tuple[Callable[..., object], Mapping[str, object]]:
+    """What an estimator calls in the end, and the settings that this is given."""
+    inner: object = one
+    settings: Mapping[str, object] = {}
+    while True:
+        if isinstance(inner, BatchEstimator):
+            inner = inner.function
+        elif isinstance(inner, partial):
+            bound = cast("partial[object]", inner)
+            inner, settings = bound.func, {**bound.keywords, **settings}
+        elif hasattr(inner, "__wrapped__"):
+            inner = cast("object", inner.__wrapped__)
+        else:
+            return cast("Callable[..., object]", inner), settings
 
 
 def _configured(section: AdvantageConfig, *, base: Path | None) -> Estimator:

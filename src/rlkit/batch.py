@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.advantages import BatchEstimator, Estimator, by_turn
-from rlkit.errors import EnvironmentFault, RunFailed
+from rlkit.advantages import BatchEstimator, Estimator, estimated, report
+from rlkit.errors import RunFailed
 from rlkit.kl import Drifts, KLPenalty
 from rlkit.shaping import LengthPenalty, Normalization, clipped
 from rlkit.types import Datum, Episode, Group, Prompt, join
@@ -58,10 +58,10 @@ class Preparation:
             RunFailed: a sequence is too long, and that was to be an error.
             ServiceError: the reference of the KL penalty cannot be asked.
         """
-        estimated = self._estimated([group])[0]
-        sequences = self._sequences(group, estimated.advantages)
+        found = self._estimated([group])[0]
+        sequences = self._sequences(group, found.advantages)
         drifts = None if self.kl_penalty is None else await self.kl_penalty.drifts(sequences.data)
-        return self._assembled(group, estimated, sequences, drifts)
+        return self._assembled(group, found, sequences, drifts)
 
     @property
     def whole_steps(self) -> bool:
@@ -80,11 +80,11 @@ class Preparation:
             places = [place for place, one in enumerate(prepared) if one.group.env == name]
             if places and isinstance(estimator, BatchEstimator):
                 found = self._estimated([prepared[place].group for place in places])
-                for place, estimated in zip(places, found, strict=True):
+                for place, one in zip(places, found, strict=True):
                     group = prepared[place].group
-                    sequences = self._sequences(group, estimated.advantages)
+                    sequences = self._sequences(group, one.advantages)
                     # Its sequences have the tokens that they had, so the reference need not be asked again.
-                    made[place] = self._assembled(group, estimated, sequences, prepared[place].drifts)
+                    made[place] = self._assembled(group, one, sequences, prepared[place].drifts)
         return made
 
     def _estimated(self, groups: Sequence[Group]) -> list[_Estimated]:
@@ -93,9 +93,10 @@ class Preparation:
         penalty = self.length_penalty.get(env)
         seen = [(group, None) if penalty is None else penalty.applied(group) for group in groups]
         found = list[_Estimated]()
-        for rows, (_, lost) in zip(_estimate(self.estimators[env], [group for group, _ in seen]), seen, strict=True):
+        estimator = self.estimators[env]
+        for rows, (given, lost) in zip(estimated(estimator, [one for one, _ in seen]), seen, strict=True):
             kept, share = (rows, None) if self.clip is None else clipped(rows, self.clip)
-            found.append(_Estimated(kept, lost, share))
+            found.append(_Estimated(kept, lost, share, report(estimator, given)))
         return found
 
     def _sequences(self, group: Group, advantages: Sequence[NDArray[np.float64]]) -> _Sequences:
@@ -111,7 +112,7 @@ class Preparation:
                     owners.append(member)
         return _Sequences(data, owners, excess)
 
-    def _assembled(self, group: Group, estimated: _Estimated, sequences: _Sequences, drifts: Drifts | None) -> Prepared:
+    def _assembled(self, group: Group, found: _Estimated, sequences: _Sequences, drifts: Drifts | None) -> Prepared:
         data = sequences.data
         if self.kl_penalty is not None and drifts is not None:
             data = self.kl_penalty.applied(data, drifts)
@@ -120,12 +121,13 @@ class Preparation:
             data = _normalized(data, sequences.owners, self.normalization, members)
         return Prepared(
             group,
-            estimated.advantages,
+            found.advantages,
             tuple(datum for datum in data if self._every or datum.advantages.any()),
             sequences.excess,
-            estimated.length_penalty,
-            estimated.clipped,
+            found.length_penalty,
+            found.clipped,
             drifts,
+            found.report,
         )
 
     @property
@@ -151,6 +153,7 @@ class _Estimated:
     advantages: list[NDArray[np.float64]]
     length_penalty: float | None
     clipped: float | None
+    report: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,6 +177,7 @@ class Prepared:
         length_penalty: what was subtracted from the reward of a valid episode, in the mean; None without a penalty.
         clipped: share of the advantages that were clipped; None without a limit.
         drifts: from the reference of the KL penalty; None without one.
+        report: what there is to say of how its advantages were estimated, by name.
     """
 
     group: Group
@@ -183,6 +187,7 @@ class Prepared:
     length_penalty: float | None = None
     clipped: float | None = None
     drifts: Drifts | None = None
+    report: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def tokens(self) -> int:
@@ -197,26 +202,6 @@ class Prepared:
 
 def _taught(episode: Episode) -> bool:
     return episode.reward is not None and not episode.masked
-
-
-def _estimate(estimator: Estimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
-    """The advantages of each group, checked; only a `BatchEstimator` sees more than one."""
-    env = groups[0].env
-    try:
-        if isinstance(estimator, BatchEstimator):
-            found = estimator(groups)
-            if len(found) != len(groups):
-                raise EnvironmentFault(
-                    f"the estimator gave advantages for {len(found)} of {len(groups)} groups of {env}"
-                )
-        else:
-            found = [estimator(group) for group in groups]
-        return [by_turn(advantages, group) for advantages, group in zip(found, groups, strict=True)]
-    except EnvironmentFault:
-        raise
-    except Exception as error:  # the user's own code
-        told = f"{type(error).__name__}: {error}"
-        raise EnvironmentFault(f"the advantage estimator failed on a group of {env}: {told}") from error
 
 
 def _normalized(

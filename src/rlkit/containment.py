@@ -62,6 +62,11 @@ def contained(playing: Coroutine[object, object, object]) -> Coroutine[object, o
     return _Guarded(playing, _process)
 
 
+def plays(task: asyncio.Task[object]) -> bool:
+    """Whether it plays a rollout, or was made inside one."""
+    return isinstance(task.get_coro(), _Guarded)
+
+
 class Exited(Exception):
     """An environment asked the program to end.
 

@@ -107,6 +107,8 @@ class Speed:
         trained: tokens of training sequences, a second.
         step_s: seconds of an optimiser step and the hand-over of its weights.
         source: where this is known from, as a phrase for people.
+        reference: tokens that the reference of a KL penalty gives log-probabilities of, a second; None takes as many as
+            are trained on.
     """
 
     stream: Band
@@ -114,6 +116,7 @@ class Speed:
     trained: Band
     step_s: Band
     source: str
+    reference: Band | None = None
 
 
 HOSTED = Speed(
@@ -234,8 +237,9 @@ def _sampled(one: Rollout, size: int, *, shared: bool, cached: bool) -> np.ndarr
 
 def shares(config: Config) -> dict[str, float]:
     """Of each environment, the share of the groups that are its own; they sum to 1."""
-    whole = sum(spec.weight for spec in config.envs.values())
-    return {name: spec.weight / whole for name, spec in config.envs.items()}
+    largest = max(spec.weight for spec in config.envs.values())  # or the sum of two large ones may be no number
+    weights = {name: spec.weight / largest for name, spec in config.envs.items()}
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def evaluations(config: Config) -> int:
@@ -261,6 +265,12 @@ def _seconds(config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, spe
     trained_s = trained / (speed.trained.low if long else speed.trained.high)
     trained_s += (speed.step_s.high if long else speed.step_s.low) * batch.substeps
     evaluated_s = _played_s(in_evaluation, speed, most=most, steps_at_once=1, long=long)
+    if config.kl_penalty.coefficient:
+        scored = sum(one.trained * count for one, count in in_step)
+        reference = speed.reference or speed.trained
+        # A group is scored while others are still in play: at best all of it is, and at worst it is waited for.
+        scored_s = scored / (reference.low if long else reference.high)
+        played_s = played_s + scored_s if long else max(played_s, scored_s)
     # Ahead of its training, only the first step is waited for, or after the last one its training.
     steps_s = config.steps * (played_s + trained_s)
     if ahead:

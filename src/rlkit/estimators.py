@@ -17,14 +17,8 @@ import numpy as np
 
 from rlkit.errors import EnvironmentFault
 from rlkit.rewards import EQUAL, Values, centred, exponent, in_unit, spread
-from rlkit.types import Episode, Group
-
-LN2 = math.log(2)
-
-_REACH = 0.9  # of ln n, the divergence of all weight on one episode: near it a weight on the others is next to nothing
-_STEEPEST = 2.0**50  # past this, in 1/spread, only rewards that are equal would still share their weight
-_BISECTIONS = 60  # as many as a float64 has bits to settle, and a few more
-_LEAST = -1e300  # stands for minus infinity, which could not be subtracted from itself
+from rlkit.temperature import LN2, adaptive, against_others
+from rlkit.types import Bools, Episode, Group
 
 
 def group_mean(group: Group) -> Values:
@@ -142,7 +136,7 @@ def entropic(group: Group, *, beta: float = 2.0, clip: float = 16.0) -> Values:
 
     def weighed(r: Values) -> Values:
         with np.errstate(over="ignore"):
-            return _against_others(np.ldexp(beta * (r - r.max()), unit), clip=clip)
+            return against_others(np.ldexp(beta * (r - r.max()), unit), clip=clip)
 
     return _advantages(group, weighed, scaled=False)
 
@@ -159,7 +153,7 @@ def entropic_adaptive(group: Group, *, kl: float = LN2, clip: float = 16.0) -> V
         kl: the divergence, in nats.
         clip: largest advantage.
     """
-    return _advantages(group, lambda r: _adaptive(r, kl=kl, clip=clip), scaled=False)
+    return _advantages(group, lambda r: adaptive(r, kl=kl, clip=clip), scaled=False)
 
 
 def entropic_valid_aware(group: Group, *, kl: float = LN2, penalty: float = 1.0, clip: float = 16.0) -> Values:
@@ -178,16 +172,21 @@ def entropic_valid_aware(group: Group, *, kl: float = LN2, penalty: float = 1.0,
         penalty: c > 0.
         clip: largest advantage.
     """
-    graded = np.isfinite(group.rewards)
-    valid = graded & np.array([_is_valid(episode) for episode in group.episodes], dtype=np.bool_)
-    invalid = graded & ~valid
+    valid = valid_episodes(group)
+    invalid = np.isfinite(group.rewards) & ~valid
     if not valid.any():
         return np.zeros(len(group.episodes))
-    advantages = spread(group.rewards, valid, lambda r: _adaptive(r, kl=kl, clip=clip), scaled=False)
+    advantages = spread(group.rewards, valid, lambda r: adaptive(r, kl=kl, clip=clip), scaled=False)
     if not advantages.any():
         advantages[valid] = min(penalty * invalid.sum() / valid.sum(), clip)
     advantages[invalid] = -penalty
     return advantages
+
+
+def valid_episodes(group: Group) -> Bools:
+    """[G]: those with a reward that gave something valid, as `entropic_valid_aware` understands it."""
+    said = np.array([_is_valid(episode) for episode in group.episodes], dtype=np.bool_)
+    return np.isfinite(group.rewards) & said
 
 
 def quantile(group: Group, *, quantile: float = 0.4) -> Values:
@@ -317,53 +316,6 @@ def _all_centred(groups: Sequence[Group], unit: int) -> list[Values]:
     """For each group [G], its rewards minus their mean, in the unit 2^unit."""
     rows = [np.ldexp(group.rewards, -unit) for group in groups]
     return [spread(row, np.isfinite(row), centred, scaled=True) for row in rows]
-
-
-def _adaptive(rewards: Values, *, kl: float, clip: float) -> Values:
-    gaps = (rewards - rewards.max()) / (rewards.max() - rewards.min())
-    steepness = _steepness(gaps, divergence=min(kl, _REACH * math.log(len(gaps))))
-    return _against_others(steepness * gaps, clip=clip)
-
-
-def _steepness(gaps: Values, *, divergence: float) -> float:
-    """The b ≥ 0 with KL(softmax(b·gaps) ‖ uniform) = divergence, by bisection; the steepest where none is enough.
-
-    Args:
-        gaps: [n] in [−1, 0], with 0 for the best.
-        divergence: in nats; KL grows with b.
-    """
-    high = 1.0
-    while _divergence(high * gaps) < divergence and high < _STEEPEST:
-        high *= 2
-    low = 0.0
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        if _divergence(middle * gaps) < divergence:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def _divergence(logits: Values) -> float:
-    """KL(softmax(logits) ‖ uniform) in nats, of [n] logits of which the largest is 0."""
-    weights = np.exp(logits)
-    total = float(weights.sum())
-    return math.log(len(logits)) - math.log(total) + float(weights @ logits) / total
-
-
-def _against_others(logits: Values, *, clip: float) -> Values:
-    """A_i = e^{x_i} / mean_{j≠i} e^{x_j} − 1, at most `clip`, of [n] logits x of which the largest is 0."""
-    logits = np.maximum(logits, _LEAST)
-    count, best = len(logits), int(np.argmax(logits))
-    above = np.expm1(logits)  # keeps what differs by little from the best
-    others = (above.sum() - above) / (count - 1)
-    # For the best alone the sum may be nothing but rounding errors: the largest of the others takes its place.
-    rest = np.delete(logits, best)
-    others[best] = np.expm1(rest - rest.max()).mean()
-    log_mean = np.log1p(others)
-    log_mean[best] += rest.max()
-    return np.minimum(np.expm1(np.minimum(logits - log_mean, math.log1p(clip))), clip)
 
 
 def _is_valid(episode: Episode) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,7 @@ from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread, together
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
+from rlkit.config.turns import refuse_limit
 from rlkit.containment import leftovers_ended
 from rlkit.endpoint import Endpoint, NoSampler, connected
 from rlkit.env import Env
@@ -25,7 +26,7 @@ from rlkit.policy import Limits, Sampler
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.service import choose, connect
 from rlkit.service.watch import PatientSampler, Watch
-from rlkit.settings import load_chat, sampling
+from rlkit.settings import load_chat, sampling, single_turn
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks, as_source
 from rlkit.trackers import Progress
@@ -111,17 +112,18 @@ async def evaluate(
         ServiceError: the service, or the endpoint, failed after retries.
     """
     config = resolved.config if isinstance(resolved, Resolved) else resolved
-    specs = config.eval.envs or {
+    own = config.eval.envs
+    specs = own or {
         name: EvalEnvConfig(env=spec.env or name, args=spec.args, max_tokens=spec.max_tokens, max_turns=spec.max_turns)
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
-    tasks = eval_tasks(specs, seed=config.seed)
+    tasks = eval_tasks(specs, seed=config.seed, field="eval.envs" if own else "envs")
     slots = Slots(config.rollouts.max_live)
     if endpoint is not None:
         async with connected(endpoint, timeout_s=config.service.timeout_s) as make:
             player = replace(eval_player(config, None, slots=slots, context=None), make=make)
-            return await _measured(player, tasks, NoSampler(), progress, scored)
+            return await _measured(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
     choice = choose(config.service)
     chat = await in_thread(load_chat, config, choice, note)
     watch = Watch(note, config.service.timeout_s, seed=config.seed)
@@ -131,13 +133,16 @@ async def evaluate(
         )
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         player = eval_player(config, chat, slots=slots, context=context)
-        return await _measured(player, tasks, PatientSampler(sampler, watch, sampler.version), progress, scored)
+        patient = PatientSampler(sampler, watch, sampler.version)
+        return await _measured(player, tasks, patient, note=note, progress=progress, scored=scored)
 
 
 async def _measured(
     player: Player,
     tasks: Mapping[str, Sequence[Env]],
     sampler: Sampler,
+    *,
+    note: Callable[[str], None],
     progress: Callable[[Callable[[], Progress]], None],
     scored: Callable[[Sequence[Group]], None],
 ) -> Mapping[str, float]:
@@ -157,8 +162,19 @@ async def _measured(
 
     progress(snapshot)
     tried = await Evaluation(tasks, player, every=0).play(sampler)
+    for told in _failures(tried):
+        note(told)
     scored([one.group for one in tried])
     return await eval_metrics(tried)
+
+
+def _failures(tried: Sequence[Tried]) -> list[str]:
+    """For each environment of which rollouts failed: how many, and why the first did."""
+    errors = defaultdict[str, list[str]](list)
+    plays = Counter(one.group.env for one in tried for _ in one.attempts)
+    for one in tried:
+        errors[one.group.env] += [episode.error for episode in one.attempts if episode.error is not None]
+    return [f"{name}: {len(own)} of {plays[name]} rollouts failed: {own[0]}" for name, own in errors.items() if own]
 
 
 def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
@@ -173,9 +189,10 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
         tasks = [group.rewards[group.valid] for group in groups if name in (group.env, "all") and group.valid.any()]
         if len(tasks) < 2:
             continue
-        mean = float(np.concatenate(tasks).mean())
-        deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
-        squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
+        with np.errstate(over="ignore", invalid="ignore"):  # rewards near the ends of the float range
+            mean = float(np.concatenate(tasks).mean())
+            deviations = np.array([float((rewards - mean).sum()) for rewards in tasks])
+            squares = len(tasks) / (len(tasks) - 1) * float(np.square(deviations).sum())
         errors[f"eval/{name}/reward/stderr"] = math.sqrt(squares) / sum(map(len, tasks))
     return errors
 
@@ -196,12 +213,26 @@ def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, contex
     return Player(chat, settings, seed=config.seed, slots=slots, purpose="eval")
 
 
-def eval_tasks(specs: Mapping[str, EvalEnvConfig], *, seed: int) -> Mapping[str, Sequence[Env]]:
-    """The tasks of an evaluation: the first of each environment's own order."""
-    return {
-        name: _first(load_envs(name, spec, field=f"eval.envs.{name}", seed=seed), spec.tasks)
-        for name, spec in specs.items()
-    }
+def eval_tasks(
+    specs: Mapping[str, EvalEnvConfig], *, seed: int, field: str = "eval.envs"
+) -> Mapping[str, Sequence[Env]]:
+    """The tasks of an evaluation: the first of each environment's own order.
+
+    Args:
+        specs: of the environments.
+        seed: of the run.
+        field: the field that holds them, for messages.
+
+    Raises:
+        ConfigError: an environment cannot be loaded, or has no use for a limit of turns.
+    """
+    found = dict[str, Sequence[Env]]()
+    for name, spec in specs.items():
+        made = load_envs(name, spec, field=f"{field}.{name}", seed=seed)
+        if single_turn(made):
+            refuse_limit(spec, field=f"{field}.{name}")
+        found[name] = _first(made, spec.tasks)
+    return found
 
 
 def _first(tasks: Tasks, most: int) -> Sequence[Env]:

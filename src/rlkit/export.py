@@ -9,7 +9,7 @@ import os
 import tempfile
 import warnings
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -33,12 +33,14 @@ async def export(path: str, directory: Path, *, form: Form = "adapter", service:
         service: that has the checkpoint; by default the one that a run without settings would use.
 
     Raises:
-        UsageError: there is no such checkpoint, the directory is there already, or the model has no such form.
+        UsageError: there is no such checkpoint, the directory is there already or cannot be written, or the model has
+            no such form.
         MissingError: the base model cannot be had.
         ServiceError: the service failed.
     """
     if not path.startswith("tinker://") or "/weights/" not in path:
         raise UsageError(f"{path!r} is no training state, a path like tinker://…/weights/…; only that can be exported")
+    directory = _free(directory)
     config = service or ServiceConfig()
     choice = choose(config)
     async with reachable(config, choice=choice) as at:
@@ -48,19 +50,45 @@ async def export(path: str, directory: Path, *, form: Form = "adapter", service:
         await in_thread(_write, path, directory, base, form, at)
 
 
+def _free(directory: Path) -> Path:
+    """The place that a directory is to be made at, checked before anything is fetched for it.
+
+    Raises:
+        UsageError: something is there already, or nothing can be written there.
+    """
+    try:
+        place = directory.resolve()
+        if directory.is_symlink() or place.exists():
+            raise UsageError(f"{directory} is there already: choose another name")
+        parent = next(one for one in place.parents if one.exists())
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=parent):
+            return place
+    except (OSError, RuntimeError) as error:  # the latter of links that lead nowhere but to themselves
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: Exception) -> UsageError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return UsageError(f"{directory} cannot be written: {reason}")
+
+
 def _write(path: str, directory: Path, base: str, form: Form, at: Address) -> None:
-    if directory.exists():
-        raise UsageError(f"{directory} is there already: choose another name")
+    made = [one for one in directory.parents if not one.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it gets its name at once when it is whole.
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
-            adapter, made = Path(folder) / "adapter", Path(folder) / "made"
+            adapter, whole = Path(folder) / "adapter", Path(folder) / "made"
             _download(path, adapter, at)
-            _build(base, adapter, made, form)
-            made.rename(directory)
+            _build(base, adapter, whole, form)
+            whole.rename(directory)
+            made.clear()
     except OSError as error:
-        raise UsageError(f"{directory} cannot be written: {error.strerror or error}") from error
+        raise _unwritable(directory, error) from error
+    finally:
+        with suppress(OSError):  # somebody else may have put something there meanwhile
+            for one in made:
+                one.rmdir()
 
 
 def _download(path: str, adapter: Path, at: Address) -> None:

@@ -5,7 +5,7 @@ tells later; metrics that stay as they are and are healthy give none.
 
 A rule looks at the last `WINDOW` steps that have a number, `ENOUGH` of them at least: at the mean of a share, since a
 step may have few groups of an environment, and at the median of what can leap, KL and entropy, so that one odd step is
-no finding. What it compares with are the first `ENOUGH`.
+no finding. What it compares with are the first `ENOUGH`. A KL that is no number at all is a finding at once.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ def findings(run: Iterable[Line]) -> list[Finding]:
     Args:
         run: its lines, in order.
     """
-    watch = Watch()
+    lookout = Lookout()
     for step, metrics in run:
-        watch.add(step, metrics)
-    return watch.findings
+        lookout.add(step, metrics)
+    return lookout.findings
 
 
-class Watch:
+class Lookout:
     """Looks at a run step by step."""
 
     def __init__(self) -> None:
@@ -201,6 +201,8 @@ class _Seen:
 
 
 _KL = "departure"
+_KLS = ("optim/kl_sample_train_v1", "optim/kl_sample_train_v2")
+_TOKENS = "optim/tokens"
 _REWARD = "env/all/reward/mean"
 _ENTROPY = "optim/entropy"
 _COMPARED = (_KL, _ENTROPY)
@@ -306,6 +308,18 @@ def _entropy_collapse(seen: _Seen, _: str) -> _Found | None:
     return _Found(evidence, "lower the learning rate (optimizer.learning_rate)")
 
 
+def _no_kl(seen: _Seen, _: str) -> _Found | None:
+    """A step was trained on, and how far sampler and trainer are apart is no finite number; one such step is enough."""
+    step, metrics = seen.recent[-1]
+    if not metrics.get(_TOKENS, 0) > 0 or all(key in metrics for key in _KLS):
+        return None
+    evidence = (
+        f"in step {step}, KL(sampler‖trainer) was no finite number: the trainer gave tokens that were sampled the "
+        "probability 0, or none"
+    )
+    return _Found(evidence, "go back to a checkpoint before it, with a lower learning rate (optimizer.learning_rate)")
+
+
 def _sampler_trainer_kl(seen: _Seen, _: str) -> _Found | None:
     """The sampler and the trainer grow apart, or are too far apart: what is trained on is not what was sampled."""
     now = seen.typical(_KL)
@@ -328,7 +342,7 @@ def _sampler_trainer_kl(seen: _Seen, _: str) -> _Found | None:
 type _Rule = Callable[[_Seen, str], _Found | None]
 
 _ENV_RULES: tuple[_Rule, ...] = (_dead_groups, _truncation, _infrastructure_failures, _retry_bias)
-_RULES: tuple[_Rule, ...] = (_evaluation_diverges, _entropy_collapse, _sampler_trainer_kl)
+_RULES: tuple[_Rule, ...] = (_evaluation_diverges, _entropy_collapse, _no_kl, _sampler_trainer_kl)
 
 
 def _mean(values: Sequence[tuple[int, float]]) -> _Mean:

@@ -193,7 +193,18 @@ def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
         "batch/staleness/mean": _mean(float(age) for age in ages),
         "batch/staleness/max": float(max(ages, default=0)),
         **_shaped([p.prepared for p in own]),
+        **_estimated([one.played.prepared for one in taken]),
     }
+
+
+def _estimated(prepared: Sequence[Prepared]) -> dict[str, float]:
+    """What there is to say of how groups were estimated, in the mean over those of which there is something."""
+    found = dict[str, list[float]]()
+    for one in prepared:
+        for name, value in one.report.items():
+            for env in (one.group.env, "all"):
+                found.setdefault(f"env/{env}/advantage/{name}", []).append(value)
+    return {key: _mean(values) for key, values in found.items()}
 
 
 def _shaped(prepared: Sequence[Prepared]) -> dict[str, float]:
@@ -222,11 +233,14 @@ def update_metrics(update: Update) -> dict[str, float]:
     sampled = np.concatenate([datum.logprobs[datum.mask] for datum in update.data]).astype(np.float64)
     pairs = zip(update.data, update.logprobs, strict=True)
     trained = np.concatenate([logprobs[datum.mask] for datum, logprobs in pairs]).astype(np.float64)
-    difference = sampled - trained
-    ratios = _ratios(-difference) if len(difference) else dict[str, float]()
+    # The trainer may give a token no probability, or no number; what comes of it is not finite, and told as a finding.
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = sampled - trained
+        ratios = _ratios(-difference) if len(difference) else dict[str, float]()
+        v1, v2 = float(difference.mean()), float(np.square(difference).mean() / 2)
     return {
-        "optim/kl_sample_train_v1": float(difference.mean()),
-        "optim/kl_sample_train_v2": float(np.square(difference).mean() / 2),
+        "optim/kl_sample_train_v1": v1,
+        "optim/kl_sample_train_v2": v2,
         "optim/entropy": float(-sampled.mean()),
         **ratios,
         **_clipped(update),
@@ -263,8 +277,7 @@ def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, s
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
     weights = np.exp(log_ratios - log_ratios.max())  # the largest is 1, so that none is infinite
-    with np.errstate(over="ignore"):
-        extremes = {"max": float(np.exp(log_ratios.max())), "min": float(np.exp(log_ratios.min()))}
+    extremes = {"max": float(np.exp(log_ratios.max())), "min": float(np.exp(log_ratios.min()))}
     effective = float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()))
     return {**{f"optim/ratio/{key}": value for key, value in extremes.items()}, "optim/ratio/effective": effective}
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 
 import numpy as np
 
-from rlkit.advantages import Advantages, BatchEstimator, Estimator, choose_estimators
+from rlkit.advantages import Advantages, BatchEstimator, Estimator, choose_estimators, estimated
+from rlkit.batch import trained_tokens
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import together
 from rlkit.config.schema import Config
@@ -23,7 +25,7 @@ from rlkit.rollouts import Player
 from rlkit.seeds import derive
 from rlkit.service import ServiceChoice, connect
 from rlkit.service.watch import PatientSampler, Watch
-from rlkit.settings import describe, env_settings, preparation, task_source
+from rlkit.settings import describe, env_settings, kl_reference, preparation, task_source
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks
 from rlkit.types import Group
@@ -35,6 +37,9 @@ _SHORTER, _LONGER = 0.75, 1.5
 _CROWDED = 3.0
 """How much more a machine samples, at most, when it has the rollouts of a whole step at once."""
 
+_UNSURE = 1.5
+"""How far off what was measured once may be, as a factor."""
+
 _NUDGE = 1e-3
 """The advantage of a rollout whose group has none, so that there is something to train on."""
 
@@ -45,14 +50,14 @@ class Pilot:
 
     Args:
         rollouts: by environment, shorter and longer ones than those that were played.
-        speed: of the service.
+        speed: of the service; None where nothing was sampled or trained on, so that there is nothing to measure.
         played: rollouts.
         seconds: in all.
         usage: of the service.
     """
 
     rollouts: Mapping[str, tuple[Rollout, Rollout]]
-    speed: Speed
+    speed: Speed | None
     played: int
     seconds: float
     usage: Usage
@@ -79,6 +84,7 @@ async def run_pilot(
 
     Raises:
         RolloutsFailed: no rollout of an environment came to an end.
+        UsageError: the service does not have the reference of the KL penalty.
         ServiceError: the service failed after retries.
     """
     note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe(choice)}")
@@ -107,30 +113,83 @@ async def run_pilot(
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
         estimators = {name: nudged(one) for name, one in choose_estimators(config, {}).items()}
         objective = loss(config.loss)
-        prepared = preparation(config, estimators, objective, reference=None)
-        data = [datum for group in played for datum in (await prepared.prepare(group)).data]
-        training = time.monotonic()
-        await watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
-        stepping = time.monotonic()
-        rate = learning_rate(config).at(1)
-        await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
-        await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
-        stepped_s = time.monotonic() - stepping
+        reference = await kl_reference(config, service, watch)
+        prepared = preparation(config, estimators, objective, reference=reference)
+        scoring = time.monotonic()
+        ready = prepared.together(await together(prepared.prepare(group) for group in played))
+        scored_s = time.monotonic() - scoring
+        data = [datum for one in ready for datum in one.data]
+        trained_s, stepped_s = 0.0, 0.0
+        if data:
+            training = time.monotonic()
+            await watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
+            stepping = time.monotonic()
+            rate = learning_rate(config).at(1)
+            await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
+            await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
+            trained_s, stepped_s = stepping - training, time.monotonic() - stepping
         usage = service.usage
-    sampled = sum(episode.sampled_tokens for group in played for episode in group.episodes)
-    waited_s = sum(turn.seconds for group in played for episode in group.episodes for turn in episode.turns)
-    trained = sum(len(datum.targets) for datum in data)
-    stream, total, gradient = sampled / waited_s, sampled / played_s, trained / (stepping - training)
-    speed = Speed(
-        stream=Band(stream / 1.5, stream * 1.5),
-        # Our own machine has only so much to give; a hosted service as much as is asked of it.
-        total=Band(total / 1.5, total * _CROWDED) if choice.kind == "engine" else None,
-        trained=Band(gradient / 1.5, gradient * 1.5),
-        step_s=Band(stepped_s / 1.5, stepped_s * 1.5),
-        source=f"measured: {total:,.0f} tokens a second sampled, {gradient:,.0f} trained on",
+    valid = [episode for group in played for episode in group.episodes if episode.reward is not None]
+    speed = measured(
+        sampled=sum(episode.sampled_tokens for group in played for episode in group.episodes),
+        waited_s=sum(turn.seconds for group in played for episode in group.episodes for turn in episode.turns),
+        played_s=played_s,
+        trained=sum(len(datum.targets) for datum in data),
+        trained_s=trained_s,
+        stepped_s=stepped_s,
+        scored=0 if reference is None else sum(map(trained_tokens, valid)),
+        scored_s=scored_s,
+        own=choice.kind == "engine",
     )
     count = sum(len(group.episodes) for group in played)
     return Pilot(rollouts, speed, count, time.monotonic() - began, usage)
+
+
+def measured(
+    *,
+    sampled: int,
+    waited_s: float,
+    played_s: float,
+    trained: int,
+    trained_s: float,
+    stepped_s: float,
+    scored: int,
+    scored_s: float,
+    own: bool,
+) -> Speed | None:
+    """How fast a service is, by what it did in which time; None where it did too little to say.
+
+    Args:
+        sampled: tokens.
+        waited_s: for them, summed over the completions.
+        played_s: that all rollouts took together.
+        trained: tokens.
+        trained_s: that their gradient took.
+        stepped_s: that the optimiser step and the hand-over of its weights took.
+        scored: tokens that the reference of the KL penalty was asked for; 0 without one.
+        scored_s: that this took.
+        own: the machine is the user's own, and has only so much to give; a hosted service as much as is asked of it.
+    """
+    if not (sampled and trained and min(waited_s, played_s, trained_s) > 0):
+        return None
+    stream, total, gradient = sampled / waited_s, sampled / played_s, trained / trained_s
+    source = f"measured: {total:,.0f} tokens a second sampled, {gradient:,.0f} trained on"
+    reference = None
+    if scored and scored_s > 0:
+        reference = _around(scored / scored_s)
+        source += f", {scored / scored_s:,.0f} by the reference"
+    return Speed(
+        stream=_around(stream),
+        total=Band(total / _UNSURE, total * _CROWDED) if own else None,
+        trained=_around(gradient),
+        step_s=_around(stepped_s),
+        source=source,
+        reference=reference,
+    )
+
+
+def _around(value: float) -> Band:
+    return Band(value / _UNSURE, value * _UNSURE)
 
 
 def _rollout(name: str, groups: Sequence[Group]) -> tuple[Rollout, Rollout]:
@@ -145,14 +204,21 @@ def nudged(one: Estimator) -> Estimator:
     """An estimator that gives something to train on where all rewards are equal, as those of nonsense often are."""
     if isinstance(one, BatchEstimator):
 
+        @wraps(one.function)
         def of_step(groups: Sequence[Group]) -> Sequence[Advantages]:
-            return [_or_nudge(rows, group) for rows, group in zip(one(groups), groups, strict=True)]
+            every = estimated(one, groups)
+            return [_or_nudge(rows, group) for rows, group in zip(every, groups, strict=True)]
 
         return BatchEstimator(of_step)
-    return lambda group: _or_nudge(one(group), group)
+
+    @wraps(one)
+    def of_group(group: Group) -> Advantages:
+        return _or_nudge(estimated(one, [group])[0], group)
+
+    return of_group
 
 
 def _or_nudge(rows: Advantages, group: Group) -> Advantages:
-    if any(np.any(row) for row in rows) or len(rows) != len(group.episodes):
+    if any(np.any(row) for row in rows):
         return rows
     return np.where(np.arange(len(rows)) % 2, _NUDGE, -_NUDGE)

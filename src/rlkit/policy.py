@@ -157,7 +157,7 @@ class Limits:
 class _Tip:
     """The end of a segment: its last turn, all its tokens, and the conversation that they stand for where it is one.
 
-    Its prompt is `plain` where it is what the format renders for that. What extends one that is not cannot be either.
+    Its prompt is `plain` where it may be what the format renders for that; what extends one that is not cannot be.
     """
 
     index: int
@@ -282,17 +282,21 @@ class RecordingPolicy(Policy):
         )
 
     def _prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Prompt, bool]:
-        """The prompt for a conversation, and whether it is what the format renders for it."""
+        """The prompt for a conversation, and whether it may be what the format renders for it."""
         tip = self._continued(messages, tools)
         if tip is None:
             return self._chat.render(messages, tools), True
-        rendered = self._chat.render(messages, tools) if tip.plain else None
-        if rendered is not None and len(rendered) > len(tip.tokens) and rendered.starts_with(tip.tokens):
-            return rendered, True
+        # Where it is known what follows the reply, the whole conversation need not be tokenised again to see it.
+        dropped = not self._chat.keeps_thinking and any("thinking" in message for message in tip.messages)
+        rendered = None
+        if tip.plain and (dropped or tip.turn.stop == "length"):
+            rendered = self._chat.render(messages, tools)
+            if len(rendered) > len(tip.tokens) and rendered.starts_with(tip.tokens):
+                return rendered, True
         replied = len(tip.messages) - 1
         extended = extend(self._chat, tip.tokens, tip.turn, messages, replied=replied, tools=tools)
         if extended is not None:
-            return extended, False
+            return extended, tip.plain and rendered is None
         return self._chat.render(messages, tools) if rendered is None else rendered, True
 
     def _continued(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Tip | None:

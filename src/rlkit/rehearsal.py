@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -18,11 +18,12 @@ from typing import Literal, cast
 from rlkit.advantages import choose_estimators
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
-from rlkit.config import Resolved, load_envs
+from rlkit.config import Resolved
+from rlkit.config.measured import is_of_episodes
 from rlkit.config.schema import Config
 from rlkit.containment import leftovers_ended
 from rlkit.env import Env, TaskSource
-from rlkit.errors import MissingError, RlkitError
+from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.estimate import HOSTED, Estimate, Rollout, estimate, keep
 from rlkit.evaluation import eval_player, eval_tasks
 from rlkit.pilot import Pilot, nudged, run_pilot
@@ -31,9 +32,9 @@ from rlkit.rollouts import Player
 from rlkit.run import RLTrainer
 from rlkit.seeds import derive
 from rlkit.service import ServiceChoice, choose
-from rlkit.settings import describe, env_settings, load_chat, task_source
+from rlkit.settings import describe, env_settings, load_chat, run_tasks, task_source
 from rlkit.slots import Slots
-from rlkit.sources import Task, Tasks, is_source, listed
+from rlkit.sources import Task, Tasks, is_source
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
 from rlkit.trackers import RunResult
 from rlkit.types import Group, Json
@@ -104,13 +105,17 @@ async def rehearse(
         resolved: the configuration of the run.
         envs: tasks made in Python, as for `RLTrainer`.
         chat: the model's format; by default its own.
-        pilot: groups of each environment that are played on the run's own service besides, and then trained on.
+        pilot: groups of each environment that are played on the run's own service besides, and then trained on; 0 for
+            no pilot.
         note: told what is being done.
 
     Raises:
         ConfigError: the configuration is wrong, or an environment cannot be loaded.
+        UsageError: a pilot of less than no groups.
         RlkitError: the pilot failed.
     """
+    if pilot < 0:
+        raise UsageError(f"pilot: {pilot} is no number of groups; 0 is for no pilot")
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     choice = choose(config.service)
     price = price_of(config, choice.kind)
@@ -121,7 +126,7 @@ async def rehearse(
         parts.append(known)
     note("loading the environments")
     small = in_small(config)
-    tasks = _tasks(small, envs or {})
+    tasks = run_tasks(small, envs or {})
     tests = eval_tasks(config.eval.envs, seed=config.seed)
     stage = _Stage(small, chat, tasks, _states(tasks), tests, parts, note)
     rollouts = {name: await stage.play(name) for name in small.envs}
@@ -234,10 +239,12 @@ class _Stage:
             world.checkpoints[path] = 0
         mean = max(1.0, _SHORT * self.config.sampling.max_tokens)
         service = SimulatedTinker(latency=replace(_AT_ONCE, mean_tokens=mean), world=world)
+        seen = set[str]()
         try:
             with tempfile.TemporaryDirectory(prefix="rlkit-dry-run-") as folder:
                 for steps in (1, 2):
                     result = await self._trained(service, Path(folder) / "run", steps=steps)
+                    seen |= result.metrics.keys()
                     if result.steps < steps:
                         told = f"ended after {result.steps} steps, {result.reason or 'as the tasks have run out'}"
                         self.parts.append(Part("training", "failed" if steps == 1 else "not tried", told))
@@ -246,10 +253,15 @@ class _Stage:
             self.parts.append(Part("training", "failed", str(error)))
             return
         sequences = sum(map(len, world.trained))
+        if not sequences:
+            told = "nothing was left to train on: look at batch.max_tokens, batch.too_long and batch.clip_advantages"
+            self.parts.append(Part("training", "failed", told))
+            return
         detail = (
             f"{len(world.trained)} optimiser steps on {sequences} sequences, the later from the former's checkpoint"
         )
         self.parts.append(Part("training", "ok", detail))
+        self.parts.extend(_unseen(self.config.best_metric, seen))
 
     async def _trained(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
         """Train up to a step, from where the run in the directory stands."""
@@ -276,15 +288,6 @@ async def _chat(config: Config, choice: ServiceChoice, note: Callable[[str], Non
         return ByteChat(), Part("chat", "not tried", f"{error}; bytes stand in for tokens, and are counted as such")
     asked = len(chat.render([{"role": "user", "content": "?"}]))
     return chat, Part("chat", "ok", f"a question of one letter is {asked} tokens of {config.model}")
-
-
-def _tasks(config: Config, given: Mapping[str, Tasks]) -> dict[str, Tasks]:
-    """The tasks of each environment; those of a collection may be used again and again."""
-    loaded = {
-        name: given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed)
-        for name, spec in config.envs.items()
-    }
-    return {name: tasks if is_source(tasks) else listed(tasks) for name, tasks in loaded.items()}
 
 
 def _states(tasks: Mapping[str, Tasks]) -> dict[str, Mapping[str, Json]]:
@@ -315,11 +318,22 @@ def _range(one: float, other: float) -> str:
     return f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
 
 
+def _unseen(metric: str | None, seen: Set[str]) -> list[Part]:
+    """What weights are to be compared by, where only an environment or a service can say whether that is there."""
+    if metric is None or metric in seen:
+        return []
+    of, _, rest = metric.partition("/")
+    if of not in ("env", "eval", "service") or is_of_episodes(rest.partition("/")[2]):
+        return []
+    detail = f"whether a step has a {metric!r}: none of the dry run had.{did_you_mean(metric, sorted(seen))}"
+    return [Part("best.metric", "not tried", detail)]
+
+
 def _piloted(found: Pilot, choice: ServiceChoice) -> str:
-    return (
-        f"{describe(choice)}: {found.played} rollouts and an optimiser step in {found.seconds:.1f} s, "
-        f"{found.usage.tokens:,} tokens"
-    )
+    done = "" if found.usage.trained_tokens == 0 else " and an optimiser step"
+    told = f"{found.played} rollouts{done} in {found.seconds:.1f} s, {found.usage.tokens:,} tokens"
+    unknown = "; too little was done to say how fast it is" if found.speed is None else ""
+    return f"{describe(choice)}: {told}{unknown}"
 
 
 def _not_tried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:
@@ -330,6 +344,6 @@ def _not_tried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[
         parts.append(Part("service", "not tried", detail))
         if config.load_checkpoint is not None:
             parts.append(Part("load_checkpoint", "not tried", f"whether {config.load_checkpoint} is there"))
-    if config.kl_penalty.coefficient and config.kl_penalty.reference != "base":
+    if config.kl_penalty.coefficient and config.kl_penalty.reference != "base" and not piloted:
         parts.append(Part("kl_penalty.reference", "not tried", f"whether {config.kl_penalty.reference} is there"))
     return parts

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rlkit.errors import RunFailed
-from rlkit.findings import Watch
+from rlkit.findings import Lookout
 from rlkit.metrics import HEALTHY_KL, departure
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
@@ -42,10 +42,10 @@ class Reporter:
         self._trackers = trackers
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
-        self._watch = Watch()
+        self._lookout = Lookout()
         self._apart = False
         for step, metrics in store.metrics:  # what was told before the run was resumed
-            self._watch.add(step, metrics)
+            self._lookout.add(step, metrics)
             self._apart = self._beyond(metrics)
         self.last: Mapping[str, float] = {}
 
@@ -132,7 +132,7 @@ class Reporter:
                 f"below {HEALTHY_KL}: lower the learning rate, schedule.max_staleness or batch.substeps"
             )
         self._apart = apart
-        for finding in self._watch.add(step, metrics):
+        for finding in self._lookout.add(step, metrics):
             self._trackers.note(f"step {step}: {finding}")
 
     def _beyond(self, metrics: Mapping[str, float]) -> bool:

@@ -22,6 +22,8 @@ from rlkit.trackers import Checkpoint
 def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     """Take the task sources through what happened since their state was kept; the tasks that are in no step yet.
 
+    Draws that a damaged journal has lost are made again, and `history` knows them from then on.
+
     Raises:
         UsageError: the sources do not repeat themselves.
     """
@@ -35,9 +37,21 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
         path = state_path(history.directory, history.since)
         raise UsageError(f"{path}: the task sources cannot take it up: {type(error).__name__}: {error}") from error
     waiting = list[Task]()
+    lost = dict[int, Draw]()
+    trained = {one.draw for record in history.steps.values() for one in record.groups}
+
+    def draw_what_is_lost(before: int) -> None:
+        while history.damaged and tasks.drawn < before and (drawn := tasks.draw(1)):
+            task = drawn[0]
+            lost[task.draw] = history.draws[task.draw] = Draw(task.draw, task.name, task.id)
+            if task.draw not in trained:
+                history.outstanding[task.draw] = lost[task.draw]
+                waiting.append(task)
+
     for event in history.events:
         match event:
             case Draw():
+                draw_what_is_lost(event.draw)
                 drawn = tasks.draw(1)
                 if not drawn or (drawn[0].draw, drawn[0].name, drawn[0].id) != (event.draw, event.env, event.task):
                     if history.damaged:
@@ -50,7 +64,10 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
                 if event.draw in history.outstanding:
                     waiting.append(drawn[0])
             case StepRecord():
+                draw_what_is_lost(max((one.draw for one in event.groups), default=-1) + 1)
                 for kept in history.groups(event.step):
+                    if kept.group.draw in lost and kept.group.task != lost[kept.group.draw].task:
+                        raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
                     tasks.observe(kept.group)
     return waiting
 

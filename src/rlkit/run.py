@@ -19,12 +19,13 @@ from rlkit.batch import trained_tokens
 from rlkit.budget import Budget, Limits
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
-from rlkit.config import Resolved, load_envs
+from rlkit.config import Resolved
 from rlkit.config.schema import Config
 from rlkit.containment import leftovers_ended
 from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.estimate import kept
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
+from rlkit.garbage import rare_collections
 from rlkit.losses import loss
 from rlkit.parts import Parts
 from rlkit.paths import runs_dir
@@ -37,7 +38,17 @@ from rlkit.schedule import Played, Supply
 from rlkit.seeds import derive
 from rlkit.service import Learner, Service, ServiceChoice, choose, connect
 from rlkit.service.watch import Watch
-from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation, selection, task_source
+from rlkit.settings import (
+    describe,
+    env_settings,
+    kl_reference,
+    load_chat,
+    pace,
+    preparation,
+    run_tasks,
+    selection,
+    task_source,
+)
 from rlkit.slots import Slots
 from rlkit.sources import Mixture, Task, Tasks
 from rlkit.stop import StopSignal
@@ -102,9 +113,10 @@ class RLTrainer(Trainer):
         for name in [*given, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
+        tasks = run_tasks(config, given)
         sources = {
             name: task_source(
-                given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed),
+                tasks[name],
                 spec.curriculum,
                 field=f"envs.{name}.curriculum",
                 seed=derive(config.seed, "tasks", name),
@@ -132,7 +144,7 @@ class RLTrainer(Trainer):
             choice = ServiceChoice("url", None, "it was given")
         price = price_of(self._config, choice.kind)
         directory = self._given_directory or _directory(self._config, self._runs_dir)
-        with RunStore(directory, resolved=self._resolved, resume=self._resume) as store:
+        with rare_collections(), RunStore(directory, resolved=self._resolved, resume=self._resume) as store:
             ended: RunResult | None = None
             try:
                 expected = await in_thread(kept, self._config)
@@ -156,6 +168,7 @@ class RLTrainer(Trainer):
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
         waiting = drawn_again(history, self._tasks)
+        store.expect(history)
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
         async with watch.looking(), self._service or connect(config.service, choice=choice) as service:
             loop = await self._loop(store, chat, service, price=price, watch=watch, history=history, waiting=waiting)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from rlkit.advantages import Estimator
 from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
+from rlkit.config import load_envs
 from rlkit.config.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
 from rlkit.config.schema import Config
+from rlkit.config.turns import refuse_discount, refuse_limit
 from rlkit.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
-from rlkit.env import TaskSource
+from rlkit.env import SingleTurnEnv, TaskSource
 from rlkit.errors import UsageError
 from rlkit.kl import KLPenalty, Score
 from rlkit.losses import Loss
@@ -39,6 +41,34 @@ def pace(config: Config) -> Pace:
         replace=config.batch.replace_uninformative,
         replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
     )
+
+
+def run_tasks(config: Config, given: Mapping[str, Tasks]) -> dict[str, Tasks]:
+    """The tasks of each environment of a run; those of a collection may be used again and again.
+
+    Args:
+        config: of the run.
+        given: made in Python, by name; the others are loaded as the configuration says.
+
+    Raises:
+        ConfigError: an environment cannot be loaded, or something is set that its tasks have no use for.
+    """
+    found = dict[str, Tasks]()
+    for name, spec in config.envs.items():
+        made = given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed)
+        found[name] = made if is_source(made) else listed(made)
+    single = [name for name, tasks in found.items() if single_turn(tasks)]
+    for name in single:
+        refuse_limit(config.envs[name], field=f"envs.{name}")
+    refuse_discount(config, set(single))
+    return found
+
+
+def single_turn(tasks: Tasks) -> bool:
+    """Whether it is known that each task has a single turn; of a source of the user's own it is not."""
+    if is_source(tasks):
+        return False
+    return all(isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in listed(tasks))
 
 
 def task_source(tasks: Tasks, section: CurriculumConfig | None, *, field: str, seed: int) -> TaskSource:

@@ -8,28 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from rlkit.concurrency import in_thread
-from rlkit.errors import RlkitError, RunFailed, ServiceError
+from rlkit.errors import RlkitError, RunFailed
 from rlkit.evaluation import eval_metrics
-from rlkit.metrics import batch_metrics, group_metrics, throughput, update_metrics
+from rlkit.metrics import throughput
 from rlkit.parts import Parts
 from rlkit.policy import Sampler
 from rlkit.reporter import Reporter
-from rlkit.saver import Saving
-from rlkit.schedule import Played, Taken
 from rlkit.service import Learner
 from rlkit.service.watch import PatientSampler
 from rlkit.store.history import Member
 from rlkit.trackers import Phase, Progress, RunResult
-from rlkit.update import StepUpdate
+from rlkit.weights import Making, Weights
 
-_RECOVERIES_MAX = 20
 _LAST_SAVE_S = 120.0
 
 
@@ -47,18 +42,6 @@ class Trainer(Protocol):
         ...
 
 
-@dataclass(slots=True, eq=False)
-class _Making:
-    """A step in the making: its groups are gathered, or the service works on it."""
-
-    step: int
-    update: StepUpdate
-    taken: list[Taken] = field(default_factory=list[Taken])
-    saving: Saving | None = None
-    sample_s: float = 0.0
-    complete_s: float = 0.0
-
-
 class Loop:
     """The loop itself: one task gathers the groups of each step and asks for its weights, another waits for them.
 
@@ -73,15 +56,12 @@ class Loop:
 
     def __init__(self, parts: Parts, *, step: int, weights: tuple[Learner, int]) -> None:
         self._parts = parts
-        self._learner, self._learner_step = weights
         self._first = self._step = step
         self._reporter = Reporter(parts.store, parts.trackers, reported=self._reported)
+        self._weights = Weights(parts, *weights, reporter=self._reporter, report=self._report)
         self._started = time.monotonic()
         self._phase: Phase = "preparing"
-        self._newest: PatientSampler | None = None
-        self._making: deque[_Making] = deque()
-        self._complete: asyncio.Queue[_Making | None] = asyncio.Queue()
-        self._recovering = False
+        self._complete: asyncio.Queue[Making | None] = asyncio.Queue()
         self._used_up = ""
         self._enough = parts.selection.enough
 
@@ -92,9 +72,9 @@ class Loop:
         Raises:
             RuntimeError: the run has not begun.
         """
-        if self._newest is None:
+        if self._weights.newest is None:
             raise RuntimeError("there are no weights yet")
-        return self._newest
+        return self._weights.newest
 
     async def run(self) -> RunResult:
         """Train until the steps are done, the tasks run out or someone asks to stop, and save what was learned.
@@ -114,7 +94,7 @@ class Loop:
                 await parts.supply.close()  # nothing more is played, and paid for, while the weights are saved
                 # What ended the run matters more than that it cannot be saved.
                 with suppress(RlkitError, OSError, TimeoutError):
-                    if self._first < self._step == self._learner_step:
+                    if self._first < self._step == self._weights.step:
                         async with asyncio.timeout(_LAST_SAVE_S):
                             await self._save()
                 raise
@@ -126,6 +106,7 @@ class Loop:
             await parts.store.settle()
         finally:
             limited.cancel()
+            self._weights.withdraw()
             with suppress(RlkitError):  # what is known of a step that did not come about is at most missing
                 parts.store.keep_used(parts.budget.state_dict())
             await parts.supply.close()
@@ -151,7 +132,7 @@ class Loop:
     @property
     def untrained(self) -> int:
         """Tokens of what was played and will be trained on."""
-        return self._parts.supply.untrained + sum(making.update.untrained for making in self._making)
+        return self._parts.supply.untrained + self._weights.untrained
 
     def progress(self) -> Progress:
         """Where the run stands; may be called from any thread."""
@@ -172,19 +153,19 @@ class Loop:
 
     async def _begin(self) -> None:
         """Restore the weights, and take the steps again that were taken since."""
+        parts, weights = self._parts, self._weights
         # One that was passed over is as good as not saved.
-        usable = [saved for saved in self._parts.store.checkpoints() if saved.step == self._learner_step]
-        self._parts.saver.newest = usable[-1] if usable else None
-        if self._learner_step == 0 and self._parts.evaluation.due(0, last=self._parts.steps):
-            self._newest = await self._handed_over(0)
-            if self._parts.store.first_measured is None:  # an evaluation that is new to the run begins where it is
-                self._report({}, step=0, sampler=self._newest)
-        while self._newest is None or self._learner_step < self._step:
-            upto = min(self._learner_step + 1, self._step)
-            self._newest = await self._insist(lambda upto=upto: self._repeat(upto, self._newest), after=upto)
-            if self._parts.stop.requested:  # the steps after this one are on the disk, to be taken another time
-                self._step = self._learner_step
-        self._parts.supply.trained(self._step)
+        usable = [saved for saved in parts.store.checkpoints() if saved.step == weights.step]
+        parts.saver.newest = usable[-1] if usable else None
+        if weights.step == 0 and parts.evaluation.due(0, last=parts.steps):
+            weights.newest = await weights.hand_over()
+            if parts.store.first_measured is None:  # an evaluation that is new to the run begins where it is
+                self._report(0, {}, weights.newest)
+        while weights.newest is None or weights.step < self._step:
+            await weights.retake(self._step)
+            if parts.stop.requested:  # the steps after this one are on the disk, to be taken another time
+                self._step = weights.step
+        parts.supply.trained(self._step)
 
     async def _end_with_the_budget(self) -> None:
         """Once it is used up: what was being played is finished and kept, nothing more is begun, and the run ends."""
@@ -218,9 +199,9 @@ class Loop:
                     **throughput(metrics, seconds=now_s - ended_s, busy_s=held_s - busy_s, slots=slots.count),
                 }
                 ended_s, busy_s = now_s, held_s
-                self._report(metrics, step=making.step, sampler=self.newest)
+                self._report(making.step, metrics, self.newest)
                 del making  # or its episodes would be held until the next step is there
-                if self._ending and self._complete.empty() and not self._ahead:
+                if self._ending and self._complete.empty() and not self._weights.ahead:
                     return
         finally:
             gathering.cancel()
@@ -236,8 +217,7 @@ class Loop:
                     return
                 started = clock()
                 parts.player.counts.done = parts.player.counts.failed = 0
-                making = _Making(step, self._update(step))
-                self._making.append(making)
+                making = self._weights.begin(step)
                 while (one := await parts.supply.next()) is not None:
                     making.taken.append(one)
                     making.update.add(one.played.prepared, counts=one.counts)
@@ -251,22 +231,13 @@ class Loop:
                     return
                 making.complete_s = clock()
                 making.sample_s = making.complete_s - started
-                self._finish(making)
+                self._weights.finish(making)
                 self._complete.put_nowait(making)
                 del making, one
         finally:
             self._complete.put_nowait(None)
 
-    def _finish(self, making: _Making) -> None:
-        making.update.finish()
-        if not self._recovering:
-            making.saving = self._asked_to_save(making.step)
-
-    def _asked_to_save(self, step: int) -> Saving | None:
-        evaluated = self._parts.evaluation.due(step, last=self._parts.steps)
-        return self._parts.saver.ask_if_due(self._learner, step, evaluated=evaluated)
-
-    async def _advance(self, making: _Making) -> dict[str, float]:
+    async def _advance(self, making: Making) -> dict[str, float]:
         """Make the weights of the next step, whose groups are there, the newest."""
         parts, step = self._parts, making.step
         members = list[Member]()
@@ -276,101 +247,17 @@ class Loop:
             members.append(Member(group.draw, one.counts, len(group.episodes)))
         of_tasks = parts.tasks.metrics()
         written = parts.store.record_step(members, parts.tasks.state_dict())
-        newest, metrics = await self._insist(
-            lambda: self._weights(step, making.taken, making.update, self.newest), after=step - 1
-        )
-        self._making.popleft()
-        self._step = self._learner_step = step  # the weights have moved, whether or not that can be written down
+        newest, metrics = await self._weights.take(making)
+        self._step = step  # the weights have moved, whether or not that can be written down
         await written
-        self._newest = newest
+        self._weights.newest = newest
         parts.supply.trained(step)
         if making.saving is not None:
             parts.saver.record(step, making.saving)
         await in_thread(parts.store.keep_used, parts.budget.state_dict())
         return metrics | of_tasks
 
-    async def _insist[T](self, train: Callable[[], Awaitable[T]], *, after: int) -> T:
-        """Train from the weights of step `after` on; when the service fails, make them again, and try once more."""
-        for failures in range(_RECOVERIES_MAX + 1):
-            try:
-                if failures:
-                    self._parts.trackers.note(
-                        f"going back to the last checkpoint, to go on after step {after} from there"
-                    )
-                    await self._recover(after)
-                return await train()
-            except ServiceError as error:
-                if failures == _RECOVERIES_MAX or self._parts.watch.gone:
-                    raise
-                self._parts.trackers.note(str(error))
-        raise AssertionError("the last failure is raised")
-
-    async def _recover(self, upto: int) -> None:
-        """Make the weights of a step again from a checkpoint, and ask anew for the steps behind it."""
-        self._recovering = True
-        for making in self._making:
-            making.update.withdraw()
-            making.saving = None
-        known = self._reporter.known_through(upto)
-        self._learner, self._learner_step = await self._parts.watch.call(
-            lambda: self._parts.restore(known), "loading weights", retry=True
-        )
-        self._newest = await self._repeat(upto, None)  # until then rollouts go on with what they have
-        self._recovering = False
-        for making in self._making:
-            making.update.submit_again(self._learner)
-            if making.update.finished:
-                making.saving = self._asked_to_save(making.step)
-
-    async def _weights(
-        self, step: int, taken: Sequence[Taken], update: StepUpdate, before: PatientSampler | None
-    ) -> tuple[PatientSampler, dict[str, float]]:
-        """Wait for the weights of a step; without anything to learn they are those of the step before."""
-        groups = [one.played.prepared.group for one in taken]
-        # Of a million tokens, either would hold the event loop.
-        of_groups = await in_thread(lambda: group_metrics(groups, prefix="env"))
-        metrics = of_groups | await in_thread(lambda: batch_metrics(taken, version=step - 1))
-        result = await update.result(self._parts.watch)
-        if result is None:
-            self._parts.trackers.note(f"step {step}: every group's rewards are equal, so there is nothing to learn")
-            same = before or await self._handed_over(step)
-            return PatientSampler(same.of, self._parts.watch, step), {**metrics, "optim/skipped": 1.0}
-        sampler, done = result
-        agreement = await in_thread(update_metrics, done)
-        return PatientSampler(sampler, self._parts.watch, step), {**metrics, "optim/skipped": 0.0, **agreement}
-
-    async def _repeat(self, upto: int, newest: PatientSampler | None) -> PatientSampler:
-        """Take the steps up to `upto` again, from the learner's weights, which `newest` has if it is there."""
-        parts = self._parts
-        for step in range(self._learner_step + 1, upto + 1):
-            parts.trackers.note(f"taking step {step} again, without sampling")
-            update, taken = StepUpdate(self._learner, parts.recipe, version=step), list[Taken]()
-            for kept in await parts.store.groups(step):
-                usable = int(kept.group.valid.sum()) >= parts.min_valid[kept.group.env]
-                taken.append(Taken(Played(await parts.preparation.prepare(kept.group), usable), kept.counts))
-                update.add(taken[-1].played.prepared, counts=kept.counts)
-            update.finish()
-            newest, metrics = await self._weights(step, taken, update, newest)
-            self._learner_step = step
-            if not self._reporter.knows(step):
-                self._report(metrics, step=step, sampler=newest)
-        return newest or await self._handed_over(upto)
-
-    async def _handed_over(self, step: int) -> PatientSampler:
-        """A sampler of the learner's weights, which are those of `step`."""
-        learner, watch = self._learner, self._parts.watch
-        sampler = await watch.call(lambda: learner.sampler(step), "handing over weights", retry=True)
-        return PatientSampler(sampler, watch, step)
-
-    def _update(self, step: int) -> StepUpdate:
-        return StepUpdate(None if self._recovering else self._learner, self._parts.recipe, version=step)
-
-    @property
-    def _ahead(self) -> bool:
-        """Whether the weights may be further than the step that is known."""
-        return any(making.update.stepped for making in self._making)
-
-    def _report(self, metrics: Mapping[str, float], *, step: int, sampler: Sampler) -> None:
+    def _report(self, step: int, metrics: Mapping[str, float], sampler: Sampler) -> None:
         """Report a step, once the evaluation of its weights is there, if one is due."""
         parts = self._parts
         evaluation, wanted = None, parts.evaluation.due(step, last=parts.steps) and not parts.store.has_metrics(step)
@@ -401,7 +288,4 @@ class Loop:
 
     async def _save(self) -> None:
         self._phase = "saving"
-        if self._ahead:  # by some substeps of a step that does not come about
-            self._making.clear()
-            await self._recover(self._step)
-        await self._parts.saver.save(self._learner, self._step)
+        await self._weights.save()

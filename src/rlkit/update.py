@@ -97,7 +97,7 @@ class StepUpdate:
     @property
     def untrained(self) -> int:
         """Tokens of its groups of which the service has not yet computed a gradient."""
-        known = sum(tokens for gradient, tokens in self._sizes if gradient.done())
+        known = sum(tokens for gradient, tokens in self._sizes if gradient.done() and not gradient.cancelled())
         given = sum(len(datum.targets) for data in self._groups for datum in data)
         return given - known + sum(prepared.tokens for prepared in self._waiting if not self._finished)
 
@@ -123,8 +123,11 @@ class StepUpdate:
         self._end()
 
     def withdraw(self) -> None:
-        """Ask the learner for nothing more, since it failed."""
+        """Ask the learner for nothing more, since it failed, and wait for none of its answers."""
         self._learner = None
+        for asked in (*self._asked, self._sampler):
+            if asked is not None:
+                asked.cancel()
 
     def submit_again(self, learner: Learner) -> None:
         """Ask for everything anew, of weights that know nothing of this step."""

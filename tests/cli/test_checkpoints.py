@@ -185,6 +185,40 @@ def test_a_folder_that_is_there_is_left_alone(rlkit: Callable[..., Any], tmp_pat
     assert not list((tmp_path / "out").iterdir())
 
 
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("file", "file is there already: choose another name"),
+        ("full", "full is there already: choose another name"),
+        ("dangling", "dangling is there already: choose another name"),
+        ("new/..", "new/.. is there already: choose another name"),
+        (".", ". is there already: choose another name"),
+        ("file/inside", "file/inside cannot be written: Not a directory"),
+        ("/proc/nothing", "/proc/nothing cannot be written: "),
+        ("x" * 300, "cannot be written: File name too long"),
+        ("x" * 250, "cannot be written: File name too long"),
+        ("circle/inside", "circle/inside cannot be written: "),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line_before_anything_is_fetched(
+    target: str, told: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9")  # nobody listens there
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    (tmp_path / "circle").symlink_to("circle")
+    before = sorted(path.name for path in tmp_path.rglob("*"))
+    result = rlkit("checkpoints", "export", "first", target)
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert told in result.stderr
+    assert "Traceback" not in result.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == before
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_an_export_that_fails_leaves_nothing(trained: Trained, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import WeightsDownloadError
@@ -193,8 +227,9 @@ def test_an_export_that_fails_leaves_nothing(trained: Trained, monkeypatch: pyte
         raise WeightsDownloadError("the connection broke")
 
     monkeypatch.setattr(weights, "download", broken)
-    with pytest.raises(ServiceError, match="the connection broke"):
-        asyncio.run(export(last(trained).state, tmp_path / "out"))
+    for place in (tmp_path / "out", tmp_path / "deep" / "deeper" / "out"):
+        with pytest.raises(ServiceError, match="the connection broke"):
+            asyncio.run(export(last(trained).state, place))
     assert not list(tmp_path.iterdir())
 
 

@@ -49,6 +49,24 @@ def test_where_nothing_is_valid_there_is_no_mean(episodes: float, failed: float)
     assert " - " in table({"x": row})
 
 
+def test_a_large_reward_does_not_tear_the_table() -> None:
+    assert table({"x": {"reward": -1e308, "stderr": 0.5, "episodes": 3, "failed": 0}}).splitlines()[1].split() == [
+        "x", "-1e+308", "±", "0.500", "3", "0"
+    ]  # fmt: skip
+
+
+def test_an_environment_of_which_every_rollout_failed_is_1(
+    rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def evaluate(resolved: object, **named: object) -> Mapping[str, float]:
+        return {"eval/sums/episodes": 3.0, "eval/sums/failed": 3.0}
+
+    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
+    result = rlkit("eval", "a.yaml")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[1].split() == ["sums", "-", "3", "3"]
+
+
 def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     async def evaluate(resolved: object, *, progress: Callable[..., None], **named: object) -> Mapping[str, float]:
         progress(lambda: Progress(done=4, live=2, queued=3, tokens=1234))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlkit.cli.rehearse import longest_s
+from rlkit.config import load_config
 from rlkit.testing import byte_model
 
 CONFIG = """
@@ -23,6 +27,36 @@ import rlkit
 class Vowels(rlkit.SingleTurnEnv):
     def prompt(self): return "?"
     def grade(self, reply): return float(sum(token % 7 for token in reply.turn.completion.tolist()))
+"""
+
+LOUD = """
+import sys, threading, time
+import rlkit
+
+print("loaded")
+
+def chatter():
+    for _ in range(500):
+        sys.stdout.write("on and on\\n")
+        time.sleep(0.001)
+
+class Loud(rlkit.SingleTurnEnv):
+    def prompt(self): return "?"
+    def grade(self, reply):
+        if threading.active_count() < 9:
+            threading.Thread(target=chatter, daemon=True).start()
+        print("graded")
+        return float(len(reply.text))
+"""
+
+HELD = """
+import re
+import rlkit
+
+class Held(rlkit.SingleTurnEnv):
+    def prompt(self): return "?"
+    def grade(self, reply):
+        return float(bool(re.match("(a+)+b", "a" * 99)))  # it backtracks for ever, and lets no other thread run
 """
 
 BROKEN = """
@@ -83,10 +117,58 @@ def test_what_does_not_work_is_exit_code_1(config: str, rlkit: Callable[..., Any
     assert "Broken returned NoneType" in failed[0]["detail"]
 
 
+@pytest.mark.parametrize("json_too", [[], ["--json"]])
+def test_what_environments_print_does_not_come_between_the_lines_of_the_result(
+    config: str, rlkit: Callable[..., Any], tmp_path: Path, json_too: list[str]
+) -> None:
+    (tmp_path / "loud.py").write_text(LOUD)
+    result = rlkit("train", config, "envs=null", "envs.loud.env=loud.py:Loud", "--dry-run", *json_too)
+    assert result.exit_code == 0
+    assert "graded" in result.stderr
+    if json_too:
+        assert json.loads(result.stdout)["ok"]
+    else:
+        first = [line.split()[0] for line in result.stdout.splitlines()]
+        assert first == ["ok", "ok", "ok", "not", "the", "time:"]
+
+
+def process(*arguments: str, folder: Path) -> tuple[int, str, str]:
+    """The exit code, stdout and stderr of a command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "rlkit", *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_grader_that_never_returns_ends_the_dry_run_by_name(config: str, tmp_path: Path) -> None:
+    (tmp_path / "held.py").write_text(HELD)
+    own = ("envs=null", "envs.held.env=held.py:Held", "envs.held.timeout_s=0.5")
+    code, out, err = process("train", config, *own, "--dry-run", "--json", folder=tmp_path)
+    assert code == 1
+    error = json.loads(out)["error"]
+    assert error.startswith("playing envs.held: a rollout held up everything else for more than 0.5 s (timeout_s), at ")
+    assert "held.py:8, in grade: it must await what takes long" in error
+    assert err.splitlines()[-1] == f"error: {error}"
+
+
+def test_no_rollout_is_ended_before_the_longest_may_end() -> None:
+    def longest(**settings: object) -> float:
+        return longest_s(load_config([], settings=settings).config)
+
+    envs = {"a": {"env": "arithmetic", "timeout_s": 5.0}, "b": {"env": "arithmetic", "timeout_s": 9.0}}
+    assert longest(envs=envs) == 9
+    assert longest(envs=envs, eval={"envs": {"c": {"env": "arithmetic"}}}) == 3600
+    assert longest(envs={**envs, "c": {"env": "arithmetic"}}, rollouts={"timeout_s": 70.0}) == 70
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (["--pilot", "1"], "--pilot has no effect: give --dry-run too"),
+        (["--dry-run", "--pilot", "0"], "'--pilot': Input should be greater than or equal to 1"),
+        (["--pilot", "0"], "'--pilot': Input should be greater than or equal to 1"),
+        (["--dry-run", "envs.vowels.max_turns=2"], "envs.vowels.max_turns: has no effect"),
+        (["--dry-run", "best.metric=optim/entropi"], "Did you mean 'optim/entropy'?"),
         (["--dry-run", "--resume"], "--resume has no effect on a dry run"),
         (["--dry-run", "steps=none"], "steps"),
         (["--dry-run", "budget_usd=1"], "budget_usd has no effect"),

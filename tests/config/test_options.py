@@ -46,7 +46,7 @@ RUNS: list[dict[str, object]] = [
     {"loss": {"name": "gspo"}, "advantage": {"name": "entropic_adaptive"}, "schedule": {"mode": "stream"}},
     {"loss": {"name": "dro"}, "advantage": {"name": "entropic_valid_aware"}},
     {"advantage": {"name": "quantile"}, "kl_penalty": {"coefficient": 0.1}, "length_penalty": {"coefficient": 0.1}},
-    {"advantage": {"name": "turn_returns"}, "optimizer": {"schedule": "cosine", "warmup_steps": 1}},
+    {"advantage": {"name": "turn_returns"}, "optimizer": {"schedule": "cosine"}},
     {"advantage": f"{__file__}:own_estimator", "prices": {"prefill": 1.0, "sample": 1.0, "train": 1.0}},
     {"loss": {"name": "custom", "function": f"{__file__}:own_loss"}},
     {"envs": {"words": {**WORDS, "curriculum": {"name": "filter", "high": 0.9}}}},

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import zstandard
 
 import rlkit
 from rlkit.stop import StopSignal
 from rlkit.store import table
 from rlkit.store.history import load, table_path
-from rlkit.store.journal import Journal, segments
+from rlkit.store.journal import Journal, Kind, segments
 from rlkit.testing import Fault, Latency, World
 from tests.simulation import Ears, Simulation, Talk, Word
 
@@ -69,8 +70,9 @@ def test_steps_that_are_taken_again_have_the_same_penalties_and_learning_rates(m
 
 
 def test_a_reference_that_fails_for_a_while_is_asked_again(tmp_path: Path) -> None:
-    expected = whole(tmp_path / "whole", **SHAPED)
-    troubled = Simulation(tmp_path / "run", World(faults=[Fault("500", call="score", share=0.3)]), settings=SHAPED)
+    settings = {**SHAPED, "steps": 4}
+    expected = whole(tmp_path / "whole", **settings)
+    troubled = Simulation(tmp_path / "run", World(faults=[Fault("500", call="score", share=0.3)]), settings=settings)
     troubled.train()
     assert troubled.weights() == expected.weights()
     assert any("asking for log-probabilities" in note for note in troubled.ears.notes)
@@ -168,6 +170,23 @@ def test_without_any_checkpoint_all_steps_are_taken_again(tmp_path: Path) -> Non
     run.train(resume=True)
     assert run.world.calls["samples"] == samples
     assert [line["step"] for line in run.lines()] == [1, 2]
+
+
+def test_steps_that_are_taken_again_are_saved_on_the_way(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", steps=7, checkpoint={"every": 3})
+    expected, gradients = run.weights(), run.world.calls["gradient"]
+    run.world.checkpoints.clear()
+    (run.directory / "checkpoints.jsonl").unlink()
+    run.world.faults = [Fault("500", call="*", after_s=20.0)]
+    run.settings = {"steps": 7, "checkpoint": {"every": 3}, "service": {"timeout_s": 60.0}}
+    with pytest.raises(rlkit.ServiceError):
+        run.train(resume=True)
+    assert run.ears.saved[-1] in (3, 6)
+    run.world.faults = []
+    gradients = run.world.calls["gradient"]
+    run.train(resume=True)
+    assert run.world.calls["gradient"] - gradients == 7 - run.ears.saved[-2]
+    assert run.weights() == expected
 
 
 def stopped(directory: Path, *, at_s: float, tasks: Sequence[rlkit.Env], **settings: object) -> Simulation:
@@ -353,6 +372,42 @@ def test_a_damaged_record_is_told_and_what_it_held_is_played_again(tmp_path: Pat
     run.train(resume=True)
     assert any("000001.log is damaged" in note for note in run.ears.notes)
     assert run.world.calls["samples"] - samples == 2 * 8 - known + 1
+
+
+def draw_records(directory: Path) -> list[tuple[Path, int]]:
+    """Where each draw that the journal holds is written down."""
+    found = list[tuple[Path, int]]()
+    for _, path in segments(directory / "journal"):
+        data, at = path.read_bytes(), 0
+        while at < len(data):
+            size = int.from_bytes(data[at : at + 4], "little")
+            packed = data[at + 8 : at + 8 + size]
+            if zstandard.ZstdDecompressor().decompress(packed)[0] == Kind.DRAW:
+                found.append((path, at))
+            at += 8 + size
+    return found
+
+
+@pytest.mark.parametrize("at_s", [5, 20])
+@pytest.mark.parametrize("which", [0, -2])
+def test_a_draw_whose_record_is_damaged_is_made_again(which: int, at_s: float, tmp_path: Path) -> None:
+    settings = {"schedule": {"mode": "async", "max_staleness": 2}, "steps": 6}
+    tasks = [Talk(number) for number in range(40)]
+    expected = Simulation(tmp_path / "whole", tasks=tasks, settings=settings)
+    expected.train()
+    run = stopped(tmp_path / "run", at_s=at_s, tasks=tasks, **settings)
+    samples, known = run.world.calls["samples"], sum(map(len, finished(run).values()))
+    path, at = draw_records(run.directory)[which]
+    data = bytearray(path.read_bytes())
+    data[at + 20] ^= 1
+    path.write_bytes(data)
+    run.settings = settings
+    assert run.train(resume=True).steps == 6
+    assert any(f"{path.name} is damaged" in note for note in run.ears.notes)
+    columns = ["draw", "task", "member", "attempt"]
+    tables = [pd.read_parquet(one / "episodes")[columns] for one in (run.directory, expected.directory)]
+    assert sorted(map(tuple, tables[0].values)) == sorted(map(tuple, tables[1].values))
+    assert run.world.calls["samples"] - samples <= expected.world.calls["samples"] - 4 * known
 
 
 @pytest.mark.parametrize("left", ["nothing", "no file"])

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.config.schema import ServiceConfig
+from rlkit.errors import ConfigError
 from rlkit.service import choose, credential
 
 
@@ -35,3 +36,14 @@ def test_a_stored_login_counts_as_a_credential(tmp_path: Path) -> None:
     (tmp_path / ".tinker").mkdir()
     (tmp_path / ".tinker" / "credentials.json").write_text("{}")
     assert credential(environ={}) == str(tmp_path / ".tinker" / "credentials.json")
+
+
+@pytest.mark.parametrize("environ", [{"TINKER_BASE_URL": "http://a"}, {"TINKER_API_KEY": "tml-secret"}])
+@pytest.mark.parametrize("name", ["engine_threads", "engine_device"])
+def test_settings_of_an_engine_that_is_not_chosen_are_refused(name: str, environ: dict[str, str]) -> None:
+    given = ServiceConfig.model_validate({name: "cpu" if name == "engine_device" else 2})
+    with pytest.raises(
+        ConfigError, match=rf"service\.{name} has no effect: {next(iter(environ))} is set, so the embedded"
+    ):
+        choose(given, environ=environ)
+    assert choose(given, environ={}).kind == "engine"

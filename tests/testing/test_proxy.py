@@ -47,7 +47,7 @@ def train(model: Path, url: str, name: str) -> list[dict[str, float]]:
 
 # Where its goodbye is spoiled, the SDK leaves the connection of its session open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("share", [0.05, 0.2])
+@pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
 def test_nothing_is_lost_and_nothing_trained_twice_on_a_bad_day(
     share: float, byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

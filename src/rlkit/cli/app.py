@@ -97,8 +97,9 @@ def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
         bool, typer.Option("--dry-run", help="Play it in small without the service, and estimate price and time.")
     ] = False,
     pilot: Annotated[
-        int, typer.Option(min=0, help="With --dry-run: groups that are played on the service after all, to measure it.")
-    ] = 0,
+        int | None,
+        typer.Option(min=1, help="With --dry-run: groups that are played on the service after all, to measure it."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Train a model. Ctrl-C finishes the step and saves; a second one stops at once."""
@@ -108,8 +109,8 @@ def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
 
             if resume:
                 raise UsageError("--resume has no effect on a dry run, which begins anew: leave it out")
-            raise typer.Exit(rehearse(config, output, name=name, pilot=pilot, quiet=quiet))
-        if pilot:
+            raise typer.Exit(rehearse(config, output, name=name, pilot=pilot or 0, quiet=quiet))
+        if pilot is not None:
             raise UsageError("--pilot has no effect: give --dry-run too")
         from rlkit.cli.train import run
 

@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 KEY = "OPENAI_API_KEY"
 """The variable with the key of an endpoint's account."""
 
+FAILED = 1
+
 _TOLD_S = 10.0
 """How often a person is told how far it is."""
+
+_LONG = 1e6
+"""From here on numbers are shown by their power of ten."""
 
 
 def run(
@@ -34,7 +39,10 @@ def run(
     endpoint: str | None = None,
     model: str | None = None,
 ) -> int:
-    """Measure the model, and print a table of rewards, with `tasks` one of the tasks too. Returns the exit code."""
+    """Measure the model, and print a table of rewards, with `tasks` one of the tasks too.
+
+    Returns the exit code: that of a failure if every rollout of an environment failed.
+    """
     resolved = resolve(arguments)
     from rlkit import concurrency
     from rlkit.endpoint import Endpoint
@@ -63,7 +71,7 @@ def run(
         output.data({"checkpoint": checkpoint, "endpoint": endpoint, "envs": envs, "tasks": listed, "metrics": metrics})
     else:
         output.line("\n".join([table(rows), *_told(names, scores), *(task_table(scores) if tasks else [])]))
-    return 0
+    return 0 if all("reward" in row for row in rows.values()) else FAILED
 
 
 def _record(name: str, scores: Sequence[TaskScore]) -> dict[str, Data]:
@@ -131,7 +139,12 @@ def table(rows: Mapping[str, Mapping[str, float]]) -> str:
     width = max(len(name) for name in [*rows, "env"])
     lines = [f"{'env':{width}}  {'reward':^15}  episodes  failed"]
     for name, row in rows.items():
-        mean = f"{row['reward']:.3f}" if "reward" in row else "-"
-        error = f" ± {row['stderr']:.3f}" if "stderr" in row else ""
+        mean = _number(row["reward"]) if "reward" in row else "-"
+        error = f" ± {_number(row['stderr'])}" if "stderr" in row else ""
         lines.append(f"{name:{width}}  {mean + error:^15}  {row['episodes']:8.0f}  {row['failed']:6.0f}")
     return "\n".join(lines)
+
+
+def _number(value: float) -> str:
+    """`0.830`, or `1.2e+09` where so many digits would be no table."""
+    return f"{value:.3f}" if abs(value) < _LONG else f"{value:.2g}"

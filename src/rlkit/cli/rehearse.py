@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 from rlkit.cli.arguments import resolve
 from rlkit.cli.output import Output
 
 if TYPE_CHECKING:
     from rlkit.budget import Spent
+    from rlkit.config.schema import Config
     from rlkit.estimate import Band, Estimate
     from rlkit.rehearsal import Rehearsal
 
@@ -24,21 +26,53 @@ _TOLD_S = 10.0
 
 
 def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: int, quiet: bool) -> int:
-    """Play a run in small, and print what works and what the whole one will take. Returns the exit code."""
+    """Play a run in small, and print what works and what the whole one will take. Returns the exit code.
+
+    What environments print goes to stderr. One that holds up everything else for longer than a rollout may take ends
+    the process.
+    """
     resolved = resolve(arguments, name=name)
     say = output.silent if quiet else output.note
     say("a dry run: on a simulated service, with replies that mean nothing")
     from rlkit import concurrency
+    from rlkit.cli.held import ended_if_held
     from rlkit.rehearsal import rehearse
 
-    with _still(say) as note:
-        made = concurrency.run(rehearse(resolved, pilot=pilot, note=note))
-    if output.json:
-        parts = [asdict(part) for part in made.parts]
-        output.data({"ok": made.passed, "parts": parts, "estimate": made.estimate and made.estimate.to_json()})
-    else:
-        output.line(table(made))
+    doing = [""]
+
+    async def rehearsed(note: Callable[[str], None]) -> Rehearsal:
+        def begins(message: str) -> None:
+            doing[0] = message
+            note(message)
+
+        with ended_if_held(longest_s(resolved.config), lambda told: _end(output, f"{doing[0]}: {told}")):
+            return await rehearse(resolved, pilot=pilot, note=begins)
+
+    # What environments print must not come between the lines of the result; threads of theirs may outlast the run.
+    with redirect_stdout(output.err):
+        with _still(say) as note:
+            made = concurrency.run(rehearsed(note))
+        if output.json:
+            parts = [asdict(part) for part in made.parts]
+            output.data({"ok": made.passed, "parts": parts, "estimate": made.estimate and made.estimate.to_json()})
+        else:
+            output.line(table(made))
     return 0 if made.passed else FAILED
+
+
+def longest_s(config: Config) -> float:
+    """Seconds that a rollout of any environment of a run may take, evaluations included."""
+    limits_s = [spec.timeout_s or config.rollouts.timeout_s for spec in config.envs.values()]
+    return max([*limits_s, *([config.rollouts.timeout_s] if config.eval.envs else [])])
+
+
+def _end(output: Output, told: str) -> Never:
+    """End the process at once, since its event loop does not come back."""
+    message = f"{told}: it must await what takes long, or do that in a thread (asyncio.to_thread)"
+    output.error(message)
+    if output.json:
+        output.data({"error": message, "type": "EnvironmentFault", "exit_code": FAILED})
+    os._exit(FAILED)
 
 
 @contextmanager
@@ -71,9 +105,9 @@ def table(made: Rehearsal) -> str:
     lines = [f"{part.status:9}  {part.name:{width}}  {part.detail}" for part in made.parts]
     if made.estimate is not None:
         lines.append(f"the whole run takes {expected(made.estimate)}")
-        lines.append(
-            f"  time: {made.estimate.speed}" if made.estimate.seconds else "  time: not known; --pilot 1 measures it"
-        )
+        asked = any(part.name == "service" and part.status == "ok" for part in made.parts)
+        unknown = "not known" if asked else "not known; --pilot 1 measures it"
+        lines.append(f"  time: {made.estimate.speed if made.estimate.seconds else unknown}")
     return "\n".join(lines)
 
 

@@ -119,6 +119,18 @@ type _Choice = Annotated[
 ]
 
 
+OF_WHOLE_STEPS = ("batch_std", "reinforce_pp_baseline")
+"""Estimators that see all groups of a step."""
+
+
+def needs_whole_steps(estimator: str) -> str:
+    """Why an estimator of whole steps cannot be used with the schedule `stream`."""
+    return (
+        f"the estimator {estimator} needs all groups of a step at once, and with the schedule `stream` "
+        "gradients are computed before they are there: set schedule.mode to sync or async, or choose another advantage"
+    )
+
+
 def written_out(value: str) -> dict[str, str]:
     """The section that a name or an import path is short for."""
     return {"name": "custom", "function": value} if ":" in value else {"name": value}

@@ -145,12 +145,20 @@ class LengthPenaltyConfig(Section):
         return self
 
 
+_STEP_MAX = 1000.0
+"""Beyond this the embedded engine refuses a step: weights go where no number of theirs means anything."""
+
+
 def _rate_or_auto(value: object, check: ValidatorFunctionWrapHandler) -> float | Literal["auto"]:
     """One message for both kinds of value."""
     try:
-        return check(value)
+        rate = check(value)
     except ValueError:
         raise PydanticCustomError("rate", "a number above 0, or auto") from None
+    if isinstance(rate, float) and rate > _STEP_MAX:
+        limit = f"{_STEP_MAX:g}"
+        raise PydanticCustomError("rate", "at most {limit}, the service's limit", {"limit": limit})
+    return rate
 
 
 class OptimizerConfig(Section):
@@ -176,7 +184,7 @@ class OptimizerConfig(Section):
     """Decay of the mean of squared gradients: shorter than Adam's own, since the gradients of RL change quickly."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
     """Added to the denominator."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=_STEP_MAX)] = 0.0
     """Off: the adapter starts at zero and stays small."""
     grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
     """Largest norm of a step's gradient; 0 is off."""

@@ -10,8 +10,16 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
-from rlkit.config.advantage import AdvantageConfig, CustomAdvantage, PkpoAdvantage, PlainAdvantage
+from rlkit.config.advantage import (
+    OF_WHOLE_STEPS,
+    AdvantageConfig,
+    CustomAdvantage,
+    PkpoAdvantage,
+    PlainAdvantage,
+    needs_whole_steps,
+)
 from rlkit.config.curriculum import CurriculumConfig
+from rlkit.config.measured import never_measured
 from rlkit.config.objective import (
     DROLoss,
     ImportanceSamplingLoss,
@@ -341,12 +349,8 @@ class Config(Section):
         for name in sorted(self.best.model_fields_set):
             if self.best_metric is None and getattr(self.best, name) != BestConfig.model_fields[name].default:
                 raise ValueError(f"best.{name} has no effect: name what is evaluated in eval.envs, or set best.metric")
-        of, _, rest = (self.best.metric or "").partition("/")
-        env, known = rest.partition("/")[0], self.eval.envs if of == "eval" else self.envs
-        if of in ("eval", "env") and env not in ("all", *known):
-            raise ValueError(
-                f"best.metric: there is no environment {env!r} in {'eval.envs' if of == 'eval' else 'envs'}"
-            )
+        if self.best.metric is not None and (why := never_measured(self.best.metric, self)) is not None:
+            raise ValueError(f"best.metric: {why}")
 
     @model_validator(mode="after")
     def _has_an_objective(self) -> Self:
@@ -359,6 +363,11 @@ class Config(Section):
             raise ValueError(
                 f"optimizer.warmup_steps: the run's {self.steps} steps end before the learning rate is reached; "
                 "set it below `steps`"
+            )
+        if self.optimizer.schedule != "constant" and self.steps - self.optimizer.warmup_steps == 1:
+            raise ValueError(
+                f"optimizer.schedule: {self.optimizer.schedule} has no effect, since the learning rate falls from the "
+                "second step after the warm-up on and the run has one; set it to constant, or `steps` higher"
             )
         if self.length_penalty.coefficient:
             for name in self.envs:
@@ -382,3 +391,6 @@ class Config(Section):
             )
         if isinstance(advantage, PkpoAdvantage) and advantage.k > size:
             raise ValueError(f"{field}: pkpo cannot take the best of {advantage.k} in a group of {size}; lower its k")
+        if advantage.name in OF_WHOLE_STEPS and self.schedule.mode == "stream":
+            own = "" if self.envs[field.removeprefix("envs.")].advantage is None else f"{field}."
+            raise ValueError(f"{own}advantage: {needs_whole_steps(advantage.name)}")

@@ -68,7 +68,7 @@ class EngineServer:
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, not {threads}")
         self._address = (host, port)
-        self._root = root or engine_dir()
+        self._root = (root or engine_dir()).absolute()  # whatever becomes of the working directory
         self._service = Service(resolve=resolve or _resolve, root=self._root, threads=threads, device=device)
         self._bodies = Bodies()
         app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlkit.concurrency import in_thread
+from rlkit.errors import ConfigError
 from rlkit.losses import Loss
 from rlkit.policy import Sampler
 from rlkit.types import Datum, Floats, Prompt
@@ -166,7 +167,21 @@ class ServiceChoice:
 
 
 def choose(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:
-    """An address that was given wins; then the hosted service, if there is a credential; then the embedded engine."""
+    """An address that was given wins; then the hosted service, if there is a credential; then the embedded engine.
+
+    Raises:
+        ConfigError: something is set of the embedded engine, which is not the one that is chosen.
+    """
+    chosen = _chosen(config, environ)
+    for name in ("engine_threads", "engine_device"):
+        if chosen.kind != "engine" and getattr(config, name) is not None:
+            raise ConfigError(
+                f"service.{name} has no effect: {chosen.reason}, so the embedded engine is not started; leave it out"
+            )
+    return chosen
+
+
+def _chosen(config: ServiceConfig, environ: Mapping[str, str]) -> ServiceChoice:
     if config.base_url:
         return ServiceChoice("url", config.base_url, "service.base_url is set")
     if url := environ.get("TINKER_BASE_URL"):

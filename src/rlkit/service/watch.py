@@ -146,7 +146,7 @@ class Watch:
         self._said = message
 
     async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool) -> T:
-        asked = [asyncio.ensure_future(make())]
+        asked = [_begun(make())]
         try:
             done = await _first_good(asked, within_s=self.timeout_s / 2 if retry else self.timeout_s)
             if done is None and retry:  # beside the first request, which may only be slow; but it may also be lost
@@ -174,6 +174,13 @@ class Watch:
         self._silences_s = self.silences_s
         self._answered_s = asyncio.get_running_loop().time()
         self._silent_s = 0.0
+
+
+def _begun[T](answer: Awaitable[T]) -> asyncio.Future[T]:
+    """An answer that is on its way; what asks for it runs now, and not only in the loop's next round."""
+    if asyncio.iscoroutine(answer):
+        return asyncio.Task(answer, loop=asyncio.get_running_loop(), eager_start=True)
+    return asyncio.ensure_future(answer)
 
 
 async def _first_good[T](asked: Sequence[asyncio.Future[T]], *, within_s: float) -> asyncio.Future[T] | None:

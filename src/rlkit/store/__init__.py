@@ -98,11 +98,15 @@ class RunStore:
                 table.write(path, history.groups(step), decode=decode)
         self._step = history.step
         self._journal = Journal(self.directory / "journal", segment=history.step + 1)
-        # All that is outstanding was drawn after the state that the sources are set back to.
+        self.expect(history)
+        return history
+
+    def expect(self, history: History) -> None:
+        """Go on with the groups that are outstanding, those too whose draws were lost and made again."""
+        # All of them were drawn after the state that the sources are set back to.
         self._drawn_in = dict.fromkeys(history.outstanding, history.since + 1)
         self._draws = dict(history.outstanding)
         self._attempts = {draw: list(history.attempts.get(draw, [])) for draw in history.outstanding}
-        return history
 
     def record_draw(self, task: Task) -> None:
         """A task was drawn. What is recorded later is not on the disk before this.

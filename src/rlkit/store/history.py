@@ -85,6 +85,9 @@ class History:
         record = self.steps.get(step)
         if record is None:
             raise UsageError(f"{self.directory}: the episodes of step {step} are gone; the run cannot be resumed")
+        if any(one.draw not in self.draws for one in record.groups):
+            path = next(iter(self.damaged), self.directory / "journal")
+            raise UsageError(f"{path} is damaged where it says what was drawn for step {step}")
         return [step_group(self.draws[one.draw], self.attempts.get(one.draw, []), one) for one in record.groups]
 
 

@@ -16,10 +16,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, override
 
-import httpx
 import numpy as np
 import tinker
 from tinker import types
@@ -27,14 +26,14 @@ from tinker import types
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import Stored
 from rlkit.service.sdk import TinkerService, translated
-from rlkit.testing.world import FaultKind, Latency, World, digest
+from rlkit.testing.answers import Answer, later, not_found, now
+from rlkit.testing.world import Latency, World, digest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 type CustomLoss = Callable[[list[types.Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]
 
-_REQUEST = httpx.Request("POST", "http://simulated")
 _LETTERS = (97, 123)
 
 
@@ -114,20 +113,18 @@ class SimulatedClient:
     def create_training_client_from_state_with_optimizer(self, path: str) -> Answer[SimulatedTrainingClient]:
         """The weights of a checkpoint."""
         if path not in self._world.checkpoints:
-            raise tinker.NotFoundError(
-                f"there is no checkpoint {path}", response=httpx.Response(404, request=_REQUEST), body=None
-            )
+            raise not_found(f"there is no checkpoint {path}")
         return self._made(self._world.checkpoints[path])
 
     def create_sampling_client(
         self, model_path: str | None = None, base_model: str | None = None
     ) -> Answer[SimulatedSamplingClient]:
         """A sampler of a checkpoint, or of a base model."""
-        return _now(SimulatedSamplingClient(self._sampling))
+        return now(SimulatedSamplingClient(self._sampling))
 
     def _made(self, weights: int) -> Answer[SimulatedTrainingClient]:
         client = SimulatedTrainingClient(self._world, self._latency, self._sampling, weights)
-        return _later(self._world, "load", self._latency.load_s, lambda: client)
+        return later(self._world, "load", self._latency.load_s, lambda: client)
 
 
 class SimulatedTrainingClient:
@@ -228,7 +225,7 @@ class SimulatedTrainingClient:
         if tick_s and self._busy_until_s <= now_s:
             start_s = math.ceil(now_s / tick_s) * tick_s
         self._busy_until_s = start_s + seconds
-        return _later(self._world, call, self._busy_until_s - now_s, work)
+        return later(self._world, call, self._busy_until_s - now_s, work)
 
 
 class SimulatedSamplingClient:
@@ -288,13 +285,13 @@ class _Sampling:
         rng = np.random.default_rng(digest(self._world.seed, "score", _shown(prompt)))
         drawn = (-rng.exponential(1, prompt.length)).tolist()
         unknown = prompt.length - min(last or prompt.length, prompt.length - 1)
-        return _later(self._world, "score", self._latency.first_s, lambda: [None] * unknown + drawn[unknown:])
+        return later(self._world, "score", self._latency.first_s, lambda: [None] * unknown + drawn[unknown:])
 
     async def _draw(self, count: int, seconds: float, response: types.SampleResponse) -> types.SampleResponse:
         await self._take(count)
         self._world.begin(count)
         try:
-            return await _later(self._world, "sample", seconds, lambda: response)
+            return await later(self._world, "sample", seconds, lambda: response)
         finally:
             self._world.end(count)
             self._give_back(count)
@@ -330,62 +327,6 @@ class _Sampling:
             if not turn.done():
                 self._free -= wanted
                 turn.set_result(None)
-
-
-class Answer[T]:
-    """Stands in for `tinker.APIFuture`: the request is on its way, and this is awaited."""
-
-    def __init__(self, answer: Awaitable[T]) -> None:
-        self._answer = asyncio.ensure_future(answer)
-        self._answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return self._answer.__await__()
-
-
-def _now[T](value: T) -> Answer[T]:
-    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-    future.set_result(value)
-    return Answer(future)
-
-
-def _later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
-    """An answer after so many seconds, unless something goes wrong; work that fails is not done."""
-    loop = asyncio.get_running_loop()
-    world.calls[call] += 1
-    kind = world.fault(call, loop.time())
-    future: asyncio.Future[T] = loop.create_future()
-
-    def answer() -> None:
-        if future.done():
-            return
-        if kind is None:
-            try:
-                future.set_result(work())
-            except Exception as error:  # the caller's mistake, and the caller is told
-                future.set_exception(error)
-        elif kind == "cancel":
-            future.cancel()
-        elif kind != "hang":
-            future.set_exception(_error(kind))
-
-    loop.call_later(seconds, answer)
-    return Answer(future)
-
-
-def _error(kind: FaultKind) -> tinker.TinkerError:
-    response = httpx.Response(int(kind) if kind.isdigit() else 500, request=_REQUEST)
-    match kind:
-        case "429":
-            return tinker.RateLimitError("slow down", response=response, body=None)
-        case "408":
-            return tinker.APITimeoutError(_REQUEST)
-        case "500":
-            return tinker.InternalServerError("something broke", response=response, body=None)
-        case _:
-            return tinker.RequestFailedError(
-                "the request was lost", request_id="simulated", category=types.RequestErrorCategory.Server
-            )
 
 
 def _datum_digest(datum: types.Datum) -> int:

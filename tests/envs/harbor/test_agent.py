@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,20 @@ def test_max_turns_ends_the_agent_and_the_verifier_runs(task: Path) -> None:
     assert (by_run.exception_info, reward(by_run), end.reason, end.turns) == (None, 1.0, "max_turns", 2)
 
 
+def test_the_steps_of_a_task_are_conversations_of_their_own_and_end_together(task: Path) -> None:
+    steps = '\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    (task / "task.toml").write_text((task / "task.toml").read_text() + steps)
+    for name in ("one", "two"):
+        (task / "steps" / name / "tests").mkdir(parents=True)
+        (task / "steps" / name / "instruction.md").write_text(f"Do {name}.")
+        (task / "steps" / name / "tests" / "test.sh").write_text((task / "tests" / "test.sh").read_text())
+    shutil.rmtree(task / "tests")
+    policy = ScriptedPolicy([said("ls\n"), said("ls\n"), said(DO), *DONE])
+    result, end = asyncio.run(play(task, policy, max_turns=3))
+    assert [one.verifier_result.rewards["reward"] for one in result.step_results] == [1.0, 1.0]
+    assert (end.reason, end.turns) == ("max_turns", 5)
+
+
 def test_empty_replies_misalign_nothing(task: Path) -> None:
     policy = ScriptedPolicy(["", said(DO), "", *DONE])
     result, end = asyncio.run(play(task, policy))
@@ -197,6 +213,15 @@ ODD = [
 ]
 
 
+@pytest.fixture
+def unlogged() -> Iterator[None]:
+    """Harbor logs what is no text, and what runs tests in parallel cannot send that."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("unlogged")
 def test_replies_of_any_kind_are_answered(task: Path) -> None:
     policy = ScriptedPolicy([*ODD, said("C-c", "clear\n", DO), *DONE])
     result, end = asyncio.run(play(task, policy))
@@ -258,10 +283,24 @@ def test_what_harbor_keeps_of_a_trial_is_small(task: Path) -> None:
     assert trajectory["final_metrics"]["total_prompt_tokens"] == asked_for
 
 
-@pytest.mark.skipif(shutil.which("asciinema") is None, reason="asciinema is not installed here")
-def test_a_recorded_terminal_takes_the_first_keystrokes_too(task: Path) -> None:
+RECORDER = """#!/bin/sh
+[ "$1" = rec ] || exit 0
+sleep 1.5
+python3 -c 'import termios; termios.tcflush(0, termios.TCIFLUSH)'
+printf 'about\nfirst\n' > "$3"
+exec bash
+"""
+
+
+def test_a_recorder_that_starts_slowly_swallows_no_keystrokes(task: Path) -> None:
+    # As asciinema does on a busy machine, which drops what is typed before it records.
+    (task / "environment" / "asciinema").write_text(RECORDER)
+    dockerfile = (task / "environment" / "Dockerfile").read_text()
+    copied = "COPY asciinema /usr/local/bin/asciinema\nRUN chmod 755 /usr/local/bin/asciinema\n"
+    (task / "environment" / "Dockerfile").write_text(dockerfile + copied)
     result, end = asyncio.run(play(task, ScriptedPolicy([said(DO), *DONE]), record_terminal_session=True))
-    assert (reward(result), end.reason) == (1.0, "completed")
+    assert (result.exception_info, reward(result), end.reason) == (None, 1.0, "completed")
+    assert (task.parent / "trials" / result.trial_name / "agent" / "recording.cast").exists()
 
 
 def test_options_that_are_unknown_or_have_no_effect_are_refused_in_one_line(task: Path) -> None:

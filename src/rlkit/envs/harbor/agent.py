@@ -19,8 +19,9 @@ from typing import cast, override
 from harbor.llms.base import BaseLLM
 from pydantic import Field
 
+from rlkit.envs.harbor.ending import AgentEnd, Tally, summed
 from rlkit.envs.harbor.llm import PolicyLLM
-from rlkit.envs.harbor.terminus import AgentEnd, PolicyOptions, PolicyTerminus2, Tally, summed
+from rlkit.envs.harbor.terminus import PolicyOptions, PolicyTerminus2
 from rlkit.errors import UsageError
 from rlkit.policy import Policy
 

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, cast, override
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, override
 
 from harbor.agents.terminus_2.terminus_2 import Command, Terminus2, Terminus2Options
 from harbor.agents.terminus_2.terminus_json_plain_parser import ParseResult
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
 from harbor.models.agent.context import AgentContext, ModelUsage
+from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
+from rlkit.envs.harbor.ending import Reason, Tally
 from rlkit.envs.harbor.llm import PolicyLLM
 from rlkit.errors import EnvironmentFault, LimitReached, ServiceError, UsageError, did_you_mean
-from rlkit.plain import readable, text_of
+from rlkit.plain import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from harbor.llms.chat import Chat
     from harbor.models.trajectories import SubagentTrajectoryRef
 
-type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
+_RECORDING_LOOKS = 100
+_LOOK_S = 0.2
+"""So often, and so far apart, the recording is looked for: asciinema starts slowly on a busy machine."""
 
 _FREE_FOR_SUMMARY_TOKENS = 4000
 """What is freed before a summary, besides the room for its reply, where the context is large; Harbor's number."""
@@ -57,71 +60,6 @@ _OF_SERVICES = frozenset([
 ])
 # fmt: on
 """Options of Terminus2 that a policy has no use for."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentEnd:
-    """How an agent's loop ended, in all steps of its task.
-
-    Args:
-        reason: `completed` when the model said twice that the task is done, or ended its terminal; `max_turns` when it
-            had no more turns; `overflow` when the context was full; `service_error` when the service failed after its
-            retries; `agent_error` when the agent's own code failed, or the environment under it; `cancelled` when it
-            was stopped from outside, as by a time limit, or never began. Of several steps, the first that was not
-            completed.
-        detail: one line.
-        turns: replies of the model, those that were cut off included, those of summaries not.
-        parse_errors: replies that held no commands in the form that was asked for.
-        truncated_turns: replies that `max_tokens` cut off.
-        summaries: of the history, that were made.
-        llm_s: seconds that the policy took.
-        error: what was raised, where something was.
-    """
-
-    reason: Reason
-    detail: str
-    turns: int = 0
-    parse_errors: int = 0
-    truncated_turns: int = 0
-    summaries: int = 0
-    llm_s: float = 0.0
-    error: Exception | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one run of the agent has come to; it is `cancelled` until it ended otherwise."""
-
-    reason: Reason = "cancelled"
-    detail: str = "the agent was stopped from outside"
-    turns: int = 0
-    parse_errors: int = 0
-    truncated_turns: int = 0
-    summaries: int = 0
-    llm_s: float = 0.0
-    error: Exception | None = None
-
-    def ended(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
-        """Say how; what is said first holds."""
-        if self.reason == "cancelled":
-            self.reason, self.detail, self.error = reason, readable(detail), error
-
-
-def summed(tallies: list[Tally]) -> AgentEnd:
-    """How the agent ended, over all its runs."""
-    if not tallies:
-        return AgentEnd("cancelled", "the agent did not begin")
-    first = next((tally for tally in tallies if tally.reason != "completed"), tallies[-1])
-    return AgentEnd(
-        reason=first.reason,
-        detail=first.detail,
-        turns=sum(tally.turns for tally in tallies),
-        parse_errors=sum(tally.parse_errors for tally in tallies),
-        truncated_turns=sum(tally.truncated_turns for tally in tallies),
-        summaries=sum(tally.summaries for tally in tallies),
-        llm_s=sum(tally.llm_s for tally in tallies),
-        error=first.error,
-    )
 
 
 class EnvironmentDown(EnvironmentFault):
@@ -189,6 +127,19 @@ class PolicyTerminus2(Terminus2):
         await super().setup(environment)
         if self._session is not None:
             self._session.environment = cast("BaseEnvironment", _Machine(environment))
+            if self.options.record_terminal_session:
+                await self._recording(self._session)
+
+    async def _recording(self, session: TmuxSession) -> None:
+        """Wait until the terminal is recorded: asciinema drops what is typed before."""
+        path = EnvironmentPaths.agent_dir / "recording.cast"
+        for _ in range(_RECORDING_LOOKS):
+            # a line that says what it is, and one for what the terminal showed first
+            late = await session.environment.exec(f"command -v asciinema && [ $(cat {path} | wc -l) -lt 2 ]")
+            if late.return_code:
+                break
+            await asyncio.sleep(_LOOK_S)
+        await session.send_keys(["clear", "Enter"], min_timeout_sec=_LOOK_S)
 
     @override
     async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:

@@ -1,0 +1,81 @@
+"""Answers of the simulated service: they come when they are due, or go wrong as they should.
+
+Invariant: work whose answer fails is not done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import httpx
+import tinker
+from tinker import types
+
+from rlkit.testing.world import FaultKind, World
+
+_REQUEST = httpx.Request("POST", "http://simulated")
+
+
+class Answer[T]:
+    """Stands in for `tinker.APIFuture`: the request is on its way, and this is awaited."""
+
+    def __init__(self, answer: Awaitable[T]) -> None:
+        self._answer = asyncio.ensure_future(answer)
+        self._answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._answer.__await__()
+
+
+def now[T](value: T) -> Answer[T]:
+    """An answer that is there already."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.set_result(value)
+    return Answer(future)
+
+
+def later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
+    """An answer after so many seconds, unless something goes wrong; work that fails is not done."""
+    loop = asyncio.get_running_loop()
+    world.calls[call] += 1
+    kind = world.fault(call, loop.time())
+    future: asyncio.Future[T] = loop.create_future()
+
+    def answer() -> None:
+        if future.done():
+            return
+        if kind is None:
+            try:
+                future.set_result(work())
+            except Exception as error:  # the caller's mistake, and the caller is told
+                future.set_exception(error)
+        elif kind == "cancel":
+            future.cancel()
+        elif kind != "hang":
+            future.set_exception(error_of(kind))
+
+    loop.call_later(seconds, answer)
+    return Answer(future)
+
+
+def error_of(kind: FaultKind) -> tinker.TinkerError:
+    """What the SDK raises for it."""
+    response = httpx.Response(int(kind) if kind.isdigit() else 500, request=_REQUEST)
+    match kind:
+        case "429":
+            return tinker.RateLimitError("slow down", response=response, body=None)
+        case "408":
+            return tinker.APITimeoutError(_REQUEST)
+        case "500":
+            return tinker.InternalServerError("something broke", response=response, body=None)
+        case _:
+            return tinker.RequestFailedError(
+                "the request was lost", request_id="simulated", category=types.RequestErrorCategory.Server
+            )
+
+
+def not_found(message: str) -> tinker.NotFoundError:
+    """What the SDK raises for a path that leads nowhere."""
+    return tinker.NotFoundError(message, response=httpx.Response(404, request=_REQUEST), body=None)
