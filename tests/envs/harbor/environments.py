@@ -22,6 +22,22 @@ class SlowToStop(LocalSandbox):
         await super().stop(delete)
 
 
+class SometimesThere(LocalSandbox):
+    """Does not start the first times."""
+
+    failures: ClassVar[int] = 0
+
+    async def start(self, force_build: bool) -> None:
+        if self._failing():
+            raise RuntimeError("the sandbox did not come up")
+        await super().start(force_build)
+
+    @classmethod
+    def _failing(cls) -> bool:
+        cls.failures -= 1
+        return cls.failures >= 0
+
+
 class NeverThere(LocalSandbox):
     """Does not start."""
 

@@ -16,9 +16,10 @@ from rlkit.rollouts import EnvSettings, Player
 from rlkit.slots import Slots
 from rlkit.sources import Task
 from rlkit.testing import ByteChat, ScriptedSampler
-from rlkit.types import Group, Sampling
+from rlkit.types import Episode, Group, Sampling
 
 from .conftest import left
+from .environments import SometimesThere
 from .test_task import says
 
 pytestmark = [
@@ -70,6 +71,30 @@ def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path,
     assert sorted(groups["hello-world"].rewards.tolist()) == [0.0, 0.0, 1.0, 1.0]
     assert sorted(groups["sales-report"].rewards.tolist()) == [0.0, 0.0, 0.6, 0.6]
     assert left(cache) == []
+
+
+def test_an_environment_that_breaks_is_no_reward_and_the_trial_is_played_anew(cache: Path) -> None:
+    name = f"{SometimesThere.__module__}:SometimesThere"
+    (task,) = harbor(tasks_dir=str(EXAMPLES), task_ids=["hello-world"], environment=name)
+    chat = ByteChat()
+    settings = EnvSettings(2, Sampling(max_tokens=1 << 20), 60, 2, Limits())
+    failed = list[str]()
+
+    def record(drawn: Task, episode: Episode) -> None:
+        failed.extend([episode.error] if episode.error else [])
+
+    player = Player(chat, {"terminal": settings}, seed=0, slots=Slots(100), record=record)
+    sampler = ScriptedSampler(half, chat=chat)
+    SometimesThere.failures = 2
+
+    @leftovers_ended()
+    async def main() -> Group:
+        return await player.play(Task(0, "terminal", task), lambda: sampler)
+
+    group = concurrency.run(main())
+    assert failed == ["environment_error: RuntimeError: the sandbox did not come up"] * 2
+    assert group.valid.all()
+    assert sum(episode.attempt for episode in group.episodes) == 2
 
 
 def said(trial: object) -> float:
