@@ -17,7 +17,7 @@ def judged(report: Report, rules: Rules | None = None, reward: Reward | None = N
 
 
 def rule(cause: Cause, rule: Rule) -> Rules:
-    return Rules(**{cause: rule})
+    return Rules(**{cause: rule})  # type: ignore[arg-type]  one of them by its name
 
 
 def test_what_the_verifier_says_is_the_reward() -> None:

@@ -7,6 +7,7 @@ import pytest
 from rlkit.config import load_config, load_envs
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.settings import LOCAL_SANDBOX, Agent, TrialSettings, environment
+from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import RlkitError, UsageError
 
 from .conftest import write_task
@@ -57,8 +58,9 @@ def test_a_configuration_gives_tasks(tmp_path: Path) -> None:
     args = f"{{tasks_dir: {tmp_path}, task_ids: ['*-[12]'], max_turns: 5, on_overflow: mask, environment: docker}}"
     (tmp_path / "a.yaml").write_text(f"envs: {{terminal: {{env: harbor, args: {args}}}}}\n")
     spec = load_config([tmp_path / "a.yaml"]).config.envs["terminal"]
-    tasks = load_envs("terminal", spec, field="envs.terminal", seed=0)
-    assert isinstance(tasks, list)
+    loaded = load_envs("terminal", spec, field="envs.terminal", seed=0)
+    assert isinstance(loaded, list)
+    tasks = [task for task in loaded if isinstance(task, HarborTask)]
     assert {task.task_id for task in tasks} == {"task-1", "task-2"}
     assert tasks[0].settings.agent.max_turns == 5
     assert tasks[0].settings.rules.overflow == "mask"

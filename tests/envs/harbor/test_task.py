@@ -13,7 +13,7 @@ import rlkit
 from rlkit import concurrency
 from rlkit.containment import leftovers_ended
 from rlkit.envs.harbor.outcome import Reward, Rules
-from rlkit.envs.harbor.settings import Agent, TrialSettings
+from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault
 from rlkit.testing import ScriptedPolicy
@@ -105,9 +105,7 @@ def test_a_task_of_steps_is_played_through(cache: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("all", ["solved", "silent"]), ("failed", ["silent"]), ("none", [])])
-def test_the_folders_of_trials_that_are_to_stay_do(
-    cache: Path, tmp_path: Path, keep: rlkit.envs.harbor.settings.Keep, kept: list[str]
-) -> None:
+def test_the_folders_of_trials_that_are_to_stay_do(cache: Path, tmp_path: Path, keep: Keep, kept: list[str]) -> None:
     settings = TrialSettings(trials_dir=tmp_path / "trials", keep=keep)
     outcome, _ = played(HarborTask("solved", write_task(tmp_path / "solved"), settings), SOLVED)
     with pytest.raises(EnvironmentFault):
