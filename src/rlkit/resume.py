@@ -106,7 +106,8 @@ async def restored(
         ServiceError: the service failed.
     """
     seed = derive(config.seed, "adapter")
-    for saved in reversed([one for one in checkpoints if one.step <= upto]):
+    in_order = sorted((one for one in checkpoints if one.step <= upto), key=lambda one: one.step)
+    for saved in reversed(in_order):  # of two of one step, the later was saved when the earlier was of no use any more
         if saved.expires is not None and saved.expires < time.time():
             note(f"the checkpoint of step {saved.step} has expired")
             continue

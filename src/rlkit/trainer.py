@@ -154,9 +154,7 @@ class Loop:
     async def _begin(self) -> None:
         """Restore the weights, and take the steps again that were taken since."""
         parts, weights = self._parts, self._weights
-        # One that was passed over is as good as not saved.
-        usable = [saved for saved in parts.store.checkpoints() if saved.step == weights.step]
-        parts.saver.newest = usable[-1] if usable else None
+        parts.saver.go_on(weights.step, tried=parts.store.measured(self._step))
         if weights.step == 0 and parts.evaluation.due(0, last=parts.steps):
             weights.newest = await weights.hand_over()
             if parts.store.first_measured is None:  # an evaluation that is new to the run begins where it is
