@@ -248,12 +248,13 @@ class Loop:
         newest, metrics = await self._weights.take(making)
         self._step = step  # the weights have moved, whether or not that can be written down
         await written
+        used = parts.budget.metrics()  # before the rollouts of the next step begin, however slow the disk is
         self._weights.newest = newest
         parts.supply.trained(step)
         if making.saving is not None:
             parts.saver.record(step, making.saving)
         await in_thread(parts.store.keep_used, parts.budget.state_dict())
-        return metrics | of_tasks
+        return metrics | of_tasks | used
 
     def _report(self, step: int, metrics: Mapping[str, float], sampler: Sampler) -> None:
         """Report a step, once the evaluation of its weights is there, if one is due."""
@@ -264,7 +265,7 @@ class Loop:
                 self._phase = "evaluating"
             rank = parts.tasks.drawn + parts.recipe.groups  # before the groups of the steps after the next
             evaluation = asyncio.create_task(self._evaluated(step, sampler, rank=rank))
-        self._reporter.add(step, {**metrics, **parts.budget.metrics()}, evaluation)
+        self._reporter.add(step, {**parts.budget.metrics(), **metrics}, evaluation)
 
     async def _evaluated(self, step: int, sampler: Sampler, *, rank: int) -> Mapping[str, float]:
         tried = await self._parts.evaluation.play(sampler, rank=rank)
