@@ -7,9 +7,10 @@ import errno
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -440,6 +441,40 @@ def test_a_draw_whose_record_is_damaged_is_made_again(which: int, at_s: float, t
     tables = [pd.read_parquet(one / "episodes")[columns] for one in (run.directory, expected.directory)]
     assert sorted(map(tuple, tables[0].values)) == sorted(map(tuple, tables[1].values))
     assert run.world.calls["samples"] - samples <= expected.world.calls["samples"] - 4 * known
+
+
+class Ever(rlkit.TaskSource):
+    """Its next task depends on what it has seen."""
+
+    def __init__(self) -> None:
+        self.drawn = self.seen = 0
+
+    def next(self) -> rlkit.Env:
+        self.drawn += 1
+        return Talk(self.drawn * 100 + self.seen)
+
+    def observe(self, group: rlkit.Group) -> None:
+        self.seen += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn, "seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.drawn, self.seen = state["drawn"], state["seen"]
+
+
+def test_what_was_played_of_a_lost_draw_is_not_taken_for_another_task(tmp_path: Path) -> None:
+    settings = {"schedule": {"mode": "async", "max_staleness": 2}, "steps": 6}
+    run = Simulation(tmp_path / "run", settings=settings, tasks=Ever())  # type: ignore[arg-type]  a source is one too
+    run.train_until(29)
+    path, at = draw_records(run.directory)[-3]
+    data = bytearray(path.read_bytes())
+    data[at + 20] ^= 1
+    path.write_bytes(data)
+    run.tasks = Ever()  # type: ignore[assignment]  likewise
+    run.train(resume=True)
+    for row in pd.read_parquet(run.directory / "episodes").itertuples():
+        assert row.task in bytes(row.turns[0]["prompt"].astype("uint8")).decode(errors="replace")  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("left", ["nothing", "no file"])
