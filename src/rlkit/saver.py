@@ -73,7 +73,7 @@ class Saver:
 
     def has(self, step: int) -> bool:
         """Whether the weights of a step are saved, as far as is known."""
-        return any(saved.step == step for saved in self._usable)
+        return any(saved.step == step for saved in self.usable)
 
     def ask(self, learner: Learner, step: int) -> Saving:
         """Ask for a checkpoint of the weights as they are when its turn comes."""
@@ -116,7 +116,7 @@ class Saver:
         Args:
             reported: the last step of which everything is known.
         """
-        for saved in self._selection.superfluous(self._usable, reported=reported):
+        for saved in self._selection.superfluous(self.usable, reported=reported):
             if saved.state not in self._deleting:
                 self._deleting[saved.state] = asyncio.create_task(self._delete_later(saved))
 
@@ -131,7 +131,8 @@ class Saver:
                 task.cancel()
 
     @property
-    def _usable(self) -> list[Checkpoint]:
+    def usable(self) -> list[Checkpoint]:
+        """What was saved, without what the service turned out not to have any more."""
         return [saved for saved in self._store.checkpoints() if saved.state not in self._gone]
 
     async def _delete_later(self, saved: Checkpoint) -> None:

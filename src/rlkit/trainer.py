@@ -125,7 +125,7 @@ class Loop:
             metrics=self._reporter.last,
             checkpoint=parts.saver.newest,
             reason=self._used_up or self._enough or "",
-            best=parts.selection.best_of(parts.store.checkpoints()),
+            best=parts.selection.best_of(parts.saver.usable),
             spent=parts.budget.spent,
         )
 
