@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -11,6 +12,7 @@ import pytest
 
 import rlkit
 from rlkit.budget import Budget, Limits
+from rlkit.concurrency import in_thread
 from rlkit.config import load_config
 from rlkit.errors import ConfigError
 from rlkit.prices import FREE, Price, price_of
@@ -48,6 +50,23 @@ def overshoot(run: Simulation, limit: int) -> float:
     """What was used beyond the limit; nothing may be left over that would have been enough for more."""
     assert tokens(run) > 0.8 * limit
     return tokens(run) - limit
+
+
+def test_what_a_step_used_does_not_depend_on_how_slow_the_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def used(directory: Path) -> list[dict[str, float]]:
+        run = Simulation(directory)
+        run.train()
+        return [{name: value for name, value in line.items() if name.startswith("usage/")} for line in run.lines()]
+
+    async def slowly(function: Callable[..., object], *args: object) -> object:
+        await asyncio.sleep(5)  # threads take no virtual time
+        return await in_thread(function, *args)
+
+    expected = used(tmp_path / "fast")
+    monkeypatch.setattr("rlkit.trainer.in_thread", slowly)
+    assert used(tmp_path / "slow") == expected
 
 
 @pytest.mark.parametrize("staleness", [1, 8])

@@ -62,6 +62,20 @@ def test_what_a_step_asked_for_is_given_up_when_it_is_withdrawn(call: str, strea
     on_virtual_time(main())
 
 
+def test_a_gradient_that_fails_has_trained_nothing() -> None:
+    async def main() -> None:
+        async with SimulatedTinker(world=World(faults=[Fault("500", call="gradient")])) as service:
+            update = StepUpdate(await learner(service), recipe(), version=1)
+            update.add(await prepared(), counts=True)
+            tokens = update.untrained
+            assert tokens > 0
+            update.finish()
+            await asyncio.sleep(100)
+            assert update.untrained == tokens
+
+    on_virtual_time(main())
+
+
 def test_a_step_that_was_withdrawn_can_be_asked_for_again_and_is_the_same() -> None:
     async def taken(*, again: bool) -> dict[str, float]:
         async with SimulatedTinker() as service:

@@ -1,6 +1,6 @@
 """Fewer looks for garbage while a run holds much that is none.
 
-Invariant: when the last run of the process has ended, the collector is as it was.
+Invariant: when the last run of the process has ended, the collector looks as often as before, and through everything.
 """
 
 from __future__ import annotations

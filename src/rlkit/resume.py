@@ -22,7 +22,8 @@ from rlkit.trackers import Checkpoint
 def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     """Take the task sources through what happened since their state was kept; the tasks that are in no step yet.
 
-    Draws that a damaged journal has lost are made again, and `history` knows them from then on.
+    Draws that a damaged journal has lost are made again, and `history` knows them from then on. Where these may now be
+    of other tasks, it forgets what was played of them.
 
     Raises:
         UsageError: the sources do not repeat themselves.
@@ -39,12 +40,15 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     waiting = list[Task]()
     lost = dict[int, Draw]()
     trained = {one.draw for record in history.steps.values() for one in record.groups}
+    moved = False  # whether the sources are changed by a step since the last draw that is known
 
     def draw_what_is_lost(before: int) -> None:
         while history.damaged and tasks.drawn < before and (drawn := tasks.draw(1)):
             task = drawn[0]
             lost[task.draw] = history.draws[task.draw] = Draw(task.draw, task.name, task.id)
             if task.draw not in trained:
+                if moved:  # it was made before that or after
+                    history.attempts.pop(task.draw, None)
                 history.outstanding[task.draw] = lost[task.draw]
                 waiting.append(task)
 
@@ -52,7 +56,7 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
         match event:
             case Draw():
                 draw_what_is_lost(event.draw)
-                drawn = tasks.draw(1)
+                drawn, moved = tasks.draw(1), False
                 if not drawn or (drawn[0].draw, drawn[0].name, drawn[0].id) != (event.draw, event.env, event.task):
                     if history.damaged:
                         raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
@@ -65,10 +69,12 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
                     waiting.append(drawn[0])
             case StepRecord():
                 draw_what_is_lost(max((one.draw for one in event.groups), default=-1) + 1)
+                before = tasks.state_dict() if history.damaged else None
                 for kept in history.groups(event.step):
                     if kept.group.draw in lost and kept.group.task != lost[kept.group.draw].task:
                         raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
                     tasks.observe(kept.group)
+                moved = moved or (before is not None and tasks.state_dict() != before)
     return waiting
 
 
@@ -106,7 +112,8 @@ async def restored(
         ServiceError: the service failed.
     """
     seed = derive(config.seed, "adapter")
-    for saved in reversed([one for one in checkpoints if one.step <= upto]):
+    in_order = sorted((one for one in checkpoints if one.step <= upto), key=lambda one: one.step)
+    for saved in reversed(in_order):  # of two of one step, the later was saved when the earlier was of no use any more
         if saved.expires is not None and saved.expires < time.time():
             note(f"the checkpoint of step {saved.step} has expired")
             continue

@@ -58,11 +58,22 @@ class Saver:
         self._delete = delete
         self._now = now
         self._asked = Counter[int]()
+        self._gone = set[str]()
         self._missed = False
         self._recording: asyncio.Task[None] | None = None
         self._deleting = dict[str, asyncio.Task[None]]()
         self.newest: Checkpoint | None = None
         """The newest one of which the service still has the weights that the run goes on from."""
+
+    def go_on(self, step: int, *, tried: int) -> None:
+        """The run goes on from the weights of a step; it could not from a later checkpoint of one up to `tried`."""
+        known = self._store.checkpoints()
+        self._gone = {saved.state for saved in known if step < saved.step <= tried}
+        self.newest = next((saved for saved in reversed(known) if saved.step == step), None)
+
+    def has(self, step: int) -> bool:
+        """Whether the weights of a step are saved, as far as is known."""
+        return any(saved.step == step for saved in self.usable)
 
     def ask(self, learner: Learner, step: int) -> Saving:
         """Ask for a checkpoint of the weights as they are when its turn comes."""
@@ -105,7 +116,7 @@ class Saver:
         Args:
             reported: the last step of which everything is known.
         """
-        for saved in self._selection.superfluous(self._store.checkpoints(), reported=reported):
+        for saved in self._selection.superfluous(self.usable, reported=reported):
             if saved.state not in self._deleting:
                 self._deleting[saved.state] = asyncio.create_task(self._delete_later(saved))
 
@@ -118,6 +129,11 @@ class Saver:
         for task in (self._recording, *self._deleting.values()):
             if task is not None:
                 task.cancel()
+
+    @property
+    def usable(self) -> list[Checkpoint]:
+        """What was saved, without what the service turned out not to have any more."""
+        return [saved for saved in self._store.checkpoints() if saved.state not in self._gone]
 
     async def _delete_later(self, saved: Checkpoint) -> None:
         try:

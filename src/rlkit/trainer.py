@@ -125,7 +125,7 @@ class Loop:
             metrics=self._reporter.last,
             checkpoint=parts.saver.newest,
             reason=self._used_up or self._enough or "",
-            best=parts.selection.best_of(parts.store.checkpoints()),
+            best=parts.selection.best_of(parts.saver.usable),
             spent=parts.budget.spent,
         )
 
@@ -154,9 +154,7 @@ class Loop:
     async def _begin(self) -> None:
         """Restore the weights, and take the steps again that were taken since."""
         parts, weights = self._parts, self._weights
-        # One that was passed over is as good as not saved.
-        usable = [saved for saved in parts.store.checkpoints() if saved.step == weights.step]
-        parts.saver.newest = usable[-1] if usable else None
+        parts.saver.go_on(weights.step, tried=parts.store.measured(self._step))
         if weights.step == 0 and parts.evaluation.due(0, last=parts.steps):
             weights.newest = await weights.hand_over()
             if parts.store.first_measured is None:  # an evaluation that is new to the run begins where it is
@@ -250,12 +248,13 @@ class Loop:
         newest, metrics = await self._weights.take(making)
         self._step = step  # the weights have moved, whether or not that can be written down
         await written
+        used = parts.budget.metrics()  # before the rollouts of the next step begin, however slow the disk is
         self._weights.newest = newest
         parts.supply.trained(step)
         if making.saving is not None:
             parts.saver.record(step, making.saving)
         await in_thread(parts.store.keep_used, parts.budget.state_dict())
-        return metrics | of_tasks
+        return metrics | of_tasks | used
 
     def _report(self, step: int, metrics: Mapping[str, float], sampler: Sampler) -> None:
         """Report a step, once the evaluation of its weights is there, if one is due."""
@@ -266,7 +265,7 @@ class Loop:
                 self._phase = "evaluating"
             rank = parts.tasks.drawn + parts.recipe.groups  # before the groups of the steps after the next
             evaluation = asyncio.create_task(self._evaluated(step, sampler, rank=rank))
-        self._reporter.add(step, {**metrics, **parts.budget.metrics()}, evaluation)
+        self._reporter.add(step, {**parts.budget.metrics(), **metrics}, evaluation)
 
     async def _evaluated(self, step: int, sampler: Sampler, *, rank: int) -> Mapping[str, float]:
         tried = await self._parts.evaluation.play(sampler, rank=rank)

@@ -97,7 +97,7 @@ class StepUpdate:
     @property
     def untrained(self) -> int:
         """Tokens of its groups of which the service has not yet computed a gradient."""
-        known = sum(tokens for gradient, tokens in self._sizes if gradient.done() and not gradient.cancelled())
+        known = sum(tokens for gradient, tokens in self._sizes if _succeeded(gradient))
         given = sum(len(datum.targets) for data in self._groups for datum in data)
         return given - known + sum(prepared.tokens for prepared in self._waiting if not self._finished)
 
@@ -205,7 +205,7 @@ class StepUpdate:
 
     def _go_on(self, gradient: asyncio.Future[Gradient]) -> None:
         """Ask for the gradient of what has come meanwhile."""
-        if not gradient.cancelled() and gradient.exception() is None and gradient in self._gradients:
+        if _succeeded(gradient) and gradient in self._gradients:
             self._submit()
 
     def _end_substep(self) -> None:
@@ -216,6 +216,10 @@ class StepUpdate:
             self._steps.append(step)
             self._asked.append(step)
             self._fresh = False
+
+
+def _succeeded(gradient: asyncio.Future[Gradient]) -> bool:
+    return gradient.done() and not gradient.cancelled() and gradient.exception() is None
 
 
 async def _answered(asked: _Asked, what: str, watch: Watch) -> None:

@@ -121,9 +121,9 @@ class Weights:
         step = min(self.step + 1, upto)
         repeated = step > self.step
         self.newest = await self._insist(lambda: self._repeat(step, self.newest), after=step)
-        known = {saved.step for saved in self._parts.store.checkpoints()}
-        if repeated and step not in known and (saving := self._asked_to_save(step)) is not None:
-            self._parts.saver.record(step, saving)  # or an interruption would cost all of them once more
+        saver = self._parts.saver
+        if repeated and not saver.has(step) and (saving := self._asked_to_save(step)) is not None:
+            saver.record(step, saving)  # or an interruption would cost all of them once more
 
     async def hand_over(self) -> PatientSampler:
         """A sampler of the learner's weights.

@@ -259,7 +259,8 @@ class RunStore:
 
     def measured(self, step: int) -> int:
         """The last step up to `step` before which no line is missing; 0 for none."""
-        gaps = (number for number in range(self.first_measured or 0, step + 1) if number not in self._measured)
+        first = min(self.first_measured or 0, 1)  # step 0 has a line where weights are evaluated before the first step
+        gaps = (number for number in range(first, step + 1) if number not in self._measured)
         return max(next(gaps, step + 1) - 1, 0)
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:

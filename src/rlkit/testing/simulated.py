@@ -198,7 +198,8 @@ class SimulatedTrainingClient:
         """A checkpoint."""
 
         def save() -> types.SaveWeightsResponse:
-            path = f"tinker://simulated-{len(self._world.checkpoints)}:train:0/weights/{name}"
+            number = self._world.calls["save"]  # grows, so that no path comes back once its checkpoint is gone
+            path = f"tinker://simulated-{number}:train:0/weights/{name}"
             self._world.checkpoints[path] = self._weights
             return types.SaveWeightsResponse(path=path)
 
