@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 _LENGTHS = tuple(f"{of}/{name}" for of in ("tokens", "turn_tokens") for name in ("mean", "p10", "p50", "p90", "max"))
 
 OF_EPISODES = (
-    *("groups", "episodes", "failed", "retries", "solved", "truncated", "turns", "segments", "unique_bigrams"),
+    *(
+        "groups",
+        "episodes",
+        "failed",
+        "masked",
+        "retries",
+        "solved",
+        "truncated",
+        "turns",
+        "segments",
+        "unique_bigrams",
+    ),
     *(f"reward/{name}" for name in ("mean", "std", "min", "p10", "p50", "p90", "max")),
     *("groups/mixed", "groups/all_good", "groups/all_bad", *_LENGTHS, "stop/stop", "stop/length"),
     *("retried/groups", "retried/gap", "advantage/saturated"),
