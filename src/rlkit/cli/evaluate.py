@@ -32,7 +32,7 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, qui
     from rlkit.errors import UsageError
     from rlkit.evaluation import evaluate
 
-    if checkpoint is not None and not checkpoint.startswith("tinker://"):
+    if checkpoint is not None and (not checkpoint.startswith("tinker://") or "/weights/" in checkpoint):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
     say = output.silent if quiet else output.note
     with _progress(say) as progress:
