@@ -298,9 +298,28 @@ def wordy(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torc
     return torch.stack([row.sum() for row in logprobs]).sum(), {"said": "text"}
 
 
+def leaves(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    raise SystemExit(3)
+
+
+def alone(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([row.sum() for row in logprobs]).sum()
+
+
+async def later(data: Sequence[Datum], logprobs: Sequence[torch.Tensor]) -> torch.Tensor:
+    return alone(data, logprobs)
+
+
 @pytest.mark.parametrize(
     ("function", "told"),
-    [("without_gradient", "one number that depends"), ("not_a_number", "the loss is nan"), ("wordy", "'text'")],
+    [
+        ("without_gradient", "one number"),
+        ("not_a_number", "the loss is nan"),
+        ("wordy", "the metric 'said' is no number"),
+        ("leaves", "SystemExit: 3 at "),
+        ("alone", "it returned a value of type Tensor: it must return a pair, the loss and a mapping of metrics"),
+        ("later", "it returned a coroutine, as it is an async function: it must return a pair"),
+    ],
 )
 def test_a_loss_that_fails_is_found(function: str, told: str) -> None:
     made = played(loss={"name": "custom", "function": f"{__file__}:{function}"})
@@ -309,9 +328,20 @@ def test_a_loss_that_fails_is_found(function: str, told: str) -> None:
     assert told in part(made, "training").detail
 
 
+def test_a_loss_that_is_not_there_is_refused_before_anything_is_played() -> None:
+    with pytest.raises(rlkit.ConfigError, match=r"loss\.function: .* has no 'absent'"):
+        played(loss={"name": "custom", "function": f"{__file__}:absent"})
+
+
+def test_a_rate_of_which_nothing_is_known_is_refused_before_anything_is_played() -> None:
+    with pytest.raises(rlkit.ConfigError, match=r"optimizer\.learning_rate: there is no advice"):
+        played(optimizer={"learning_rate": "auto"})
+
+
 def test_what_only_the_service_knows_is_named() -> None:
     path = "tinker://0:train:0/weights/before"
-    made = played(load_checkpoint=path, kl_penalty={"coefficient": 0.1, "reference": path})
+    reference = "tinker://0:train:0/sampler_weights/before"
+    made = played(load_checkpoint=path, kl_penalty={"coefficient": 0.1, "reference": reference})
     assert made.passed, made.parts
     untried = {one.name: one.detail for one in made.parts if one.status == "not tried"}
     assert list(untried) == ["service", "load_checkpoint", "kl_penalty.reference"]

@@ -69,16 +69,13 @@ def maxrl(group: Group) -> Values:
         EnvironmentFault: a reward is negative, for which it is not defined.
     """
 
-    def relative(r: Values) -> Values:
-        if r.min() < 0:
-            least = np.nanmin(group.rewards)
-            raise EnvironmentFault(
-                f"maxrl needs rewards that are not negative, and a group of {group.env} has one of {least}: "
-                "choose another advantage, or shift the rewards"
-            )
-        return centred(r) / r.mean()
-
-    return _advantages(group, relative, scaled=False)
+    least = min(group.rewards[np.isfinite(group.rewards)], default=0.0)
+    if least < 0:  # equal ones too: that a group has none that differ is chance
+        raise EnvironmentFault(
+            f"maxrl needs rewards that are not negative, and a group of {group.env} has one of {least}: "
+            "choose another advantage, shift the rewards, or leave out length_penalty"
+        )
+    return _advantages(group, lambda r: centred(r) / r.mean(), scaled=False)
 
 
 def pkpo(group: Group, *, k: int = 4) -> Values:

@@ -5,6 +5,8 @@ All are sums over tokens; scaling is in the advantages.
 
 from __future__ import annotations
 
+import inspect
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, assert_never, cast
@@ -22,7 +24,8 @@ from rlkit.config.objective import (
     PPOLoss,
 )
 from rlkit.config.objects import load_object
-from rlkit.errors import ConfigError
+from rlkit.errors import ConfigError, UsageError
+from rlkit.plain import text_of
 from rlkit.types import Bools, Datum
 
 if TYPE_CHECKING:
@@ -112,6 +115,54 @@ def loss(config: LossConfig) -> Loss:
             return Loss("custom", function=cast("LossFunction", found))
         case _:
             assert_never(config)
+
+
+def computed(
+    function: LossFunction, data: Sequence[Datum], logprobs: Sequence[Tensor]
+) -> tuple[Tensor, Mapping[str, float]]:
+    """What a loss of this machine gives, checked.
+
+    Args:
+        function: the loss.
+        data: the batch.
+        logprobs: for each datum, [N] float32.
+
+    Raises:
+        UsageError: it raised, or gave something else than it must.
+    """
+    import torch
+
+    try:
+        found = cast("object", function(data, logprobs))
+    except (Exception, SystemExit) as error:  # the user's own code; an exit would leave the SDK's thread without a word
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        raise UsageError(f"loss.function: {type(error).__name__}: {text_of(error)}{place}") from error
+    if not (isinstance(found, tuple) and len(pair := cast("tuple[object, ...]", found)) == 2):
+        raise _wrong(found)
+    value, metrics = pair
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise UsageError("loss.function: the loss must be one number, a tensor that depends on the log-probabilities")
+    if not value.isfinite():
+        raise UsageError(f"loss.function: the loss is {value.item()}")
+    if not isinstance(metrics, Mapping):
+        raise _wrong(found)
+    reported = dict[str, float]()
+    for name, number in cast("Mapping[str, float]", metrics).items():
+        try:
+            reported[name] = float(number)
+        except (TypeError, ValueError, RuntimeError) as error:  # the last is a tensor's of several numbers
+            raise UsageError(f"loss.function: the metric {name!r} is no number: {text_of(error)}") from error
+    return value, reported
+
+
+def _wrong(found: object) -> UsageError:
+    if inspect.iscoroutine(found):
+        found.close()
+        given = "a coroutine, as it is an async function"
+    else:
+        given = "None" if found is None else f"a value of type {type(found).__name__}"
+    return UsageError(f"loss.function: it returned {given}: it must return a pair, the loss and a mapping of metrics")
 
 
 def dro(beta: float) -> LossFunction:

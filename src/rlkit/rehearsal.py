@@ -26,8 +26,10 @@ from rlkit.env import Env, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.estimate import HOSTED, Estimate, Rollout, estimate, keep
 from rlkit.evaluation import eval_player, eval_tasks
+from rlkit.losses import loss
 from rlkit.pilot import Pilot, nudged, run_pilot
 from rlkit.prices import price_of
+from rlkit.rates import learning_rate
 from rlkit.rollouts import Player
 from rlkit.run import RLTrainer
 from rlkit.seeds import derive
@@ -119,7 +121,10 @@ async def rehearse(
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     choice = choose(config.service)
     price = price_of(config, choice.kind)
+    # Before environments are played, which may take long.
     choose_estimators(config, {})
+    loss(config.loss)
+    learning_rate(config)
     parts = list[Part]()
     if chat is None:
         chat, known = await _chat(config, choice, note)

@@ -102,6 +102,14 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("rollouts: {min_valid: 99}", "a.yaml:2: rollouts.min_valid: 99 episodes are more than a group of envs."),
         ("batch: {group_size: 1}", "a.yaml:1: envs.arithmetic: a group of 1 has no baseline"),
         ("load_checkpoint: here", "a.yaml:2: load_checkpoint: 'here' is not a path of the form tinker://"),
+        (
+            "load_checkpoint: tinker://a/sampler_weights/b",
+            "load_checkpoint: 'tinker://a/sampler_weights/b' is not a path of the form tinker://…/weights/…",
+        ),
+        (
+            "kl_penalty: {coefficient: 1, reference: tinker://a/weights/b}",
+            "reference: 'tinker://a/weights/b' is neither base nor a path of the form tinker://…/sampler_weights/…",
+        ),
         ("eval: {every: 3}", "a.yaml:2: eval: `every` has no effect"),
         ("service: {base_url: 'http://x', engine_threads: 2}", "a.yaml:2: service: engine_threads has no effect"),
         ("advantage: grop", "a.yaml:2: advantage.name: expected group_mean, "),

@@ -49,7 +49,7 @@ def run(
     from rlkit.errors import UsageError
     from rlkit.evaluation import evaluate
 
-    if checkpoint is not None and not checkpoint.startswith("tinker://"):
+    if checkpoint is not None and (not checkpoint.startswith("tinker://") or "/weights/" in checkpoint):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")
     if (endpoint is None) != (model is None):
         raise UsageError("--endpoint and --model: give both, or neither")

@@ -118,7 +118,7 @@ class KLPenaltyConfig(Section):
         for name in ("discount", "reference"):
             if not self.coefficient and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect: set coefficient above 0")
-        if self.reference != "base" and not self.reference.startswith("tinker://"):
+        if self.reference != "base" and (not self.reference.startswith("tinker://") or "/weights/" in self.reference):
             raise ValueError(
                 f"reference: {self.reference!r} is neither base nor a path of the form tinker://…/sampler_weights/…"
             )

@@ -296,7 +296,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        if self.load_checkpoint is not None and not self.load_checkpoint.startswith("tinker://"):
+        path = self.load_checkpoint
+        if path is not None and (not path.startswith("tinker://") or "/sampler_weights/" in path):
             raise ValueError(
                 f"load_checkpoint: {self.load_checkpoint!r} is not a path of the form tinker://…/weights/…"
             )

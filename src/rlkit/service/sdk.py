@@ -17,7 +17,7 @@ from tinker import types
 
 from rlkit.concurrency import in_thread
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
-from rlkit.losses import Loss
+from rlkit.losses import Loss, computed
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, Stored
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
@@ -172,16 +172,8 @@ class TinkerLearner(Learner):
             return _soon(self._gradient(future, data, passes=loss.passes))
 
         def custom(_: list[types.Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-            try:
-                value, metrics = function(data, logprobs)
-                if value.numel() != 1 or not value.requires_grad:
-                    raise ValueError("the loss must be one number that depends on the log-probabilities")
-                if not value.isfinite():
-                    raise ValueError(f"the loss is {value.item()}")
-                reported = {name: float(number) for name, number in metrics.items()}
-            except Exception as error:
-                raise UsageError(f"loss.function: {type(error).__name__}: {error}") from error
-            return value, reported
+            value, metrics = computed(function, data, logprobs)
+            return value, dict(metrics)
 
         future = self._client.forward_backward_custom(wire, custom)
         return _soon(self._gradient(future, data, passes=loss.passes))
