@@ -149,10 +149,16 @@ def describe(choice: ServiceChoice) -> str:
 
 def load_chat(config: Config, choice: ServiceChoice, note: Callable[[str], None]) -> ChatFormat:
     """The chat format of the configured model; with the embedded engine, the model itself is made ready first."""
-    from rlkit.renderers import chat_format
+    from rlkit.renderers import CHAT_TEMPLATE, chat_format
     from rlkit.tokenizers import load_tokenizer
 
-    tokenizer = load_tokenizer(config.model, with_weights=choice.kind == "engine", note=note)
+    tokenizer = load_tokenizer(
+        config.model,
+        with_weights=choice.kind == "engine",
+        note=note,
+        tokenizer=config.chat.tokenizer,
+        template=config.chat.renderer == CHAT_TEMPLATE,
+    )
     return chat_format(config.model, tokenizer, renderer=config.chat.renderer)
 
 
