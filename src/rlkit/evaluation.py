@@ -22,6 +22,7 @@ from rlkit.env import Env
 from rlkit.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
 from rlkit.rollouts import EnvSettings, Player
+from rlkit.scores import score_metrics
 from rlkit.service import choose, connect
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.settings import load_chat, sampling
@@ -79,7 +80,9 @@ class Evaluation:
 async def eval_metrics(tried: Sequence[Tried]) -> Mapping[str, float]:
     """What an evaluation says, under `eval/…`."""
     groups = [one.group for one in tried]
-    return await in_thread(lambda: group_metrics(groups, prefix="eval") | _standard_errors(groups))
+    return await in_thread(
+        lambda: score_metrics(groups, prefix="eval") | group_metrics(groups, prefix="eval") | _standard_errors(groups)
+    )
 
 
 @leftovers_ended()
@@ -111,7 +114,7 @@ async def evaluate(
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
-    tasks = eval_tasks(specs, seed=config.seed)
+    tasks = eval_tasks(specs, seed=config.seed, note=note)
     choice = choose(config.service)
     chat = await in_thread(load_chat, config, choice, note)
     started = time.monotonic()
@@ -176,10 +179,12 @@ def eval_player(config: Config, chat: ChatFormat, *, slots: Slots, context: int 
     return Player(chat, settings, seed=config.seed, slots=slots, purpose="eval")
 
 
-def eval_tasks(specs: Mapping[str, EvalEnvConfig], *, seed: int) -> Mapping[str, Sequence[Env]]:
+def eval_tasks(
+    specs: Mapping[str, EvalEnvConfig], *, seed: int, note: Callable[[str], None] = lambda message: None
+) -> Mapping[str, Sequence[Env]]:
     """The tasks of an evaluation: the first of each environment's own order."""
     return {
-        name: _first(load_envs(name, spec, field=f"eval.envs.{name}", seed=seed), spec.tasks)
+        name: _first(load_envs(name, spec, field=f"eval.envs.{name}", seed=seed, note=note), spec.tasks)
         for name, spec in specs.items()
     }
 

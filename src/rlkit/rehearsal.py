@@ -121,8 +121,8 @@ async def rehearse(
         parts.append(known)
     note("loading the environments")
     small = in_small(config)
-    tasks = _tasks(small, envs or {})
-    tests = eval_tasks(config.eval.envs, seed=config.seed)
+    tasks = _tasks(small, envs or {}, note)
+    tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
     stage = _Stage(small, chat, tasks, _states(tasks), tests, parts, note)
     rollouts = {name: await stage.play(name) for name in small.envs}
     evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in small.eval.envs}
@@ -278,10 +278,10 @@ async def _chat(config: Config, choice: ServiceChoice, note: Callable[[str], Non
     return chat, Part("chat", "ok", f"a question of one letter is {asked} tokens of {config.model}")
 
 
-def _tasks(config: Config, given: Mapping[str, Tasks]) -> dict[str, Tasks]:
+def _tasks(config: Config, given: Mapping[str, Tasks], note: Callable[[str], None]) -> dict[str, Tasks]:
     """The tasks of each environment; those of a collection may be used again and again."""
     loaded = {
-        name: given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed)
+        name: given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed, note=note)
         for name, spec in config.envs.items()
     }
     return {name: tasks if is_source(tasks) else listed(tasks) for name, tasks in loaded.items()}

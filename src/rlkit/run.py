@@ -27,6 +27,7 @@ from rlkit.estimate import kept
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.garbage import rare_collections
 from rlkit.losses import loss
+from rlkit.overlap import contents, kept_apart
 from rlkit.parts import Parts
 from rlkit.paths import runs_dir
 from rlkit.prices import Price, price_of
@@ -40,7 +41,7 @@ from rlkit.service import Learner, Service, ServiceChoice, choose, connect
 from rlkit.service.watch import Watch
 from rlkit.settings import describe, env_settings, kl_reference, load_chat, pace, preparation, selection, task_source
 from rlkit.slots import Slots
-from rlkit.sources import Mixture, Task, Tasks
+from rlkit.sources import Mixture, Task, Tasks, is_source, listed
 from rlkit.stop import StopSignal
 from rlkit.store import RunStore
 from rlkit.store.history import History
@@ -103,9 +104,11 @@ class RLTrainer(Trainer):
         for name in [*given, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
+        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=self._trackers.note)
+        tested = contents(self._eval_tasks)
         sources = {
             name: task_source(
-                given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed),
+                self._not_tested(name, given[name] if name in given else self._loaded(name), tested),
                 spec.curriculum,
                 field=f"envs.{name}.curriculum",
                 seed=derive(config.seed, "tasks", name),
@@ -117,7 +120,20 @@ class RLTrainer(Trainer):
         self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
         self._rate = learning_rate(config)
-        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
+
+    def _loaded(self, name: str) -> Tasks:
+        spec, seed = self._config.envs[name], self._config.seed
+        return load_envs(name, spec, field=f"envs.{name}", seed=seed, note=self._trackers.note)
+
+    def _not_tested(self, name: str, tasks: Tasks, tested: Mapping[str, str]) -> Tasks:
+        """The tasks that no evaluation has; of a source of the user's own, whatever it gives."""
+        if is_source(tasks) or not tested:
+            return tasks
+        envs = listed(tasks)
+        kept = kept_apart(envs, tested, field=f"envs.{name}")
+        if len(kept) < len(envs):
+            self._trackers.note(f"envs.{name}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
+        return kept
 
     @leftovers_ended()
     async def train(self) -> RunResult:

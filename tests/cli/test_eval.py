@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.evaluate import summary, table
+from rlkit.cli.scores import scores_of, scores_table
 from rlkit.errors import ServiceError
 from rlkit.trackers import Progress
 
@@ -65,6 +66,30 @@ def test_the_table_is_the_result(rlkit: Callable[..., Any]) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines()[1].split() == ["sums", "0.830", "±", "0.040", "102", "1"]
     assert result.stderr == "fetching the model\n"
+
+
+def test_scores_have_a_row_for_all_tasks_and_for_each_part() -> None:
+    metrics = {
+        "eval/sums/avg_at_4": 0.5,
+        "eval/sums/avg_at_4/low": 0.4,
+        "eval/sums/avg_at_4/high": 0.6,
+        "eval/sums/level/3/avg_at_4": 0.25,
+        "eval/sums/level/3/avg_at_4/low": 0.1,
+        "eval/sums/level/3/avg_at_4/high": 0.5,
+        "eval/sums/pass_at_2": 0.75,
+    }
+    told = scores_table({"sums": scores_of(metrics, "eval/sums")})
+    assert told is not None
+    assert told.splitlines()[1:] == [
+        "           avg@4",
+        "sums       0.500 [0.40, 0.60]",
+        "  level 3  0.250 [0.10, 0.50]",
+    ]
+
+
+def test_one_attempt_without_parts_says_no_more_than_the_mean() -> None:
+    metrics = {"eval/sums/avg_at_1": 0.5, "eval/sums/avg_at_1/low": 0.4, "eval/sums/avg_at_1/high": 0.6}
+    assert scores_table({"sums": scores_of(metrics, "eval/sums")}) is None
 
 
 def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:

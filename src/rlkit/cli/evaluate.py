@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.cli.arguments import resolve
 from rlkit.cli.output import Output
+from rlkit.cli.scores import scores_of, scores_table
 
 if TYPE_CHECKING:
     from rlkit.trackers import Progress
@@ -31,10 +32,13 @@ def run(arguments: Sequence[str], output: Output, *, checkpoint: str | None, qui
         metrics = concurrency.run(evaluate(resolved, checkpoint=checkpoint, note=say, progress=progress))
     names = list(resolved.config.eval.envs or resolved.config.envs)
     rows = {name: summary(metrics, f"eval/{name}") for name in names}
+    scores = {name: scores_of(metrics, f"eval/{name}") for name in names}
     if output.json:
-        output.data({"checkpoint": checkpoint, "envs": rows, "metrics": metrics})
+        output.data({"checkpoint": checkpoint, "envs": rows, "scores": scores, "metrics": metrics})
     else:
         output.line(table(rows))
+        if (scored := scores_table(scores)) is not None:
+            output.line(f"\n{scored}")
     return 0
 
 
