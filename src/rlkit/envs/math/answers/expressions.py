@@ -29,6 +29,9 @@ from rlkit.envs.math.answers.nodes import (
 )
 
 MAX_DEPTH = 40
+MAX_POWER_BITS = 4_000
+"""A larger power of ten is no literal."""
+
 MAX_LETTERS = 4
 """A word of more letters is no product of variables."""
 
@@ -36,7 +39,6 @@ _CLOSING = {"(": ")", "[": "]", "{": "}", "⌊": "⌋", "⌈": "⌉"}
 _STARTS = frozenset(
     ["number", "symbol", "word", "function", "(", "[", "{", "⌊", "⌈", "∞", r"\frac", r"\sqrt", r"\binom"]
 )
-_OPERATORS = frozenset({"*", "/", "mod"})
 _END = Token("end", "")
 _SIGNS = frozenset("+-±∓")
 _PRIME = "'"
@@ -119,17 +121,20 @@ class ExpressionParser:
         result = self._power()
         if token.kind == "number" and self._tokens[self.at - 1] is token:
             result = self._mixed(token, result)
+        factors = [result]
         while True:
             kind = self.token.kind
-            if kind in _OPERATORS:
+            if kind == "mod":
                 self.at += 1
-                result = self._times(result, kind, self._factor())
-            elif self._starts_factor():
-                if self.token.kind == "number":
-                    raise Malformed("two numbers side by side")
-                result = self._times(result, "*", self._power())
+                self.computed = True
+                factors = [self.builder.call("mod", (self.builder.multiply(factors), self._factor()))]
+            elif kind == "/":
+                self.at += 1
+                factors.append(self.builder.power(self._factor(), MINUS_ONE))
+            elif kind == "*" or self._starts_factor():
+                factors.append(self._multiplied(factors, explicit=self.take("*")))
             else:
-                return result
+                return self.builder.multiply(factors) if len(factors) > 1 else factors[0]
 
     def _factor(self) -> Expression:
         """A power with signs before it, as in `3 \\cdot -2`."""
@@ -140,15 +145,13 @@ class ExpressionParser:
         factor = self._power()
         return self.builder.negate(factor) if negative else factor
 
-    def _times(self, left: Expression, kind: str, right: Expression) -> Expression:
-        if kind == "mod":
-            self.computed = True
-            return self.builder.call("mod", (left, right))
-        if kind == "/":
-            return self.builder.divide(left, right)
-        if isinstance(left, Number) and isinstance(right, Number) and not _power_of_ten(right.value):
-            self.computed = True
-        return self.builder.multiply((left, right))
+    def _multiplied(self, factors: list[Expression], *, explicit: bool) -> Expression:
+        if not explicit and self.token.kind == "number":
+            raise Malformed("two numbers side by side")
+        right = self._factor() if explicit else self._power()
+        if isinstance(right, Number) and not _power_of_ten(right.value):
+            self.computed = self.computed or any(isinstance(factor, Number) for factor in factors)
+        return right
 
     def _starts_factor(self) -> bool:
         token = self.token
@@ -374,5 +377,7 @@ _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
 
 
 def _power_of_ten(value: Fraction) -> bool:
-    text = str(value.numerator if value.denominator == 1 else value.denominator)
-    return value != 1 and text.rstrip("0") == "1" and 1 in (value.numerator, value.denominator)
+    large = max(value.numerator, value.denominator)
+    if min(value.numerator, value.denominator) != 1 or large.bit_length() > MAX_POWER_BITS:
+        return False
+    return large > 1 and str(large).rstrip("0") == "1"

@@ -18,7 +18,7 @@ EXACT_BITS = 24_576
 """A number of more bits is not computed."""
 
 WORK = 400_000
-"""Limit on the work for one text; a product of numbers of a and b bits counts as a·b / 4096."""
+"""Limit on the work for one text; a product of numbers of a and b bits counts as a·b / 4096, a factorial of b bits as b² / 4096."""
 
 MAX_FACTORIAL = 2_500
 MAX_BINOMIAL = 1_000_000
@@ -106,6 +106,12 @@ class Builder:
         for factor in factors:
             if isinstance(factor, Number):
                 total = factor.value if total == 1 else self._worth(total, factor.value, Fraction.__mul__)
+            elif isinstance(factor, Product):
+                inner = factor.factors
+                if isinstance(inner[0], Number):
+                    total = self._worth(total, inner[0].value, Fraction.__mul__)
+                    inner = inner[1:]
+                rest.extend(inner)
             else:
                 rest.append(factor)
         if not rest:
@@ -153,6 +159,7 @@ class Builder:
             case _:
                 pass
         if exact is not None:
+            self._spend(_bits(exact) ** 2 // 4096)
             return Number(exact)
         return Call(name, arguments)
 

@@ -185,11 +185,12 @@ def _equal_constants(left: Expression, right: Expression, evaluate: Evaluator) -
     try:
         left_value, right_value = (evaluate(rest, CONSTANTS) for rest in (left_rest, right_rest))
         left_value += float(left_part - right_part)
+        near = _near(left_value, right_value, CONSTANT_TOLERANCE)
     except OverflowError:
         raise Monstrous("a number too large to compute with") from None
     except _NO_VALUE:
         return None
-    return _near(left_value, right_value, CONSTANT_TOLERANCE) and _approximates(left) == _approximates(right)
+    return near and _approximates(left) == _approximates(right)
 
 
 def _rational_part(expression: Expression) -> tuple[Fraction, Expression]:
@@ -208,9 +209,9 @@ def _equal_functions(left: Expression, right: Expression, names: list[str], eval
     for point in _points(names):
         try:
             one, other = (evaluate(side, point) for side in (left, right))
+            near = _near(one, other, IDENTITY_TOLERANCE)
         except _NO_VALUE:
             continue
-        near = _near(one, other, IDENTITY_TOLERANCE)
         if not (_is_real(one) and _is_real(other)):
             complex_points.append(near)
         elif near:

@@ -22,7 +22,8 @@ from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Scalar, 
 MAX_WORDS = 12
 """A text of more words is a sentence, and no answer."""
 
-MAX_ITEMS = 200
+MAX_ITEMS = 100
+"""In a list, a union, a chain of relations."""
 
 _SEPARATORS = frozenset({",", ";", "and", "or"})
 _RELATIONS = frozenset({"=", "<", ">", "≤", "≥", "≠", "≈", "∈"})
@@ -116,12 +117,10 @@ class _Reader:
         if self._depth > MAX_DEPTH:
             raise Monstrous(f"nested more than {MAX_DEPTH} deep")
         try:
-            ranges = list(self._split(low, high, _SEPARATORS))
+            ranges = self._split(low, high, _SEPARATORS)
             if len(ranges) == 1:
                 values = expanded(self._item(*ranges[0]))
                 return values[0] if len(values) == 1 else Group("list", values)
-            if len(ranges) > MAX_ITEMS:
-                raise Monstrous(f"more than {MAX_ITEMS} items")
             if self._is_text(low, high):
                 return self._text(low, high)
             items = _flat(self._item(*bounds) for bounds in ranges)
@@ -136,17 +135,21 @@ class _Reader:
             low, high = low + 1, high - 1
         return low, high
 
-    def _split(self, low: int, high: int, kinds: frozenset[str]) -> Iterator[tuple[int, int]]:
+    def _split(self, low: int, high: int, kinds: frozenset[str]) -> list[tuple[int, int]]:
         """The ranges between signs that no bracket holds; empty ones are left out."""
+        found: list[tuple[int, int]] = []
         start = at = low
         while at < high:
             if self._tokens[at].kind in kinds:
                 if at > start:
-                    yield start, at
+                    found.append((start, at))
                 start = at + 1
             at = self._match.get(at, at) + 1
         if high > start:
-            yield start, high
+            found.append((start, high))
+        if len(found) > MAX_ITEMS:
+            raise Monstrous(f"more than {MAX_ITEMS} items")
+        return found
 
     def _signs(self, low: int, high: int, kinds: frozenset[str]) -> list[str]:
         found: list[str] = []
@@ -167,6 +170,8 @@ class _Reader:
 
     def _mathematical(self, low: int, high: int) -> Value:
         low, high = self._peeled(low, high)
+        if low >= high:
+            raise Malformed("nothing")
         relations = self._signs(low, high, _RELATIONS)
         if relations:
             return self._relation(low, high, relations)
@@ -180,7 +185,7 @@ class _Reader:
         return self._operand(low, high)
 
     def _relation(self, low: int, high: int, signs: list[str]) -> Value:
-        ranges = list(self._split(low, high, _RELATIONS))
+        ranges = self._split(low, high, _RELATIONS)
         if len(ranges) == len(signs) == 1 and signs[0] == "≈":
             return self._mathematical(*ranges[0])
         if len(ranges) != len(signs) + 1:
@@ -232,7 +237,7 @@ class _Reader:
         if low == high:
             return Union(())
         if self._tokens[low].kind == "symbol" and (bars := self._signs(low, high, frozenset({"|", ":"}))):
-            condition = list(self._split(low, high, frozenset(bars[0])))[1:]
+            condition = self._split(low, high, frozenset(bars[0]))[1:]
             if len(condition) == 1:
                 return self._value(*condition[0])
         inside = self._value(low, high)
@@ -242,9 +247,7 @@ class _Reader:
 
     def _tuple(self, low: int, high: int) -> Value:
         opening, closing = self._tokens[low].kind, self._tokens[high - 1].kind
-        ranges = list(self._split(low + 1, high - 1, frozenset({",", ";"})))
-        if len(ranges) > MAX_ITEMS:
-            raise Monstrous(f"more than {MAX_ITEMS} items")
+        ranges = self._split(low + 1, high - 1, frozenset({",", ";"}))
         items = tuple(self._item(*bounds) for bounds in ranges)
         if (opening == "(") != (closing == ")"):
             ends = [item.expression for item in items if isinstance(item, Scalar)]
