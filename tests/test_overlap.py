@@ -11,7 +11,7 @@ import rlkit
 from rlkit.errors import UsageError
 from rlkit.overlap import contents, kept_apart
 from rlkit.run import RLTrainer
-from rlkit.trackers import Tracker
+from rlkit.trackers import Broadcast
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ def everything() -> list[Asks]:
     return TRAINED
 
 
-class Notes(Tracker):
+class Notes(Broadcast):
     def __init__(self) -> None:
+        super().__init__([])
         self.told = list[str]()
 
     def note(self, message: str) -> None:
@@ -68,7 +69,7 @@ def test_a_run_leaves_them_out_and_says_how_many(tmp_path: Path) -> None:
 
     made, notes = trainer("held_out")
     assert notes.told == ["envs.x: 1 tasks are evaluated, and not trained on"]
-    asked = {task.env.content for task in made._tasks.draw(4) if isinstance(task.env, Asks)}
+    asked = {task.env.content for task in made._tasks.draw(4) if isinstance(task.env, Asks)}  # pyright: ignore[reportPrivateUsage]
     assert asked == {"one", "three"}
     with pytest.raises(UsageError, match="all of its 3 tasks"):
         trainer("everything")

@@ -48,7 +48,11 @@ def test_a_packaged_tokenizer_needs_no_hub_unless_a_template_is_wanted() -> None
 
 @pytest.mark.usefixtures("no_hub")
 def test_the_tokenizer_that_the_user_names_is_taken(byte_model_dir: Path) -> None:
-    settings = {"envs": {"arithmetic": {}}, "model": "someone/some-model", "chat": {"tokenizer": str(byte_model_dir)}}
+    settings: dict[str, object] = {
+        "envs": {"arithmetic": {}},
+        "model": "someone/some-model",
+        "chat": {"tokenizer": str(byte_model_dir)},
+    }
     config = load_config([], settings=settings | {"service": {"base_url": NOWHERE}}).config
     chat = load_chat(config, choose(config.service), lambda message: None)
     assert chat.decode(chat.encode("hello")) == "hello"
