@@ -273,3 +273,13 @@ def test_the_catalogue_agrees_with_itself() -> None:
         for table in (table for tables in about.splits.values() for table in tables):
             assert table.revision is None or len(table.revision) == 40
             assert table.repository.count("/") == 1
+
+
+def test_the_page_names_every_dataset_and_where_it_comes_from() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "maths.md").read_text()
+    for name, about in DATASETS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        for table in (table for tables in about.splits.values() for table in tables):
+            assert f"`{table.repository}`" in row
+            assert (f"`{table.revision[:8]}`" if table.revision else "newest") in row
+        assert all(split in row for split in about.splits)

@@ -125,7 +125,8 @@ def test_a_conversation_a_list_and_a_filter_are_read_as_the_columns_say() -> Non
 
 
 @pytest.mark.parametrize(
-    ("level", "number"), [("Level 3", 3), ("3/8", 0.375), ("4.5", 4.5), (7, 7), ("Level ?", None), ("1/0", None)]
+    ("level", "number"),
+    [("Level 3", 3), ("3/8", 0.375), ("4.5", 4.5), (7, 7), (-1.5, -1.5), ("Level ?", None), ("1/0", None)],
 )
 def test_a_level_is_a_number_where_it_holds_one(level: object, number: float | None) -> None:
     row = {"question": "?", "answer": "1", "level": level}

@@ -46,7 +46,7 @@ class Problem:
         return float(found[1]) / below if below else None
 
 
-_LEVEL = re.compile(r"(\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?")
+_LEVEL = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?")
 
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad)\b|\\[,;:!> ]|[\s$~{}]+")
 """What changes how a question looks and not what it asks."""

@@ -52,7 +52,7 @@ class Wanted:
             return False
         if self.min_level is not None or self.max_level is not None:
             level = problem.difficulty
-            if level is None or not (self.min_level or -math.inf) <= level <= _or(self.max_level, math.inf):
+            if level is None or not _or(self.min_level, -math.inf) <= level <= _or(self.max_level, math.inf):
                 return False
         return len(problem.question) <= _or(self.max_question_characters, math.inf) and len(problem.answer) <= _or(
             self.max_answer_characters, math.inf
