@@ -237,7 +237,7 @@ def test_normalising_is_done_at_once(text: str) -> None:
         ({"path": Path("nowhere.jsonl")}, "there is no file 'nowhere.jsonl'"),
         ({"path": Path("rows.xls")}, "of no known format"),
         ({"path": NEW50}, "has no column 'question'."),
-        ({"path": GSM8K, "split": "train"}, "split: has no effect on a file"),
+        ({"path": GSM8K, "split": "train"}, "has no split 'train'; set test_share"),
         ({"path": GSM8K, "test_share": 0.1}, "say whether it is train or test"),
         ({"dataset": "math500", "split": "train"}, "split: math500 has test, and no 'train'"),
         ({"dataset": "gsm8k", "split": "test", "test_share": 0.1}, "gsm8k has splits of its own"),
@@ -248,6 +248,25 @@ def test_normalising_is_done_at_once(text: str) -> None:
 )
 def test_what_cannot_be_is_one_line(arguments: dict[str, object], told: str) -> None:
     assert told in refused(**arguments)
+
+
+def test_a_file_stands_in_for_a_split_of_a_dataset() -> None:
+    (task, *_) = maths(dataset="gsm8k", split="test", path=GSM8K_TEST, order="given")
+    assert task.task_id == "gsm8k:test/0"
+
+
+def test_examples_of_ones_own_come_from_a_configuration() -> None:
+    def first(examples: object) -> MathProblem:
+        args = {"path": str(GSM8K), "gold": "hash", "examples": examples}
+        spec = EnvConfig.model_validate({"env": "math", "args": args})
+        tasks = load_envs("maths", spec, field="envs.maths", seed=3)
+        assert isinstance(tasks, list)
+        assert isinstance(tasks[0], MathProblem)
+        return tasks[0]
+
+    own = first([{"question": "1 + 1?", "reply": "\\boxed{2}"}])
+    assert own.template.examples == (Example("1 + 1?", "\\boxed{2}"),)
+    assert len(first(2).template.examples) == 2
 
 
 def test_a_configuration_names_it() -> None:

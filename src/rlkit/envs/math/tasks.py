@@ -73,8 +73,8 @@ def maths(
     Args:
         dataset: a name of the catalogue. With `path` too, the file is read as that dataset's rows would be.
         path: a file of JSON lines, JSON, Parquet, CSV or TSV.
-        split: of the dataset; by default `train`, where there is one, and else `test`. With `test_share`, `train` or
-            `test`.
+        split: of the dataset; by default `train`, where there is one, and else `test`. With `path`, what
+            the file holds. With `test_share`, `train` or `test`.
         question: the column that holds it, by default `question` or the dataset's own.
         answer: the column that holds the right answer, by default `answer` or the dataset's own.
         gold: where in that column it stands: it is the `column`, the last `boxed` expression, or what follows `hash`
@@ -140,8 +140,8 @@ def _source(
         raise UsageError("split: with test_share, say whether it is train or test")
     if path is not None:
         own = next(iter(about.splits.values()))[0].columns if about.splits else Columns("question", "answer")
-        if split is not None and not test_share:
-            raise UsageError("split: has no effect on a file, which has no splits; set test_share, or leave it out")
+        if split is not None and not test_share and split not in about.splits:
+            raise UsageError(f"split: {path} has no split {split!r}; set test_share, or leave it out")
         problems = read_problems(read_rows(path), _columns(own, columns), where=f"path: {path}")
         return _Source(_named(name or path.stem, split), problems, about)
     assert name is not None  # one of the two is there
