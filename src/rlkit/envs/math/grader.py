@@ -82,10 +82,12 @@ class _Turns:
 
     def _slice(self) -> None:
         end_s = time.perf_counter() + SLICE_S
-        while self.waiting and time.perf_counter() < end_s:
+        while self.waiting:
             answer, gold, policies, future = self.waiting.popleft()
             if not future.done():
                 future.set_result(judge(answer, gold, policies))
+            if time.perf_counter() >= end_s:
+                break
         if self.waiting:
             self.loop.call_soon(self._slice)
 
@@ -106,6 +108,7 @@ class Grader:
         self.processes = processes
         self._counts: Counter[How] = Counter()
         self._turns: _Turns | None = None
+        workers.installed()  # looks through the file system: not while an event loop waits
 
     def __reduce__(self) -> tuple[partial[Grader], tuple[()]]:
         return partial(Grader, policies=self.policies, limit_s=self.limit_s, processes=self.processes), ()

@@ -18,7 +18,8 @@ EXACT_BITS = 24_576
 """A number of more bits is not computed."""
 
 WORK = 400_000
-"""Limit on the work for one text; a product of numbers of a and b bits counts as a·b / 4096, a factorial of b bits as b² / 4096."""
+"""Limit on the work for one text; a product of numbers of a and b bits counts as a·b / 4096, and a factorial of b bits
+as b² / 4096."""
 
 MAX_FACTORIAL = 2_500
 MAX_BINOMIAL = 1_000_000
