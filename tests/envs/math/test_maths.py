@@ -107,10 +107,9 @@ def test_an_outcome_says_what_was_answered_and_of_what_kind_the_problem_is() -> 
 
 
 def test_a_right_answer_that_cannot_be_graded_fails_the_episode() -> None:
-    gold = "\\frac{{{"
-    assert not validate(gold)
+    assert not validate("")
     with pytest.raises(GoldError):
-        outcome(MathProblem(Problem("How many?", gold, 0)), "\\boxed{\\alpha\\beta\\gamma \\star 5}")
+        outcome(MathProblem(Problem("How many?", "", 0)), "\\boxed{5}")
 
 
 def test_a_grader_of_the_users_own_is_one_function() -> None:
