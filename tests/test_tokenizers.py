@@ -8,7 +8,6 @@ import pytest
 
 from rlkit.config import load_config
 from rlkit.errors import MissingError, UsageError
-from rlkit.hub import hub_problem
 from rlkit.service import choose
 from rlkit.settings import load_chat
 from rlkit.tokenizers import load_tokenizer
@@ -75,21 +74,3 @@ def test_one_that_was_registered_with_the_cookbook_goes_before_the_hub() -> None
         assert found("someone/some-model") is own
     finally:
         unregister_tokenizer("someone/some-model")
-
-
-def test_the_hub_is_asked_as_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    for name in ("HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
-        monkeypatch.delenv(name, raising=False)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        own = f"http://127.0.0.1:{server.getsockname()[1]}"
-        monkeypatch.setenv("HF_ENDPOINT", own)
-        assert hub_problem() is None
-        monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
-        assert "127.0.0.1 cannot be reached" in str(hub_problem())
-        monkeypatch.setenv("HF_ENDPOINT", "http://hub.invalid")
-        monkeypatch.setenv("http_proxy", own)
-        assert hub_problem() is None
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        assert hub_problem() == "HF_HUB_OFFLINE is set"
