@@ -72,6 +72,8 @@ def workplace(tmp_path: Path, byte_model_dir: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
     place = tmp_path / "work"
     (place / "examples").mkdir(parents=True)
+    for example in (ROOT / "examples").glob("*.py"):
+        shutil.copy(example, place / "examples")
     for example in (ROOT / "examples").glob("*.yaml"):
         whole = yaml.safe_load(example.read_text())
         for evaluated in whole.get("eval", {"envs": {}})["envs"].values():

@@ -28,9 +28,10 @@ class Env(Protocol):
                 reply = await policy.chat([{"role": "user", "content": f"Spell {self.word} backwards."}])
                 return float(reply.text.strip() == self.word[::-1])
 
-    Four attributes are optional. `task_id: str` names the task in records. `rlkit check` reads the others: `gold: str`,
-    a reply that deserves the full reward; `max_reward: float`, the full reward where it is not 1; `stochastic = True`,
-    where chance is part of the task.
+    Five attributes are optional. `task_id: str` names the task in records. `content: str` says what it asks: a task of
+    the same content as one that is evaluated is not trained on. `rlkit check` reads the others: `gold: str`, a reply
+    that deserves the full reward; `max_reward: float`, the full reward where it is not 1; `stochastic = True`, where
+    chance is part of the task.
     """
 
     async def rollout(self, policy: Policy) -> Outcome | float:

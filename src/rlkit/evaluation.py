@@ -24,6 +24,7 @@ from rlkit.env import Env
 from rlkit.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
 from rlkit.rollouts import EnvSettings, Player
+from rlkit.scores import score_metrics
 from rlkit.service import choose, connect
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.settings import load_chat, sampling, single_turn
@@ -81,7 +82,9 @@ class Evaluation:
 async def eval_metrics(tried: Sequence[Tried]) -> Mapping[str, float]:
     """What an evaluation says, under `eval/…`."""
     groups = [one.group for one in tried]
-    return await in_thread(lambda: group_metrics(groups, prefix="eval") | _standard_errors(groups))
+    return await in_thread(
+        lambda: score_metrics(groups, prefix="eval") | group_metrics(groups, prefix="eval") | _standard_errors(groups)
+    )
 
 
 @leftovers_ended()
@@ -118,7 +121,7 @@ async def evaluate(
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
-    tasks = eval_tasks(specs, seed=config.seed, field="eval.envs" if own else "envs")
+    tasks = eval_tasks(specs, seed=config.seed, field="eval.envs" if own else "envs", note=note)
     slots = Slots(config.rollouts.max_live)
     if endpoint is not None:
         async with connected(endpoint, timeout_s=config.service.timeout_s) as make:
@@ -214,7 +217,11 @@ def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, contex
 
 
 def eval_tasks(
-    specs: Mapping[str, EvalEnvConfig], *, seed: int, field: str = "eval.envs"
+    specs: Mapping[str, EvalEnvConfig],
+    *,
+    seed: int,
+    field: str = "eval.envs",
+    note: Callable[[str], None] = lambda message: None,
 ) -> Mapping[str, Sequence[Env]]:
     """The tasks of an evaluation: the first of each environment's own order.
 
@@ -222,13 +229,14 @@ def eval_tasks(
         specs: of the environments.
         seed: of the run.
         field: the field that holds them, for messages.
+        note: told what a person should know of the tasks.
 
     Raises:
         ConfigError: an environment cannot be loaded, or has no use for a limit of turns.
     """
     found = dict[str, Sequence[Env]]()
     for name, spec in specs.items():
-        made = load_envs(name, spec, field=f"{field}.{name}", seed=seed)
+        made = load_envs(name, spec, field=f"{field}.{name}", seed=seed, note=note)
         if single_turn(made):
             refuse_limit(spec, field=f"{field}.{name}")
         found[name] = _first(made, spec.tasks)

@@ -138,7 +138,8 @@ def computed(
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         raise UsageError(f"loss.function: {type(error).__name__}: {text_of(error)}{place}") from error
-    if not (isinstance(found, tuple) and len(pair := cast("tuple[object, ...]", found)) == 2):
+    pair = cast("tuple[object, ...]", found) if isinstance(found, tuple) else ()
+    if len(pair) != 2:
         raise _wrong(found)
     value, metrics = pair
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
@@ -146,7 +147,7 @@ def computed(
     if not value.isfinite():
         raise UsageError(f"loss.function: the loss is {value.item()}")
     if not isinstance(metrics, Mapping):
-        raise _wrong(found)
+        raise _wrong(pair)
     reported = dict[str, float]()
     for name, number in cast("Mapping[str, float]", metrics).items():
         try:

@@ -27,6 +27,7 @@ from rlkit.estimate import kept
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.garbage import rare_collections
 from rlkit.losses import loss
+from rlkit.overlap import contents
 from rlkit.parts import Parts
 from rlkit.paths import runs_dir
 from rlkit.prices import Price, price_of
@@ -113,7 +114,8 @@ class RLTrainer(Trainer):
         for name in [*given, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
-        tasks = run_tasks(config, given)
+        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=self._trackers.note)
+        tasks = run_tasks(config, given, tested=contents(self._eval_tasks), note=self._trackers.note)
         sources = {
             name: task_source(
                 tasks[name],
@@ -128,7 +130,6 @@ class RLTrainer(Trainer):
         self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
         self._rate = learning_rate(config)
-        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed)
 
     @leftovers_ended()
     async def train(self) -> RunResult:

@@ -15,10 +15,11 @@ from rlkit.config.curriculum import CurriculumConfig, FilterCurriculum, TargetCu
 from rlkit.config.schema import Config
 from rlkit.config.turns import refuse_discount, refuse_limit
 from rlkit.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
-from rlkit.env import SingleTurnEnv, TaskSource
+from rlkit.env import Env, SingleTurnEnv, TaskSource
 from rlkit.errors import UsageError
 from rlkit.kl import KLPenalty, Score
 from rlkit.losses import Loss
+from rlkit.overlap import kept_apart
 from rlkit.policy import Limits
 from rlkit.rollouts import EnvSettings
 from rlkit.schedule import Pace
@@ -43,25 +44,42 @@ def pace(config: Config) -> Pace:
     )
 
 
-def run_tasks(config: Config, given: Mapping[str, Tasks]) -> dict[str, Tasks]:
+def run_tasks(
+    config: Config, given: Mapping[str, Tasks], *, tested: Mapping[str, str], note: Callable[[str], None]
+) -> dict[str, Tasks]:
     """The tasks of each environment of a run; those of a collection may be used again and again.
+
+    Tasks of a collection that are evaluated are left out; a source of the user's own gives what it gives.
 
     Args:
         config: of the run.
         given: made in Python, by name; the others are loaded as the configuration says.
+        tested: what is evaluated, from `contents`.
+        note: told what a person should know of the tasks.
 
     Raises:
         ConfigError: an environment cannot be loaded, or something is set that its tasks have no use for.
+        UsageError: all tasks of an environment are evaluated.
     """
     found = dict[str, Tasks]()
     for name, spec in config.envs.items():
-        made = given[name] if name in given else load_envs(name, spec, field=f"envs.{name}", seed=config.seed)
-        found[name] = made if is_source(made) else listed(made)
+        field = f"envs.{name}"
+        made = given[name] if name in given else load_envs(name, spec, field=field, seed=config.seed, note=note)
+        found[name] = made if is_source(made) else _not_tested(listed(made), tested, field=field, note=note)
     single = [name for name, tasks in found.items() if single_turn(tasks)]
     for name in single:
         refuse_limit(config.envs[name], field=f"envs.{name}")
     refuse_discount(config, set(single))
     return found
+
+
+def _not_tested(
+    envs: Sequence[Env], tested: Mapping[str, str], *, field: str, note: Callable[[str], None]
+) -> Sequence[Env]:
+    kept = kept_apart(envs, tested, field=field) if tested else envs
+    if len(kept) < len(envs):
+        note(f"{field}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
+    return kept
 
 
 def single_turn(tasks: Tasks) -> bool:
@@ -179,10 +197,16 @@ def describe(choice: ServiceChoice) -> str:
 
 def load_chat(config: Config, choice: ServiceChoice, note: Callable[[str], None]) -> ChatFormat:
     """The chat format of the configured model; with the embedded engine, the model itself is made ready first."""
-    from rlkit.renderers import chat_format
+    from rlkit.renderers import CHAT_TEMPLATE, chat_format
     from rlkit.tokenizers import load_tokenizer
 
-    tokenizer = load_tokenizer(config.model, with_weights=choice.kind == "engine", note=note)
+    tokenizer = load_tokenizer(
+        config.model,
+        with_weights=choice.kind == "engine",
+        note=note,
+        tokenizer=config.chat.tokenizer,
+        template=config.chat.renderer == CHAT_TEMPLATE,
+    )
     return chat_format(config.model, tokenizer, renderer=config.chat.renderer)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlkit.cli.evaluate import summary, table
+from rlkit.cli.scores import scores_of, scores_table
 from rlkit.errors import ServiceError
 from rlkit.trackers import Progress
 from tests.builders import group
@@ -86,6 +87,28 @@ def test_the_table_is_the_result(rlkit: Callable[..., Any]) -> None:
     assert result.stderr == "fetching the model\n"
 
 
+def test_scores_have_a_row_for_all_tasks_and_for_each_part() -> None:
+    metrics = {
+        "eval/sums/avg_at_4": 0.5,
+        "eval/sums/avg_at_4/low": 0.4,
+        "eval/sums/avg_at_4/high": 0.6,
+        "eval/sums/level/3/avg_at_4": 0.25,
+        "eval/sums/level/3/avg_at_4/low": 0.1,
+        "eval/sums/level/3/avg_at_4/high": 0.5,
+        "eval/sums/pass_at_2": 0.75,
+    }
+    told = scores_table({"sums": scores_of(metrics, "eval/sums")})
+    assert told[1:] == [
+        "           avg@4",
+        "sums       0.500 [0.40, 0.60]",
+        "  level 3  0.250 [0.10, 0.50]",
+    ]
+
+
+def test_without_scores_there_is_no_table() -> None:
+    assert scores_table({"sums": scores_of(METRICS, "eval/sums")}) == []
+
+
 def test_json_has_the_rows_and_every_metric(rlkit: Callable[..., Any]) -> None:
     record = json.loads(rlkit("eval", "a.yaml", "--json", "--quiet").stdout)
     assert record["envs"]["sums"]["reward"] == 0.83
@@ -102,12 +125,10 @@ def test_what_was_played_is_told_by_environment_and_by_task(
 
     monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
     lines = rlkit("eval", "a.yaml", "--tasks").stdout.splitlines()
-    assert lines[2].startswith("sums: pass@1 0.250 (0.0")
-    assert lines[2].endswith("; completed 2, failed 1, solved 1")
-    assert lines[3].split() == ["task", "1/2", "0.500", "completed", "1,", "solved", "1"]
-    assert len(rlkit("eval", "a.yaml").stdout.splitlines()) == 3
+    assert lines[3] == "sums: completed 2, failed 1, solved 1"
+    assert lines[5].split() == ["task", "1/2", "0.500", "completed", "1,", "solved", "1"]
+    assert len(rlkit("eval", "a.yaml").stdout.splitlines()) == 4
     record = json.loads(rlkit("eval", "a.yaml", "--json").stdout)
-    assert record["envs"]["sums"]["pass_at_1"]["value"] == 0.25
     assert record["envs"]["sums"]["ended"] == {"completed": 2, "failed": 1, "solved": 1}
     assert record["tasks"][0]["ended"] == {"solved": 1, "completed": 1}
 

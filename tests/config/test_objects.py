@@ -79,6 +79,15 @@ def many(
     return (Reverse(str(index)) for index in range(n))
 
 
+def tells(count: int = 1, note: Callable[[str], None] = print):
+    note(f"{count} tasks")
+    return [Reverse()] * count
+
+
+def annotates(note: str = "mine"):
+    return [Reverse(note)]
+
+
 def late():
     import late_helper
     return [Reverse(late_helper.WORD)]
@@ -159,6 +168,15 @@ def test_a_task_source_is_kept_as_it_is_and_gets_the_seed() -> None:
     assert getattr(envs("Source", seed=3), "seed") == 3  # noqa: B009
 
 
+def test_a_function_can_tell_what_a_person_should_know() -> None:
+    told = list[str]()
+    for name in ("tells", "annotates"):
+        spec = EnvConfig.model_validate({"env": f"my_env.py:{name}"})
+        (task,) = load_envs("x", spec, field="envs.x", seed=7, note=told.append)
+    assert told == ["envs.x: 1 tasks"]
+    assert word(task) == "mine"  # an argument of the same name that is no function is the user's own
+
+
 def test_arguments_take_the_types_of_their_annotations(folder: Path) -> None:
     envs("many", n=1, mode="test", path="a/b", grader="my_env.py:grade", unknown_type=[1])
     many, grade = load_object("my_env.py:many", field="f"), load_object("my_env.py:grade", field="f")
@@ -205,8 +223,8 @@ def test_an_argument_that_does_not_fit_is_named(name: str, args: Mapping[str, ob
         ("coroutine", "is async"),
         ("FIVE", "gave a value of type int"),
         ("endless", "more than 1000000 tasks: make a TaskSource"),
-        ("fails", "envs.x: my_env.py:77: ValueError: no "),
-        ("unfinished", "envs.x: my_env.py:73: KeyError: 'inside'"),
+        ("fails", "envs.x: my_env.py:86: ValueError: no "),
+        ("unfinished", "envs.x: my_env.py:82: KeyError: 'inside'"),
         ("refuses", "envs.x: split: there is no such split"),
         ("Revers", "envs.x.env: my_env.py has no 'Revers'. Did you mean 'Reverse'?"),
     ],

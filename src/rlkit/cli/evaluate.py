@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rlkit.cli.arguments import resolve
 from rlkit.cli.output import Data, Output
-from rlkit.scores import TaskScore, endings, pass_rate, task_scores
+from rlkit.cli.scores import scores_of, scores_table
+from rlkit.endings import TaskScore, endings, task_scores
 
 if TYPE_CHECKING:
     from rlkit.trackers import Progress
@@ -62,33 +63,30 @@ def run(
         metrics = concurrency.run(
             evaluate(resolved, checkpoint=checkpoint, endpoint=asked, note=say, progress=progress, scored=played.extend)
         )
-    scores = task_scores(played)
+    of_tasks = task_scores(played)
     names = list(resolved.config.eval.envs or resolved.config.envs)
     rows = {name: summary(metrics, f"eval/{name}") for name in names}
+    scores = {name: scores_of(metrics, f"eval/{name}") for name in names}
+
+    def of_env(name: str) -> list[TaskScore]:
+        return [score for score in of_tasks if score.env == name]
+
     if output.json:
-        envs: dict[str, Data] = {name: row | _record(name, scores) for name, row in rows.items()}
-        listed: list[Data] = [asdict(score) for score in scores]
+        envs: dict[str, Data] = {
+            name: {**row, "ended": endings(of_env(name)), "scores": scores[name]} for name, row in rows.items()
+        }
+        listed: list[Data] = [asdict(score) for score in of_tasks]
         output.data({"checkpoint": checkpoint, "endpoint": endpoint, "envs": envs, "tasks": listed, "metrics": metrics})
     else:
-        output.line("\n".join([table(rows), *_told(names, scores), *(task_table(scores) if tasks else [])]))
+        ended = [f"{name}: {told}" for name in names if (told := _told(of_env(name)))]
+        parts = [[table(rows)], scores_table(scores), ended, task_table(of_tasks) if tasks else []]
+        output.line("\n\n".join("\n".join(part) for part in parts if part))
     return 0 if all("reward" in row for row in rows.values()) else FAILED
 
 
-def _record(name: str, scores: Sequence[TaskScore]) -> dict[str, Data]:
-    own = [score for score in scores if score.env == name]
-    rate = pass_rate(own)
-    record: dict[str, Data] = {"ended": endings(own)} if own else {}
-    return record if rate is None else {**record, "pass_at_1": asdict(rate)}
-
-
-def _told(names: Sequence[str], scores: Sequence[TaskScore]) -> Iterator[str]:
-    """`name: pass@1 0.250 (0.180 to 0.336); solved 25, completed 60, timeout 15`, a line an environment."""
-    for name in names:
-        own = [score for score in scores if score.env == name]
-        if own:
-            rate = pass_rate(own)
-            rated = "" if rate is None else f"pass@1 {rate.value:.3f} ({rate.low:.3f} to {rate.high:.3f}); "
-            yield f"{name}: {rated}{', '.join(f'{how} {count}' for how, count in endings(own).items())}"
+def _told(scores: Sequence[TaskScore]) -> str:
+    """`solved 25, completed 60, timeout 15`."""
+    return ", ".join(f"{how} {count}" for how, count in endings(scores).items())
 
 
 def task_table(scores: Sequence[TaskScore]) -> list[str]:
@@ -97,8 +95,7 @@ def task_table(scores: Sequence[TaskScore]) -> list[str]:
     lines = list[str]()
     for score in scores:
         reward = "-" if score.reward is None else f"{score.reward:.3f}"
-        ended = ", ".join(f"{how} {count}" for how, count in endings([score]).items())
-        lines.append(f"{score.task:{width}}  {score.solved:3}/{score.attempts:<3}  {reward:>6}  {ended}")
+        lines.append(f"{score.task:{width}}  {score.solved:3}/{score.attempts:<3}  {reward:>6}  {_told([score])}")
     return lines
 
 

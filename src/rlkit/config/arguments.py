@@ -32,7 +32,7 @@ def bind(
     given: Mapping[str, JsonValue],
     *,
     field: str,
-    offered: Mapping[str, int],
+    offered: Mapping[str, object],
     load: Load,
 ) -> dict[str, object]:
     """The arguments to call `function` with, checked against its signature and converted to its annotations.
@@ -41,7 +41,8 @@ def bind(
         function: a function or class.
         given: the arguments of the configuration.
         field: the section whose `args` they are, for messages.
-        offered: arguments that are passed where the function has a parameter of that name and `given` has not.
+        offered: arguments that are passed where the function has a parameter of that name and `given` has not; a
+            function is passed only to a parameter that is annotated as one.
         load: finds what a string names where the parameter is annotated as callable.
 
     Raises:
@@ -60,12 +61,17 @@ def bind(
     if unknown and not open_ended:
         near = did_you_mean(unknown[0], named) or f" Known: {', '.join(named) or 'none'}"
         raise ConfigError(f"{field}.args.{unknown[0]}: unknown argument.{near}")
-    arguments = {name: value for name, value in offered.items() if name in named} | dict[str, object](given)
+    hints = _hints(function)
+    fitting = {
+        name: value
+        for name, value in offered.items()
+        if name in named and (not callable(value) or _takes_callable(hints.get(name)))
+    }
+    arguments = fitting | dict[str, object](given)
     for name, parameter in parameters.items():
         needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
         if needed and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
             raise ConfigError(f"{field}.args.{name}: is missing, and has no default")
-    hints = _hints(function)
     return {
         name: _converted(value, hints[name], field=f"{field}.args.{name}", load=load)
         if name in given and name in named and name in hints

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from rlkit.config.schema import EnvConfig, EvalEnvConfig
     from rlkit.env import Env, TaskSource
 
-BUILT_IN = {"arithmetic": "rlkit.envs.math:arithmetic", "harbor": "rlkit.envs.harbor:harbor"}
+BUILT_IN = {
+    "arithmetic": "rlkit.envs.math:arithmetic",
+    "harbor": "rlkit.envs.harbor:harbor",
+    "math": "rlkit.envs.math:maths",
+}
 """Environments that have a name of their own."""
 
 MOST_TASKS = 1_000_000
@@ -73,7 +77,13 @@ def load_object(path: str, *, field: str, base: Path | None = None) -> object:
 
 
 def load_envs(
-    name: str, spec: EnvConfig | EvalEnvConfig, *, field: str, seed: int, base: Path | None = None
+    name: str,
+    spec: EnvConfig | EvalEnvConfig,
+    *,
+    field: str,
+    seed: int,
+    base: Path | None = None,
+    note: Callable[[str], None] = lambda message: None,
 ) -> TaskSource | Sequence[Env]:
     """The tasks of one configured environment.
 
@@ -83,6 +93,7 @@ def load_envs(
         field: the field that holds `spec`, for messages.
         seed: of the run.
         base: the folder that a relative file starts from; the working directory by default.
+        note: told what a person should know of the tasks, by an environment that takes a function of that name.
 
     Raises:
         ConfigError: there is no such environment, it does not take these arguments, or what it gives is no tasks.
@@ -109,7 +120,11 @@ def load_envs(
     def load(value: str, *, field: str) -> object:
         return load_object(value, field=field, base=base)
 
-    arguments = bind(found, spec.args, field=field, offered={"seed": seed}, load=load)
+    def noted(message: str) -> None:
+        note(f"{field}: {message}")
+
+    offered: dict[str, object] = {"seed": seed, "note": noted}
+    arguments = bind(found, spec.args, field=field, offered=offered, load=load)
     with _blamed(field, _source(found), hidden=secrets_in(spec.args)):
         made = found(**arguments)
         return _tasks(made, target, field=where)

@@ -237,6 +237,9 @@ class ChatConfig(Section):
 
     renderer: str | None = None
     """A renderer of tinker-cookbook, or `chat_template` for the tokenizer's own; null for the model's own."""
+    tokenizer: str | None = None
+    """A folder with a tokenizer.json, or a model's name on the hub, to take the tokenizer from; null for the model's
+    own, which is found without the hub where a package carries it."""
 
 
 _INHERITED = (

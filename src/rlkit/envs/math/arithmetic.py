@@ -1,11 +1,11 @@
-"""Sums of two numbers: the smallest task at which a real model visibly learns."""
+"""Sums of two numbers, and differences and products: the smallest task at which a real model visibly learns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Annotated, Literal
 
 import numpy as np
@@ -17,7 +17,7 @@ from rlkit.policy import Reply
 from rlkit.seeds import derive
 from rlkit.types import Outcome
 
-EXAMPLE = "4 + 5 = 9"
+EXAMPLES: Mapping[Operator, str] = {"+": "4 + 5 = 9", "-": "9 - 4 = 5", "*": "4 * 5 = 20"}
 """The worked sum that shows a base model what is asked."""
 
 FIRST_INTEGER = re.compile(r"\s*(-?\d+)(?!\d)")
@@ -25,6 +25,7 @@ FIRST_INTEGER = re.compile(r"\s*(-?\d+)(?!\d)")
 TEST_SHARE = 5
 """One sum in so many is kept for testing."""
 
+type Operator = Literal["+", "-", "*"]
 type Split = Literal["all", "train", "test"]
 type Match = Literal["exact", "first_integer"]
 
@@ -33,73 +34,106 @@ type Grader = Callable[[str, int], float]
 
 @dataclass(frozen=True)
 class Sum(SingleTurnEnv):
-    """What is `left + right`?
+    """What is `left + right`, or with another operator?
 
     Args:
-        left: first summand.
-        right: second summand.
+        left: first operand.
+        right: second operand.
         match: `exact` wants the line to hold the sum and nothing else; `first_integer` reads the number that the reply
             begins with and ignores what follows.
-        grader: instead of `match`, a function of the reply's text and the right sum that gives the reward.
+        grader: instead of `match`, a function of the reply's text and the right result that gives the reward.
+        operator: what is done with the two.
     """
 
     left: int
     right: int
     match: Match = "exact"
     grader: Grader | None = None
+    operator: Operator = "+"
+
+    @property
+    def result(self) -> int:
+        """What is right."""
+        match self.operator:
+            case "+":
+                return self.left + self.right
+            case "-":
+                return self.left - self.right
+            case "*":
+                return self.left * self.right
 
     @property
     def task_id(self) -> str:
         """The sum itself."""
-        return f"{self.left}+{self.right}"
+        return f"{self.left}{self.operator}{self.right}"
 
     @property
     def gold(self) -> str:
         """A reply that earns the full reward."""
-        return f" {self.left + self.right}\n"
+        return f" {self.result}\n"
 
     def prompt(self) -> str:
         """A worked example and the question, as plain text."""
-        return f"{EXAMPLE}\n{self.left} + {self.right} ="
+        return f"{EXAMPLES[self.operator]}\n{self.left} {self.operator} {self.right} ="
 
     def grade(self, reply: Reply) -> Outcome:
         """1 for the right sum, 0 for anything else, unless a grader says otherwise."""
         if self.grader is not None:
-            return Outcome(self.grader(reply.text, self.left + self.right))
+            return Outcome(self.grader(reply.text, self.result))
         answer = reply.text.split("\n", 1)[0].strip()
         if self.match == "first_integer":
             found = FIRST_INTEGER.match(reply.text)
             answer = found[1] if found else ""
-        return Outcome(float(answer == str(self.left + self.right)), info={"answer": answer})
+        return Outcome(
+            float(answer == str(self.result)), info={"answer": answer, "labels": {"operator": self.operator}}
+        )
 
 
 def arithmetic(
     *,
     max_operand: Annotated[int, Field(ge=1, le=10**9)] = 9,
+    min_operand: Annotated[int, Field(ge=0, lt=10**9)] = 0,
+    operators: Annotated[Sequence[Operator], Field(min_length=1)] = ("+",),
     count: Annotated[int, Field(ge=1, le=10**6)] = 1000,
     split: Split = "all",
     match: Match = "exact",
     grader: Grader | None = None,
     seed: int = 0,
 ) -> Sequence[Sum]:
-    """Sums of two numbers from 0 to `max_operand`.
+    """Sums of two numbers from `min_operand` to `max_operand`, and differences and products if they are wanted.
 
     Args:
-        max_operand: the largest summand.
+        max_operand: the largest number in a sum.
+        min_operand: the smallest.
+        operators: of `+`, `-` and `*`, those that are asked for, in equal shares.
         count: at most this many tasks, all different.
-        split: `test` is a fifth of all sums, `train` the rest, whatever the seed: the two never share a task.
+        split: `test` is a fifth of the sums of each operator, `train` the rest, whatever the seed: no task is in both.
         match: how a reply is read, see `Sum`.
         grader: a function of your own, see `Sum`.
         seed: decides which sums, and their order.
 
     Raises:
-        UsageError: the split holds no sum.
+        UsageError: the split holds no sum, or there are no numbers between the smallest and the largest.
     """
-    base = max_operand + 1
-    pairs = dict.fromkeys(pair for pair in _pairs(base, count, seed) if split in ("all", _split(*pair)))
-    if not pairs:
+    if min_operand > max_operand:
+        raise UsageError(f"min_operand: {min_operand} is above max_operand, {max_operand}")
+    width = max_operand - min_operand + 1
+    sums = [
+        list(islice(_of_operator(operator, min_operand, width, count=count, split=split, seed=seed), count))
+        for operator in dict.fromkeys(operators)
+    ]
+    tasks = [found for together in zip_longest(*sums) for found in together if found is not None]
+    if not tasks:
         raise UsageError(f"split: no sum up to {max_operand} is in the {split} split; raise max_operand")
-    return [Sum(left, right, match, grader) for left, right in islice(pairs, count)]
+    return [Sum(left, right, match, grader, operator) for operator, left, right in tasks[:count]]
+
+
+def _of_operator(
+    operator: Operator, least: int, width: int, *, count: int, split: Split, seed: int
+) -> Iterator[tuple[Operator, int, int]]:
+    """Different pairs of numbers of a split, with their operator."""
+    pairs = dict.fromkeys((least + left, least + right) for left, right in _pairs(width, count, seed))
+    return ((operator, *pair) for pair in pairs if split in ("all", _split(operator, *pair)))
 
 
 def _pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
@@ -113,5 +147,6 @@ def _pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
         yield index // base, index % base
 
 
-def _split(left: int, right: int) -> Split:
-    return "test" if derive(0, "arithmetic", left, right) % TEST_SHARE == 0 else "train"
+def _split(operator: Operator, left: int, right: int) -> Split:
+    named = (left, right) if operator == "+" else (operator, left, right)
+    return "test" if derive(0, "arithmetic", *named) % TEST_SHARE == 0 else "train"

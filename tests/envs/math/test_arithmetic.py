@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.envs.math import Sum, arithmetic
+from rlkit.envs.math.arithmetic import Operator
 from rlkit.errors import UsageError
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Outcome
@@ -68,3 +69,22 @@ def test_train_and_test_share_no_task_whatever_the_seeds(one: int, other: int) -
 def test_an_empty_split_is_refused() -> None:
     with pytest.raises(UsageError, match="raise max_operand"):
         arithmetic(max_operand=1, split="test")
+
+
+@given(st.sets(st.sampled_from(["+", "-", "*"]), min_size=1), st.integers(0, 50), st.integers(1, 12), st.integers(0, 9))
+def test_operators_have_equal_shares_and_numbers_are_between_the_ends(
+    operators: set[Operator], least: int, width: int, seed: int
+) -> None:
+    tasks = arithmetic(min_operand=least, max_operand=least + width, operators=sorted(operators), count=60, seed=seed)
+    counts = [sum(task.operator == operator for task in tasks) for operator in operators]
+    assert max(counts) - min(counts) <= 1
+    assert len(set(tasks)) == len(tasks)
+    for task in tasks:
+        assert least <= min(task.left, task.right) <= max(task.left, task.right) <= least + width
+        assert task.result == eval(f"{task.left}{task.operator}{task.right}")
+    assert all(reward(task, task.gold) == 1 for task in tasks[: len(operators)])
+
+
+def test_numbers_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="min_operand: 10 is above max_operand, 9"):
+        arithmetic(min_operand=10)

@@ -1,0 +1,317 @@
+"""Whether two answers are the same: decided by their types, then by exact and numeric comparison.
+
+Invariant: `judge` never raises, and its work is bounded by the lengths of the texts; a type never equals another by
+accident, so that a list earns nothing where one value is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Literal, NamedTuple
+
+from rlkit.envs.math.answers import numeric, sets
+from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer
+from rlkit.envs.math.answers.nodes import PI, Builder, Expression, Number, Product, Symbol
+from rlkit.envs.math.answers.policies import DEFAULT, Policies
+from rlkit.envs.math.answers.reader import Answer, read
+from rlkit.envs.math.answers.relations import flipped, labelled
+from rlkit.envs.math.answers.values import Based, Group, Interval, Matrix, Ratio, Relation, Scalar, Text, Union, Value
+
+type Verdict = Literal["yes", "no", "unknown"]
+type Truth = bool | None
+
+DEGREE, PERCENT = Number(Fraction(1, 180)), Number(Fraction(1, 100))
+
+MAX_UNORDERED = 24
+"""More items than this are compared in the order of their values only, which must then be real numbers."""
+
+
+class Judgement(NamedTuple):
+    """A verdict, and what it rests on.
+
+    Args:
+        verdict: whether the answer is right.
+        how: `exact` for the same text, words or rational numbers; `numeric` where values were compared at points or as
+            floats; `monstrous` for an answer over a limit; `unparsed` for one that has no meaning, or none known here.
+        gold_read: whether the gold answer could be read.
+    """
+
+    verdict: Verdict
+    how: Literal["exact", "numeric", "monstrous", "unparsed"]
+    gold_read: bool = True
+
+
+def judge(answer: str, gold: str, policies: Policies = DEFAULT) -> Judgement:  # noqa: PLR0911  one for each way to fail
+    """Whether an answer is the gold one, without another process; it never raises."""
+    try:
+        wanted = read(gold)
+    except NotAnAnswer:
+        same = bool(gold.strip()) and answer.strip() == gold.strip()
+        return Judgement("yes" if same else "unknown", "exact" if same else "unparsed", gold_read=False)
+    try:
+        given = read(answer)
+    except Monstrous:
+        return Judgement("no", "monstrous")
+    except Malformed:
+        return Judgement("no", "unparsed")
+    except NotAnAnswer:
+        return Judgement("unknown", "unparsed")
+    if answer.strip() == gold.strip():
+        return Judgement("yes", "exact")
+    if policies.unevaluated == "reject" and given.computed and not wanted.computed:
+        return Judgement("no", "exact")
+    try:
+        return _judged(given, wanted, answer, gold, policies)
+    except (Monstrous, RecursionError):
+        return Judgement("no", "monstrous")
+
+
+def _judged(given: Answer, wanted: Answer, answer: str, gold: str, policies: Policies) -> Judgement:
+    comparison = _Comparison(policies, natural=policies.logarithm == "natural")
+    truth = comparison.same(given.value, wanted.value)
+    if truth is not True and policies.logarithm == "either" and given.bare_log != wanted.bare_log:
+        truth = _Comparison(policies, natural=True).same(given.value, wanted.value)
+    if truth is not True and given.grouped != wanted.grouped:
+        truth = comparison.same(_as_list(given, answer), _as_list(wanted, gold)) or truth
+    how = "numeric" if comparison.numeric else "exact"
+    return Judgement("unknown" if truth is None else "yes" if truth else "no", how)
+
+
+def _as_list(found: Answer, text: str) -> Value:
+    """The value with `1,234` read as two numbers."""
+    if not found.grouped:
+        return found.value
+    try:
+        return read(text, thousands=False).value
+    except NotAnAnswer:
+        return found.value
+
+
+class _Comparison:
+    """The comparison of two values under policies; remembers whether it needed floats."""
+
+    def __init__(self, policies: Policies, *, natural: bool) -> None:
+        self.numeric = False
+        self._policies = policies
+        self._evaluate = numeric.Evaluator(natural=natural)
+
+    def same(self, given: Value, wanted: Value) -> Truth:  # noqa: PLR0911, PLR0912  one for each pair of types
+        """Whether two values are the same; None where that cannot be told."""
+        if isinstance(given, Relation) and isinstance(wanted, Relation):
+            return self._relations(given, wanted)
+        for one, other in ((given, wanted), (wanted, given)):
+            if (found := labelled(one)) is not None and not isinstance(other, Relation):
+                return self.same(found.value, other)
+        if isinstance(given, Text) or isinstance(wanted, Text):
+            return _raw(given) == _raw(wanted) != ""
+        if any(_is_set(value) for value in (given, wanted)):
+            return self._sets(given, wanted)
+        match given, wanted:
+            case Scalar(), Scalar():
+                return self._scalars(given, wanted)
+            case Group(), Group():
+                return self._groups(given, wanted)
+            case Group("set", (item,)), Scalar():
+                return self.same(item, wanted)
+            case Scalar(), Group("set", (item,)):
+                return self.same(given, item)
+            case Matrix(rows), Matrix(others):
+                return [len(row) for row in rows] == [len(row) for row in others] and self._all(
+                    self._equal(one, other)
+                    for row, other_row in zip(rows, others, strict=True)
+                    for one, other in zip(row, other_row, strict=True)
+                )
+            case (Matrix(rows), Group("tuple" | "square", items)) | (Group("tuple" | "square", items), Matrix(rows)):
+                return self._vector(rows, items)
+            case Ratio(terms), Ratio(others):
+                return self._proportional(terms, others)
+            case (Ratio((above, below)), Scalar(value, "", None)) | (Scalar(value, "", None), Ratio((above, below))):
+                return self._equal(above, Builder().multiply((value, below)))
+            case Based(), Based():
+                return given == wanted or (given.value is not None and given.value == wanted.value)
+            case Scalar(), Based():
+                return self._based(given, wanted)
+            case _:
+                return False
+
+    def _all(self, truths: Iterable[Truth]) -> Truth:
+        result: Truth = True
+        for truth in truths:
+            if truth is False:
+                return False
+            result = result and truth
+        return result
+
+    def _equal(self, left: Expression, right: Expression) -> Truth:
+        if left == right:
+            return True
+        if not (isinstance(left, Number) and isinstance(right, Number)):
+            self.numeric = True
+        return numeric.equal(left, right, self._evaluate)
+
+    def _scalars(self, given: Scalar, wanted: Scalar) -> Truth:
+        if given.raw and given.raw == wanted.raw and _is_letters(given) and _is_letters(wanted):
+            return True
+        truth = self._measured(given, wanted)
+        if truth is True:
+            return True
+        for one, other in ((given, wanted), (wanted, given)):
+            if one.loose is not None and not numeric.variables(other.expression):
+                return self._measured(one.loose, other)
+        return truth
+
+    def _measured(self, given: Scalar, wanted: Scalar) -> Truth:
+        """By their units, percent and degree signs."""
+        left, right = given.expression, wanted.expression
+        builder = Builder()
+        one, other = given.unit, wanted.unit
+        if one is not None and other is not None and one != other:
+            if one.dimension != other.dimension:
+                return False
+            left = builder.multiply((left, Number(one.factor / other.factor)))
+        if given.suffix == wanted.suffix:
+            return self._equal(left, right)
+        if (given.suffix or given.unit) and (wanted.suffix or wanted.unit):
+            return False
+        suffix = given.suffix or wanted.suffix
+        lenient = self._policies.percent if suffix == "%" else self._policies.degrees
+        if lenient == "either" and (truth := self._equal(left, right)) is not False:
+            return truth
+        meant = PERCENT if suffix == "%" else builder.multiply((DEGREE, PI))
+        if given.suffix:
+            return self._equal(builder.multiply((left, meant)), right)
+        return self._equal(left, builder.multiply((right, meant)))
+
+    def _groups(self, given: Group, wanted: Group) -> Truth:
+        """Order matters where one is in brackets; a set has each item once, and is no tuple; nor is a bare list, unless
+        it says `x=1, y=2`; two numbers in square brackets are an interval."""
+        kinds = {given.kind, wanted.kind}
+        ones, others = given.items, wanted.items
+        if "set" in kinds:
+            if kinds & {"tuple", "square"}:
+                return False
+            return self._unordered(self._distinct(ones), self._distinct(others))
+        if kinds == {"list"}:
+            return self._unordered(ones, others)
+        if "list" in kinds and "tuple" in kinds and not (_has_labels(given) or _has_labels(wanted)):
+            return False
+        if len(ones) != len(others) or (len(kinds) > 1 and "square" in kinds and len(ones) == 2):
+            return False
+        return self._all(self.same(one, other) for one, other in zip(ones, others, strict=True))
+
+    def _distinct(self, items: Sequence[Value]) -> Sequence[Value]:
+        found: list[Value] = []
+        for item in items[:MAX_UNORDERED]:
+            if not any(self.same(item, other) for other in found):
+                found.append(item)
+        return [*found, *items[MAX_UNORDERED:]]
+
+    def _unordered(self, ones: Sequence[Value], others: Sequence[Value]) -> Truth:
+        """Real numbers are put in order first; other values are looked for one by one."""
+        if len(ones) != len(others):
+            return False
+        left, right = _in_order(ones), _in_order(others)
+        if left is not None and right is not None:
+            return self._all(self.same(one, other) for one, other in zip(left, right, strict=True))
+        if len(ones) > MAX_UNORDERED:
+            return None
+        remaining = list(others)
+        unsure = False
+        for one in ones:
+            truths = [self.same(one, other) for other in remaining]
+            if True in truths:
+                remaining.pop(truths.index(True))
+            elif None in truths:
+                unsure = True
+            else:
+                return False
+        return None if unsure else True
+
+    def _vector(self, rows: Sequence[Sequence[Expression]], items: Sequence[Value]) -> Truth:
+        """A matrix of one row or column, and a tuple."""
+        cells = [cell for row in rows for cell in row]
+        if len(cells) != len(items) or (len(rows) > 1 and len(rows[0]) > 1):
+            return False
+        return self._all(self.same(Scalar(cell), item) for cell, item in zip(cells, items, strict=True))
+
+    def _proportional(self, terms: Sequence[Expression], others: Sequence[Expression]) -> Truth:
+        builder = Builder()
+        return len(terms) == len(others) and self._all(
+            self._equal(builder.multiply((term, others[0])), builder.multiply((other, terms[0])))
+            for term, other in zip(terms[1:], others[1:], strict=True)
+        )
+
+    def _based(self, given: Scalar, wanted: Based) -> Truth:
+        """The question names the base, so that an answer need not; without a question to name it, `40_9` is not 40."""
+        if self._policies.base == "digits":
+            return given.raw.upper() == wanted.digits
+        return wanted.value is not None and given.expression == Number(Fraction(wanted.value))
+
+    def _sets(self, given: Value, wanted: Value) -> Truth:
+        one, other = sets.as_union(given), sets.as_union(wanted)
+        if one is None or other is None:
+            return False
+        self.numeric = True
+        return sets.same(one, other, self._evaluate)
+
+    def _relations(self, given: Relation, wanted: Relation) -> Truth:
+        one, other = sets.solutions(given), sets.solutions(wanted)
+        if one is not None and other is not None:
+            return sets.variable(given) == sets.variable(wanted) and sets.same(one, other, self._evaluate)
+        left, right = _difference(given), _difference(wanted)
+        if left is not None and right is not None and left[0] == right[0]:
+            self.numeric = True
+            ratio = numeric.ratio(left[1], right[1], self._evaluate)
+            return ratio is not None and (ratio > 0 or left[0] in ("=", "≠"))
+        if len(given.sides) != len(wanted.sides):
+            return False
+        return any(
+            read_so.signs == wanted.signs
+            and self._all(self.same(one, other) for one, other in zip(read_so.sides, wanted.sides, strict=True))
+            for read_so in (given, flipped(given))
+        )
+
+
+def _is_set(value: Value) -> bool:
+    return isinstance(value, Interval | Union) or (isinstance(value, Relation) and sets.variable(value) is not None)
+
+
+def _has_labels(group: Group) -> bool:
+    return group.kind == "list" and all(labelled(item) is not None for item in group.items)
+
+
+def _raw(value: Value) -> str:
+    return value.raw if isinstance(value, Text | Scalar) else ""
+
+
+def _is_letters(value: Scalar) -> bool:
+    """A letter, or several, that may stand for themselves: a choice, a name."""
+    match value.expression:
+        case Symbol():
+            return True
+        case Product(factors):
+            return all(isinstance(factor, Symbol) for factor in factors)
+        case _:
+            return False
+
+
+def _in_order(items: Sequence[Value]) -> list[Value] | None:
+    keyed: list[tuple[float, int]] = []
+    for at, item in enumerate(items):
+        if not isinstance(item, Scalar) or item.suffix or (value := numeric.real(item.expression)) is None:
+            return None
+        keyed.append((value, at))
+    return [items[at] for _, at in sorted(keyed)]
+
+
+def _difference(relation: Relation) -> tuple[str, Expression] | None:
+    """The sign, `=`, `≠`, `<` or `≤`, and the left side minus the right one; None for a chain, or other sides."""
+    if relation.signs[0] in (">", "≥"):
+        relation = flipped(relation)
+    match relation:
+        case Relation((sign,), (Scalar(left, ""), Scalar(right, ""))):
+            builder = Builder()
+            return sign, builder.add((left, builder.negate(right)))
+        case _:
+            return None

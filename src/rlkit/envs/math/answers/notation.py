@@ -1,0 +1,74 @@
+r"""What commands, signs and words of LaTeX, ASCII and Unicode stand for: the tables of the lexer.
+
+Invariant: data only.
+"""
+
+from __future__ import annotations
+
+UNICODE = str.maketrans(
+    {
+        "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",
+        "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+        "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "±": r"\pm ", "∓": r"\mp ",
+        "√": r"\sqrt ", "°": r"^\circ ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
+        "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "²": "^2 ", "³": "^3 ", "½": r"\frac12 ",
+        "¼": r"\frac14 ", "¾": r"\frac34 ", "⅓": r"\frac13 ", "⅔": r"\frac23 ", "≈": r"\approx ", "→": r"\to ",
+        "\u00a0": " ", "\u2009": " ", "\u202f": " ", "’": "'", "⟨": r"\langle ", "⟩": r"\rangle ",
+    }
+)  # fmt: skip
+
+DROPPED = frozenset(
+    {
+        r"\left", r"\right", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr",
+        r"\biggl", r"\biggr", r"\displaystyle", r"\textstyle", r"\limits", r"\scriptstyle", r"\quad",
+        r"\qquad", r"\,", r"\;", r"\!", r"\:", r"\>", r"\(", r"\)", r"\[", r"\]", r"\mathbf", r"\boldsymbol",
+        r"\bm", r"\mathit", r"\underline", r"\boxed", r"\fbox", r"\hbox", r"\vphantom", r"\angle",
+        r"\triangle", r"\mathsf", r"\vec", r"\overrightarrow", r"\bf", r"\it", r"\rm", r"\nolimits", r"\Large",
+        r"\large", r"\small", r"\hline", r"\tiny", r"\thinspace", r"\enspace", r"\mathstrut", r"\left.",
+        r"\right.", r"\overline", r"\bar", r"\hat", r"\tilde", r"\widehat", r"\mathcal", r"\ ",
+    }
+)  # fmt: skip
+TEXTS = frozenset(
+    {
+        r"\text", r"\textbf", r"\textit", r"\textrm", r"\mbox", r"\mathrm", r"\operatorname", r"\texttt",
+        r"\textsf", r"\textup", r"\emph",
+    }
+)  # fmt: skip
+FRACTIONS = {
+    **{rf"\{prefix}frac": r"\frac" for prefix in ("", "d", "t", "c")},
+    **{rf"\{prefix}binom": r"\binom" for prefix in ("", "d", "t")},
+}
+ALIASES = {
+    r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", r"\over": "/", "**": "^", "==": "=",
+    r"\le": "≤", r"\leq": "≤", r"\leqslant": "≤", "<=": "≤", r"\ge": "≥", r"\geq": "≥", r"\geqslant": "≥", ">=": "≥",
+    r"\lt": "<", r"\gt": ">", r"\ne": "≠", r"\neq": "≠", "!=": "≠", r"\equiv": "=", r"\approx": "≈", r"\sim": "≈",
+    r"\simeq": "≈", r"\cong": "≈", r"\pm": "±", r"\mp": "∓", r"\%": "%", r"\lvert": "|", r"\rvert": "|", r"\vert": "|",
+    r"\mid": "|", r"\lbrace": r"\{", r"\rbrace": r"\}", r"\langle": "(", r"\rangle": ")", r"\lbrack": "[",
+    r"\rbrack": "]", r"\lparen": "(", r"\rparen": ")", r"\\": "row", r"\cr": "row", "&": "cell", r"\degree": "°",
+    r"\degrees": "°", r"\cup": "∪", r"\bigcup": "∪", r"\cap": "∩", r"\setminus": "∖", r"\backslash": "∖", r"\in": "∈",
+    r"\infty": "∞", r"\emptyset": "∅", r"\varnothing": "∅", r"\bmod": "mod", r"\colon": ":", r"\land": "and",
+    r"\lor": "or", r"\wedge": "and", r"\vee": "or", r"\neg": "not", r"\prime": "'", r"\lfloor": "⌊", r"\rfloor": "⌋",
+    r"\lceil": "⌈", r"\rceil": "⌉", r"\implies": "unknown", r"\to": "unknown",
+}  # fmt: skip
+FUNCTIONS = {
+    **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp", "ln", "log", "abs", "floor", "ceil")},
+    **{name: name for name in ("sinh", "cosh", "tanh", "coth", "arcsin", "arccos", "arctan", "arccot")},
+    **{f"a{name}": f"arc{name}" for name in ("sin", "cos", "tan")},
+    "lg": "log",
+}  # fmt: skip
+GREEK = frozenset(
+    {
+        "alpha", "beta", "gamma", "delta", "epsilon", "varepsilon", "zeta", "eta", "theta", "vartheta", "iota",
+        "kappa", "lambda", "mu", "nu", "xi", "rho", "sigma", "tau", "upsilon", "phi", "varphi", "chi", "psi",
+        "omega", "Gamma", "Delta", "Theta", "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega", "ell",
+        "hbar", "imath", "Re", "Im",
+    }
+)  # fmt: skip
+PLAIN = frozenset("+-*/^_!=<>,;:|()[]{}'%°")
+WORDS = {"oo": "∞", "inf": "∞", "infty": "∞", "infinity": "∞", "Infinity": "∞", "or": "or", "and": "and", "mod": "mod"}
+ENVIRONMENTS = frozenset(
+    {
+        "pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array",
+    }
+)  # fmt: skip
+MARKS = {r"\dots", r"\ldots", r"\cdots"}

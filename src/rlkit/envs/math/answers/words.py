@@ -1,0 +1,131 @@
+"""Words in answers: units, numbers, phrases. Tables, and what reads them.
+
+Invariant: a unit that is not in the table is a word like any other, and two of those are never in conflict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+
+class Unit(NamedTuple):
+    """A measure: what it measures, and how many of the dimension's base unit it is."""
+
+    dimension: str
+    factor: Fraction
+
+
+_UNITS: dict[str, tuple[str, Fraction | int]] = {
+    "mm millimeter millimetre": ("length", Fraction(1, 1000)),
+    "cm centimeter centimetre": ("length", Fraction(1, 100)),
+    "m meter metre": ("length", 1),
+    "km kilometer kilometre": ("length", 1000),
+    "in inch inche": ("length", Fraction(254, 10_000)),
+    "ft foot feet": ("length", Fraction(3048, 10_000)),
+    "yd yard": ("length", Fraction(9144, 10_000)),
+    "mi mile": ("length", Fraction(1_609_344, 1000)),
+    "s sec second": ("time", 1),
+    "min minute": ("time", 60),
+    "h hr hour": ("time", 3600),
+    "day": ("time", 86_400),
+    "week": ("time", 604_800),
+    "year yr": ("years", 1),
+    "g gram gm": ("mass", 1),
+    "mg milligram": ("mass", Fraction(1, 1000)),
+    "kg kilogram": ("mass", 1000),
+    "lb pound": ("weight", 16),
+    "oz ounce": ("weight", 1),
+    "l liter litre": ("volume", 1),
+    "ml milliliter millilitre": ("volume", Fraction(1, 1000)),
+    "dollar usd buck": ("dollars", 1),
+    "cent": ("dollars", Fraction(1, 100)),
+    "euro eur": ("euros", 1),
+    "mph milesperhour": ("speed in miles", 1),
+    "kmh kph kilometersperhour": ("speed in kilometres", 1),
+    "unit": ("units", 1),
+    "rad radian": ("radians", 1),
+}
+
+UNITS: Mapping[str, Unit] = {
+    name: Unit(dimension, Fraction(factor)) for names, (dimension, factor) in _UNITS.items() for name in names.split()
+}
+"""Measures by name, in the singular."""
+
+_POWERS = {"square": 2, "sq": 2, "cubic": 3, "cubed": 3, "squared": 2}
+
+CURRENCIES: Mapping[str, str] = {"$": "dollar", "€": "euro", "£": "pound sterling"}
+
+EMPTY = frozenset({"nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset", "none", "nullset"})
+REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "setofallrealnumbers", "reals"})
+"""Phrases for the empty set and for all real numbers, as `squeezed` writes them."""
+
+LEAD_INS = ("the final answer is", "the answer is", "final answer", "answer", "therefore", "thus", "so", "hence")
+"""What may stand before an answer, from the longest to the shortest."""
+
+_UNITS_OF_COUNT = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
+_SMALL = [*_UNITS_OF_COUNT.split(), "sixteen", "seventeen", "eighteen", "nineteen"]
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_COUNTS: Mapping[str, int] = {
+    **{word: value for value, word in enumerate(_SMALL)},
+    **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
+}
+_MULTIPLES: Mapping[str, int] = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_MAX_NUMBER_WORDS = 16
+
+
+_ARTICLES = ("the ", "an ", "a ")
+
+
+def squeezed(text: str) -> str:
+    """The text in lower case, its letters and digits only, with the points and signs between digits."""
+    lower = text.lower().strip()
+    for article in _ARTICLES:
+        lower = lower.removeprefix(article)
+    return "".join(char for char in lower if char.isalnum() or char in ":.-+/").replace(".m", "m").strip(".:")
+
+
+def unit(text: str, power: int = 1) -> Unit | None:
+    """The measure that a text names, to a power; None for a word that is none: `square cm` and `cm`, 2 are one."""
+    words = [word for word in text.lower().replace(".", " ").replace("/", " per ").split() if word]
+    for word in [*words]:
+        if word in _POWERS:
+            power *= _POWERS[word]
+            words.remove(word)
+    name = "".join(words)
+    found = UNITS.get(name) or UNITS.get(name.removesuffix("s"))
+    if found is None and len(words) > 1:
+        found = UNITS.get(words[0].removesuffix("s") + "s" + "".join(words[1:]))
+    if found is None or power == 1:
+        return found
+    return Unit(f"{found.dimension} to the power of {power}", found.factor**power)
+
+
+def scale(text: str) -> int | None:
+    """What a word such as `million` multiplies by."""
+    return _MULTIPLES.get(text.strip().lower())
+
+
+def is_measure(text: str) -> bool:
+    """Whether the text is a unit or a multiple such as `million`."""
+    return unit(text) is not None or scale(text) is not None
+
+
+def number(text: str) -> int | None:
+    """The number that English words spell; None where they spell none: `twenty-one`, `two hundred and five`."""
+    words = text.lower().replace("-", " ").split()
+    if not words or len(words) > _MAX_NUMBER_WORDS or words[0] == "and":
+        return None
+    total = group = 0
+    for word in words:
+        if word in _COUNTS:
+            group += _COUNTS[word]
+        elif word == "hundred" and 0 < group < 10:
+            group *= 100
+        elif word in _MULTIPLES and group:
+            total += group * _MULTIPLES[word]
+            group = 0
+        elif word != "and":
+            return None
+    return total + group

@@ -1,0 +1,219 @@
+r"""The datasets that have a name: where each is, what its columns mean, and how its questions are put.
+
+Invariant: a table is data and nothing else; whatever reads it treats all of them alike. A revision is a commit, so that
+a name means the same rows for ever. The three without one are read as their authors last left them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from rlkit.envs.math.grader import Policies
+from rlkit.envs.math.prompts import Template
+
+type Gold = Literal["column", "boxed", "hash"]
+r"""Where an answer stands: it is the column; the last `\boxed{…}` in it; or what follows the last `####`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What the columns of a table mean.
+
+    Args:
+        question: the problem.
+        answer: what holds the right answer; of a list, the first.
+        gold: where in `answer` it stands.
+        level: how hard it is, where a column says so: a number, `Level 3`, or a share such as `3/8`.
+        subject: its field, where a column says so.
+        only: a column, and a text that it must hold or list.
+    """
+
+    question: str
+    answer: str
+    gold: Gold = "column"
+    level: str | None = None
+    subject: str | None = None
+    only: tuple[str, str] | None = None
+
+    @property
+    def used(self) -> list[str]:
+        """The names of all columns that are read."""
+        named = [self.question, self.answer, self.level, self.subject, self.only[0] if self.only else None]
+        return list(dict.fromkeys(name for name in named if name is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table on the hub.
+
+    Args:
+        repository: `owner/name`.
+        revision: the commit; None for the newest, where no commit is known.
+        split: of the table.
+        columns: what they mean.
+        config: of the repository, where it has several.
+        subject: of all its problems, where no column says so.
+        rows_max: rows that are read at most, from the beginning; None for all.
+    """
+
+    repository: str
+    revision: str | None
+    split: str
+    columns: Columns
+    config: str | None = None
+    subject: str | None = None
+    rows_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """A dataset with a name.
+
+    Args:
+        splits: the tables of each.
+        licence: as its card says.
+        template: how its questions are put.
+        apart: datasets and splits, `name` or `name:split`, none of whose problems are ever among its tasks.
+        policies: how its answers are compared.
+    """
+
+    splits: Mapping[str, tuple[Table, ...]]
+    licence: str
+    template: Template = field(default_factory=Template)
+    apart: tuple[str, ...] = ()
+    policies: Policies = field(default_factory=Policies)
+
+
+_WORKED_OUT = Policies(unevaluated="reject")
+"""Where the sum is the task, `17 + 25` is no answer."""
+
+_NUMBER = Template(suffix="Think step by step, then write the final number, without units, in \\boxed{}.")
+
+_MATH_SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+
+
+def _gsm8k(split: str) -> tuple[Table, ...]:
+    columns = Columns("question", "answer", gold="hash")
+    return (Table("openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866", split, columns, config="main"),)
+
+
+def _hendrycks() -> tuple[Table, ...]:
+    columns = Columns("problem", "solution", gold="boxed", level="level", subject="type")
+    revision = "21a5633873b6a120296cce3e2df9d5550074f4a3"
+    return tuple(
+        Table("EleutherAI/hendrycks_math", revision, split, columns, config=subject)
+        for split in ("train", "test")
+        for subject in _MATH_SUBJECTS
+    )
+
+
+def _aime() -> dict[str, tuple[Table, ...]]:
+    columns = Columns("problem", "answer")
+    years = {
+        "2024": ("HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),
+        "2025": ("MathArena/aime_2025", "c94da77eb22bbd6439e62a323bec18493a421302"),
+        "2026": ("MathArena/aime_2026", "10b4e45b7a503075d4da8a0d57916a4f06ce6bd2"),
+    }
+    tables = {
+        year: Table(repository, revision, "train", columns, subject=year)
+        for year, (repository, revision) in years.items()
+    }
+    return {"test": tuple(tables.values())} | {year: (table,) for year, table in tables.items()}
+
+
+def _nemotron(split: str) -> tuple[Table, ...]:
+    columns = Columns("problem", "expected_answer", subject="data_source")
+    revision = "8e793210e175b6406c752a870f585f62de98c0d3"
+    return (Table("nvidia/Nemotron-Math-v2", revision, split, columns, rows_max=100_000),)
+
+
+DATASETS: Mapping[str, Dataset] = {
+    "gsm8k": Dataset(
+        {"train": _gsm8k("train"), "test": _gsm8k("test")}, "mit", _NUMBER, policies=_WORKED_OUT, apart=()
+    ),
+    "math500": Dataset(
+        {
+            "test": (
+                Table(
+                    "HuggingFaceH4/MATH-500",
+                    "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+                    "test",
+                    Columns("problem", "answer", level="level", subject="subject"),
+                ),
+            )
+        },
+        "not declared; the problems are those of MATH (mit)",
+    ),
+    "hendrycks": Dataset({"train": _hendrycks()}, "mit", apart=("math500",)),
+    "minerva": Dataset(
+        {"test": (Table("math-ai/minervamath", None, "test", Columns("question", "answer")),)}, "not declared"
+    ),
+    "polaris": Dataset(
+        {
+            "train": (
+                Table(
+                    "POLARIS-Project/Polaris-Dataset-53K",
+                    "296f8e34132e63f4a1d70e0dcc8bddebb43f03e4",
+                    "train",
+                    Columns("problem", "answer", level="difficulty"),
+                ),
+            )
+        },
+        "apache-2.0",
+    ),
+    "deepmath": Dataset(
+        {
+            "train": (
+                Table(
+                    "zwhe99/DeepMath-103K",
+                    "5cf055d1fe3d7a2eb19719ac020211469736ae44",
+                    "train",
+                    Columns("question", "final_answer", level="difficulty", subject="topic"),
+                ),
+            )
+        },
+        "mit",
+    ),
+    "dapo": Dataset(
+        {
+            "train": (
+                Table(
+                    "open-r1/DAPO-Math-17k-Processed",
+                    "31dd309567e3da778038cc87d868b6097a3ccf68",
+                    "train",
+                    Columns("prompt", "solution"),
+                    config="all",
+                ),
+            )
+        },
+        "not declared; made from BytedTsinghua-SIA/DAPO-Math-17k (apache-2.0)",
+        policies=_WORKED_OUT,
+    ),
+    "aime": Dataset(_aime(), "cc-by-nc-sa-4.0 (2025, 2026); the text is the MAA's", _NUMBER, policies=_WORKED_OUT),
+    "olmo3_rlzero_7b": Dataset(
+        {"train": (Table("allenai/Dolci-RL-Zero-Math-7B", None, "train", Columns("prompt", "ground_truth")),)}, "odc-by"
+    ),
+    "olmo3_rl_32b": Dataset(
+        {
+            "train": (
+                Table(
+                    "allenai/Dolci-Think-RL-32B",
+                    None,
+                    "train",
+                    Columns("prompt", "ground_truth", only=("dataset", "math")),
+                ),
+            )
+        },
+        "odc-by",
+    ),
+    "nemotron": Dataset(
+        {"train": _nemotron("high_part02"), "medium": _nemotron("medium"), "low": _nemotron("low")},
+        "cc-by-4.0 and cc-by-sa-4.0",
+    ),
+}
+"""By name."""

@@ -1,0 +1,78 @@
+r"""The answer that a model's text gives.
+
+Invariant: time in proportion to the length, and no text raises; what is thought is not what is answered.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BOXES = (r"\boxed", r"\fbox")
+_FINAL_CHANNEL = "<|channel|>final<|message|>"
+_OTHER_CHANNEL = "<|channel|>analysis<|message|>"
+_MARKS = re.compile(r"<\|[a-z_]{1,20}\|>")
+_HASHES = "####"
+_STATED = re.compile(r"(?:final answer|answer)(?:\*\*)?[ \t]?(?:is|:)(?:\*\*)?[ \t:]", re.IGNORECASE)
+
+
+def final_answer(text: str, *, boxed_only: bool = False) -> str | None:
+    r"""The answer at the end of a reply; None where there is none.
+
+    Thinking is left out first. Then the last `\boxed{…}` or `\fbox{…}` counts, with braces nested as deep as they may
+    be; one that is not closed was cut off, and no earlier one stands in for it. Without any box it is what follows the
+    last `####` on its line, and without that, what follows the last `answer is` or `Answer:` on its line.
+
+    Args:
+        text: what the model wrote.
+        boxed_only: only a box is an answer.
+    """
+    answer = without_thinking(text)
+    if any(box in answer for box in _BOXES):
+        return boxed(answer)
+    if boxed_only:
+        return None
+    _, hashes, last = answer.rpartition(_HASHES)
+    if hashes:
+        return _first_line(last)
+    ends = [match.end() for match in _STATED.finditer(answer)]
+    return _first_line(answer[ends[-1] :]) if ends else None
+
+
+def without_thinking(text: str) -> str:
+    """What follows the thinking: after the last `</think>`, or in the final channel; nothing where it never ends."""
+    if _FINAL_CHANNEL in text:
+        text = text.rpartition(_FINAL_CHANNEL)[2]
+    elif _OTHER_CHANNEL in text:
+        return ""
+    _, closed, after = text.rpartition("</think>")
+    text = after if closed else text
+    return _MARKS.sub("", text.partition("<think>")[0])
+
+
+def boxed(text: str) -> str | None:
+    r"""What the last `\boxed` or `\fbox` holds; None where there is none, or it is not closed."""
+    start, box = max((text.rfind(box), box) for box in _BOXES)
+    if start < 0:
+        return None
+    at = start + len(box)
+    while at < len(text) and text[at] == " ":
+        at += 1
+    if at >= len(text):
+        return None
+    if text[at] != "{":
+        return text[at:].split("$", maxsplit=1)[0].split(maxsplit=1)[0].rstrip(".,") or None
+    depth = 0
+    for end in _braces(text, at):
+        depth += 1 if text[end] == "{" else -1
+        if depth == 0:
+            return text[at + 1 : end].strip()
+    return None
+
+
+def _braces(text: str, start: int) -> list[int]:
+    r"""The places of braces; `\{` is none."""
+    return [match.start(1) for match in re.compile(r"\\.|([{}])", re.DOTALL).finditer(text, start) if match[1]]
+
+
+def _first_line(text: str) -> str | None:
+    return text.strip().split("\n", 1)[0].strip(" \t*$.") or None

@@ -1,0 +1,105 @@
+"""Rows of a table in a file: JSON lines, JSON, Parquet, CSV or TSV.
+
+Invariant: a row is a mapping from column to value, whatever the format, and what cannot be read is one line that names
+the file and the place in it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+from rlkit.errors import UsageError
+
+type Row = Mapping[str, object]
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """The rows of a file, whose format its name tells.
+
+    Args:
+        path: `.jsonl`, `.ndjson`, `.json` (a list of objects), `.parquet`, `.csv` or `.tsv`.
+
+    Raises:
+        UsageError: there is no such file, its name tells no format, or it cannot be read.
+    """
+    path = path.expanduser()
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        raise UsageError(f"path: {path} is of no known format: its name must end in {', '.join(_READERS)}")
+    if not path.is_file():
+        raise UsageError(f"path: there is no file {str(path)!r}")
+    try:
+        yield from reader(path)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"path: {path} cannot be read: {error}") from error
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                yield _object(line, f"{path}:{number}")
+
+
+def _json(path: Path) -> Iterator[Row]:
+    try:
+        found: object = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"path: {path} is no JSON: {error}") from None
+    if not isinstance(found, list):
+        raise UsageError(f"path: {path} must hold a list of objects; for an object a line, name it .jsonl")
+    for number, row in enumerate(cast("list[object]", found)):
+        if not isinstance(row, dict):
+            raise UsageError(f"path: item {number} of {path} is no JSON object")
+        yield cast("Row", row)
+
+
+def _object(text: str, place: str) -> Row:
+    try:
+        row: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"path: {place}: no JSON: {error}") from None
+    if not isinstance(row, dict):
+        raise UsageError(f"path: {place}: no JSON object")
+    return cast("Row", row)
+
+
+class _Batch(Protocol):
+    def to_pylist(self) -> list[Row]: ...
+
+
+class _Batches(Protocol):
+    """A file of `pyarrow.parquet`, which has no types."""
+
+    def iter_batches(self) -> Iterable[_Batch]: ...
+
+
+def _parquet(path: Path) -> Iterator[Row]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = cast("_Batches", parquet.ParquetFile(path))
+    except cast("type[Exception]", pyarrow.ArrowException) as error:
+        raise UsageError(f"path: {path} is no Parquet file: {error}") from None
+    for batch in table.iter_batches():
+        yield from batch.to_pylist()
+
+
+def _separated(path: Path, delimiter: str) -> Iterator[Row]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        yield from csv.DictReader(lines, delimiter=delimiter)
+
+
+_READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
+    ".jsonl": _json_lines,
+    ".ndjson": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+    ".csv": lambda path: _separated(path, ","),
+    ".tsv": lambda path: _separated(path, "\t"),
+}

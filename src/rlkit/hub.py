@@ -1,0 +1,55 @@
+"""Whether the Hugging Face hub can be reached, found out at once.
+
+Invariant: the answer takes no longer than `LIMIT_S`; the hub's own libraries would try again for more than a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+LIMIT_S = 0.8
+"""A host that has not taken a connection by then is taken for unreachable."""
+
+_HUB = "https://huggingface.co"
+_ON = ("1", "ON", "YES", "TRUE")
+_PORTS = {"http": 80, "https": 443}
+
+
+def hub_problem() -> str | None:
+    """Why the hub cannot be asked, as a phrase; None where it can.
+
+    `HF_HUB_OFFLINE`, `HF_ENDPOINT` and the proxies of the environment are honoured.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in _ON:
+        return "HF_HUB_OFFLINE is set"
+    endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
+    host = endpoint.hostname or ""
+    place = endpoint
+    proxy = getproxies().get(endpoint.scheme)
+    if proxy and not proxy_bypass(host):
+        place = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    address = (place.hostname or "", place.port or _PORTS.get(place.scheme, 443))
+    through = "" if place is endpoint else f" through the proxy {address[0]}:{address[1]}"
+    problem = _connect(address)
+    return None if problem is None else f"{host} cannot be reached{through} ({problem})"
+
+
+def _connect(address: tuple[str, int]) -> str | None:
+    answer: list[str | None] = []
+
+    def knock() -> None:
+        try:
+            socket.create_connection(address, timeout=LIMIT_S).close()
+            answer.append(None)
+        except OSError as error:
+            answer.append(error.strerror or str(error) or type(error).__name__)
+
+    # A daemon thread, because looking up a host name has no timeout of its own.
+    knocking = threading.Thread(target=knock, daemon=True)
+    knocking.start()
+    knocking.join(LIMIT_S)
+    return answer[0] if answer else f"no answer within {LIMIT_S:g} s"

@@ -1,0 +1,42 @@
+"""What is evaluated is taken out of what is trained on.
+
+Invariant: of tasks that say what they ask, none is trained on that asks what a task of the evaluation asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlkit.env import Env
+from rlkit.errors import UsageError
+
+
+def contents(tasks: Mapping[str, Sequence[Env]]) -> Mapping[str, str]:
+    """From what each task asks to the environment that it is of; tasks that do not say so are left out."""
+    return {asked: name for name, envs in tasks.items() for env in envs if (asked := _content(env)) is not None}
+
+
+def kept_apart[E: Env](envs: Sequence[E], tested: Mapping[str, str], *, field: str) -> Sequence[E]:
+    """The tasks that ask something else than those that are evaluated.
+
+    Args:
+        envs: the tasks of an environment.
+        tested: from `contents`.
+        field: that holds the environment, for messages.
+
+    Raises:
+        UsageError: none is left.
+    """
+    kept = [env for env in envs if (asked := _content(env)) is None or asked not in tested]
+    if envs and not kept:
+        names = sorted({tested[asked] for env in envs if (asked := _content(env)) is not None})
+        raise UsageError(
+            f"{field}: all of its {len(envs)} tasks are evaluated too, as eval.envs.{', eval.envs.'.join(names)}; "
+            "choose another split, or another dataset"
+        )
+    return envs if len(kept) == len(envs) else kept
+
+
+def _content(env: Env) -> str | None:
+    asked: object = getattr(env, "content", None)
+    return asked if isinstance(asked, str) else None

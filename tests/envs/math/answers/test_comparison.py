@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import string
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.envs.math.answers.comparison import judge
+from rlkit.envs.math.answers.policies import Policies
+
+EQUAL = r"""
+(3,2) ~ (p,q)=(3,2)
+11 ~ x = 5+5+1 = 11
+11 ~ 5+6 = 11
+(1,2),(3,4) ~ (3,4),(1,2)
+12 ~ 12^{\mathrm{th}} grade
+(0,9)\cup(9,36) ~ (0,36)\setminus\{9\}
+\mathbb{R}\setminus\{3\} ~ (-\infty,3)\cup(3,\infty)
+x\ne 3 ~ (-\infty,3)\cup(3,\infty)
+x<1 or x>3 ~ (-\infty,1)\cup(3,\infty)
+[0,2] ~ [0,1]\cup[1,2]
+\{x \mid x > 3\} ~ (3,\infty)
+(3,\infty) ~ 3<x
+x \in [-2,7] ~ [-2,7]
+288\pi ~ 288pi
+198\% ~ 198
+864 \mbox{ inches}^2 ~ 864
+864 \mbox{ inches}^2 ~ 864 square inches
+1\text{ hour} ~ 60 minutes
+10 ~ 10 m/s
+18\text{ ways.} ~ 18 ways
+60 ~ 60 miles per hour
+2.5\text{ million} ~ 2{,}500{,}000
+\$1,250.50 ~ 1250.5
+50\text{ cents} ~ \$0.50
+\text{(C)} ~ \textbf{(C)}
+\text{A,D} ~ D, A
+\text{June 20} ~ June 20
+\text{1:03 PM} ~ 1:03 p.m.
+\text{ellipse} ~ an ellipse
+\text{no solution} ~ \emptyset
+1\frac{4}{5} ~ 1.8
+\frac{4}{3} ~ 1.\overline{3}
+\frac{9}{7} ~ {9\over 7}
+11\sqrt2 ~ 11√2
+\cot x ~ \frac{\cos x}{\sin x}
+\sin 3x ~ 3\sin x-4\sin^3 x
+\sin^{-1}(1/2) ~ \frac{\pi}{6}
+2\cos 15^{\circ} ~ \frac{\sqrt6+\sqrt2}{2}
+36x \sqrt{35x} ~ 36\sqrt{35}x^{3/2}
+\sqrt[3]{-8} ~ -2
+e^{i\pi} ~ -1
+|x-3| ~ |3-x|
+\log_2 8 ~ 3
+\ln(x^2+1) ~ \log(x^2+1)
+\begin{pmatrix} 1/5 \\ -18/5 \end{pmatrix} ~ \begin{bmatrix} \frac{1}{5} \\ -3.6 \end{bmatrix}
+\begin{pmatrix} 1 \\ 2 \end{pmatrix} ~ (1,2)
+5x - 7y + 4 = 0 ~ -10x+14y-8=0
+\frac{x^2}{16} - \frac{y^2}{9} = 1 ~ 9x^2-16y^2=144
+f(2) < f(1) < f(4) ~ f(4)>f(1)>f(2)
+\{1\pm\sqrt{5},-2\} ~ 1+\sqrt5, 1-\sqrt5, -2
+3 \pm 2\sqrt2 ~ x = 3+2\sqrt{2} \text{ or } x=3-2\sqrt2
+a_n = 2n+1 ~ 2n+1
+\frac{1}{2004!} ~ 1/2004!
+100,200 ~ 200, 100
+1:2 ~ \frac12
+7 ~ \boxed{7}
+7 ~ **7**
+7 ~ The final answer is 7
+"""
+
+DIFFERENT = r"""
+5 ~ 5, 6
+(1,2) ~ (2,1)
+(1,2) ~ [1,2]
+(1,2) ~ 1,2
+\{1,2\} ~ (1,2)
+\frac{1+\sqrt5}{2} ~ 1+\frac{\sqrt5}{2}
+\frac{11+9a}{20} ~ 11+9a/20
+2\pi ~ 6.283185307179586
+\sqrt2 ~ 1.41421356237309504880168872420969807856967
+1/3 ~ 0.3333333333333333
+\frac{1}{3}x ~ 0.3333333333x
+16 ~ \leq 16
+52_8 ~ 52_9
+40 ~ 40_9
+1\pm2i ~ 2\pm i
+42 ~ 4 2
+\frac{1}{2} ~ \frac{1}{2
+\sqrt{x^2} ~ x
+10^{30}+\sqrt2 ~ 10^{30}+\sqrt3
+10\text{ cm} ~ 10\text{ m}
+\$36 ~ 36^\circ
+(3,\infty) ~ x \ge 3
+y>3 ~ x>3
+x=5 ~ x=6
+x=1, y=2 ~ x=2, y=1
+7 ~ 7,7
+7 ~ 7 or 8
+7 ~ (7,8)
+7 ~ any number
+7 ~ 7x
+7 ~ 6 = 7
+6 ~ 1|2|3
+1 ~ 0.99999999999999999
+(0,1)\cup(1,2) ~ (0,2)
+\begin{pmatrix}1\\2\end{pmatrix} ~ (2,1)
+4:3 ~ 3:4
+B ~ \text{A or B}
+A,D ~ A
+2^{10} ~ 210
+\infty ~ 10^{100}
+3 ~ \pm 3
+100! ~ 100!+1
+2.5 ~ 2,5
+x^2=4 ~ x=2
+"""
+
+
+def pairs(lines: str) -> list[tuple[str, str]]:
+    return [(gold, answer) for gold, _, answer in (line.partition(" ~ ") for line in lines.strip().splitlines())]
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(EQUAL))
+def test_two_ways_to_write_one_answer_are_equal(gold: str, answer: str) -> None:
+    assert judge(answer, gold).verdict == "yes"
+    assert judge(gold, answer).verdict == "yes"
+
+
+@pytest.mark.parametrize(("gold", "answer"), pairs(DIFFERENT))
+def test_different_answers_are_different(gold: str, answer: str) -> None:
+    assert judge(answer, gold).verdict == "no"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["9**9**9", "99999999!", "((9!)!)!", "7^{7^{7^{7}}} \\bmod 100", "1e999999999", "\\binom{1000000000}{500000000}"],
+)
+def test_a_monstrous_answer_is_wrong_and_not_computed(answer: str) -> None:
+    assert judge(answer, "\\sqrt{2}") == ("no", "monstrous", True)
+
+
+def test_a_number_too_large_to_compute_equals_itself_only() -> None:
+    assert judge("10^{10^{10}}", "10^{10^{10}}").verdict == "yes"
+    assert judge("10^{10000000000}", "10^{10^{10}}").verdict == "yes"
+    assert judge("10^{10^{11}}", "10^{10^{10}}").verdict == "no"
+
+
+def test_what_is_not_known_is_not_decided() -> None:
+    assert judge(r"\sum_{i=1}^{3} i", "6").verdict == "unknown"
+    assert not judge("6", r"\sum_{i=1}^{3} i").gold_read
+
+
+def test_arithmetic_that_is_not_done_can_be_refused() -> None:
+    strict = Policies(unevaluated="reject")
+    for answer in ("17+25", "6*7", "7!/120", "\\sqrt{1764}", "2^5+10"):
+        assert judge(answer, "42").verdict == "yes"
+        assert judge(answer, "42", strict).verdict == "no"
+    for answer, gold in (
+        ("42.0", "42"),
+        ("3/4", "0.75"),
+        ("1\\frac12", "1.5"),
+        ("-42", "-42"),
+        ("4.2\\times 10^1", "42"),
+    ):
+        assert judge(answer, gold, strict).verdict == "yes"
+
+
+def test_a_percentage_can_be_read_strictly() -> None:
+    strict = Policies(percent="strict")
+    assert judge("25", r"25\%", strict).verdict == "no"
+    assert judge("0.25", r"25\%", strict).verdict == "yes"
+    assert judge(r"25\%", r"25\%", strict).verdict == "yes"
+
+
+def test_an_angle_can_be_read_strictly() -> None:
+    strict = Policies(degrees="strict")
+    assert judge("90", r"90^\circ", strict).verdict == "no"
+    assert judge(r"\frac{\pi}{2}", r"90^\circ", strict).verdict == "yes"
+
+
+def test_a_number_in_another_base_is_its_digits_or_its_value() -> None:
+    assert [judge(answer, "52_8").verdict for answer in ("52", "42")] == ["yes", "no"]
+    assert [judge(answer, "52_8", Policies(base="value")).verdict for answer in ("52", "42")] == ["no", "yes"]
+
+
+def test_a_logarithm_without_a_base_can_be_fixed() -> None:
+    assert judge(r"\ln 2", r"\log 2", Policies(logarithm="ten")).verdict == "no"
+    assert judge(r"\ln 2", r"\log 2", Policies(logarithm="natural")).verdict == "yes"
+
+
+@given(st.fractions(max_denominator=10**6).filter(lambda value: abs(value) < 10**12))
+def test_a_number_equals_itself_in_every_notation(value: Fraction) -> None:
+    above, below = value.numerator, value.denominator
+    sign, size = ("-" if above < 0 else ""), abs(above)
+    whole, rest = divmod(size, below)
+    written = [
+        f"{above}/{below}",
+        rf"{sign}\frac{{{size}}}{{{below}}}",
+        rf"\dfrac{{{above}}}{{{below}}}",
+        f"{3 * above} / {3 * below}",
+        f"${above}\\div {below}$",
+        f"x = {above}/{below}",
+    ]
+    if below == 1:
+        written += [str(above), f"{above:,}", f"{above}.0", f"{above:,}".replace(",", "{,}"), f"{above}e0"]
+    if whole and rest:
+        written.append(rf"{sign}{whole}\frac{{{rest}}}{{{below}}}")
+    for text in written:
+        assert judge(text, written[0]) == ("yes", "exact", True)
+        assert judge(text, f"{above + 1}/{below}").verdict == "no"
+
+
+@given(st.lists(st.integers(-50, 50), min_size=2, max_size=8, unique=True), st.randoms(use_true_random=False))
+def test_a_set_is_equal_to_its_permutations_and_to_no_part_of_it(items: list[int], random: object) -> None:
+    shuffled = sorted(items, key=lambda item: hash((item, str(random))))
+    gold = r"\{" + ", ".join(map(str, items)) + r"\}"
+    assert judge(", ".join(map(str, shuffled)), gold).verdict == "yes"
+    assert judge(", ".join(map(str, shuffled[1:])), gold).verdict == "no"
+    assert judge(str(items[0]), gold).verdict == "no"
+
+
+@given(
+    st.text(alphabet=string.printable + "πé²√∞≤１٣\ud800", max_size=60),
+    st.sampled_from(["1/2", "x+1", "(1,2)", r"\text{yes}"]),
+)
+def test_no_text_raises(text: str, gold: str) -> None:
+    judge(text, gold)
+    judge(gold, text)
+
+
+FRAGMENTS = (
+    r"\frac { } ( ) [ ] 1 2 x ^ _ + - / * \sqrt \pm , \text{a} \sin = < \cup ! | % \circ . \infty : & \\ e i "
+    r"\{ \} \log or mod"
+)
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS.split()), max_size=30), st.sampled_from(["2", "x+1", "(1,2)", r"\{1,2\}"]))
+def test_no_formula_raises(fragments: list[str], gold: str) -> None:
+    for text in (" ".join(fragments), "".join(fragments)):
+        assert judge(text, gold).verdict in ("yes", "no", "unknown")
+        judge(gold, text)

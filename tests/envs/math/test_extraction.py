@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.envs.math.extraction import final_answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So it is \boxed{42}.", "42"),
+        (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{1, \frac{3}{4}\right\}}", r"\left\{1, \frac{3}{4}\right\}"),
+        (r"\boxed{5}, no: \boxed{6}", "6"),
+        (r"\fbox{7}", "7"),
+        (r"\boxed {8}", "8"),
+        (r"\boxed 9$.", "9"),
+        (r"a stray } and then \boxed{3} and another }", "3"),
+        ("#### 1,234", "1,234"),
+        ("Therefore the answer is 12.\nDone", "12"),
+        ("**Answer:** $x^2$", "x^2"),
+        ("<think>\\boxed{1}</think> \\boxed{2}", "2"),
+        ("thought \\boxed{1}</think> It is \\boxed{2}", "2"),
+        ("<|channel|>analysis<|message|>\\boxed{1}<|end|><|channel|>final<|message|>\\boxed{2}<|return|>", "2"),
+    ],
+)
+def test_the_final_answer_is_found(text: str, answer: str) -> None:
+    assert final_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "I do not know",
+        r"\boxed{5}, no wait \boxed{6",
+        r"\boxed{",
+        r"\boxed",
+        r"\boxed{1}</think>",
+        r"<think> it may be \boxed{1}",
+        r"<|channel|>analysis<|message|>\boxed{1}",
+    ],
+)
+def test_what_is_cut_off_or_only_thought_is_no_answer(text: str) -> None:
+    assert not final_answer(text)
+
+
+def test_only_a_box_can_be_asked_for() -> None:
+    assert final_answer("the answer is 12", boxed_only=True) is None
+    assert final_answer(r"the answer is \boxed{12}", boxed_only=True) == "12"
+
+
+@given(
+    st.recursive(
+        st.sampled_from(["1", "x", r"\{", r"\}", r"\\", " + "]), lambda inner: inner.map(lambda text: "{" + text + "}")
+    )
+)
+def test_nested_braces_come_out_as_they_went_in(inside: str) -> None:
+    assert final_answer(rf"so \boxed{{{inside}}} and }} {{") == inside.strip()
+
+
+@given(st.text(alphabet=r"\boxed{}<think>/# answer:1" + "\n", max_size=80))
+def test_no_text_raises(text: str) -> None:
+    final_answer(text)

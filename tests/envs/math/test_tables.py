@@ -1,0 +1,135 @@
+"""Tables come from the hub once, and then from the disk; files of every format give the same rows."""
+
+from __future__ import annotations
+
+import csv
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from rlkit.envs.math.catalogue import Columns, Table
+from rlkit.envs.math.files import read_rows
+from rlkit.envs.math.problems import read_problems
+from rlkit.envs.math.tables import table_rows
+from rlkit.errors import MissingError, UsageError
+
+ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unused": "x"} for n in range(5)]
+COLUMNS = Columns("question", "answer")
+
+
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Something that takes connections; a folder in the hub's own form stands for what is behind it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.delenv("HTTP_PROXY", raising=False)
+
+
+@pytest.mark.usefixtures("reachable")
+def test_a_table_is_fetched_once_with_its_columns_and_then_needs_no_hub(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), folder / "train-00000.parquet")
+    table = Table(str(folder), None, "train", COLUMNS, rows_max=4)
+    told = list[str]()
+    expected = [{"question": row["question"], "answer": row["answer"]} for row in ROWS[:4]]
+    assert list(table_rows(table, note=told.append)) == expected
+    unreachable(monkeypatch)
+    assert list(table_rows(table, note=told.append)) == expected
+    assert len(told) == 1
+    assert [path.suffix for path in sorted((cache / "datasets").iterdir()) if path.suffix != ".lock"] == [".jsonl"]
+
+
+@pytest.mark.usefixtures("reachable")
+def test_what_the_hub_cannot_give_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
+    table = Table(str(tmp_path / "nothing-here"), None, "train", COLUMNS)
+    with pytest.raises(MissingError, match="cannot be had from the hub") as caught:
+        table_rows(table, note=lambda message: None)
+    assert "\n" not in str(caught.value)
+    assert not [path for path in (cache / "datasets").iterdir() if path.suffix != ".lock"]
+
+
+def test_without_a_hub_the_answer_says_how_to_use_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    unreachable(monkeypatch)
+    with pytest.raises(MissingError, match=r"owner/name is not on this machine, and 127\.0\.0\.1 .* set path to the"):
+        table_rows(Table("owner/name", "0" * 40, "train", COLUMNS), note=lambda message: None)
+
+
+def test_files_of_every_format_give_the_same_problems(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
+    parquet.write_table(pyarrow.Table.from_pylist(ROWS), tmp_path / "a.parquet")
+    for name, delimiter in (("a.csv", ","), ("a.tsv", "\t")):
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(ROWS[0]), delimiter=delimiter)
+            writer.writeheader()
+            writer.writerows(ROWS)
+    found = [
+        list(read_problems(read_rows(tmp_path / name), COLUMNS, where=name))
+        for name in ("a.jsonl", "a.json", "a.parquet", "a.csv", "a.tsv")
+    ]
+    assert all(problems == found[0] for problems in found)
+    assert [problem and problem.answer for problem in found[0]] == ["0", "2", "4", "6", "8"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.jsonl", b'{"a": 1}\n{"a": ', "a.jsonl:2: no JSON"),
+        ("a.jsonl", b"[1]", "a.jsonl:1: no JSON object"),
+        ("a.jsonl", b"\xff\xfe", "cannot be read"),
+        ("a.json", b'{"a": 1}', "must hold a list of objects"),
+        ("a.json", b"[1]", "item 0"),
+        ("a.json", b"[" * 100_000, "is no JSON"),
+        ("a.parquet", b"PAR1", "is no Parquet file"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_its_place(
+    tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=told) as caught:
+        list(read_rows(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_conversation_a_list_and_a_filter_are_read_as_the_columns_say() -> None:
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 1?"}]
+    rows = [
+        {"prompt": said, "truth": ["2", "two"], "kind": ["math", "easy"]},
+        {"prompt": "What is it?", "truth": "x", "kind": ["code"]},
+        {"prompt": "", "truth": "3", "kind": ["math"]},
+    ]
+    found = list(read_problems(rows, Columns("prompt", "truth", only=("kind", "math")), where="rows"))
+    assert [problem and (problem.question, problem.answer) for problem in found] == [("What is 1 + 1?", "2"), None]
+
+
+@pytest.mark.parametrize(
+    ("level", "number"),
+    [("Level 3", 3), ("3/8", 0.375), ("4.5", 4.5), (7, 7), (-1.5, -1.5), ("Level ?", None), ("1/0", None)],
+)
+def test_a_level_is_a_number_where_it_holds_one(level: object, number: float | None) -> None:
+    row = {"question": "?", "answer": "1", "level": level}
+    (problem,) = read_problems([row], Columns("question", "answer", level="level"), where="rows")
+    assert problem is not None
+    assert problem.difficulty == number

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from rlkit.envs.math.grader import GoldError, Grade, Grader
+from rlkit.envs.math.workers import Workers, shared
+
+HANGING = r"99999999!"
+LIMIT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    pool = shared(1, LIMIT_S)
+    yield pool
+    pool.close()
+
+
+def test_math_verify_is_asked_and_killed_when_it_hangs(workers: Workers) -> None:
+    questions = [("6", r"1+2+3"), (HANGING, r"\sqrt{2}"), ("7", "6"), ("1", "")]
+    said = [workers.ask(*question) for question in questions]
+    assert [future.result() for future in said] == ["yes", "timeout", "no", "gold unread"]
+
+
+def test_what_rlkit_does_not_know_math_verify_decides(workers: Workers) -> None:
+    grader = Grader(limit_s=LIMIT_S, processes=1)
+
+    async def grades() -> list[Grade]:
+        pairs = ((r"\sum_{i=1}^{3} i", "6"), (r"\int_0^1 x\,dx", r"\int_0^1 x dx"), (r"\undefinedmacro{1}", "6"))
+        return [await grader.grade(*pair) for pair in pairs]
+
+    assert asyncio.run(grades()) == [Grade(False, "unparsed"), Grade(True, "math-verify"), Grade(False, "math-verify")]
+    with pytest.raises(GoldError):
+        asyncio.run(grader.grade("6", ""))
+
+
+def test_a_fork_gets_processes_of_its_own(workers: Workers) -> None:
+    workers.ask("1", "1").result()
+    if (pid := os.fork()) == 0:
+        answer = workers.ask("1", "1").result(timeout=60)
+        workers.close()
+        os._exit(0 if answer == "yes" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
