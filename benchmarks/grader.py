@@ -4,8 +4,8 @@
     uv run --with pylatexenc benchmarks/grader.py --cases mine.jsonl --limit-s 10
 
 Each grader runs in a process of its own, which is killed and counted when one case takes longer than the limit. Times
-are CPU times of a call. A case is a line with `gold`, `answer`, `equivalent` and `kind`; what begins with `policy_` is a
-matter of convention and counted apart. The last part submits 10,000 gradings at once, one in a hundred of them an
+are CPU times of a call. A case is a line with `gold`, `answer`, `equivalent` and `kind`; what begins with `policy_` is
+a matter of convention and counted apart. The last part submits 10,000 gradings at once, one in a hundred of them an
 expression that hangs, and measures how long the event loop was held.
 """
 
@@ -199,10 +199,8 @@ def main() -> None:
         print(row(name, cases, results(name, cases, arguments.limit_s)), flush=True)
     if arguments.gradings:
         worst_s, worst_cpu_s, all_s = asyncio.run(held(arguments.gradings))
-        print(
-            f"\n{arguments.gradings} gradings at once, done after {all_s:.1f} s: no turn of the event loop took more than"
-        )
-        print(f"{worst_s * 1e3:.0f} ms, {worst_cpu_s * 1e3:.0f} ms of them its own.")
+        print(f"\n{arguments.gradings} gradings at once were done after {all_s:.1f} s. No turn of the event loop took")
+        print(f"more than {worst_s * 1e3:.0f} ms, {worst_cpu_s * 1e3:.0f} ms of them CPU time of its own.")
 
 
 if __name__ == "__main__":
