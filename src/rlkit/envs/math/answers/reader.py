@@ -111,6 +111,8 @@ class _Reader:
         self._depth = 0
 
     def answer(self) -> Answer:
+        if sum(token.kind == "word" for token in self._tokens) > MAX_WORDS:
+            raise Malformed("a sentence")
         grouped = any(token.grouped for token in self._tokens)
         value = self._value(0, len(self._tokens))
         return Answer(value, self._computed, grouped, self._bare_log)
