@@ -199,11 +199,8 @@ def main() -> None:
         print(row(name, cases, results(name, cases, arguments.limit_s)), flush=True)
     if arguments.gradings:
         worst_s, worst_cpu_s, all_s = asyncio.run(held(arguments.gradings))
-        print(
-            f"\n{arguments.gradings} gradings at once, done after {all_s:.1f} s: "
-            "no turn of the event loop took more than"
-        )
-        print(f"{worst_s * 1e3:.0f} ms, {worst_cpu_s * 1e3:.0f} ms of them its own.")
+        print(f"\n{arguments.gradings} gradings at once were done after {all_s:.1f} s. No turn of the event loop took")
+        print(f"more than {worst_s * 1e3:.0f} ms, {worst_cpu_s * 1e3:.0f} ms of them CPU time of its own.")
 
 
 if __name__ == "__main__":

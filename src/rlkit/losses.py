@@ -140,7 +140,7 @@ def computed(
         raise UsageError(f"loss.function: {type(error).__name__}: {text_of(error)}{place}") from error
     pair = cast("tuple[object, ...]", found) if isinstance(found, tuple) else ()
     if len(pair) != 2:
-        raise _wrong(found)
+        raise _wrong(cast("object", found))
     value, metrics = pair
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise UsageError("loss.function: the loss must be one number, a tensor that depends on the log-probabilities")

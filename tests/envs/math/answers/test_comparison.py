@@ -69,6 +69,18 @@ a_n = 2n+1 ~ 2n+1
 7 ~ \boxed{7}
 7 ~ **7**
 7 ~ The final answer is 7
+42 ~ = 42
+42 ~ \textcolor{red}{42}
+42 ~ So the answer is $42$.
+18 ~ 18\$
+\frac{1}{3} ~ 0.\dot{3}
+3:4 ~ 3 to 4
+1.5\times 10^{8} ~ 1.5 x 10^8
+(-\infty, -3] \cup [3, \infty) ~ (-oo,-3] U [3,oo)
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ~ \left[\begin{array}{cc}1&2\\3&4\end{array}\right]
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ~ [[1,2],[3,4]]
+\text{(B)} ~ B)
+\frac{3}{4} ~ \text{$\frac{3}{4}$}
 """
 
 DIFFERENT = r"""
@@ -116,6 +128,22 @@ A,D ~ A
 100! ~ 100!+1
 2.5 ~ 2,5
 x^2=4 ~ x=2
+42 ~ 42 \text{ or } 43
+42 ~ > 42
+42 ~ 42 \text{, but not } 43
+42 ~ I think that it may well be 42, although one could also say that 43 is right
+0.5 ~ 0,5
+\pi ~ \frac{22}{7}
+\pi ~ 180
+20 ~ 0.2
+3 ~ 3\pm0.1
+3 ~ 2.5 to 3.5
+(1,2) ~ 1.2
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} ~ 1,2,3,4
+\text{(B)} ~ A or B
+\emptyset ~ \{\emptyset\}
+\mathbb{R} ~ R
+7 ~ The answer is not 7
 """
 
 

@@ -229,9 +229,14 @@ class _Comparison:
         return None if unsure else True
 
     def _vector(self, rows: Sequence[Sequence[Expression]], items: Sequence[Value]) -> Truth:
-        """A matrix of one row or column, and a tuple."""
+        """A matrix of one row or column, and a tuple; or one of more, and its rows."""
+        if len(rows) > 1 and len(rows[0]) > 1:
+            parts = [item.items for item in items if isinstance(item, Group)]
+            if not len(rows) == len(parts) == len(items):
+                return False
+            return self._all(self._vector([row], part) for row, part in zip(rows, parts, strict=True))
         cells = [cell for row in rows for cell in row]
-        if len(cells) != len(items) or (len(rows) > 1 and len(rows[0]) > 1):
+        if len(cells) != len(items):
             return False
         return self._all(self.same(Scalar(cell), item) for cell, item in zip(cells, items, strict=True))
 

@@ -19,6 +19,7 @@ from rlkit.envs.math.answers.notation import (
     GREEK,
     MARKS,
     PLAIN,
+    SKIPPED,
     TEXTS,
     UNICODE,
     WORDS,
@@ -120,12 +121,14 @@ class _Reader:
         self._found.append(Token(kind, text, spaced=self._spaced))
         self._spaced = False
 
-    def _command(self, lexeme: str) -> None:
+    def _command(self, lexeme: str) -> None:  # noqa: PLR0912  one for each kind of command
         name = lexeme[1:]
-        if lexeme == r"\overline" and self._found and self._found[-1].kind == "number" and self._repeat():
+        if lexeme in (r"\overline", r"\dot") and self._found and self._found[-1].kind == "number" and self._repeat():
             return
         if lexeme in DROPPED:
             self._spaced = self._spaced or lexeme in (r"\ ", r"\quad", r"\qquad")
+        elif lexeme in SKIPPED:
+            self._group()
         elif lexeme in TEXTS:
             self._text(self._group())
         elif lexeme == r"\$":
@@ -184,6 +187,12 @@ class _Reader:
             self._push("function", FUNCTIONS[stripped])
         elif stripped in ("and", "or", ", and", ", or", "and/or"):
             self._push("or" if stripped.endswith("or") else "and", stripped)
+        elif stripped.startswith("$") and stripped.endswith("$"):
+            self._lexemes[self._at : self._at] = _LEXEME.findall(stripped.strip("$"))
+        elif stripped == r"\$":
+            self._push("currency", CURRENCIES["$"])
+        elif stripped == "to":
+            self._push(":", stripped)
         elif stripped in ("%", r"\%", "percent"):
             self._push("%", stripped)
         elif stripped and (stripped[0].isdecimal() or (len(inner) == 1 and inner in "ie")) and stripped.isalnum():
@@ -209,12 +218,25 @@ class _Reader:
             self._push("symbol", lexeme)
         elif lower in ("percent", "degrees", "degree"):
             self._push("%" if lower == "percent" else "°", lexeme)
+        elif lexeme == "x" and self._between_factors():
+            self._push("*", lexeme)
+        elif lower == "union" or (lexeme == "U" and self._between_intervals()):
+            self._push("∪", lexeme)
+        elif lower == "to":
+            self._push(":", lexeme)
         elif len(lexeme) == 1:
             self._push("symbol", lexeme)
-        elif lower in ("u", "union"):
-            self._push("∪", lexeme)
         else:
             self._push("word", lexeme)
+
+    def _between_factors(self) -> bool:
+        """Whether an `x` is a sign: `1.5 x 10^8`."""
+        following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
+        return self._spaced and self._found != [] and self._found[-1].kind == "number" and following[:1] == ["10"]
+
+    def _between_intervals(self) -> bool:
+        following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
+        return self._found != [] and self._found[-1].kind in (")", "]") and following[:1] in (["("], ["["])
 
     def _abbreviated(self) -> bool:
         """Whether a letter follows the point, as in `p.m.`."""
@@ -231,7 +253,7 @@ class _Reader:
                 grouped = grouped or found[1]
             if grouped and self._in_brackets():
                 digits, grouped, self._at = lexeme, False, start
-        if "." not in digits and self._lexemes[self._at : self._at + 2] == [".", r"\overline"]:
+        if "." not in digits and self._lexemes[self._at : self._at + 2] in ([".", r"\overline"], [".", r"\dot"]):
             self._at += 1
             digits += "."
         if len(digits) > MAX_DIGITS:

@@ -22,7 +22,7 @@ DROPPED = frozenset(
         r"\left", r"\right", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr",
         r"\biggl", r"\biggr", r"\displaystyle", r"\textstyle", r"\limits", r"\scriptstyle", r"\quad",
         r"\qquad", r"\,", r"\;", r"\!", r"\:", r"\>", r"\(", r"\)", r"\[", r"\]", r"\mathbf", r"\boldsymbol",
-        r"\bm", r"\mathit", r"\underline", r"\boxed", r"\fbox", r"\hbox", r"\vphantom", r"\angle",
+        r"\bm", r"\mathit", r"\underline", r"\boxed", r"\fbox", r"\hbox", r"\angle",
         r"\triangle", r"\mathsf", r"\vec", r"\overrightarrow", r"\bf", r"\it", r"\rm", r"\nolimits", r"\Large",
         r"\large", r"\small", r"\hline", r"\tiny", r"\thinspace", r"\enspace", r"\mathstrut", r"\left.",
         r"\right.", r"\overline", r"\bar", r"\hat", r"\tilde", r"\widehat", r"\mathcal", r"\ ",
@@ -72,3 +72,7 @@ ENVIRONMENTS = frozenset(
     }
 )  # fmt: skip
 MARKS = {r"\dots", r"\ldots", r"\cdots"}
+SKIPPED = frozenset(
+    {r"\color", r"\textcolor", r"\phantom", r"\hphantom", r"\vphantom", r"\hspace", r"\vspace", r"\tag"}
+)
+"""Commands whose first argument says nothing about the answer."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rlkit.envs.math.answers import words
 from rlkit.envs.math.answers.expressions import ExpressionParser
-from rlkit.envs.math.answers.faults import Unreadable
+from rlkit.envs.math.answers.faults import Malformed, Unreadable
 from rlkit.envs.math.answers.lexer import Token
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Number, Product, number
 from rlkit.envs.math.answers.values import Scalar, Suffix
@@ -54,7 +54,9 @@ def quantity(found: list[Token], builder: Builder) -> Quantity:
     parser = ExpressionParser(body)
     expression = parser.sum()
     if parser.at < len(body):
-        raise Unreadable(f"{body[parser.at].text!r} where the answer should end")
+        rest = body[parser.at :]
+        fault = Malformed if any(token.kind == "text" for token in rest) else Unreadable
+        raise fault(f"{rest[0].text!r} where the answer should end")
     if suffix != "%" and (angle := _degrees(expression, builder)) is not None:
         expression, suffix = angle, "°"
     if factor != 1:
@@ -79,7 +81,7 @@ def _unit_start(found: list[Token]) -> int:
 
 def _is_unit(found: list[Token], at: int) -> bool:
     token = found[at]
-    if token.kind == "text":
+    if token.kind in ("text", "currency"):
         return True
     if token.kind == "/":
         return at > 1 and found[at - 1].kind in ("text", "word") and _is_unit(found, at - 1)

@@ -22,6 +22,8 @@ from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Scalar, 
 MAX_WORDS = 12
 """A text of more words is a sentence, and no answer."""
 
+MAX_LEAD_INS = 3
+
 MAX_ITEMS = 100
 """In a list, a union, a chain of relations."""
 
@@ -79,16 +81,21 @@ def _read(text: str, thousands: bool) -> Answer | NotAnAnswer:
 def _cleaned(text: str) -> str:
     """Without what stands around an answer: a lead-in, a full stop."""
     text = _without_end(text.strip().strip("*`"))
-    lower = text.lower()
-    for lead in words.LEAD_INS:
-        if lower.startswith(lead) and len(text) > len(lead) and not text[len(lead)].isalnum():
-            return text[len(lead) :].lstrip(_ENDS)
-    return text
+    for _ in range(MAX_LEAD_INS):
+        lower = text.lower()
+        lead = next((lead for lead in words.LEAD_INS if lower.startswith(lead)), "")
+        if not lead or len(text) == len(lead) or text[len(lead)].isalnum():
+            break
+        text = text[len(lead) :].lstrip(_ENDS + "*")
+    text = text.removeprefix("=").lstrip()
+    return text[0] if len(text) == 2 and text[0].isalpha() and text[1] == ")" else text
 
 
 def _without_end(text: str) -> str:
     r"""Without full stops and commas at the end; that of `\,` is part of a command."""
     stripped = text.rstrip(_ENDS)
+    if stripped.endswith("\\") and stripped == text:  # of a space after a backslash
+        return text[:-1]
     return text[: len(stripped) + 1] if stripped.endswith("\\") else stripped
 
 
@@ -104,6 +111,8 @@ class _Reader:
         self._depth = 0
 
     def answer(self) -> Answer:
+        if sum(token.kind == "word" for token in self._tokens) > MAX_WORDS:
+            raise Malformed("a sentence")
         grouped = any(token.grouped for token in self._tokens)
         value = self._value(0, len(self._tokens))
         return Answer(value, self._computed, grouped, self._bare_log)
@@ -227,6 +236,8 @@ class _Reader:
                 return self._matrix(low + 1, high - 1)
             if first.kind == r"\{":
                 return self._set(low + 1, high - 1)
+            if first.kind in ("(", "[") and self._tokens[low + 1].kind == "begin" and self._match[low + 1] == high - 2:
+                return self._matrix(low + 2, high - 2)
             if first.kind in ("(", "[") and self._signs(low + 1, high - 1, frozenset({",", ";"})):
                 return self._tuple(low, high)
             if first.kind == "(" and self._signs(low + 1, high - 1, _RELATIONS):
@@ -308,7 +319,7 @@ class _Reader:
         found = self._tokens[low:high]
         written = " ".join(token.text for token in found)
         if len(written.split()) > MAX_WORDS or "\\" in written or "$" in written:
-            raise Unreadable("a sentence")
+            raise Malformed("a sentence")
         raw = words.squeezed(written)
         if raw in words.EMPTY:
             return Union(())

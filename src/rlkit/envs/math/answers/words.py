@@ -61,8 +61,11 @@ EMPTY = frozenset({"nosolution", "nosolutions", "norealsolution", "norealsolutio
 REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "setofallrealnumbers", "reals"})
 """Phrases for the empty set and for all real numbers, as `squeezed` writes them."""
 
-LEAD_INS = ("the final answer is", "the answer is", "final answer", "answer", "therefore", "thus", "so", "hence")
-"""What may stand before an answer, from the longest to the shortest."""
+LEAD_INS = (
+    "the final answer is", "the correct answer is", "the answer is", "final answer", "correct answer", "answer is",
+    "answer", "therefore", "thus", "so", "hence", "option", "choice",
+)  # fmt: skip
+"""What may stand before an answer; none is the beginning of a later one."""
 
 _UNITS_OF_COUNT = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
 _SMALL = [*_UNITS_OF_COUNT.split(), "sixteen", "seventeen", "eighteen", "nineteen"]
