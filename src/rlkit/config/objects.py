@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlkit.config.schema import EnvConfig, EvalEnvConfig
     from rlkit.env import Env, TaskSource
 
-BUILT_IN = {"arithmetic": "rlkit.envs.math:arithmetic"}
+BUILT_IN = {"arithmetic": "rlkit.envs.math:arithmetic", "openreward": "rlkit.envs.openreward:openreward"}
 """Environments that have a name of their own."""
 
 MOST_TASKS = 1_000_000
