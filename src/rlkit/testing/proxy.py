@@ -58,7 +58,8 @@ class FaultyProxy:
         self.seen: Counter[str] = Counter()
         """Requests by what became of them: `through`, or how they were spoiled."""
         self._target = target.rstrip("/")
-        self._share = share
+        self.share = share
+        """Of the requests that are spoiled from now on."""
         self._kinds = tuple(kinds)
         self._random = Random(seed)
         self._only = only
@@ -103,7 +104,7 @@ class FaultyProxy:
 
     async def _forward(self, request: Request) -> Response:
         at_risk = request.url.path.endswith(self._only)
-        spoiled = self._random.choice(self._kinds) if at_risk and self._random.random() < self._share else None
+        spoiled = self._random.choice(self._kinds) if at_risk and self._random.random() < self.share else None
         self.seen[spoiled or "through"] += 1
         if spoiled is not None and spoiled not in ("reply", "cut"):
             return await _instead(spoiled, request)

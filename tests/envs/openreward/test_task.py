@@ -114,11 +114,11 @@ def test_an_episode_that_the_model_does_not_end_is_truncated_and_has_the_reward_
 
 def test_tokens_end_an_episode_and_its_rewards_count(worlds: Served) -> None:
     replies = [call("mark", mark="a", reward=0.5)] * 30
-    outcome = play(worlds, "marks", replies, max_total_tokens=3000)
+    outcome = play(worlds, "marks", replies, max_total_tokens=3000, max_turns=40)
     assert ended(outcome) == "tokens"
     assert 0 < len(outcome.info["rewards"]) < 30  # pyright: ignore
     limited = ScriptedPolicy(replies, limits=Limits(context_tokens=3000))
-    assert ended(play_with(worlds, "marks", limited)) == "tokens"
+    assert ended(play_with(worlds, "marks", limited, max_turns=40)) == "tokens"
     short = ScriptedPolicy(replies, max_tokens=5)
     assert ended(play_with(worlds, "marks", short)) == "cut_off"
 

@@ -102,11 +102,10 @@ class Marks(Base):
         return ToolOutput(blocks=[TextBlock(text="a dot"), image], reward=1.0, finished=True)
 
     @tool
-    async def secrets(self) -> ToolOutput:
+    async def reveal(self) -> ToolOutput:
         """All that it was given."""
-        return said(repr(sorted(self.secrets.items())), reward=1.0, finished=True)
+        return said(repr(sorted(self.secrets_given.items())), reward=1.0, finished=True)
 
-    @override
     def __init__(self, task_spec: Any = {}, secrets: Mapping[str, str] = {}) -> None:  # noqa: B006
         super().__init__(task_spec, dict(secrets))
         self.secrets_given = dict(secrets)
