@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import ClassVar, cast
+
+from pydantic import ConfigDict
 
 from rlkit.envs.openreward import sdk
 from rlkit.envs.openreward.clients import Access, environment
@@ -34,6 +36,8 @@ class Split:
         shuffle: take `num_samples` anywhere in the split, not from its beginning.
         num_samples: at most so many; None for all.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     shuffle: bool = True
     num_samples: int | None = None
