@@ -77,7 +77,7 @@ class TemplateChat(ChatFormat):
         return () if end is None else (end,)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
-        template = self._tokenizer.chat_template
+        template = cast("object", self._tokenizer.chat_template)
         if not template:
             raise UsageError("the model's tokenizer has no chat template: set chat.renderer, or use policy.sample")
         from jinja2 import TemplateError

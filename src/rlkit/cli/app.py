@@ -27,6 +27,9 @@ checkpoints_app = typer.Typer(
 )
 app.add_typer(checkpoints_app, name="checkpoints")
 
+import_app = typer.Typer(help="Convert configurations of other programs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(import_app, name="import")
+
 Configs = Annotated[
     list[str],
     typer.Argument(
@@ -66,6 +69,11 @@ def config_root(show_help: Help = False) -> None:
 @checkpoints_app.callback(add_help_option=False)
 def checkpoints_root(show_help: Help = False) -> None:
     """List and export the weights that were saved."""
+
+
+@import_app.callback(add_help_option=False)
+def import_root(show_help: Help = False) -> None:
+    """Convert configurations of other programs."""
 
 
 @app.callback(add_help_option=False)
@@ -208,6 +216,22 @@ def checkpoints_export(  # noqa: PLR0917  Typer reads options from parameters of
         from rlkit.cli.checkpoints import export
 
         raise typer.Exit(export(what, directory, output, step=step, best=best, merged=merged))
+
+
+@import_app.command("openreward-config")
+def import_openreward_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A tinker-config.yaml.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the rlkit configuration of a tinker-config.yaml of OpenReward's cookbook.
+
+    What a person should know about it goes to stderr.
+    """
+    with command(json=json, debug=debug, dotenv=False) as output:
+        from rlkit.cli.imports import openreward_config
+
+        raise typer.Exit(openreward_config(file, output))
 
 
 @app.command()

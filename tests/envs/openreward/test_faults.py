@@ -15,6 +15,7 @@ from rlkit.envs.openreward.session import TimeLimits
 from rlkit.envs.openreward.target import Target
 from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
+from rlkit.policy import Limits
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.slots import Slots
 from rlkit.sources import Task
@@ -54,7 +55,7 @@ def test_with_a_fifth_of_all_requests_spoiled_every_rollout_ends_in_a_known_stat
         return call("mark", mark=f"call {next(asked)}", reward=1.0, finished=prompt.count("marked") >= 1)
 
     async def days() -> tuple[Sequence[rlkit.Group], Sequence[rlkit.Group]]:
-        settings = EnvSettings(8, Sampling(10_000), 60.0, 8, rlkit.policy.Limits())
+        settings = EnvSettings(8, Sampling(10_000), 60.0, 8, Limits())
         player = Player(chat, {"marks": settings}, seed=0, slots=Slots(24))
         sampler = ScriptedSampler(author, chat=chat)
         with FaultyProxy(worlds.url, share=0.2, kinds=("429", "500", "reply", "cut", "hang"), seed=3) as proxy:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from rlkit.envs.openreward.listing import Split, chosen, find
 from rlkit.envs.openreward.rewards import Reduction, RewardRule
-from rlkit.errors import UsageError
+from rlkit.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
     from rlkit.envs.openreward.servers import LocalServer
@@ -29,7 +29,7 @@ def openreward(
     target: str | None = None,
     server: str | Sequence[str] | None = None,
     variant: str | None = None,
-    splits: str | Sequence[str] | dict[str, Split] | None = None,
+    splits: str | Sequence[str] | dict[str, Split | dict[str, JsonValue] | None] | None = None,
     max_turns: Count = 16,
     max_total_tokens: Count | None = None,
     on_message: Literal["end", "nudge"] = "end",
@@ -122,16 +122,31 @@ def openreward(
     return OpenRewardTasks(found.sizes, partial(_tasks, wanted or {}, settings, running, seed), seed=seed)
 
 
-def _splits(given: str | Sequence[str] | Mapping[str, Split] | None) -> dict[str, Split] | None:
+def _splits(
+    given: str | Sequence[str] | Mapping[str, Split | dict[str, JsonValue] | None] | None,
+) -> dict[str, Split] | None:
     if given is None:
         return None
     if isinstance(given, Mapping):
-        named = dict(given)
+        named = {
+            name: value if isinstance(value, Split) else _split(name, value or {}) for name, value in given.items()
+        }
     else:
         named = dict.fromkeys([given] if isinstance(given, str) else given, Split())
     if not named:
         raise UsageError("splits: name one at least, or leave it out")
     return named
+
+
+def _split(name: str, given: Mapping[str, JsonValue]) -> Split:
+    for key in given:
+        if key not in ("shuffle", "num_samples"):
+            hint = did_you_mean(key, ["shuffle", "num_samples"])
+            raise UsageError(f"splits.{name}.{key}: unknown.{hint} Known: shuffle, num_samples")
+    shuffle, most = given.get("shuffle", True), given.get("num_samples")
+    if not isinstance(shuffle, bool) or not (most is None or (isinstance(most, int) and not isinstance(most, bool))):
+        raise UsageError(f"splits.{name}: shuffle is true or false, and num_samples a whole number")
+    return Split(shuffle, most)
 
 
 def _tasks(

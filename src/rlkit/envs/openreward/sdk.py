@@ -55,7 +55,7 @@ def load() -> ModuleType:
     for mend in (mend_parser, mend_calls):
         try:
             mend()
-        except (AttributeError, TypeError) as error:
+        except (ImportError, AttributeError, TypeError) as error:
             _log.warning(
                 "openreward %s is not the version that rlkit knows (%s), and is used as it is: %s",
                 version("openreward"),
