@@ -45,7 +45,8 @@ async def policy_alone(tasks: OpenRewardTasks, sessions: int, calls: int) -> Non
 
     async def converse() -> None:
         policy = ScriptedPolicy([reply("search", '{"item": "egg"}')] * calls)
-        messages: list[Message] = [{"role": "user", "content": "What do 2 × egg and 3 × hat cost? Search, calculate and submit."}]
+        question = "What do 2 × egg and 3 × hat cost? Search, calculate and submit."
+        messages: list[Message] = [{"role": "user", "content": question}]
         for _ in range(calls):
             said = await policy.chat(messages, tools=tools)
             messages += [said.message, {"role": "tool", "content": "One egg costs 2 coins."}]

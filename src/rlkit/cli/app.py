@@ -40,6 +40,9 @@ Configs = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 NoPanel = Annotated[bool, typer.Option("--no-panel", help="Plain lines also on a terminal.")]
+Uploads = Annotated[
+    bool, typer.Option("--openreward", help="Upload rollouts of OpenReward's environments; needs OPENREWARD_API_KEY.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 
 
@@ -94,6 +97,7 @@ def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
     json: Json = False,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
+    openreward: Uploads = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Play it in small without the service, and estimate price and time.")
     ] = False,
@@ -109,12 +113,16 @@ def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
 
             if resume:
                 raise UsageError("--resume has no effect on a dry run, which begins anew: leave it out")
+            if openreward:
+                raise UsageError("--openreward has no effect on a dry run: leave it out")
             raise typer.Exit(rehearse(config, output, name=name, pilot=pilot, quiet=quiet))
         if pilot:
             raise UsageError("--pilot has no effect: give --dry-run too")
         from rlkit.cli.train import run
 
-        raise typer.Exit(run(config, output, name=name, resume=resume, quiet=quiet, panel=not no_panel))
+        raise typer.Exit(
+            run(config, output, name=name, resume=resume, quiet=quiet, panel=not no_panel, openreward=openreward)
+        )
 
 
 @app.command()
@@ -126,6 +134,7 @@ def resume(  # noqa: PLR0917  Typer reads options from parameters of any kind
     json: Json = False,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
+    openreward: Uploads = False,
     debug: Debug = False,
 ) -> None:
     """Go on with a run.
@@ -136,7 +145,7 @@ def resume(  # noqa: PLR0917  Typer reads options from parameters of any kind
     with command(json=json, debug=debug) as output:
         from rlkit.cli.train import resume
 
-        raise typer.Exit(resume(run, values or [], output, quiet=quiet, panel=not no_panel))
+        raise typer.Exit(resume(run, values or [], output, quiet=quiet, panel=not no_panel, openreward=openreward))
 
 
 @app.command("eval")
