@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any, override
 
-from openreward.environments import Environment, TextBlock, ToolOutput, tool
+from openreward.environments import Environment, Message, TextBlock, ToolOutput, tool
+from openreward.environments.types import ToolCallBlock, ToolResultBlock
 from pydantic import BaseModel, Field
 
 PRICES: Mapping[str, int] = {
@@ -73,11 +74,9 @@ class Lookup(Environment):
         return [order(split, index) for index in range(TASKS[split])]
 
     @override
-    def get_prompt(self) -> list[Any]:
-        order = " and ".join(f"{count} × {item}" for item, count in self.order.items())
-        call = '<tool_call>{"name": "search", "arguments": {"item": "egg"}}</tool_call>'
-        text = f"What do {order} cost? Search each price, calculate, and submit. A call looks like this: {call}"
-        return [TextBlock(text=text)]
+    def get_messages(self) -> list[Any]:
+        asked = Message(role="user", blocks=[TextBlock(text=question(self.order))])
+        return [*worked_example({"egg": 4}), asked]
 
     @tool
     async def search(self, params: Query) -> ToolOutput:
@@ -87,7 +86,7 @@ class Lookup(Environment):
             return ToolOutput(blocks=[TextBlock(text=f"nothing is known of {item!r}")])
         new = item in self.order and item not in self.found
         self.found.add(item)
-        told = TextBlock(text=f"One {item} costs {PRICES[item]} coins.")
+        told = TextBlock(text=price_of(item))
         return ToolOutput(blocks=[told], reward=FOUND_REWARD if new else None)
 
     @tool
@@ -112,6 +111,30 @@ def order(split: str, index: int) -> dict[str, int]:
     chance = random.Random(f"{split}/{index}")
     first, second = chance.sample(sorted(PRICES), 2)
     return {first: chance.randint(2, 5), second: chance.randint(2, 5)}
+
+
+def question(asked_for: Mapping[str, int]) -> str:
+    things = " and ".join(f"{count} {item}s" for item, count in asked_for.items())
+    return f"What do {things} cost? Search the price of each, calculate, and submit."
+
+
+def worked_example(asked_for: Mapping[str, int]) -> list[Message]:
+    """A conversation that shows a small model what a call looks like."""
+    (item, count), *_ = asked_for.items()
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        ("search", {"item": item}, price_of(item)),
+        ("submit", {"answer": count * PRICES[item]}, "right"),
+    ]
+    shown = [Message(role="user", blocks=[TextBlock(text=question(asked_for))])]
+    for number, (name, arguments, result) in enumerate(calls):
+        call = ToolCallBlock(id=f"example_{number}", name=name, input=arguments)
+        told = ToolResultBlock(tool_call_id=call.id, blocks=[TextBlock(text=result)])
+        shown += [Message(role="assistant", blocks=[call]), Message(role="user", blocks=[told])]
+    return shown
+
+
+def price_of(item: str) -> str:
+    return f"One {item} costs {PRICES[item]} coins."
 
 
 def value(node: ast.expr) -> int:

@@ -1,7 +1,7 @@
 """How many sessions are open at once, and when the next one may be tried.
 
-A server that has too much to do answers 429. The limit is then halved, and grows by about one for each round of
-sessions that are opened without trouble, as TCP does it. After a session that could not be opened, the next ones wait,
+A server that has too much to do answers 429. The limit is then halved, and grows with the sessions that are opened
+without trouble, as TCP does it. After a session that could not be opened, the next ones wait,
 for longer with each failure in a row, and each for a time of its own, so that they do not come back all at once.
 
 Invariant: waiting to be admitted is not the rollout's own time. A place is given back however a session ends.
@@ -21,6 +21,9 @@ from rlkit.stopwatch import waiting
 
 _CALM_S = 1.0
 """What comes back within this time was sent before the limit was lowered, and does not lower it again."""
+
+_LEAST_GROWTH = 1 / 8
+"""What a session adds that was opened. One over the limit, as TCP has it, would take thousands to bring back 256."""
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
@@ -44,10 +47,10 @@ class Limit:
     def opened(self) -> None:
         """A session was opened."""
         self.failures = 0
-        self.value = min(float(self._most), self.value + 1 / self.value)
+        self.value = min(float(self._most), self.value + max(_LEAST_GROWTH, 1 / self.value))
 
     def refused(self, active: int, now_s: float) -> None:
-        """The server asked for patience while so many sessions were open or being opened."""
+        """The server asked for patience while so many sessions were open or asked for."""
         self.failures += 1
         if now_s >= self._calm_from_s:
             self.value = max(1.0, min(self.value, active) / 2)
@@ -106,7 +109,7 @@ class Gate:
 
     def refused(self) -> None:
         """The server asked for patience."""
-        self.limit.refused(self._active, asyncio.get_running_loop().time())
+        self.limit.refused(self._active + 1, asyncio.get_running_loop().time())
 
     def failed(self) -> None:
         """A session could not be opened."""

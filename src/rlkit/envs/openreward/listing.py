@@ -16,7 +16,7 @@ from rlkit.envs.openreward import sdk
 from rlkit.envs.openreward.clients import Access, environment
 from rlkit.envs.openreward.faults import kind_of, misconfigured, told
 from rlkit.envs.openreward.target import Target
-from rlkit.errors import EnvironmentFault, UsageError, did_you_mean
+from rlkit.errors import EnvironmentFault, RlkitError, UsageError, did_you_mean
 from rlkit.seeds import derive
 from rlkit.sources import shuffled
 
@@ -122,10 +122,12 @@ async def _patiently[T](name: str, question: Callable[[], Awaitable[T]], limit_s
         try:
             async with asyncio.timeout(limit_s):
                 return await question()
+        except RlkitError:
+            raise
         except Exception as error:
             kind = kind_of(error, opening=True)
-            if isinstance(error, UsageError) or kind == "configuration":
-                raise error if isinstance(error, UsageError) else misconfigured(name, error) from error
+            if kind == "configuration":
+                raise misconfigured(name, error) from error
             if kind == "environment":
                 raise EnvironmentFault(f"{name}: asking for its tasks: {told(error)}") from error
             if not left:

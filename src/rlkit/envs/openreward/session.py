@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 _DELETIONS = 6
 """Times that the end of a session is asked for."""
 
+_END_S = 15.0
+"""What a rollout waits for the end of its session."""
+
+_endings = set[asyncio.Task[None]]()
+"""Held, or the event loop would forget them."""
+
 _BUSY_CALLS = 8
 """Times that a call is made which the server had no time for."""
 
@@ -195,12 +201,14 @@ async def opened(
 
 
 async def _ended(raw: AsyncSession, limits: TimeLimits) -> None:
-    """Delete a session, whatever it takes, and though this task be cancelled meanwhile."""
+    """Delete a session, though this task be cancelled meanwhile; what takes long goes on behind it."""
     ending = asyncio.create_task(_end(raw, limits))
+    _endings.add(ending)
+    ending.add_done_callback(_endings.discard)
     try:
-        await asyncio.shield(ending)
+        await asyncio.wait([ending], timeout=_END_S)
     except asyncio.CancelledError:
-        await asyncio.wait([ending], timeout=limits.request_s)
+        await asyncio.wait([ending], timeout=_END_S)
         raise
 
 
