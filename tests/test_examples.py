@@ -94,6 +94,34 @@ def test_a_configuration_of_terminal_tasks_says_the_same_of_both_halves(name: st
     assert all(trained.args[key] == evaluated.args[key] for key in common)
 
 
+def test_two_servers_are_trained_on_at_once_and_the_run_is_resumed(
+    byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from rlkit.config import load_config
+
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.chdir(EXAMPLES.parent)
+    path = EXAMPLES / "openreward_local.yaml"
+    envs = load_config([path]).config.envs
+    from rlkit.envs.openreward.servers import local_server
+
+    # Held, so that the second run need not start them again.
+    commands = [str(spec.args["server"]) for spec in envs.values()]
+    servers = [local_server(command, within_s=100) for command in commands]
+    small = {"model": str(byte_model_dir), "name": "both", "batch": {"groups": 6, "group_size": 2}, "trackers": []}
+    evaluation = {"envs": {"words": {"tasks": 2, "max_tokens": 4}}}
+    for steps in (1, 2):
+        result = rlkit.train(path, steps=steps, eval=evaluation, resume=steps > 1, **small)  # pyright: ignore
+        assert result.steps == steps
+    before, first, second = metrics(tmp_path)
+    assert before["eval/words/episodes"] == 2
+    for name in ("env/words/episodes", "env/shop/episodes"):
+        assert first.get(name, 0) + second.get(name, 0) > 0
+    state = json.loads((tmp_path / "both" / "state" / "step=000002.json").read_text())
+    assert state["sources"]["shop"]["sizes"] == {"train": 200}
+    assert len(servers) == 2
+
+
 def test_the_hard_arithmetic_is_tested_on_sums_that_are_never_trained_on() -> None:
     from rlkit.config import load_config, load_envs
 

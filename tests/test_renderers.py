@@ -12,7 +12,7 @@ from rlkit.errors import UsageError
 from rlkit.policy import Limits, RecordingPolicy
 from rlkit.renderers import CookbookChat, TemplateChat, chat_format
 from rlkit.testing import tiny_model
-from rlkit.types import IMAGE_TOKEN, Completion, Message, Prompt, Sampling, StopReason, Tool
+from rlkit.types import IMAGE_TOKEN, Completion, Message, Prompt, Sampling, StopReason, Tool, ToolCall
 
 TOOL: Tool = {
     "name": "add",
@@ -225,3 +225,26 @@ def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:
     assert second.images == first.images
     assert [turn.parent for turn in policy.turns] == [None, 0]
     assert policy.turns[1].prompt.images == ()
+
+
+def test_a_template_without_tools_has_them_and_their_calls_written_as_text(byte_model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(byte_model_dir)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+    chat = TemplateChat(tokenizer)
+    tool: Tool = {"name": "look", "description": "Look.", "parameters": {}}
+    call: ToolCall = {"id": "c", "name": "look", "arguments": {"at": 1}}
+    messages: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "Well.", "tool_calls": [call]},
+        {"role": "tool", "content": "a cat", "tool_call_id": "c"},
+    ]
+    text = chat.decode(chat.render(messages, [tool]).tokens)
+    assert text.startswith("[system]Be brief.\n\nYou may call one or more functions.")
+    assert '{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}' in text
+    asked = 'Well.\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    assert f"[user]Go.[assistant]{asked}[tool]a cat[assistant]" in text
+    assert chat.parse(chat.encode(asked)).message["tool_calls"][0]["arguments"] == {"at": 1}
+    assert chat.decode(chat.render(messages[:2]).tokens) == "[system]Be brief.[user]Go.[assistant]"

@@ -6,6 +6,7 @@ Invariant: both are used through `ChatFormat` alone; which one it is makes no di
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
@@ -76,9 +77,13 @@ class TemplateChat(ChatFormat):
         return () if end is None else (end,)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
-        if not self._tokenizer.chat_template:
+        template = cast("object", self._tokenizer.chat_template)
+        if not template:
             raise UsageError("the model's tokenizer has no chat template: set chat.renderer, or use policy.sample")
         from jinja2 import TemplateError
+
+        if not _TOOL_WORDS.search(str(template)):
+            messages, tools = _tools_as_text(messages, tools), ()
 
         try:
             text = self._tokenizer.apply_chat_template(
@@ -99,6 +104,36 @@ class TemplateChat(ChatFormat):
 
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
         return _decode(self._tokenizer, tokens)
+
+
+_TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
+"""What a template says that has a way of writing tools."""
+
+
+def _tools_as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """A conversation whose tools and calls are written as text, in the notation that `parse_text` reads."""
+    written = [_calls_as_text(message) for message in messages]
+    if not tools:
+        return written
+    shown = "\n".join(json.dumps({"type": "function", "function": dict(tool)}) for tool in tools)
+    said = (
+        f"You may call one or more functions. These are the functions:\n<tools>\n{shown}\n</tools>\n"
+        'For each call, write: <tool_call>{"name": the function\'s name, "arguments": its arguments}</tool_call>'
+    )
+    if messages and messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{said}"}, *written[1:]]
+    return [{"role": "system", "content": said}, *written]
+
+
+def _calls_as_text(message: Message) -> Message:
+    calls = [
+        f"<tool_call>{json.dumps({'name': call['name'], 'arguments': call['arguments']})}</tool_call>"
+        for call in message.get("tool_calls", [])
+    ]
+    content = message["content"]
+    if not calls or not isinstance(content, str):
+        return message
+    return {"role": message["role"], "content": "\n".join([*([content] if content else []), *calls])}
 
 
 def _template_message(message: Message) -> dict[str, object]:

@@ -103,7 +103,7 @@ def task_source(tasks: Tasks, section: CurriculumConfig | None, *, field: str, s
     """
     if section is None:
         return as_source(tasks, seed=seed)
-    if is_source(tasks):
+    if is_source(tasks) and not isinstance(tasks, Sequence):
         raise UsageError(
             f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
             "chooses by itself; leave the curriculum out, or give a collection of tasks"

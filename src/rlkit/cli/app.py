@@ -29,6 +29,9 @@ app.add_typer(checkpoints_app, name="checkpoints")
 tasks_app = typer.Typer(help="Look after tasks of Harbor.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
 
+import_app = typer.Typer(help="Convert configurations of other programs.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(import_app, name="import")
+
 Configs = Annotated[
     list[str],
     typer.Argument(
@@ -39,6 +42,9 @@ Configs = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 NoPanel = Annotated[bool, typer.Option("--no-panel", help="Plain lines also on a terminal.")]
+Uploads = Annotated[
+    bool, typer.Option("--openreward", help="Upload rollouts of OpenReward's environments; needs OPENREWARD_API_KEY.")
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 
 
@@ -75,6 +81,11 @@ def tasks_root(show_help: Help = False) -> None:
     """Look after tasks of Harbor."""
 
 
+@import_app.callback(add_help_option=False)
+def import_root(show_help: Help = False) -> None:
+    """Convert configurations of other programs."""
+
+
 @app.callback(add_help_option=False)
 def root(
     version: Annotated[
@@ -93,6 +104,7 @@ def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
     json: Json = False,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
+    openreward: Uploads = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Play it in small without the service, and estimate price and time.")
     ] = False,
@@ -109,12 +121,16 @@ def train(  # noqa: PLR0917  Typer reads options from parameters of any kind
 
             if resume:
                 raise UsageError("--resume has no effect on a dry run, which begins anew: leave it out")
+            if openreward:
+                raise UsageError("--openreward has no effect on a dry run: leave it out")
             raise typer.Exit(rehearse(config, output, name=name, pilot=pilot or 0, quiet=quiet))
         if pilot is not None:
             raise UsageError("--pilot has no effect: give --dry-run too")
         from rlkit.cli.train import run
 
-        raise typer.Exit(run(config, output, name=name, resume=resume, quiet=quiet, panel=not no_panel))
+        raise typer.Exit(
+            run(config, output, name=name, resume=resume, quiet=quiet, panel=not no_panel, openreward=openreward)
+        )
 
 
 @app.command()
@@ -126,6 +142,7 @@ def resume(  # noqa: PLR0917  Typer reads options from parameters of any kind
     json: Json = False,
     quiet: Quiet = False,
     no_panel: NoPanel = False,
+    openreward: Uploads = False,
     debug: Debug = False,
 ) -> None:
     """Go on with a run.
@@ -136,7 +153,7 @@ def resume(  # noqa: PLR0917  Typer reads options from parameters of any kind
     with command(json=json, debug=debug) as output:
         from rlkit.cli.train import resume
 
-        raise typer.Exit(resume(run, values or [], output, quiet=quiet, panel=not no_panel))
+        raise typer.Exit(resume(run, values or [], output, quiet=quiet, panel=not no_panel, openreward=openreward))
 
 
 @app.command("eval")
@@ -223,6 +240,22 @@ def checkpoints_export(  # noqa: PLR0917  Typer reads options from parameters of
         from rlkit.cli.checkpoints import export
 
         raise typer.Exit(export(what, directory, output, step=step, best=best, merged=merged))
+
+
+@import_app.command("openreward-config")
+def import_openreward_config(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A tinker-config.yaml.")],
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Print the rlkit configuration of a tinker-config.yaml of OpenReward's cookbook.
+
+    What a person should know about it goes to stderr.
+    """
+    with command(json=json, debug=debug, dotenv=False) as output:
+        from rlkit.cli.imports import openreward_config
+
+        raise typer.Exit(openreward_config(file, output))
 
 
 @app.command()

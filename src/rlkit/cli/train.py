@@ -21,25 +21,43 @@ if TYPE_CHECKING:
 FINISHING = "finishing this step, then saving (Ctrl-C again to stop at once)"
 
 
-def run(arguments: Sequence[str], output: Output, *, name: str | None, resume: bool, quiet: bool, panel: bool) -> int:
+def run(
+    arguments: Sequence[str],
+    output: Output,
+    *,
+    name: str | None,
+    resume: bool,
+    quiet: bool,
+    panel: bool,
+    openreward: bool = False,
+) -> int:
     """Train, and print how it ended. Returns the exit code."""
     resolved = resolve(arguments, name=name)
     from rlkit.run import named_directory
     from rlkit.store import holds_run
 
     again = resume and holds_run(named_directory(resolved.config))
-    return _train(resolved, output, directory=None, resume=again, quiet=quiet, panel=panel)
+    return _train(resolved, output, directory=None, resume=again, quiet=quiet, panel=panel, openreward=openreward)
 
 
-def resume(run: str, values: Sequence[str], output: Output, *, quiet: bool, panel: bool) -> int:
+def resume(
+    run: str, values: Sequence[str], output: Output, *, quiet: bool, panel: bool, openreward: bool = False
+) -> int:
     """Go on with a run, and print how it ended. Returns the exit code."""
     directory = run_directory(run)
     resolved = resolve([str(directory / "config.yaml"), *values], name=directory.name)
-    return _train(resolved, output, directory=directory, resume=True, quiet=quiet, panel=panel)
+    return _train(resolved, output, directory=directory, resume=True, quiet=quiet, panel=panel, openreward=openreward)
 
 
 def _train(
-    resolved: Resolved, output: Output, *, directory: Path | None, resume: bool, quiet: bool, panel: bool
+    resolved: Resolved,
+    output: Output,
+    *,
+    directory: Path | None,
+    resume: bool,
+    quiet: bool,
+    panel: bool,
+    openreward: bool,
 ) -> int:
     if not quiet:
         output.note("going on with the run" if resume else "preparing the run")
@@ -50,6 +68,10 @@ def _train(
     drawn = _panel(output) if panel and not quiet and _drawable(output) else None
     say = output.note if drawn is None else drawn.note
     trackers = _trackers(output, drawn, quiet=quiet)
+    if openreward:
+        from rlkit.trackers.openreward import OpenRewardTracker
+
+        trackers.append(OpenRewardTracker())
     trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
     try:
         with graceful(stop.request, say, message=FINISHING) as interruptible:

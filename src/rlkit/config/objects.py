@@ -33,6 +33,7 @@ BUILT_IN = {
     "arithmetic": "rlkit.envs.math:arithmetic",
     "harbor": "rlkit.envs.harbor:harbor",
     "math": "rlkit.envs.math:maths",
+    "openreward": "rlkit.envs.openreward:openreward",
 }
 """Environments that have a name of their own."""
 

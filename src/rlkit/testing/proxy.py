@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from random import Random
 from typing import Literal, Self
 
@@ -16,11 +16,12 @@ import httpx
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-type Spoiled = Literal["429", "500", "503", "408", "reply"]
-"""An HTTP status instead of an answer; or the request is carried out, and its `reply` is lost."""
+type Spoiled = Literal["401", "402", "429", "500", "503", "408", "reply", "cut", "hang"]
+"""An HTTP status instead of an answer; or the request is carried out, and its `reply` is lost, or `cut` short with the
+connection; or it is left to `hang` until whoever asked gives up."""
 
 _METHODS = ["GET", "POST", "PUT", "DELETE"]
 _HOP_BY_HOP = {"host", "content-length", "transfer-encoding", "connection", "content-encoding"}
@@ -42,6 +43,7 @@ class FaultyProxy:
         share: of the requests that are spoiled.
         kinds: how, each as likely as the others.
         seed: of the choice.
+        only: what the paths of requests end with that may be spoiled; any by default.
     """
 
     def __init__(
@@ -51,13 +53,16 @@ class FaultyProxy:
         share: float,
         kinds: Sequence[Spoiled] = ("429", "500", "503", "408", "reply"),
         seed: int = 0,
+        only: str = "",
     ) -> None:
         self.seen: Counter[str] = Counter()
         """Requests by what became of them: `through`, or how they were spoiled."""
         self._target = target.rstrip("/")
-        self._share = share
+        self.share = share
+        """Of the requests that are spoiled from now on."""
         self._kinds = tuple(kinds)
         self._random = Random(seed)
+        self._only = only
         app = Starlette(routes=[Route("/{path:path}", self._forward, methods=_METHODS)])
         config = uvicorn.Config(
             app,
@@ -98,10 +103,11 @@ class FaultyProxy:
         asyncio.run(serve())
 
     async def _forward(self, request: Request) -> Response:
-        spoiled = self._random.choice(self._kinds) if self._random.random() < self._share else None
+        at_risk = request.url.path.endswith(self._only)
+        spoiled = self._random.choice(self._kinds) if at_risk and self._random.random() < self.share else None
         self.seen[spoiled or "through"] += 1
-        if spoiled is not None and spoiled != "reply":
-            return JSONResponse({"detail": "spoiled"}, int(spoiled))
+        if spoiled is not None and spoiled not in ("reply", "cut"):
+            return await _instead(spoiled, request)
         headers = [(name, value) for name, value in request.headers.raw if name.decode() not in _HOP_BY_HOP]
         sent = self._client.build_request(
             request.method,
@@ -116,4 +122,24 @@ class FaultyProxy:
         if spoiled == "reply":
             return JSONResponse({"detail": "the reply was lost"}, 502)
         kept = {name: value for name, value in answer.headers.items() if name not in _HOP_BY_HOP}
+        if spoiled == "cut":
+            return _cut(answer, kept)
         return Response(answer.content, answer.status_code, kept)
+
+
+async def _instead(spoiled: Spoiled, request: Request) -> Response:
+    if spoiled != "hang":
+        return JSONResponse({"detail": "spoiled"}, int(spoiled))
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    return Response()
+
+
+def _cut(answer: httpx.Response, headers: dict[str, str]) -> Response:
+    """Half of what was promised, after which the connection is closed."""
+
+    async def half() -> AsyncIterator[bytes]:
+        yield answer.content[: len(answer.content) // 2]
+        raise ConnectionAbortedError
+
+    return StreamingResponse(half(), answer.status_code, {**headers, "content-length": str(len(answer.content) + 1)})

@@ -1,0 +1,195 @@
+"""A configuration of OpenReward's cookbook (`training/tinker`) as one of rlkit.
+
+Invariant: every field of the old one is taken over, or there is a note that says what became of it. No value of a
+secret is taken over, only the name of a variable for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from rlkit.errors import UsageError, did_you_mean
+from rlkit.types import Json
+
+type Section = dict[str, Json]
+
+_ADVANTAGES = {"centered": "group_mean", "centered_normalized": "grpo"}
+_LOSS_FIELDS = {"clip_low_threshold": "clip_low", "clip_high_threshold": "clip_high", "beta": "beta"}
+
+_MOVED: Mapping[str, tuple[str, ...]] = {
+    "model_name": ("model",),
+    "lora_rank": ("lora", "rank"),
+    "resume_from": ("load_checkpoint",),
+    "max_response_tokens": ("sampling", "max_tokens"),
+    "batch_size": ("batch", "groups"),
+    "learning_rate": ("optimizer", "learning_rate"),
+    "weight_decay": ("optimizer", "weight_decay"),
+    "save_every": ("checkpoint", "every"),
+    "rollout_timeout": ("rollouts", "timeout_s"),
+    "max_rollout_concurrency": ("rollouts", "max_live"),
+    "seed": ("seed",),
+}
+"""What has a place of its own."""
+
+_LEFT: Mapping[str, str] = {
+    "wandb_project_name": "W&B is no part of the configuration of a run",
+    "wandb_run_name": "W&B is no part of the configuration of a run",
+    "log_path": "runs are in RLKIT_RUNS_DIR, or in ./runs",
+    "tokenizer_name": "the tokenizer is the model's own",
+    "num_epochs": "say how long to train with `steps`",
+    "max_active_tasks": "a run plays as many groups as its schedule wants; rollouts.max_live limits the rollouts",
+    "thinking": "choose a renderer that thinks, or does not, with chat.renderer",
+}
+"""What has none, and why."""
+
+_OWN = ("openreward_run_name", "max_total_tokens", "max_rollout_retries", "loss_fn", "loss_fn_config",
+        "advantage_calculation", "system_prompt_template", "environments", "secrets")  # fmt: skip
+_ENV = ("splits", "nonterminal_reward", "num_rollouts", "max_failing_rollouts", "temperature", "top_p", "top_k",
+        "reward_reduction", "min_reward", "max_reward", "secrets")  # fmt: skip
+
+_NUM_ROLLOUTS = 16
+"""Of a group, where the old configuration does not say: it has no default."""
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What came of it.
+
+    Args:
+        settings: of rlkit, as they stand in a file.
+        notes: what a person should know.
+    """
+
+    settings: Section
+    notes: list[str] = field(default_factory=list[str])
+
+
+def convert(old: Mapping[str, Json]) -> Converted:
+    """The configuration that does the same.
+
+    Args:
+        old: the mapping in the old file.
+
+    Raises:
+        UsageError: it has a field that the cookbook does not know, or no environments.
+    """
+    known = [*_MOVED, *_LEFT, *_OWN]
+    for name in old:
+        if name not in known:
+            raise UsageError(f"{name}: the cookbook has no such field.{did_you_mean(name, known)}")
+    made = Converted({})
+    for name, place in _MOVED.items():
+        if old.get(name) is not None:
+            _set(made.settings, place, old[name])
+    left = [name for name in _LEFT if old.get(name) not in (None, False)]
+    made.notes.extend(f"{name}: not taken over: {_LEFT[name]}" for name in left)
+    _add_name(made, old.get("openreward_run_name"))
+    _add_objective(made, old)
+    _add_environments(made, old)
+    return made
+
+
+def _add_name(made: Converted, name: Json) -> None:
+    if isinstance(name, str):
+        made.settings["name"] = re.sub(r"[^A-Za-z0-9_.\-]+", "-", name).strip("-.") or "run"
+
+
+def _add_objective(made: Converted, old: Mapping[str, Json]) -> None:
+    advantage = old.get("advantage_calculation", "centered_normalized")
+    if advantage in _ADVANTAGES:
+        made.settings["advantage"] = _ADVANTAGES[str(advantage)]
+    else:
+        made.notes.append(f"advantage_calculation: {advantage} has no counterpart; the group's mean is subtracted")
+    loss: Section = {"name": old.get("loss_fn", "ppo")}
+    for name, value in _mapping(old, "loss_fn_config").items():
+        if name in _LOSS_FIELDS:
+            loss[_LOSS_FIELDS[name]] = value
+        else:
+            made.notes.append(f"loss_fn_config.{name}: not taken over: rlkit knows of no such setting")
+    made.settings["loss"] = loss
+
+
+def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
+    environments = _mapping(old, "environments")
+    if not environments:
+        raise UsageError("environments: there is none, so that there is nothing to train on")
+    envs, valid = dict[str, Json](), list[int]()
+    names = _short_names(list(environments))
+    for target in environments:
+        given = _mapping(environments, target)
+        for name in given:
+            if name not in _ENV:
+                raise UsageError(
+                    f"environments.{target}.{name}: the cookbook has no such field.{did_you_mean(name, _ENV)}"
+                )
+        envs[names[target]] = _environment(made, old, target, given)
+        size, failing = given.get("num_rollouts", _NUM_ROLLOUTS), given.get("max_failing_rollouts", 0)
+        valid.append(int(cast("int", size)) - int(cast("int", failing)))
+    made.settings["envs"] = envs
+    _set(made.settings, ("rollouts", "min_valid"), max(2, min(valid)))
+    for name in ("top_p", "top_k"):
+        values = [_mapping(environments, target).get(name) for target in environments]
+        if values[0] is not None and values.count(values[0]) == len(values):
+            _set(made.settings, ("sampling", name), values[0])
+        elif any(value is not None for value in values):
+            made.notes.append(f"{name}: not taken over: it differs between environments, and rlkit has one for a run")
+
+
+def _environment(made: Converted, old: Mapping[str, Json], target: str, given: Mapping[str, Json]) -> Section:
+    args: Section = {"target": target, "on_message": "nudge"}
+    for name in ("splits", "nonterminal_reward", "reward_reduction", "min_reward", "max_reward"):
+        if given.get(name) is not None:
+            args[name] = given[name]
+    args["max_total_tokens"] = old.get("max_total_tokens", 32768)
+    args["max_turns"] = 64
+    if isinstance(prompt := old.get("system_prompt_template"), str):
+        args["system_prompt"] = prompt.replace("{tools}", "").strip()
+        if "{tools}" in prompt:
+            made.notes.append("system_prompt_template: {tools} is left out: the model's chat format shows the tools")
+    if secrets := _secrets(made, {**_mapping(old, "secrets"), **_mapping(given, "secrets")}):
+        args["secrets"] = secrets
+    env: Section = {"env": "openreward", "args": args}
+    env["group_size"] = given.get("num_rollouts", _NUM_ROLLOUTS)
+    env["temperature"] = given.get("temperature", 1.0)
+    env["max_failing_rollouts"] = old.get("max_rollout_retries", 3)
+    return env
+
+
+def _secrets(made: Converted, given: Mapping[str, Json]) -> Section:
+    found = dict[str, Json]()
+    for name, value in given.items():
+        if value == "":  # how the cookbook takes a secret of the run away from an environment
+            continue
+        found[name] = variable = re.sub(r"\W", "_", name).upper()
+        note = f"secrets.{name}: its value is not taken over: set it as {variable} in the environment or in .env"
+        if value is not None and note not in made.notes:
+            made.notes.append(note)
+    return found
+
+
+def _short_names(targets: list[str]) -> dict[str, str]:
+    """A name for each environment that no other has."""
+    short = {target: re.sub(r"[^A-Za-z0-9_.\-]+", "-", target.rpartition("/")[2]).lower() for target in targets}
+    taken = list(short.values())
+    return {
+        target: name if taken.count(name) == 1 else re.sub(r"[^A-Za-z0-9_.\-]+", "-", target).lower()
+        for target, name in short.items()
+    }
+
+
+def _mapping(holder: Mapping[str, Json], name: str) -> Mapping[str, Json]:
+    value = holder.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise UsageError(f"{name}: must be a mapping")
+    return value
+
+
+def _set(section: Section, place: tuple[str, ...], value: Json) -> None:
+    for name in place[:-1]:
+        section = cast("Section", section.setdefault(name, dict[str, Json]()))
+    section[place[-1]] = value

@@ -1,0 +1,166 @@
+"""One episode in an open session: replies of the model, and the calls that they hold.
+
+Invariant: once the environment says that the episode is over, nothing more is called. Every episode ends for exactly
+one reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from rlkit.envs.openreward.blocks import readable
+from rlkit.envs.openreward.session import Answer, Session
+from rlkit.envs.openreward.settings import Settings
+from rlkit.errors import LimitReached
+from rlkit.policy import Policy, Reply
+from rlkit.types import Json, Message, Outcome, Tool, ToolCall
+
+type Reason = Literal["finished", "answered", "no_call", "cut_off", "max_turns", "tokens"]
+"""The environment ended it; the model gave its answer as a message; it called nothing; its reply was cut off before it
+called anything; it had all its turns; or all its tokens."""
+
+_CUT_SHORT = ("cut_off", "max_turns", "tokens")
+
+
+@dataclass(slots=True)
+class Episode:
+    """What has happened so far.
+
+    Args:
+        messages: the conversation.
+        tools: that the model is shown.
+    """
+
+    messages: list[Message]
+    tools: Sequence[Tool]
+    rewards: list[float | None] = field(default_factory=list[float | None])
+    calls: int = 0
+    wrong: int = 0
+    malformed: int = 0
+    nudges: int = 0
+    tools_s: float = 0.0
+    finished: bool = False
+
+
+async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
+    """Play an episode to its end.
+
+    Args:
+        session: just opened.
+        policy: plays.
+        settings: of the environment.
+
+    Raises:
+        SessionLost: the session failed; whatever the model did in it has no reward.
+        EnvironmentFault: the environment failed.
+    """
+    messages, tools = await session.opening()
+    if settings.system_prompt is not None:
+        messages = _with_system(messages, settings.system_prompt)
+    episode = Episode(messages, tools)
+    reason = await _loop(session, policy, settings, episode)
+    reward = settings.reward.of(episode.rewards, finished=episode.finished)
+    return Outcome(reward, _metrics(episode, reason), _info(episode, reason), truncated=reason in _CUT_SHORT)
+
+
+async def _loop(session: Session, policy: Policy, settings: Settings, episode: Episode) -> Reason:
+    left = settings.max_tokens
+    for _ in range(settings.max_turns):
+        if left is not None and left < 1:
+            return "tokens"
+        try:
+            reply = await policy.chat(episode.messages, tools=episode.tools, max_tokens=left)
+        except LimitReached:
+            return "tokens"
+        episode.messages.append(reply.message)
+        if settings.max_tokens is not None:
+            left = settings.max_tokens - len(reply.tokens)
+        if reason := await _answered(session, policy, settings, episode, reply):
+            return reason
+    return "max_turns"
+
+
+async def _answered(
+    session: Session, policy: Policy, settings: Settings, episode: Episode, reply: Reply
+) -> Reason | None:
+    """Answer one reply, and why the episode is over, if it is."""
+    if not reply.tool_calls and not reply.malformed:
+        if reply.truncated:
+            return "cut_off"
+        if await session.takes_answers():
+            _take(episode, policy, await _timed(episode, session.answer(reply.text)))
+            episode.finished = True
+            return "answered"
+        if settings.on_message == "end":
+            return "no_call"
+        episode.nudges += 1
+        episode.messages.append({"role": "user", "content": _nudge(episode.tools)})
+        return None
+    for call in reply.tool_calls:
+        episode.calls += 1
+        answer = await _called(session, episode, call)
+        _take(episode, policy, answer)
+        episode.messages.append(
+            {"role": "tool", "content": answer.content, "tool_call_id": call["id"], "name": call["name"]}
+        )
+        if episode.finished:
+            return "finished"
+    episode.malformed += len(reply.malformed)
+    for text in reply.malformed:
+        episode.messages.append({"role": "tool", "content": f"error: not a valid tool call: {text}"})
+    return None
+
+
+async def _called(session: Session, episode: Episode, call: ToolCall) -> Answer:
+    names = [tool["name"] for tool in episode.tools]
+    if call["name"] not in names:
+        known = f"the tools are {', '.join(names)}" if names else "there are none"
+        return Answer(f"error: there is no tool {call['name']!r}; {known}", wrong=True)
+    return await _timed(episode, session.call(call["name"], call["arguments"]))
+
+
+def _take(episode: Episode, policy: Policy, answer: Answer) -> None:
+    episode.wrong += answer.wrong
+    if not answer.wrong:
+        episode.rewards.append(answer.reward)
+    if answer.reward is not None:
+        policy.reward(answer.reward)
+    episode.finished = episode.finished or answer.finished
+
+
+async def _timed(episode: Episode, call: Awaitable[Answer]) -> Answer:
+    started_s = time.perf_counter()
+    try:
+        return await call
+    finally:
+        episode.tools_s += time.perf_counter() - started_s
+
+
+def _nudge(tools: Sequence[Tool]) -> str:
+    names = ", ".join(tool["name"] for tool in tools)
+    return f"There was no tool call in your reply. Call one of the tools: {names}."
+
+
+def _with_system(messages: Sequence[Message], text: str) -> list[Message]:
+    head = messages[0] if messages else None
+    if head is None or head["role"] != "system" or not isinstance(head["content"], str):
+        return [{"role": "system", "content": text}, *messages]
+    return [{"role": "system", "content": f"{text}\n\n{head['content']}"}, *messages[1:]]
+
+
+def _metrics(episode: Episode, reason: Reason) -> dict[str, float]:
+    return {
+        "tool_calls": float(episode.calls),
+        "wrong_tool_calls": float(episode.wrong),
+        "malformed_tool_calls": float(episode.malformed),
+        "nudges": float(episode.nudges),
+        "seconds/tools": episode.tools_s,
+        **{f"ended/{one}": float(one == reason) for one in get_args(Reason.__value__)},
+    }
+
+
+def _info(episode: Episode, reason: Reason) -> dict[str, Json]:
+    return {"ended": reason, "rewards": list(episode.rewards), "messages": readable(episode.messages)}

@@ -1,0 +1,172 @@
+"""The SDK of OpenReward, mended where it is broken.
+
+What is replaced is replaced only while a look at it says that it is broken, and while it has the shape that is known:
+with a version that has mended it itself, or has moved it, nothing is touched.
+
+    stream parser     loses spaces at the borders of the pieces that a long answer comes in
+    calls of tools    made again after a failure, though the tool may have run
+
+What is broken besides (sessions that stay behind, missing time limits, a key that is sent to any server) is dealt with
+where sessions are opened; see `session` and `clients`.
+
+Invariant: importing rlkit does not import the SDK, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from types import ModuleType
+from typing import Protocol, cast
+
+LAST_KNOWN = "0.1.167"
+"""The newest version of the SDK that was read."""
+
+_QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR"}
+"""Set before it is imported: it would ask a package registry for news, and write its log to stdout."""
+
+_HTTP = "openreward.api._session.http"
+_CLIENT = "openreward.api.environments.client"
+
+_log = logging.getLogger("rlkit.openreward")
+
+
+class _Stream(Protocol):
+    @property
+    def content(self) -> AsyncIterator[bytes]: ...
+
+
+type _Parser = Callable[[_Stream], AsyncIterator[tuple[str, str]]]
+type _Request = Callable[..., Awaitable[object]]
+
+
+@cache
+def load() -> ModuleType:
+    """The SDK, imported and mended; for seconds, the first time."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    sdk = import_module("openreward")
+    for mend in (mend_parser, mend_calls):
+        try:
+            mend()
+        except (ImportError, AttributeError, TypeError) as error:
+            _log.warning(
+                "openreward %s is not the version that rlkit knows (%s), and is used as it is: %s",
+                version("openreward"),
+                LAST_KNOWN,
+                error,
+            )
+    return sdk
+
+
+def mend_parser() -> bool:
+    """Replace the stream parser if it loses spaces; whether it was replaced.
+
+    Raises:
+        AttributeError: it is not where it was.
+    """
+    module = import_module(_HTTP)
+    if _keeps_spaces(cast("_Parser", module._parse_sse_events)):
+        return False
+    setattr(module, "_parse_sse_events", parse_events)  # noqa: B010  of another's module
+    return True
+
+
+def mend_calls() -> bool:
+    """Have calls of tools made once, if the SDK makes them again; whether that was needed.
+
+    Raises:
+        AttributeError: what makes requests is not where it was.
+        TypeError: it cannot be told to make them once.
+    """
+    module = import_module(_CLIENT)
+    request = cast("_Request", module.resumable_sse)
+    if getattr(request, "once", False):
+        return False
+    if "resumable_only" not in inspect.signature(request).parameters:
+        raise TypeError("requests have no option resumable_only")
+
+    async def once(client: object, path: str, *args: object, **options: object) -> object:
+        if path.endswith("/call"):
+            # Only a call that has a number yet can be taken up again without running the tool again.
+            options.setdefault("resumable_only", True)
+        return await request(client, path, *args, **options)
+
+    once.once = True  # pyright: ignore[reportFunctionMemberAccess]  seen by the next look
+    setattr(module, "resumable_sse", once)  # noqa: B010  of another's module
+    return True
+
+
+async def parse_events(response: _Stream) -> AsyncIterator[tuple[str, str]]:
+    """The events of a stream, as the standard has it: of what follows a colon, one space at most is not part of it.
+
+    Args:
+        response: of the server, read line by line.
+
+    Yields:
+        The name of an event and its data.
+    """
+    event, data = "", list[str]()
+    async for raw in response.content:
+        line = raw.decode("utf-8", "ignore").rstrip("\r\n")
+        if not line:
+            if event:
+                yield event, "\n".join(data)
+            event, data = "", []
+            continue
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "event":
+            event = value
+        elif field == "data":
+            data.append(value)
+
+
+class _Piece:
+    def __init__(self, lines: Sequence[bytes]) -> None:
+        self._lines = lines
+
+    @property
+    def content(self) -> AsyncIterator[bytes]:
+        return self._read()
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        for line in self._lines:
+            yield line
+
+
+def _keeps_spaces(parser: _Parser) -> bool:
+    async def parsed() -> list[tuple[str, str]]:
+        return [event async for event in parser(_Piece([b"event: chunk\r\n", b"data:   two\r\n", b"\r\n"]))]
+
+    return _run(parsed) == [("chunk", "  two")]
+
+
+def _run[T](function: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine that waits for nothing, whether or not an event loop runs in this thread."""
+    waiting = function().__await__()
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        return cast("T", done.value)
+    raise RuntimeError("it waits for something")
+
+
+def blocking[T](function: Callable[[], Awaitable[T]]) -> T:
+    """Run a coroutine to its end on an event loop of its own, in a thread of its own.
+
+    An environment is loaded by an ordinary function, which may be called while an event loop runs.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def awaited() -> T:
+        return await function()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="rlkit-openreward") as pool:
+        return pool.submit(asyncio.run, awaited()).result()

@@ -1,0 +1,238 @@
+"""One session of an environment, from its opening to its end.
+
+Invariant: whatever is asked of a server has a time limit. A session that a server may know of is deleted there, also
+when opening it failed or was cancelled. A tool is called once for each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from rlkit.envs.openreward.admission import Gate
+from rlkit.envs.openreward.blocks import Content, content_of, messages_of, tool_of
+from rlkit.envs.openreward.faults import SessionLost, kind_of, misconfigured, told
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.types import Json, Message, Tool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from openreward.api.environments.client import AsyncSession
+    from openreward.api.environments.types import ToolOutput
+
+_DELETIONS = 6
+"""Times that the end of a session is asked for."""
+
+_END_S = 15.0
+"""What a rollout waits for the end of its session."""
+
+_endings = set[asyncio.Task[None]]()
+"""Held, or the event loop would forget them."""
+
+_BUSY_CALLS = 8
+"""Times that a call is made which the server had no time for."""
+
+
+@dataclass(frozen=True)
+class TimeLimits:
+    """What requests may take.
+
+    Args:
+        start_s: opening a session, until its prompt is there.
+        call_s: a call of a tool.
+        request_s: anything else.
+    """
+
+    start_s: float = 600.0
+    call_s: float = 600.0
+    request_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a call.
+
+    Args:
+        content: what the model is told.
+        reward: None where there is none.
+        finished: the episode is over.
+        wrong: the call could not be made as it was written.
+    """
+
+    content: Content
+    reward: float | None = None
+    finished: bool = False
+    wrong: bool = False
+
+
+class Session:
+    """An open session.
+
+    Args:
+        raw: the SDK's, entered.
+        gate: is told of a server that has no time.
+        limits: of time.
+        name: of the environment, in messages.
+        clean: takes secrets out of a text.
+    """
+
+    def __init__(
+        self, raw: AsyncSession, gate: Gate, limits: TimeLimits, *, name: str, clean: Callable[[str], str]
+    ) -> None:
+        self._raw = raw
+        self._gate = gate
+        self._limits = limits
+        self._name = name
+        self._clean = clean
+
+    async def opening(self) -> tuple[list[Message], list[Tool]]:
+        """The conversation that the task begins with, and its tools. To be asked for once, before any call.
+
+        Raises:
+            SessionLost: the server could not be reached, or has lost the session.
+            EnvironmentFault: the environment failed.
+            UsageError: it cannot be played as it is configured.
+        """
+        messages = await self._asked("asking for the prompt", self._raw.get_messages, self._limits.start_s)
+        tools = await self._asked("asking for the tools", lambda: self._raw.list_tools(None), self._limits.request_s)
+        return messages_of(messages, self._clean), [tool_of(tool) for tool in tools]
+
+    async def version(self) -> Mapping[str, str | None]:
+        """What the server runs: `version` of the SDK and `build_sha` of the environment."""
+        return await self._asked("asking for the version", self._raw.version, self._limits.request_s)
+
+    async def takes_answers(self) -> bool:
+        """Whether the environment takes a message without a call as the model's answer."""
+        found = await self._asked("asking for the tools", self._raw.terminal_tool, self._limits.request_s)
+        return found is not None
+
+    async def answer(self, text: str) -> Answer:
+        """Give the model's answer, which ends the episode."""
+        return await self._output("the answer", lambda: self._raw.call_terminal_tool(text))
+
+    async def call(self, name: str, arguments: Mapping[str, Json]) -> Answer:
+        """Call a tool.
+
+        Raises:
+            SessionLost: what came of it is not known, and the session is of no more use.
+            EnvironmentFault: the tool failed.
+        """
+        return await self._output(name, lambda: self._raw.call_tool(name, arguments))
+
+    async def _output(self, tool: str, call: Callable[[], Awaitable[ToolOutput]]) -> Answer:
+        for attempt in range(1, _BUSY_CALLS + 1):
+            try:
+                output = await _within(self._limits.call_s, call)
+                break
+            except Exception as error:
+                match kind_of(error, opening=False):
+                    case "model":
+                        return Answer(f"error: {self._clean(str(getattr(error, 'detail', error)))}", wrong=True)
+                    case "busy" if attempt < _BUSY_CALLS:
+                        self._gate.refused()
+                    case _:
+                        raise self._failure(f"calling {tool}", error, opening=False) from error
+            await self._gate.pause()
+        else:
+            raise AssertionError("the last attempt returns or raises")
+        reward = output.reward
+        if reward is not None and not math.isfinite(reward):
+            raise EnvironmentFault(f"{self._name}: {tool} gave the reward {reward}; rewards must be finite")
+        return Answer(content_of(output.blocks, self._clean), reward, output.finished)
+
+    async def _asked[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
+        try:
+            return await _within(limit_s, request)
+        except Exception as error:
+            raise self._failure(what, error, opening=False) from error
+
+    def _failure(self, what: str, error: Exception, *, opening: bool) -> Exception:
+        return failure(self._name, what, error, self._clean, opening=opening)
+
+
+def failure(name: str, what: str, error: Exception, clean: Callable[[str], str], *, opening: bool) -> Exception:
+    """What is raised for an exception that a request ended with."""
+    kind = kind_of(error, opening=opening)
+    message = f"{name}: {what}: {told(error, clean)}"
+    match kind:
+        case "configuration":
+            return misconfigured(name, error, clean)
+        case "busy" | "infrastructure":
+            return SessionLost(message, busy=kind == "busy")
+        case _:
+            return EnvironmentFault(message)
+
+
+@asynccontextmanager
+async def opened(
+    make: Callable[[], AsyncSession], gate: Gate, limits: TimeLimits, *, name: str, clean: Callable[[str], str]
+) -> AsyncGenerator[Session]:
+    """A session, which is deleted at the end.
+
+    Args:
+        make: makes the SDK's, for one use.
+        gate: of the environment.
+        limits: of time.
+        name: of the environment, in messages.
+        clean: takes secrets out of a text.
+
+    Raises:
+        SessionLost: it could not be opened now.
+        EnvironmentFault: the environment failed.
+        UsageError: it cannot be opened as it is configured.
+    """
+    try:
+        raw = make()
+    except ValueError as error:
+        raise UsageError(f"{name}: {clean(str(error))}") from error
+    try:
+        try:
+            await _within(limits.start_s, raw.__aenter__)
+        except Exception as error:
+            raise failure(name, "opening a session", error, clean, opening=True) from error
+        yield Session(raw, gate, limits, name=name, clean=clean)
+    finally:
+        await _ended(raw, limits)
+
+
+async def _ended(raw: AsyncSession, limits: TimeLimits) -> None:
+    """Delete a session, though this task be cancelled meanwhile; what takes long goes on behind it."""
+    ending = asyncio.create_task(_end(raw, limits))
+    _endings.add(ending)
+    ending.add_done_callback(_endings.discard)
+    try:
+        await asyncio.wait([ending], timeout=_END_S)
+    except asyncio.CancelledError:
+        await asyncio.wait([ending], timeout=_END_S)
+        raise
+
+
+async def _end(raw: AsyncSession, limits: TimeLimits) -> None:
+    # The SDK asks once and takes no notice of what comes back, so that it is asked for here first.
+    delete = cast("Callable[[], Awaitable[None]] | None", getattr(raw, "_pre_delete", None))
+    for attempt in range(_DELETIONS if raw.sid is not None else 0):
+        if delete is None:
+            break
+        try:
+            await _within(limits.request_s, delete)
+            break
+        except Exception:  # whatever it is, a session must not stay behind
+            await asyncio.sleep(0.1 * 2**attempt)
+    with suppress(Exception):  # it is over, and its outcome is known
+        await _within(limits.request_s, lambda: raw.__aexit__(None, None, None))
+
+
+async def _within[T](limit_s: float, request: Callable[[], Awaitable[T]]) -> T:
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            return await request()
+    except TimeoutError as error:
+        if not limit.expired():
+            raise
+        raise TimeoutError(f"no answer within {limit_s:g} s") from error

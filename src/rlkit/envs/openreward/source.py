@@ -1,0 +1,72 @@
+"""The tasks of an environment as a run draws them.
+
+Invariant: a run that is resumed draws from the tasks that it began with, though its server has others by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast, overload
+
+from rlkit.env import TaskSource
+from rlkit.envs.openreward.task import OpenRewardTask
+from rlkit.errors import UsageError
+from rlkit.sources import SequenceSource
+from rlkit.types import Group, Json
+
+type Sizes = Mapping[str, int]
+
+
+class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
+    """Tasks, drawn in epochs, each shuffled anew. What it was made of is part of its state.
+
+    Args:
+        sizes: tasks of each split, as the server told them.
+        make: the tasks that are played, given the sizes.
+        seed: of the shuffling.
+    """
+
+    def __init__(self, sizes: Sizes, make: Callable[[Sizes], Sequence[OpenRewardTask]], *, seed: int) -> None:
+        self._make = make
+        self._seed = seed
+        self._sizes: dict[str, int] = dict(sizes)
+        self._tasks = make(sizes)
+        self._source = SequenceSource(self._tasks, seed=seed)
+
+    def next(self) -> OpenRewardTask:  # noqa: D102  inherited
+        return cast("OpenRewardTask", self._source.next())
+
+    def observe(self, group: Group) -> None:
+        """Nothing to learn: the order is fixed."""
+
+    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
+        target = self._tasks[0].settings.access.target.label
+        return {"target": target, "sizes": self._sizes.copy(), **self._source.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state_dict` gave, with the tasks of that time.
+
+        Raises:
+            UsageError: they were of another environment.
+        """
+        target = self._tasks[0].settings.access.target.label
+        if state["target"] != target:
+            raise UsageError(f"target: the run was begun with {state['target']}, and this is {target}")
+        sizes = cast("dict[str, int]", state["sizes"])
+        if sizes != self._sizes:
+            self._sizes = sizes.copy()
+            self._tasks = self._make(sizes)
+            self._source = SequenceSource(self._tasks, seed=self._seed)
+        self._source.load_state_dict(state)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @overload
+    def __getitem__(self, index: int) -> OpenRewardTask: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[OpenRewardTask]: ...
+
+    def __getitem__(self, index: int | slice) -> OpenRewardTask | Sequence[OpenRewardTask]:
+        return self._tasks[index]

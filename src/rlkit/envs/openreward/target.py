@@ -1,0 +1,79 @@
+"""Which environment is meant, and where its sessions are.
+
+Invariant: one string says it, for a hosted environment as for a server of one's own; it holds no secret.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from rlkit.errors import UsageError
+
+_HOSTED = re.compile(r"(?P<name>[\w.\-]+/[\w.\-]+)(?:@(?P<version>[\w.\-+]+))?")
+_FRAGMENT = re.compile(r"(?P<variant>[\w.\-]*)(?:@(?P<version>[\w.\-+]+))?")
+_FORMS = "Owner/Name, Owner/Name@version or http://host:port, each with #variant after it where a server has several"
+
+
+@dataclass(frozen=True)
+class Target:
+    """An environment.
+
+    Args:
+        name: `Owner/Name` of a hosted one; what it is called in records otherwise.
+        base_url: of a server of the Open Reward Standard; None for the hosted platform.
+        variant: which environment of the server; None for its first.
+        version: that it has to run; None for any.
+    """
+
+    name: str
+    base_url: str | None = None
+    variant: str | None = None
+    version: str | None = None
+
+    @property
+    def label(self) -> str:
+        """Its name in task ids: the same when a server of one's own listens on another port."""
+        return f"{self.name}#{self.variant}" if self.variant and self.base_url is None else self.variant or self.name
+
+
+def parse_target(text: str) -> Target:
+    """The target that a string names.
+
+    ::
+
+        GeneralReasoning/WhoDunIt
+        GeneralReasoning/WhoDunIt@2f9c1ab
+        http://127.0.0.1:8080
+        http://127.0.0.1:8080#wordgame
+
+    Raises:
+        UsageError: it is of another form.
+    """
+    head, mark, tail = text.strip().partition("#")
+    named = _FRAGMENT.fullmatch(tail)
+    if named is None or (mark and not tail):
+        raise UsageError(f"target: {tail!r} is no variant; give {_FORMS}")
+    variant = named["variant"].lower() or None
+    if "://" in head:
+        return Target(_name(head), head.rstrip("/"), variant, named["version"])
+    hosted = _HOSTED.fullmatch(head)
+    if hosted is None:
+        raise UsageError(f"target: {text!r} names no environment; give {_FORMS}")
+    if hosted["version"] and named["version"]:
+        raise UsageError(f"target: {text!r} has two versions; leave one out")
+    return Target(hosted["name"], None, variant, hosted["version"] or named["version"])
+
+
+def _name(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+        raise UsageError(f"target: a URL has the form http://host:port; give {_FORMS}")
+    if parts.username or parts.password:
+        raise UsageError("target: a URL holds no user or password: it is written down with the run")
+    try:
+        port = parts.port
+    except ValueError:
+        raise UsageError(f"target: {parts.netloc} has no port that is a number") from None
+    return parts.hostname if port is None else f"{parts.hostname}:{port}"

@@ -1,0 +1,108 @@
+"""`OpenRewardTask`: a task of an environment that speaks the Open Reward Standard.
+
+Invariant: each rollout has a session of its own. A session that fails before the model has said anything is replaced by
+a fresh one; one that fails later fails the episode, which is then played again from its beginning.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from rlkit.env import Env
+from rlkit.envs.openreward.admission import Gate, gate
+from rlkit.envs.openreward.clients import environment
+from rlkit.envs.openreward.episode import play
+from rlkit.envs.openreward.faults import SessionLost
+from rlkit.envs.openreward.servers import LocalServer
+from rlkit.envs.openreward.session import Session, opened
+from rlkit.envs.openreward.settings import Settings
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.policy import Policy, RecordingPolicy
+from rlkit.types import Outcome
+
+if TYPE_CHECKING:
+    from openreward.api.environments.client import AsyncEnvironment, AsyncSession
+
+
+@dataclass(frozen=True)
+class OpenRewardTask(Env):
+    """A task of an environment.
+
+    Args:
+        split: that it is of.
+        index: its place in the split.
+        settings: how it is played.
+        server: that was started for it; not pickled, since the process that started it ends it.
+    """
+
+    split: str
+    index: int
+    settings: Settings
+    server: LocalServer | None = field(default=None, repr=False, compare=False)
+
+    stochastic: ClassVar[bool] = True
+
+    @property
+    def task_id(self) -> str:
+        """The environment, the split and the index."""
+        return f"{self.settings.access.target.label}/{self.split}/{self.index}"
+
+    async def rollout(self, policy: Policy) -> Outcome:
+        """Play one session.
+
+        Raises:
+            EnvironmentFault: the environment failed, or the session was lost.
+            UsageError: the environment cannot be played as it is configured.
+            MissingError: there is no key for OpenReward.
+        """
+        settings = self.settings
+        env = await environment(settings.access)
+        door = gate(settings.access, settings.max_sessions)
+        for left in reversed(range(settings.openings)):
+            await door.pause()
+            try:
+                async with door.admitted():
+                    return await self._play(env, door, policy)
+            except SessionLost as lost:
+                door.refused() if lost.busy else door.failed()
+                if not left or _has_begun(policy):
+                    raise EnvironmentFault(f"the session was lost: {lost}") from lost
+        raise AssertionError("the last session returns or raises")
+
+    async def _play(self, env: AsyncEnvironment, door: Gate, policy: Policy) -> Outcome:
+        settings = self.settings
+        clean = settings.secrets.cleaner()
+
+        def make() -> AsyncSession:
+            return env.session(
+                split=self.split,
+                index=self.index,
+                secrets=settings.secrets.sent() or None,
+                toolset=settings.toolset,  # pyright: ignore[reportArgumentType]  checked by the SDK
+            )
+
+        async with AsyncExitStack() as stack:
+            name = settings.access.target.label
+            session = await stack.enter_async_context(opened(make, door, settings.time, name=name, clean=clean))
+            await self._check_version(session)
+            door.opened()
+            return await play(session, policy, settings)
+
+    async def _check_version(self, session: Session) -> None:
+        target = self.settings.access.target
+        if target.version is None:
+            return
+        runs = await session.version()
+        known = [version for version in (runs.get("build_sha"), runs.get("version")) if version]
+        if not any(version.startswith(target.version) for version in known):
+            raise UsageError(
+                f"target: {target.label} runs {' or '.join(known) or 'no version that it tells'}, and not "
+                f"{target.version}: change the version in target, or leave it out"
+            )
+
+
+def _has_begun(policy: Policy) -> bool:
+    """Whether the model has said something, which cannot be taken back; as with a policy that does not tell."""
+    return not isinstance(policy, RecordingPolicy) or bool(policy.turns)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlkit.envs.openreward import sdk
+from rlkit.envs.openreward.blocks import content_of, messages_of, readable, tool_of
+from rlkit.errors import EnvironmentFault
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    sdk.load()
+
+
+def test_a_conversation_keeps_its_thoughts_calls_and_results_in_order() -> None:
+    from openreward.api.environments.types import (
+        ImageBlock,
+        Message,
+        ReasoningBlock,
+        TextBlock,
+        ToolCallBlock,
+        ToolResultBlock,
+    )
+
+    call = ToolCallBlock("c", "look", {"at": "cat"})
+    result = ToolResultBlock("c", [TextBlock("a"), TextBlock("b")])
+    given = [
+        Message("system", [TextBlock("one"), TextBlock("two")]),
+        Message("assistant", [ReasoningBlock("hm"), TextBlock("I look."), call]),
+        Message("user", [result, TextBlock("And?"), ImageBlock("AAAA", "image/png")]),
+    ]
+    made = messages_of(given, lambda text: text.replace("two", "***"))
+    assert made == [
+        {"role": "system", "content": "one\n***"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "thinking": "hm",
+            "tool_calls": [{"id": "c", "name": "look", "arguments": {"at": "cat"}}],
+        },
+        {"role": "tool", "content": "a\nb", "tool_call_id": "c"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "And?"}, {"type": "image", "image": "data:image/png;base64,AAAA"}],
+        },
+    ]
+    assert readable(made)[-1] == {"role": "user", "content": "And?\n[image]"}
+
+
+def test_a_block_that_has_no_place_is_an_error() -> None:
+    with pytest.raises(EnvironmentFault, match="block of type 'video'"):
+        content_of([SimpleNamespace(type="video")], str)
+
+
+def test_a_tool_without_arguments_takes_an_empty_object() -> None:
+    from openreward.api.environments.types import ToolSpec
+
+    assert tool_of(ToolSpec("go", "Go.", None))["parameters"] == {"type": "object", "properties": {}}

@@ -1,0 +1,184 @@
+"""Sessions on a bad day: every rollout ends in a known state, nothing is done twice, nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+import rlkit
+from rlkit.envs.openreward import openreward
+from rlkit.envs.openreward.admission import gate
+from rlkit.envs.openreward.session import TimeLimits
+from rlkit.envs.openreward.target import Target
+from rlkit.envs.openreward.task import OpenRewardTask
+from rlkit.errors import EnvironmentFault, MissingError, UsageError
+from rlkit.policy import Limits
+from rlkit.rollouts import EnvSettings, Player
+from rlkit.slots import Slots
+from rlkit.sources import Task
+from rlkit.testing import ByteChat, FaultyProxy, ScriptedPolicy, ScriptedSampler
+from rlkit.types import Sampling
+from tests.envs.openreward.worlds import CALLS, Marks, Served, call, served
+
+QUICK = TimeLimits(start_s=2.0, call_s=2.0, request_s=0.5)
+
+
+def through(task: OpenRewardTask, url: str, **changes: object) -> OpenRewardTask:
+    """The task, played by way of another address."""
+    settings = task.settings
+    access = replace(settings.access, target=replace(settings.access.target, base_url=url))
+    return replace(task, settings=replace(settings, access=access, time=QUICK, **changes))  # pyright: ignore
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses between tries are short: how long they are has a test of its own."""
+    import openreward.api._session.http as http
+    from tenacity import wait_none
+
+    monkeypatch.setattr("rlkit.envs.openreward.admission._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("rlkit.envs.openreward.admission._LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(http, "_env_server_exp_wait", wait_none())
+    monkeypatch.setattr(http._request_retryable_env_server.retry, "wait", wait_none())  # pyright: ignore
+
+
+def test_with_a_fifth_of_all_requests_spoiled_every_rollout_ends_in_a_known_state(worlds: Served) -> None:
+    CALLS.clear()
+    (first, *_) = openreward(target=f"{worlds.url}#marks")
+    chat = ByteChat()
+    asked = iter(range(10**6))
+
+    def author(prompt: str, *, seed: int) -> str:
+        return call("mark", mark=f"call {next(asked)}", reward=1.0, finished=prompt.count("marked") >= 1)
+
+    async def days() -> tuple[Sequence[rlkit.Group], Sequence[rlkit.Group]]:
+        settings = EnvSettings(8, Sampling(10_000), 60.0, 8, Limits())
+        player = Player(chat, {"marks": settings}, seed=0, slots=Slots(24))
+        sampler = ScriptedSampler(author, chat=chat)
+        with FaultyProxy(worlds.url, share=0.2, kinds=("429", "500", "reply", "cut", "hang"), seed=3) as proxy:
+            task = through(first, proxy.url)
+            bad = await asyncio.gather(*(player.play(Task(draw, "marks", task), lambda: sampler) for draw in range(3)))
+            assert proxy.seen.total() > proxy.seen["through"]
+            limit = gate(task.settings.access, task.settings.max_sessions).limit
+            narrowed, proxy.share = limit.value, 0.0
+            good = await asyncio.gather(*(player.play(Task(draw, "marks", task), lambda: sampler) for draw in (3, 4)))
+            assert limit.value > narrowed, "throughput recovers"
+        return bad, good
+
+    bad, good = asyncio.run(days())
+    assert all(episode.status == "completed" for group in good for episode in group.episodes)
+    episodes = [episode for group in bad for episode in group.episodes]
+    assert max(CALLS.values()) == 1, "no call is carried out twice"
+    assert worlds.sessions == 0
+    for episode in episodes:
+        assert (episode.reward is None) == (episode.status == "failed") == (episode.error is not None)
+        assert episode.reward in (None, 2.0)
+    assert sum(episode.status == "completed" for episode in episodes) >= 8, [episode.error for episode in episodes]
+
+
+def play(task: OpenRewardTask, *replies: str) -> rlkit.Outcome:
+    return asyncio.run(task.rollout(ScriptedPolicy(replies)))
+
+
+@pytest.mark.parametrize("kind", ["reply", "cut"])
+def test_a_call_whose_reply_is_lost_is_not_made_again_and_its_reward_is_not_taken(worlds: Served, kind: str) -> None:
+    CALLS.clear()
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+    with FaultyProxy(worlds.url, share=1.0, kinds=(kind,), only="/call") as proxy, pytest.raises(EnvironmentFault):  # pyright: ignore
+        play(through(task, proxy.url), call("mark", mark="once", reward=1, finished=True))
+    assert CALLS["once"] == 1
+    assert worlds.sessions == 0
+
+
+def test_a_call_that_the_server_has_no_time_for_is_made_again(worlds: Served) -> None:
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+    with FaultyProxy(worlds.url, share=0.5, kinds=("429",), only="/call", seed=2) as proxy:
+        outcome = play(through(task, proxy.url), *[call("mark", mark="a", reward=1)] * 4, "done")
+        assert proxy.seen["429"] > 0
+    assert outcome.reward == 4
+
+
+@pytest.mark.parametrize("kind", ["reply", "cut", "hang", "429", "503"])
+def test_a_session_whose_opening_fails_is_replaced_by_a_fresh_one_and_deleted(worlds: Served, kind: str) -> None:
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+    task = through(task, "")
+    task = replace(task, settings=replace(task.settings, time=TimeLimits(1.0, 1.0, 0.5), openings=12))
+    with FaultyProxy(worlds.url, share=0.5, kinds=(kind,), only="/create", seed=1) as proxy:  # pyright: ignore
+        target = replace(task.settings.access.target, base_url=proxy.url)
+        access = replace(task.settings.access, target=target)
+        outcome = play(
+            replace(task, settings=replace(task.settings, access=access)),
+            call("mark", mark="a", reward=1, finished=True),
+        )
+        assert proxy.seen[kind] > 0
+    assert outcome.reward == 1
+    assert worlds.sessions == 0
+
+
+def test_a_session_that_the_server_has_lost_fails_the_episode(worlds: Served) -> None:
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+
+    def forgetting(prompt: str) -> str:
+        worlds.server._ready.clear()
+        return call("mark", mark="a", reward=1, finished=True)
+
+    with pytest.raises(EnvironmentFault, match="the session was lost: marks: calling mark: HTTP 404"):
+        asyncio.run(task.rollout(ScriptedPolicy(forgetting)))
+
+
+def test_a_server_that_is_restarted_is_played_on(worlds: Served) -> None:
+    with served([Marks]) as first:
+        (task, *_) = openreward(target=first.url)
+        port = int(first.url.rpartition(":")[2])
+    with served([Marks], port=port):
+        assert play(task, call("mark", mark="a", reward=1, finished=True)).reward == 1
+
+
+def test_what_no_retry_would_mend_is_one_line_before_the_first_rollout(
+    worlds: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENREWARD_API_KEY", raising=False)
+    monkeypatch.setattr("rlkit.envs.openreward.listing._PAUSE_S", 0.0)
+    monkeypatch.setattr("asyncio.sleep", _no_sleep(asyncio.sleep))
+    for arguments, message in [
+        ({"target": f"{worlds.url}#mark"}, r"target: 127.* has no 'mark'. Did you mean 'marks'\?"),
+        ({"target": worlds.url, "splits": "trian"}, r"splits: .* has no split 'trian'. Did you mean 'train'\?"),
+        ({"target": "http://127.0.0.1:9"}, "target: 127.0.0.1:9 does not answer"),
+        ({"target": "nonsense"}, "target: 'nonsense' names no environment"),
+        ({}, "target or server: give one of them"),
+        ({"target": worlds.url, "secrets": {"KEY": "NOT_SET_ANYWHERE"}}, "secrets.KEY: NOT_SET_ANYWHERE is not set"),
+    ]:
+        with pytest.raises(UsageError, match=message):
+            openreward(**arguments)  # pyright: ignore
+    with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set"):
+        openreward(target="Owner/Name")
+
+
+def _no_sleep(sleep: object) -> object:
+    async def hurried(delay: float, result: object = None) -> object:
+        return await sleep(min(delay, 0.01), result)  # pyright: ignore
+
+    return hurried
+
+
+@pytest.mark.parametrize(("status", "message"), [("401", "set OPENREWARD_API_KEY"), ("402", "no credit left")])
+def test_a_key_that_is_refused_stops_the_run(worlds: Served, status: str, message: str) -> None:
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+    with (
+        FaultyProxy(worlds.url, share=1.0, kinds=(status,), only="/create") as proxy,  # pyright: ignore
+        pytest.raises(UsageError, match=message),
+    ):
+        play(through(task, proxy.url))
+
+
+def test_the_key_of_the_platform_goes_to_no_other_server(worlds: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENREWARD_API_KEY", "or-key-of-the-platform")
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+    assert "or-key-of-the-platform" not in str(play(task, call("reveal")).info)
+    assert task.settings.access.key is None
+    sent = openreward(target=f"{worlds.url}#marks", send_api_key=True)
+    assert sent[0].settings.access.key == "or-key-of-the-platform"
+    assert isinstance(sent[0].settings.access.target, Target)

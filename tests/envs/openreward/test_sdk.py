@@ -1,0 +1,131 @@
+"""What is broken in the SDK, and that it is left alone once it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.envs.openreward import sdk
+
+
+class Stream:
+    def __init__(self, lines: list[bytes]) -> None:
+        self.lines = lines
+
+    @property
+    def content(self) -> AsyncIterator[bytes]:
+        return self._read()
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        for line in self.lines:
+            yield line
+
+
+def parsed(text: str) -> list[tuple[str, str]]:
+    async def main() -> list[tuple[str, str]]:
+        lines = [line.encode() for line in text.splitlines(keepends=True)]
+        return [event async for event in sdk.parse_events(Stream(lines))]
+
+    return asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def untouched() -> ModuleType:
+    """The SDK's module as it is on the disk."""
+    sdk.load()
+    found = importlib.util.find_spec("openreward.api._session.http")
+    assert found is not None and found.origin is not None
+    spec = importlib.util.spec_from_file_location("untouched_http", found.origin)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_parser_of_the_known_version_loses_spaces_and_is_replaced(
+    untouched: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openreward.api._session.http as http
+
+    monkeypatch.setattr(http, "_parse_sse_events", untouched._parse_sse_events)
+    assert sdk.mend_parser(), "mended upstream: take the mend out"
+    assert http._parse_sse_events is sdk.parse_events
+
+
+def test_what_is_not_broken_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import openreward.api._session.http as http
+    import openreward.api.environments.client as client
+
+    async def right(response: Stream) -> AsyncIterator[tuple[str, str]]:
+        async for event in sdk.parse_events(response):
+            yield event
+
+    monkeypatch.setattr(http, "_parse_sse_events", right)
+    assert not sdk.mend_parser()
+    assert http._parse_sse_events is right
+    assert not sdk.mend_calls(), "it was mended when it was loaded"
+    assert getattr(client.resumable_sse, "once", False)
+
+
+def test_a_version_of_another_shape_is_used_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import openreward.api._session.http as http
+    import openreward.api.environments.client as client
+
+    async def resumable_sse(client: object, path: str) -> None:
+        pass
+
+    monkeypatch.delattr(http, "_parse_sse_events")
+    monkeypatch.setattr(client, "resumable_sse", resumable_sse)
+    sdk.load.cache_clear()
+    sdk.load()
+    sdk.load.cache_clear()
+    assert client.resumable_sse is resumable_sse
+    assert ["used as it is" in record.message for record in caplog.records] == [True, True]
+
+
+def test_an_option_that_the_sdk_gives_itself_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    import openreward.api.environments.client as client
+
+    asked = list[tuple[str, object]]()
+
+    async def resumable_sse(client: object, path: str, *, resumable_only: bool = False) -> None:
+        asked.append((path, resumable_only))
+
+    monkeypatch.setattr(client, "resumable_sse", resumable_sse)
+    assert sdk.mend_calls()
+
+    async def main() -> None:
+        await client.resumable_sse(None, "/x/call")  # pyright: ignore
+        await client.resumable_sse(None, "/create_session")  # pyright: ignore
+        await client.resumable_sse(None, "/x/call", resumable_only=False)  # pyright: ignore
+
+    asyncio.run(main())
+    assert asked == [("/x/call", True), ("/create_session", False), ("/x/call", False)]
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1), max_size=5))
+def test_data_comes_out_as_it_was_sent(chunks: list[str]) -> None:
+    text = "".join(f": ping\nevent: chunk\ndata: {chunk}\n\n" for chunk in chunks)
+    assert parsed(text) == [("chunk", chunk) for chunk in chunks]
+
+
+def test_lines_that_are_no_field_are_passed_over() -> None:
+    assert parsed("event:end\ndata\nid: 4\nnonsense\ndata:two\n\n\n") == [("end", "\ntwo")]
+
+
+def test_importing_rlkit_and_its_environments_imports_no_sdk() -> None:
+    script = (
+        "import sys, rlkit, rlkit.envs.openreward, rlkit.envs.openreward.task\n"
+        "assert not {'openreward', 'aiohttp', 'torch', 'tinker'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

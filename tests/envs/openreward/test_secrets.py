@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+from rlkit.envs.openreward import openreward, sdk
+from rlkit.envs.openreward.secrets import secrets_of
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.testing import ScriptedPolicy
+from tests.envs.openreward.worlds import Served, call
+
+VALUE = "hunter2-hunter2"
+
+
+@pytest.fixture(autouse=True)
+def _set(monkeypatch: pytest.MonkeyPatch) -> None:
+    sdk.load()
+    monkeypatch.setenv("MY_JUDGE", VALUE)
+
+
+def test_the_environment_gets_the_value_and_the_model_and_the_record_do_not(worlds: Served) -> None:
+    (task, *_) = openreward(target=f"{worlds.url}#marks", secrets={"judge": "MY_JUDGE"})
+    assert VALUE not in repr(task)
+    assert VALUE.encode() not in pickle.dumps(task)
+    policy = ScriptedPolicy([call("reveal")])
+    outcome = asyncio.run(task.rollout(policy))
+    assert "('judge', '***')" in str(outcome.info["messages"])
+    assert VALUE not in str(outcome)
+
+
+def test_an_error_of_the_environment_is_told_without_it(worlds: Served) -> None:
+    (task, *_) = openreward(target=f"{worlds.url}#marks", secrets={"judge": "MY_JUDGE"})
+    with pytest.raises(EnvironmentFault, match=r"the secret is \*\*\*"):
+        asyncio.run(task.rollout(ScriptedPolicy([call("fail")])))
+
+
+def test_a_value_in_place_of_a_name_is_refused_and_not_repeated() -> None:
+    for given in ("sk-1234567890abcdefghij", {"env": "sk-12345"}, {"env": "MY_JUDGE", "domain": "x"}, {"domains": []}):
+        with pytest.raises(UsageError, match=r"^secrets\.key: ") as refused:
+            secrets_of({"key": given}, hosted=False)  # pyright: ignore
+        assert "sk-" not in str(refused.value)
+
+
+def test_a_hosted_environment_is_told_where_a_secret_may_be_sent() -> None:
+    with pytest.raises(UsageError, match=r"secrets\.judge: OpenReward does not know where"):
+        secrets_of({"judge": "MY_JUDGE"}, hosted=True)
+    known = secrets_of(
+        {"openai_api_key": "MY_JUDGE", "judge": {"env": "MY_JUDGE", "domains": ["a.example"]}}, hosted=True
+    )
+    assert known.sent() == {"openai_api_key": VALUE, "judge": (VALUE, ["a.example"])}
