@@ -35,8 +35,8 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
 """What has a place of its own."""
 
 _LEFT: Mapping[str, str] = {
-    "wandb_project_name": "W&B is no part of the configuration of a run",
-    "wandb_run_name": "W&B is no part of the configuration of a run",
+    "wandb_project_name": "set track.wandb.project",
+    "wandb_run_name": "set track.wandb.name",
     "log_path": "runs are in RLKIT_RUNS_DIR, or in ./runs",
     "tokenizer_name": "the tokenizer is the model's own",
     "num_epochs": "say how long to train with `steps`",
