@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rlkit.errors import MissingError, RunFailed, ServiceError, missing_extra
+from rlkit.errors import MissingError, RlkitError, RunFailed, ServiceError, missing_extra
 
 if TYPE_CHECKING:
     from beaker import Beaker
@@ -82,7 +82,7 @@ def _follow(beaker: Beaker, workload: BeakerWorkload, say: Callable[[str], None]
 def _reached(client: Beaker | None, workspace: str | None) -> Generator[Beaker]:
     try:
         from beaker import Beaker
-        from beaker.exceptions import BeakerConfigurationError, BeakerError
+        from beaker.exceptions import BeakerConfigurationError
     except ImportError:
         raise missing_extra("beaker") from None
     try:
@@ -96,5 +96,7 @@ def _reached(client: Beaker | None, workspace: str | None) -> Generator[Beaker]:
         raise MissingError(
             f"there is no account of Beaker here ({error}): set BEAKER_TOKEN, or give --dry-run"
         ) from error
-    except BeakerError as error:
+    except RlkitError:
+        raise
+    except Exception as error:  # beaker-py lets through what gRPC and requests raise
         raise ServiceError(f"Beaker: {type(error).__name__}: {error}") from error
