@@ -1,5 +1,5 @@
 # beaker is optional.
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
 """Harbor's environment as a job of Beaker, from an image that there is.
 
 Invariant: a job that was created is cancelled, whatever happens to the trial; one whose owner has died ends by itself,
@@ -56,7 +56,7 @@ class BeakerSandbox(BaseEnvironment):
         image: instead of the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
         priority: of the job.
         timeout: the longest that a job may live.
-        python: that the image has, 3.8 or later.
+        python: that the image has, 3.9 or later.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class BeakerSandbox(BaseEnvironment):
             raise missing_extra("beaker") from None
         chosen = {} if self._workspace is None else {"default_workspace": self._workspace}
         try:
-            self._beaker = Beaker.from_env(check_for_upgrades=False, **chosen)
+            self._beaker = beaker = Beaker.from_env(check_for_upgrades=False, **chosen)
         except BeakerConfigurationError as error:
             raise MissingError(f"environment beaker: there is no account of Beaker here ({error})") from error
         job = Job(
@@ -267,8 +267,8 @@ class BeakerSandbox(BaseEnvironment):
             {"name": "RLKIT_AGENT_TOKEN", "value": self._token},
             {"name": "RLKIT_AGENT_IDLE_S", "value": str(_IDLE_S)},
         ]
-        self._workload = self._beaker.experiment.create(spec=BeakerExperimentSpec.from_json(described))
-        return self._beaker.workload.url(self._workload)
+        self._workload = workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(described))
+        return beaker.workload.url(workload)
 
     def _place(self) -> str | None:
         """Where the job listens; None while it does not.

@@ -1,7 +1,7 @@
 """What runs as a job of Beaker and does what it is asked: commands, and files in and out.
 
 Invariant: it answers only who knows its token, and ends by itself when nobody has asked for a while. It is started from
-its text, by a Python of 3.8 or later in the image, and needs nothing but that.
+its text, by a Python of 3.9 or later in the image, and needs nothing but that.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ asked_s = time.monotonic()
 
 def execute(asked: dict[str, Any]) -> dict[str, Any]:
     """Run a command to its end, or to its time limit."""
-    who: dict[str, Any] = {}
+    user, group = None, None
     env: dict[str, str] = {**os.environ, **asked["env"]}
     if asked["user"] is not None and os.getuid() == 0:
-        user = asked["user"]
-        found = pwd.getpwuid(int(user)) if str(user).isdigit() else pwd.getpwnam(user)
-        who = {"user": found.pw_uid, "group": found.pw_gid}
+        named = str(asked["user"])
+        found = pwd.getpwuid(int(named)) if named.isdigit() else pwd.getpwnam(named)
+        user, group = found.pw_uid, found.pw_gid
         env.update(HOME=found.pw_dir, USER=found.pw_name)
     if asked["cwd"]:
         Path(asked["cwd"]).mkdir(parents=True, exist_ok=True)
-    process: subprocess.Popen[bytes] = subprocess.Popen(
+    process = subprocess.Popen(
         ["/bin/bash", "-c", asked["command"]],
         cwd=asked["cwd"] or None,
         env=env,
@@ -48,7 +48,8 @@ def execute(asked: dict[str, Any]) -> dict[str, Any]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
-        **who,
+        user=user,
+        group=group,
     )
     late = False
     try:
