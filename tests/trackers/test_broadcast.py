@@ -120,3 +120,19 @@ def test_a_tracker_is_told_in_the_callers_context() -> None:
     patient = Patient("context")
     patient.tell(lambda: found.append(variable.get()))
     assert found == ["mine"]
+
+
+def test_the_threads_end_with_the_run_and_later_words_still_arrive() -> None:
+    def named() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name == "rlkit-Told"]
+
+    quick = Told()
+    both = Broadcast([quick])
+    both.note("one")
+    assert named() == ["rlkit-Told"]
+    both.finished(None)
+    assert named() == []
+    both.note("two")
+    assert quick.notes == ["one", "two"]
+    both.finished(None)
+    assert named() == []

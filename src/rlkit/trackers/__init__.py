@@ -184,6 +184,8 @@ class Broadcast(Tracker):
         ended_s = time.monotonic()
         for (tracker, patient), limit_s in zip(self._trackers, limits_s, strict=True):
             self._complain(tracker, patient.catch_up(ended_s + limit_s - time.monotonic()))
+        for _, patient in self._trackers:
+            patient.close()
 
     def _each(self, tell: Callable[[Tracker], None], *, within_s: float = PATIENCE_S) -> None:
         for tracker, patient in self._trackers:

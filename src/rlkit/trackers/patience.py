@@ -40,6 +40,7 @@ class Patient:
         self._behind: _Call | None = None
         self._failed: Exception | None = None
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def tell(self, call: Callable[[], object], *, within_s: float = PATIENCE_S) -> Exception | None:
         """Tell it, and wait for it unless it is behind.
@@ -52,6 +53,7 @@ class Patient:
             if len(self._calls) >= MOST_WAITING:
                 return TooSlow("it is so slow that it is told no more")
             self._calls.append(asked)
+            self._closed = False
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
@@ -79,10 +81,21 @@ class Patient:
         found, self._failed = self._failed, None
         return found
 
+    def close(self) -> None:
+        """Let go of the thread, once all was told. It is another one that tells what may come later."""
+        with self._changed:
+            self._closed, thread = True, self._thread
+            self._changed.notify()
+        if thread is not None and not self.behind:
+            thread.join(PATIENCE_S)
+
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._calls)
+                self._changed.wait_for(lambda: self._calls or self._closed)
+                if not self._calls:
+                    self._thread = None
+                    return
                 call = self._calls[0]
             try:
                 call.context.run(call.tell)
