@@ -31,14 +31,14 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends ca-certificates git tmux \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 1000 rlkit \
-    && install --directory --owner rlkit --group rlkit /runs /work
+    && install --directory --owner rlkit --group rlkit /runs
 COPY --from=build --chown=rlkit:rlkit /app/.venv /app/.venv
-COPY --chown=rlkit:rlkit examples /work/examples
+COPY --chown=rlkit:rlkit examples /home/rlkit/examples
 ENV PATH=/app/.venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     RLKIT_RUNS_DIR=/runs
 USER 1000
-WORKDIR /work
+WORKDIR /home/rlkit
 VOLUME ["/runs"]
 ENTRYPOINT ["rlkit"]
 CMD ["--help"]

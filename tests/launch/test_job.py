@@ -71,7 +71,7 @@ def test_the_commit_is_fetched_before_the_command_runs(tmp_path: Path) -> None:
     )
     variables = {one["name"]: one["value"] for one in described["envVars"]}
     assert variables["RLKIT_COMMIT"] == commit
-    said = executed(described, **{**variables, "RLKIT_CODE": str(tmp_path / "code")})
+    said = executed(described, **variables, TMPDIR=str(tmp_path))
     assert said.split() == ["installed", commit]
 
 

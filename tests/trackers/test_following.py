@@ -63,7 +63,7 @@ def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_s
         tracker.started(info(directory))
         for step in range(100):
             tracker.step(step, {})
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < 30
         with pytest.raises(NotSent, match=r"0\.5 s after the run's end; `rlkit sync run --to docent` sends the rest"):
             tracker.finished(over(directory))
     with docent_stub() as stub:

@@ -38,17 +38,15 @@ if [ -n "${RLKIT_REPOSITORY:-}" ]; then
   if [ -n "${GITHUB_TOKEN:-}" ]; then
     git config --global credential.helper '!f() { echo username=token; echo "password=$GITHUB_TOKEN"; }; f'
   fi
-  git clone --quiet --no-checkout "$RLKIT_REPOSITORY" "$RLKIT_CODE"
-  cd "$RLKIT_CODE"
+  code=$(mktemp -d)
+  git clone --quiet --no-checkout "$RLKIT_REPOSITORY" "$code"
+  cd "$code"
   git checkout --quiet "$RLKIT_COMMIT"
 fi
 if [ -n "${RLKIT_INSTALL:-}" ]; then eval "$RLKIT_INSTALL"; fi
 exec "$@"
 """
 """What the job runs: it fetches the code and becomes the command, which so gets the signal of a preemption itself."""
-
-CODE_DIRECTORY = "/tmp/code"
-"""In the job's own container."""
 
 RESULTS = "/results"
 
@@ -203,7 +201,6 @@ def _variables(job: Job) -> list[Json]:
         plain |= {
             "RLKIT_REPOSITORY": job.code.repository,
             "RLKIT_COMMIT": job.code.commit,
-            "RLKIT_CODE": CODE_DIRECTORY,
         }
     if job.install is not None:
         plain["RLKIT_INSTALL"] = job.install
