@@ -7,7 +7,7 @@ names, so that the two never share one, whatever else is chosen, added or shuffl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -104,7 +104,7 @@ def find(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
         raise UsageError(f"{field}: there is no folder {folder}.{hint}")
     if (folder / TASK_FILE).is_file():
         return {folder.name: folder}
-    found = {path.relative_to(folder).as_posix(): path for path in _walk(folder, _DEEPEST)}
+    found = _each_once(folder, _walk(folder, _DEEPEST))
     if not found:
         if old := [path for path in (folder, *_folders(folder)) if (path / OLD_TASK_FILE).is_file()]:
             raise UsageError(
@@ -143,6 +143,17 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
             yield path
         elif depth > 1:
             yield from _walk(path, depth - 1)
+
+
+def _each_once(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
+    """By id: a task that links lead to, too, would otherwise be several, of which each half could have one."""
+    real = folder.resolve()
+    names = {path: path.relative_to(folder) for path in paths}
+    own_first = sorted(names, key=lambda path: (path.resolve() != real / names[path], len(path.parts), path))
+    found = dict[Path, Path]()
+    for path in own_first:
+        found.setdefault(path.resolve(), path)
+    return {names[path].as_posix(): path for path in found.values()}
 
 
 def _folders(folder: Path) -> list[Path]:
