@@ -126,3 +126,6 @@ def test_a_task_that_harbor_cannot_read_is_named(tmp_path: Path) -> None:
     read({"good": good})
     with pytest.raises(UsageError, match=r"the task bad cannot be read: FileNotFoundError: .*test\.sh.*exclude"):
         read({"good": good, "bad": bad})
+    (good / "instruction.md").write_text(" \n")
+    with pytest.raises(UsageError, match=r"the task good cannot be read: instruction\.md is empty\. Mend it"):
+        read({"good": good})

@@ -100,7 +100,7 @@ class Reward:
             return _found(rewards, self.key)
         if "reward" in rewards or len(rewards) != 1:
             return _found(rewards, "reward")
-        return _found(rewards, next(iter(rewards)))
+        return next(iter(rewards.values()))
 
 
 def _found(rewards: Mapping[str, float], key: str) -> float:
@@ -110,10 +110,19 @@ def _found(rewards: Mapping[str, float], key: str) -> float:
             f"the verifier gave no reward {key!r} but {given}.{did_you_mean(key, rewards)} "
             "Say which counts with reward_key or reward_weights"
         )
+    return rewards[key]
+
+
+def numbers(said: Mapping[str, float | int]) -> dict[str, float]:
+    """What a verifier said, as numbers that can be reckoned with.
+
+    Raises:
+        EnvironmentFault: one is too large: JSON has whole numbers of any length.
+    """
     try:
-        return float(rewards[key])
-    except OverflowError:  # JSON has whole numbers of any length
-        raise EnvironmentFault(f"verifier_error: the verifier's {key!r} is too large a number") from None
+        return {key: float(value) for key, value in said.items()}
+    except OverflowError:
+        raise EnvironmentFault("verifier_error: the verifier gave a number that is too large") from None
 
 
 @dataclass(frozen=True)
@@ -130,7 +139,7 @@ class Report:
         info: for people.
     """
 
-    rewards: Mapping[str, float] | None
+    rewards: Mapping[str, float | int] | None
     cause: Cause | None = None
     detail: str = ""
     error: str | None = None
@@ -150,15 +159,14 @@ def outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
     """
     if (unmendable := UNMENDABLE.get(report.error or "")) is not None:
         raise unmendable(report.detail)
-    rule = rules.of(report.cause)
+    rule, said = rules.of(report.cause), numbers(report.rewards or {})
     if rule == "zero":
         value = 0.0
     elif rule == "drop" or report.rewards is None:
         raise _failure(report)
     else:
-        value = reward.of(report.rewards)
-    said = report.rewards or {}
-    rewards = {f"rewards/{key}": _found(said, key) for key in said}
+        value = reward.of(said)
+    rewards = {f"rewards/{key}": one for key, one in said.items()}
     causes = {cause: float(report.cause == cause) for cause in CAUSES}
     return Outcome(
         reward=value,

@@ -41,8 +41,8 @@ _OUTAGE_SHARE = 0.1
 
 # fmt: off
 _OF_VERIFIERS = frozenset([
-    "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError", "VerifierOutputParseError",
-    "VerifierTimeoutError",
+    "IsADirectoryError", "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError",
+    "VerifierOutputParseError", "VerifierTimeoutError",
 ])
 # fmt: on
 """What Harbor raises of tests that took too long, or gave no number."""

@@ -127,14 +127,17 @@ def read(found: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
 
 
 def broken(path: Path) -> str | None:
-    """In one line, why Harbor cannot read a task; None where it can."""
+    """In one line, why Harbor cannot read a task, or what of it says nothing; None where it can be played."""
     from harbor.models.task.task import Task
 
     try:
-        Task(path)
+        task = Task(path)
+        texts = {"instruction.md": task.instruction}
+        if steps := task.config.steps:
+            texts = {f"steps/{step.name}/instruction.md": task.step_instruction(step.name) for step in steps}
     except Exception as error:  # of many kinds, all of which say what is wrong with the task's files
         return " ".join(f"{type(error).__name__}: {error}".split())
-    return None
+    return next((f"{name} is empty" for name, text in texts.items() if not text.strip()), None)
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
