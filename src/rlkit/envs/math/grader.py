@@ -30,6 +30,9 @@ SLICE_S = 0.004
 _UNBOUNDED = (r"\sum", r"\prod", r"\int", r"\lim", r"\iint", r"\oint")
 """What math-verify may work on for ever."""
 
+_GOING_ON = (r"\dots", r"\ldots", r"\cdots", "...", "…")
+"""What math-verify leaves out, as if the answer ended there."""
+
 
 class GoldError(EnvironmentFault):
     """A gold answer cannot be graded: the episode fails, for the model has done nothing wrong."""
@@ -150,7 +153,7 @@ class Grader:
                     f"the gold answer {gold[:80]!r} cannot be read; see whether math-verify can: install it"
                 )
             return Grade(False, "unparsed")
-        if any(mark in answer and mark not in gold for mark in _UNBOUNDED):
+        if any(mark in answer and mark not in gold for mark in (*_UNBOUNDED, *_GOING_ON)):
             return Grade(False, "unparsed")
         said = await asyncio.wrap_future(workers.shared(self.processes, self.limit_s).ask(answer, gold))
         if said == "timeout":

@@ -2,7 +2,7 @@ r"""From tokens to an expression: a recursive descent that never goes back.
 
 Invariant: each token is read once, and nesting is limited, so that time is in proportion to length.
 
-    sum       [+-±] product ([+-±] product)*
+    sum       [+-±] product ([+-±] product)* ((\over | \choose) sum)?
     product   power ((* | / | nothing) power)*        two numbers side by side are no product, unless a mixed number
     power     postfix (^ (power | {sum}))?
     postfix   atom (! | ° | _subscript)*
@@ -99,11 +99,19 @@ class ExpressionParser:
         terms = [self._signed()]
         while self.token.kind in _SIGNS:
             terms.append(self._signed())
-        if len(terms) == 1:
-            return terms[0]
         if sum(isinstance(term, Number) for term in terms) > 1:
             self.computed = True
-        return self.builder.add(terms)
+        value = terms[0] if len(terms) == 1 else self.builder.add(terms)
+        if self.take("over"):  # of all that stands before it in its braces, as TeX has it
+            self._deeper()
+            value = self.builder.divide(value, self.sum())
+            self._depth -= 1
+        elif self.take("choose"):
+            self._deeper()
+            self.computed = True
+            value = self.builder.call("binomial", (value, self.sum()))
+            self._depth -= 1
+        return value
 
     def _signed(self) -> Expression:
         signs: list[Expression] = []
@@ -238,7 +246,7 @@ class ExpressionParser:
             if kind == "!":
                 self.at += 1
                 self.computed = True
-                value = self.builder.call("factorial", (value,))
+                value = self.builder.call("double factorial" if self.take("!") else "factorial", (value,))
             elif kind == "°":
                 self.at += 1
                 value = Call("degrees", (value,))

@@ -5,6 +5,7 @@ Invariant: a unit that is not in the table is a word like any other, and two of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
@@ -46,11 +47,14 @@ _UNITS: dict[str, tuple[str, Fraction | int]] = {
     "kmh kph kilometersperhour": ("speed in kilometres", 1),
     "unit": ("units", 1),
     "rad radian": ("radians", 1),
+    "am": ("hours before noon", 1),
+    "pm": ("hours after noon", 1),
 }
+_MONTHS = "january february march april may june july august september october november december".split()  # noqa: SIM905  reads better
 
 UNITS: Mapping[str, Unit] = {
     name: Unit(dimension, Fraction(factor)) for names, (dimension, factor) in _UNITS.items() for name in names.split()
-}
+} | {month: Unit(f"days of {month}", Fraction(1)) for month in _MONTHS}
 """Measures by name, in the singular."""
 
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cubed": 3, "squared": 2}
@@ -75,7 +79,17 @@ _COUNTS: Mapping[str, int] = {
     **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
 }
 _MULTIPLES: Mapping[str, int] = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES: Mapping[str, int] = {"hundred": 100, **_MULTIPLES}
 _MAX_NUMBER_WORDS = 16
+
+_ALTERING = frozenset(
+    {
+        "or", "and", "not", "but", "except", "than", "least", "most", "plus", "minus", "divided", "factorial", "half",
+        "halves", "squared", "cubed", *(word for word, value in _COUNTS.items() if value > 1),
+    }
+)  # fmt: skip
+_DIGITS = re.compile(r"(?<![A-Za-z])[0-9]")
+_WORDS = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
 
 _ARTICLES = ("the ", "an ", "a ")
@@ -107,7 +121,14 @@ def unit(text: str, power: int = 1) -> Unit | None:
 
 def scale(text: str) -> int | None:
     """What a word such as `million` multiplies by."""
-    return _MULTIPLES.get(text.strip().lower())
+    return _SCALES.get(text.strip().lower())
+
+
+def alters(text: str) -> bool:
+    """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`."""
+    if unit(text) is not None:
+        return False
+    return _DIGITS.search(text) is not None or not _ALTERING.isdisjoint(_WORDS.findall(text.lower()))
 
 
 def is_measure(text: str) -> bool:
