@@ -102,6 +102,7 @@ class EndpointPolicy(Policy):
         max_tokens: int | None = None,
         temperature: float | None = None,
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> Reply:
         if len(forced):
             raise EnvironmentFault("an endpoint cannot be made to begin a reply with given words")

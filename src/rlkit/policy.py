@@ -104,6 +104,7 @@ class Policy(Protocol):
         max_tokens: int | None = None,
         temperature: float | None = None,
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> Reply:
         """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens.
 
@@ -114,6 +115,8 @@ class Policy(Protocol):
             max_tokens: as for `sample`.
             temperature: as for `sample`.
             room: tokens that the context must have left for the reply, which is otherwise not asked for.
+            context_tokens: that a prompt and its completion may have together, if less is wanted than the run's. An
+                endpoint counts them only afterwards, and does not heed this.
 
         Raises:
             ContextFull: the context has less room than that.
@@ -240,6 +243,7 @@ class RecordingPolicy(Policy):
         max_tokens: int | None = None,
         temperature: float | None = None,
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> Reply:
         if not messages:
             raise ValueError("chat needs at least one message")
@@ -247,7 +251,7 @@ class RecordingPolicy(Policy):
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
         prompt, plain = self._prompt(messages, tools)
-        tip = await self._complete(prompt, sampling, forced=forced, room=room)
+        tip = await self._complete(prompt, sampling, forced=forced, room=room, context_tokens=context_tokens)
         parsed = self._chat.parse(tip.turn.completion)
         # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
         tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
@@ -313,10 +317,11 @@ class RecordingPolicy(Policy):
         *,
         forced: str | Sequence[int],
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> _Tip:
         prefix = self._chat.encode(forced) if isinstance(forced, str) else np.asarray(forced, dtype=np.int32)
         given = prompt + as_prompt(prefix) if len(prefix) else prompt
-        sampling = self._admit(given, sampling, room)
+        sampling = self._admit(given, sampling, room, context_tokens)
         seed = self._seed(self._asked)
         sampler = self._sampler() if self._asked else self._first()
         self._asked += 1
@@ -351,7 +356,7 @@ class RecordingPolicy(Policy):
         self._tips.append(tip)
         return tip
 
-    def _admit(self, given: Prompt, sampling: Sampling, needed: int) -> Sampling:
+    def _admit(self, given: Prompt, sampling: Sampling, needed: int, wanted: int | None) -> Sampling:
         if not len(given):
             raise ValueError("a completion of an empty prompt was asked for: give at least one token")
         if sampling.max_tokens < 1:
@@ -361,9 +366,10 @@ class RecordingPolicy(Policy):
         most = self._limits.max_turns
         if most is not None and self._asked >= most:
             raise LimitReached(f"the rollout has had its {most} turns (max_turns)")
-        context = self._limits.context_tokens
-        if context is None:
+        contexts = [context for context in (self._limits.context_tokens, wanted) if context is not None]
+        if not contexts:
             return sampling
+        context = min(contexts)
         room = context - len(given)
         if room < 1:
             raise ContextFull(f"a prompt of {len(given)} tokens fills the context of {context}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["openreward"]
 
 type Count = Annotated[int, Field(ge=1)]
-type Seconds = Annotated[float, Field(gt=0)]
+type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def openreward(

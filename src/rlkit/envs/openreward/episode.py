@@ -72,7 +72,9 @@ async def _loop(session: Session, policy: Policy, settings: Settings, episode: E
         if left is not None and left < 1:
             return "tokens"
         try:
-            reply = await policy.chat(episode.messages, tools=episode.tools, max_tokens=left)
+            reply = await policy.chat(
+                episode.messages, tools=episode.tools, max_tokens=left, context_tokens=settings.max_tokens
+            )
         except LimitReached:
             return "tokens"
         episode.messages.append(reply.message)
@@ -108,9 +110,11 @@ async def _answered(
         )
         if episode.finished:
             return "finished"
-    episode.malformed += len(reply.malformed)
-    for text in reply.malformed:
-        episode.messages.append({"role": "tool", "content": f"error: not a valid tool call: {text}"})
+    if reply.malformed:
+        episode.malformed += len(reply.malformed)
+        # Not as a tool's answer: it would answer no call, which some chat formats cannot write and others refuse.
+        told = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+        episode.messages.append({"role": "user", "content": told})
     return None
 
 

@@ -5,6 +5,7 @@ Invariant: a call without a reward is not a call with the reward 0: it takes no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,6 +32,10 @@ class RewardRule:
     most: float | None = None
 
     def __post_init__(self) -> None:
+        given = {"nonterminal_reward": self.nonterminal, "min_reward": self.least, "max_reward": self.most}
+        for name, value in given.items():
+            if value is not None and not math.isfinite(value):
+                raise UsageError(f"{name}: {value} is no finite number")
         if self.least is not None and self.most is not None and self.least > self.most:
             raise UsageError(f"min_reward: {self.least:g} is above max_reward, {self.most:g}")
 

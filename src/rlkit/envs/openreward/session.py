@@ -11,7 +11,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from rlkit.envs.openreward.admission import Gate
 from rlkit.envs.openreward.blocks import Content, content_of, messages_of, tool_of
@@ -100,7 +100,7 @@ class Session:
         """
         messages = await self._asked("asking for the prompt", self._raw.get_messages, self._limits.start_s)
         tools = await self._asked("asking for the tools", lambda: self._raw.list_tools(None), self._limits.request_s)
-        return messages_of(messages, self._clean), [tool_of(tool) for tool in tools]
+        return messages_of(messages, self._clean), [tool_of(tool, self._clean) for tool in tools]
 
     async def version(self) -> Mapping[str, str | None]:
         """What the server runs: `version` of the SDK and `build_sha` of the environment."""
@@ -140,10 +140,12 @@ class Session:
             await self._gate.pause()
         else:
             raise AssertionError("the last attempt returns or raises")
-        reward = output.reward
-        if reward is not None and not math.isfinite(reward):
-            raise EnvironmentFault(f"{self._name}: {tool} gave the reward {reward}; rewards must be finite")
-        return Answer(content_of(output.blocks, self._clean), reward, output.finished)
+        reward, finished = cast("tuple[object, object]", (output.reward, output.finished))
+        if reward is not None and not _is_finite(reward):
+            raise EnvironmentFault(f"{self._name}: {tool} gave the reward {reward!r}; rewards must be finite numbers")
+        if not isinstance(finished, bool):
+            raise EnvironmentFault(f"{self._name}: {tool} said {finished!r} where it says whether the episode is over")
+        return Answer(content_of(output.blocks, self._clean), None if reward is None else float(reward), finished)
 
     async def _asked[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
         try:
@@ -153,6 +155,14 @@ class Session:
 
     def _failure(self, what: str, error: Exception, *, opening: bool) -> Exception:
         return failure(self._name, what, error, self._clean, opening=opening)
+
+
+def _is_finite(reward: object) -> TypeGuard[float]:
+    """Servers are not ours: a number in JSON may be of any size, and what should be one may be a text."""
+    try:
+        return isinstance(reward, float | int) and math.isfinite(reward)
+    except OverflowError:
+        return False
 
 
 def failure(name: str, what: str, error: Exception, clean: Callable[[str], str], *, opening: bool) -> Exception:

@@ -7,7 +7,7 @@ a fresh one; one that fails later fails the episode, which is then played again 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.env import Env
@@ -20,7 +20,7 @@ from rlkit.envs.openreward.session import Session, opened
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy, RecordingPolicy
-from rlkit.types import Outcome
+from rlkit.types import Json, Outcome
 
 if TYPE_CHECKING:
     from openreward.api.environments.client import AsyncEnvironment, AsyncSession
@@ -54,7 +54,7 @@ class OpenRewardTask(Env):
 
         Raises:
             EnvironmentFault: the environment failed, or the session was lost.
-            UsageError: the environment cannot be played as it is configured.
+            UsageError: the environment cannot be played as it is configured, or its own server has ended.
             MissingError: there is no key for OpenReward.
         """
         settings = self.settings
@@ -66,6 +66,8 @@ class OpenRewardTask(Env):
                 async with door.admitted():
                     return await self._play(env, door, policy)
             except SessionLost as lost:
+                if self.server is not None:
+                    self.server.check()
                 door.refused() if lost.busy else door.failed()
                 if not left or _has_begun(policy):
                     raise EnvironmentFault(f"the session was lost: {lost}") from lost
@@ -73,7 +75,7 @@ class OpenRewardTask(Env):
 
     async def _play(self, env: AsyncEnvironment, door: Gate, policy: Policy) -> Outcome:
         settings = self.settings
-        clean = settings.secrets.cleaner()
+        clean = settings.secrets.cleaner(settings.access.key)
 
         def make() -> AsyncSession:
             return env.session(
@@ -88,7 +90,18 @@ class OpenRewardTask(Env):
             session = await stack.enter_async_context(opened(make, door, settings.time, name=name, clean=clean))
             await self._check_version(session)
             door.opened()
-            return await play(session, policy, settings)
+            outcome = await play(session, policy, settings)
+        return replace(outcome, info={**outcome.info, "openreward": self._record()})
+
+    def _record(self) -> dict[str, Json]:
+        target = self.settings.access.target
+        return {
+            "target": target.name,
+            "hosted": target.base_url is None,
+            "variant": target.variant,
+            "split": self.split,
+            "index": self.index,
+        }
 
     async def _check_version(self, session: Session) -> None:
         target = self.settings.access.target
