@@ -111,6 +111,9 @@ x \not= 3 ~ x\ne 3
 3\frac18 ~ 3 125/1000
 ¥500 ~ 500
 \text{June 20} ~ June 20
+120 ~ \frac{10!}{3!7!}
+\frac{a}{b} ~ \frac ab
+36\text{ km/h} ~ 10\text{ m/s}
 """
 
 DIFFERENT = r"""
@@ -201,6 +204,11 @@ f(2)=5 ~ f(3)=5
 5\text{ p.m.} ~ 5\text{ a.m.}
 \text{5 June} ~ \text{5 July}
 1\text{ radian} ~ 1^\circ
+12\text{ km/h} ~ 12\text{ mph}
+12\text{ m/s} ~ 12\text{ m/s}^2
+12\text{ m/s} ~ 12\text{ m}
+f ~ f'
+7 ~ 7 8
 """
 
 

@@ -3,7 +3,7 @@ r"""From tokens to an expression: a recursive descent that never goes back.
 Invariant: each token is read once, and nesting is limited, so that time is in proportion to length.
 
     sum       [+-±] product ([+-±] product)* ((\over | \choose) sum)?
-    product   power ((* | / | nothing) power)*        two numbers side by side are no product, unless a mixed number
+    product   power ((* | / | nothing) power)*        two numbers side by side are none, but for `3!7!` and mixed ones
     power     postfix (^ (power | {sum}))?
     postfix   atom (! | ° | _subscript)*
     atom      number | symbol | (sum) | |sum| | \frac | \sqrt | \binom | function
@@ -154,7 +154,7 @@ class ExpressionParser:
         return self.builder.negate(factor) if negative else factor
 
     def _multiplied(self, factors: list[Expression], *, explicit: bool) -> Expression:
-        if not explicit and self.token.kind == "number":
+        if not explicit and self.token.kind == "number" and self._tokens[self.at - 1].kind != "!":
             raise Malformed("two numbers side by side")
         right = self._factor() if explicit else self._power()
         if isinstance(right, Number) and not _power_of_ten(right.value):
