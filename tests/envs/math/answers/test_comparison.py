@@ -113,6 +113,13 @@ x \not= 3 ~ x\ne 3
 \text{June 20} ~ June 20
 120 ~ \frac{10!}{3!7!}
 \frac{a}{b} ~ \frac ab
+xy^2 ~ x\cdot y^2
+ae^{bx} ~ a e^{bx}
+\frac{1}{ab} ~ 1/ab
+b\sqrt a ~ \sqrt ab
+5 ~ f(2)=5
+5 ~ \text{Final answer is } 5
+\text{I and III} ~ I, III
 36\text{ km/h} ~ 10\text{ m/s}
 """
 
@@ -209,6 +216,9 @@ f(2)=5 ~ f(3)=5
 12\text{ m/s} ~ 12\text{ m}
 f ~ f'
 7 ~ 7 8
+xy^2 ~ (xy)^2
+xe^x ~ (xe)^x
+10 ~ 2p=10
 """
 
 

@@ -4,7 +4,7 @@ Invariant: each token is read once, and nesting is limited, so that time is in p
 
     sum       [+-±] product ([+-±] product)* ((\over | \choose) sum)?
     product   power ((* | / | nothing) power)*        two numbers side by side are none, but for `3!7!` and mixed ones
-    power     postfix (^ (power | {sum}))?
+    power     postfix (^ (power | {sum}))?            of `xy^2` only the last letter
     postfix   atom (! | ° | _subscript)*
     atom      number | symbol | (sum) | |sum| | \frac | \sqrt | \binom | function
 """
@@ -41,6 +41,9 @@ _STARTS = frozenset(
 )
 _END = Token("end", "")
 _SIGNS = frozenset("+-±∓")
+_BINDING = frozenset({"^", "_", "!", "'"})
+"""Signs that belong to the last letter before them."""
+
 _PRIME = "'"
 
 
@@ -48,7 +51,7 @@ class ExpressionParser:
     """Reads expressions from tokens.
 
     Args:
-        tokens: all tokens of the text.
+        tokens: all tokens of the text; in the place of a word come its letters.
 
     Attributes:
         at: the token that is read next.
@@ -138,11 +141,19 @@ class ExpressionParser:
                 factors = [self.builder.call("mod", (self.builder.multiply(factors), self._factor()))]
             elif kind == "/":
                 self.at += 1
-                factors.append(self.builder.power(self._factor(), MINUS_ONE))
+                factors.append(self.builder.power(self._divisor(), MINUS_ONE))
             elif kind == "*" or self._starts_factor():
                 factors.append(self._multiplied(factors, explicit=self.take("*")))
             else:
                 return self.builder.multiply(factors) if len(factors) > 1 else factors[0]
+
+    def _divisor(self) -> Expression:
+        """What follows a slash: of `1/ab` both letters, but of `1/ab^2` only the first, as in a product."""
+        token = self.token
+        if token.kind != "word" or len(token.text) > MAX_LETTERS or self.ahead(1).kind in _BINDING:
+            return self._factor()
+        self.at += 1
+        return self.builder.multiply(Symbol(letter) for letter in token.text)
 
     def _factor(self) -> Expression:
         """A power with signs before it, as in `3 \\cdot -2`."""
@@ -295,7 +306,8 @@ class ExpressionParser:
             case "∞":
                 return Symbol("∞")
             case "word" if len(token.text) <= MAX_LETTERS:
-                return self.builder.multiply(Symbol(letter) for letter in token.text)
+                self._tokens[self.at - 1 : self.at] = [Token("symbol", letter) for letter in token.text]
+                return Symbol(token.text[0])
             case "(" | "[" | "{" | "⌊" | "⌈":
                 return self._bracket(token.kind)
             case "|":

@@ -360,7 +360,7 @@ class _Reader:
         if (spelled := words.number(written)) is not None:
             return Scalar(number(spelled), raw=raw)
         pieces = [words.squeezed(piece) for piece in written.replace(" and ", ",").split(",")]
-        if len(pieces) > 1 and all(0 < len(piece) <= 2 for piece in pieces):
+        if len(pieces) > 1 and all(0 < len(piece) <= 3 for piece in pieces):
             return Group("list", tuple(Text(piece) for piece in pieces))
         if not raw:
             raise Malformed("nothing")

@@ -66,8 +66,8 @@ REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "set
 """Phrases for the empty set and for all real numbers, as `squeezed` writes them."""
 
 LEAD_INS = (
-    "the final answer is", "the correct answer is", "the answer is", "final answer", "correct answer", "answer is",
-    "answer", "therefore", "thus", "so", "hence", "option", "choice",
+    "the final answer is", "final answer is", "the correct answer is", "the answer is", "final answer",
+    "correct answer", "answer is", "answer", "therefore", "thus", "so", "hence", "option", "choice",
 )  # fmt: skip
 """What may stand before an answer; none is the beginning of a later one."""
 
