@@ -114,6 +114,9 @@ x \not= 3 ~ x\ne 3
 120 ~ \frac{10!}{3!7!}
 \frac{a}{b} ~ \frac ab
 xy^2 ~ x\cdot y^2
+xy(3x-2y) ~ 3x^2y-2xy^2
+72 ~ 2^{3}3^{2}
+\sqrt{ab} ~ \sqrt{a}\sqrt{b}
 ae^{bx} ~ a e^{bx}
 \frac{1}{ab} ~ 1/ab
 b\sqrt a ~ \sqrt ab
@@ -219,6 +222,7 @@ f ~ f'
 xy^2 ~ (xy)^2
 xe^x ~ (xe)^x
 10 ~ 2p=10
+\sqrt{x} ~ \sqrt{-x}
 """
 
 

@@ -3,7 +3,7 @@ r"""From tokens to an expression: a recursive descent that never goes back.
 Invariant: each token is read once, and nesting is limited, so that time is in proportion to length.
 
     sum       [+-±] product ([+-±] product)* ((\over | \choose) sum)?
-    product   power ((* | / | nothing) power)*        two numbers side by side are none, but for `3!7!` and mixed ones
+    product   power ((* | / | nothing) power)*        two numbers side by side only as `3!7!`, `2^{3}5`, `1 1/2`
     power     postfix (^ (power | {sum}))?            of `xy^2` only the last letter
     postfix   atom (! | ° | _subscript)*
     atom      number | symbol | (sum) | |sum| | \frac | \sqrt | \binom | function
@@ -165,7 +165,7 @@ class ExpressionParser:
         return self.builder.negate(factor) if negative else factor
 
     def _multiplied(self, factors: list[Expression], *, explicit: bool) -> Expression:
-        if not explicit and self.token.kind == "number" and self._tokens[self.at - 1].kind != "!":
+        if not explicit and self.token.kind == "number" and self._tokens[self.at - 1].kind not in ("!", "}"):
             raise Malformed("two numbers side by side")
         right = self._factor() if explicit else self._power()
         if isinstance(right, Number) and not _power_of_ten(right.value):

@@ -132,11 +132,16 @@ def scale(text: str) -> int | None:
     return _SCALES.get(text.strip().lower())
 
 
-def alters(text: str) -> bool:
-    """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`."""
+def alters(text: str, *, leading: bool = False) -> bool:
+    """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`.
+
+    Args:
+        text: the words.
+        leading: they stand before the value, which is in the text as well.
+    """
     if unit(text) is not None:
         return False
-    return _DIGITS.search(text) is not None or not _ALTERING.isdisjoint(_WORDS.findall(text.lower()))
+    return (not leading and _DIGITS.search(text) is not None) or not _ALTERING.isdisjoint(_WORDS.findall(text.lower()))
 
 
 def is_measure(text: str) -> bool:
