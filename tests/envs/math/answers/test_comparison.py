@@ -117,6 +117,9 @@ xy^2 ~ x\cdot y^2
 xy(3x-2y) ~ 3x^2y-2xy^2
 72 ~ 2^{3}3^{2}
 \sqrt{ab} ~ \sqrt{a}\sqrt{b}
+4 ~ 4 \text{ (four)}
+4 ~ 4th
+4:05 ~ 4:05
 ae^{bx} ~ a e^{bx}
 \frac{1}{ab} ~ 1/ab
 b\sqrt a ~ \sqrt ab
@@ -222,6 +225,8 @@ f ~ f'
 xy^2 ~ (xy)^2
 xe^x ~ (xe)^x
 10 ~ 2p=10
+4 ~ 4:01
+4 ~ 4 negative
 \sqrt{x} ~ \sqrt{-x}
 """
 

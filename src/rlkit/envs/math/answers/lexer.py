@@ -250,6 +250,8 @@ class _Reader:
             lexeme += self._lexemes[self._at + 1]
             self._at += 2
         lower = lexeme.lower()
+        if lower in ("th", "st", "nd", "rd") and not self._spaced and self._found and self._found[-1].kind == "number":
+            return  # `12th`
         if lexeme in FUNCTIONS:
             self._push("function", FUNCTIONS[lexeme])
         elif lexeme[:-1] in FUNCTIONS and lexeme[-1] in "xyz":

@@ -185,7 +185,7 @@ class _Reader:
         if relations:
             return self._relation(low, high, relations)
         if ":" in self._signs(low, high, frozenset(":")):
-            if any(token.kind in ("text", "word") for token in self._tokens[low:high]):
+            if any(token.kind in ("text", "word") or _is_clock(token) for token in self._tokens[low:high]):
                 return self._text(low, high)
             return Ratio(tuple(self._expression(*bounds) for bounds in self._split(low, high, frozenset(":"))))
         operators = self._signs(low, high, frozenset("∪∩∖"))
@@ -372,6 +372,11 @@ def _is_phrase(token: Token) -> bool:
     return token.kind == "text" or (
         token.kind == "word" and (len(token.text) > MAX_LETTERS or words.alters(token.text))
     )
+
+
+def _is_clock(token: Token) -> bool:
+    """Whether it is the `05` of a time of day."""
+    return token.kind == "number" and len(token.text) > 1 and token.text.isdecimal() and token.text[0] == "0"
 
 
 def _matching(found: list[Token]) -> dict[int, int]:

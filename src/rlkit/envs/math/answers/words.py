@@ -85,7 +85,7 @@ _MAX_NUMBER_WORDS = 16
 _ALTERING = frozenset(
     {
         "or", "and", "not", "but", "except", "than", "least", "most", "plus", "minus", "divided", "factorial", "half",
-        "halves", "squared", "cubed", *(word for word, value in _COUNTS.items() if value > 1),
+        "halves", "squared", "cubed", "negative",
     }
 )  # fmt: skip
 _DIGITS = re.compile(r"(?<![A-Za-z])[0-9]")
