@@ -111,6 +111,22 @@ x \not= 3 ~ x\ne 3
 3\frac18 ~ 3 125/1000
 ¥500 ~ 500
 \text{June 20} ~ June 20
+120 ~ \frac{10!}{3!7!}
+\frac{a}{b} ~ \frac ab
+xy^2 ~ x\cdot y^2
+xy(3x-2y) ~ 3x^2y-2xy^2
+72 ~ 2^{3}3^{2}
+\sqrt{ab} ~ \sqrt{a}\sqrt{b}
+4 ~ 4 \text{ (four)}
+4 ~ 4th
+4:05 ~ 4:05
+ae^{bx} ~ a e^{bx}
+\frac{1}{ab} ~ 1/ab
+b\sqrt a ~ \sqrt ab
+5 ~ f(2)=5
+5 ~ \text{Final answer is } 5
+\text{I and III} ~ I, III
+36\text{ km/h} ~ 10\text{ m/s}
 """
 
 DIFFERENT = r"""
@@ -201,6 +217,17 @@ f(2)=5 ~ f(3)=5
 5\text{ p.m.} ~ 5\text{ a.m.}
 \text{5 June} ~ \text{5 July}
 1\text{ radian} ~ 1^\circ
+12\text{ km/h} ~ 12\text{ mph}
+12\text{ m/s} ~ 12\text{ m/s}^2
+12\text{ m/s} ~ 12\text{ m}
+f ~ f'
+7 ~ 7 8
+xy^2 ~ (xy)^2
+xe^x ~ (xe)^x
+10 ~ 2p=10
+4 ~ 4:01
+4 ~ 4 negative
+\sqrt{x} ~ \sqrt{-x}
 """
 
 

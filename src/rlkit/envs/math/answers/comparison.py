@@ -320,10 +320,10 @@ def _raw(value: Value) -> str:
 def _is_letters(value: Scalar) -> bool:
     """A letter, or several, that may stand for themselves: a choice, a name."""
     match value.expression:
-        case Symbol():
-            return True
+        case Symbol(name):
+            return name.isalpha()
         case Product(factors):
-            return all(isinstance(factor, Symbol) for factor in factors)
+            return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
         case _:
             return False
 

@@ -125,7 +125,7 @@ class _Reader:
             self._number(lexeme)
         elif lexeme in FRACTIONS:
             self._push(FRACTIONS[lexeme], lexeme)
-            self._split_digits()
+            self._split()
         elif lexeme in ALIASES:
             self._push(ALIASES[lexeme], lexeme)
         elif first == "\\":
@@ -184,12 +184,12 @@ class _Reader:
         else:
             raise Unreadable(f"the command {lexeme}")
 
-    def _split_digits(self) -> None:
-        r"""The first of the digits after `\frac` is the numerator, as TeX has it: `\frac12`, `\frac1{20}`."""
+    def _split(self) -> None:
+        r"""The first of what follows `\frac` is the numerator, as TeX has it: `\frac12`, `\frac1{20}`, `\frac ab`."""
         while self._at < len(self._lexemes) and self._lexemes[self._at][0].isspace():
             self._at += 1
-        if self._at < len(self._lexemes) and len(digits := self._lexemes[self._at]) > 1 and digits[0].isdecimal():
-            self._lexemes[self._at : self._at + 1] = [digits[0], digits[1:]]
+        if self._at < len(self._lexemes) and len(lexeme := self._lexemes[self._at]) > 1 and lexeme[0].isalnum():
+            self._lexemes[self._at : self._at + 1] = [lexeme[0], lexeme[1:]]
 
     def _environment(self, lexeme: str, name: str) -> None:
         if name not in ENVIRONMENTS:
@@ -250,6 +250,8 @@ class _Reader:
             lexeme += self._lexemes[self._at + 1]
             self._at += 2
         lower = lexeme.lower()
+        if lower in ("th", "st", "nd", "rd") and not self._spaced and self._found and self._found[-1].kind == "number":
+            return  # `12th`
         if lexeme in FUNCTIONS:
             self._push("function", FUNCTIONS[lexeme])
         elif lexeme[:-1] in FUNCTIONS and lexeme[-1] in "xyz":

@@ -55,11 +55,13 @@ class Evaluator:
         natural: `\log` without a base is the natural one, not that of base ten.
 
     Attributes:
+        imaginary: whether an even root of a negative number was met since it was set to False.
         scale: the largest value since it was set to 0 that another one may have cancelled: of a sum's terms, and 1 for
             a function.
     """
 
     def __init__(self, *, natural: bool = False) -> None:
+        self.imaginary = False
         self.scale = 0.0
         self._natural = natural
         self._left = MAX_EVALUATIONS
@@ -90,7 +92,10 @@ class Evaluator:
                     product *= self(factor, values)
                 return product
             case Power(base, Number(exponent)):
-                return _rational_power(self(base, values), exponent)
+                value = self(base, values)
+                if value.real < 0 and exponent.denominator % 2 == 0:
+                    self.imaginary = True
+                return _rational_power(value, exponent)
             case Power(base, exponent):
                 return self(base, values) ** self(exponent, values)
             case Call("log", (argument,)):
@@ -226,13 +231,13 @@ def _equal_functions(left: Expression, right: Expression, names: list[str], eval
     complex_points: list[bool] = []
     real_points = 0
     for point in _points(names):
-        evaluate.scale = 0.0
+        evaluate.scale, evaluate.imaginary = 0.0, False
         try:
             one, other = (evaluate(side, point) for side in (left, right))
             near = _near(one, other, IDENTITY_TOLERANCE, scale=evaluate.scale)
         except _NO_VALUE:
             continue
-        if not (_is_real(one) and _is_real(other)):
+        if evaluate.imaginary or not (_is_real(one) and _is_real(other)):
             complex_points.append(near)
         elif near:
             real_points += 1

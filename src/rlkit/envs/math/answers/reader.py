@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rlkit.envs.math.answers import words
-from rlkit.envs.math.answers.expressions import MAX_DEPTH
+from rlkit.envs.math.answers.expressions import MAX_DEPTH, MAX_LETTERS
 from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
 from rlkit.envs.math.answers.lexer import MAX_CHARS, Token, tokens
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression, number
@@ -185,7 +185,7 @@ class _Reader:
         if relations:
             return self._relation(low, high, relations)
         if ":" in self._signs(low, high, frozenset(":")):
-            if any(token.kind in ("text", "word") for token in self._tokens[low:high]):
+            if any(token.kind in ("text", "word") or _is_clock(token) for token in self._tokens[low:high]):
                 return self._text(low, high)
             return Ratio(tuple(self._expression(*bounds) for bounds in self._split(low, high, frozenset(":"))))
         operators = self._signs(low, high, frozenset("∪∩∖"))
@@ -330,10 +330,10 @@ class _Reader:
     def _is_altered(self, low: int, high: int) -> bool:
         """Whether words beside a value make something else of it: `at least 5`, `6 hours and 20 minutes`."""
         found = self._tokens[low:high]
-        start = next((at for at, token in enumerate(found) if token.kind in ("text", "word")), None)
+        start = next((at for at, token in enumerate(found) if _is_phrase(token)), None)
         if start is None or not all(token.kind in _WORDY for token in found[start:]):
             return False
-        return words.alters(" ".join(token.text for token in found[start:]))
+        return words.alters(" ".join(token.text for token in found[start:]), leading=start == 0)
 
     def _is_text(self, low: int, high: int) -> bool:
         """Words and nothing to compute: `even`, `Monday`, `June 20`, `(B)` in a text."""
@@ -360,11 +360,23 @@ class _Reader:
         if (spelled := words.number(written)) is not None:
             return Scalar(number(spelled), raw=raw)
         pieces = [words.squeezed(piece) for piece in written.replace(" and ", ",").split(",")]
-        if len(pieces) > 1 and all(0 < len(piece) <= 2 for piece in pieces):
+        if len(pieces) > 1 and all(0 < len(piece) <= 3 for piece in pieces):
             return Group("list", tuple(Text(piece) for piece in pieces))
         if not raw:
             raise Malformed("nothing")
         return Text(raw)
+
+
+def _is_phrase(token: Token) -> bool:
+    """Whether it is a word, and no product of variables."""
+    return token.kind == "text" or (
+        token.kind == "word" and (len(token.text) > MAX_LETTERS or words.alters(token.text))
+    )
+
+
+def _is_clock(token: Token) -> bool:
+    """Whether it is the `05` of a time of day."""
+    return token.kind == "number" and len(token.text) > 1 and token.text.isdecimal() and token.text[0] == "0"
 
 
 def _matching(found: list[Token]) -> dict[int, int]:

@@ -154,6 +154,8 @@ def _label(side: Value) -> str | None:
             return name
         case Scalar(Product((Symbol(function), Symbol(argument)))) if function in _FUNCTION_NAMES:
             return f"{function}({argument})"
+        case Scalar(Product((Number(value), Symbol(function))), raw=raw) if function in _FUNCTION_NAMES:
+            return f"{function}({value})" if raw.startswith(function.lower()) else None  # `2f` is none
         case _:
             return None
 

@@ -43,8 +43,8 @@ _UNITS: dict[str, tuple[str, Fraction | int]] = {
     "dollar usd buck": ("dollars", 1),
     "cent": ("dollars", Fraction(1, 100)),
     "euro eur": ("euros", 1),
-    "mph milesperhour": ("speed in miles", 1),
-    "kmh kph kilometersperhour": ("speed in kilometres", 1),
+    "mph": ("length per time", Fraction(1_609_344, 3_600_000)),
+    "kmh kph": ("length per time", Fraction(1000, 3600)),
     "unit": ("units", 1),
     "rad radian": ("radians", 1),
     "am": ("hours before noon", 1),
@@ -66,8 +66,8 @@ REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "set
 """Phrases for the empty set and for all real numbers, as `squeezed` writes them."""
 
 LEAD_INS = (
-    "the final answer is", "the correct answer is", "the answer is", "final answer", "correct answer", "answer is",
-    "answer", "therefore", "thus", "so", "hence", "option", "choice",
+    "the final answer is", "final answer is", "the correct answer is", "the answer is", "final answer",
+    "correct answer", "answer is", "answer", "therefore", "thus", "so", "hence", "option", "choice",
 )  # fmt: skip
 """What may stand before an answer; none is the beginning of a later one."""
 
@@ -85,7 +85,7 @@ _MAX_NUMBER_WORDS = 16
 _ALTERING = frozenset(
     {
         "or", "and", "not", "but", "except", "than", "least", "most", "plus", "minus", "divided", "factorial", "half",
-        "halves", "squared", "cubed", *(word for word, value in _COUNTS.items() if value > 1),
+        "halves", "squared", "cubed", "negative",
     }
 )  # fmt: skip
 _DIGITS = re.compile(r"(?<![A-Za-z])[0-9]")
@@ -105,7 +105,13 @@ def squeezed(text: str) -> str:
 
 def unit(text: str, power: int = 1) -> Unit | None:
     """The measure that a text names, to a power; None for a word that is none: `square cm` and `cm`, 2 are one."""
-    words = [word for word in text.lower().replace(".", " ").replace("/", " per ").split() if word]
+    words = text.lower().replace(".", " ").replace("/", " per ").split()
+    if words.count("per") == 1:
+        cut = words.index("per")
+        above, below = (unit(" ".join(part)) for part in (words[:cut], words[cut + 1 :]))
+        if above is None or below is None:
+            return None
+        return _raised(Unit(f"{above.dimension} per {below.dimension}", above.factor / below.factor), power)
     for word in [*words]:
         if word in _POWERS:
             power *= _POWERS[word]
@@ -114,9 +120,11 @@ def unit(text: str, power: int = 1) -> Unit | None:
     found = UNITS.get(name) or UNITS.get(name.removesuffix("s"))
     if found is None and len(words) > 1:
         found = UNITS.get(words[0].removesuffix("s") + "s" + "".join(words[1:]))
-    if found is None or power == 1:
-        return found
-    return Unit(f"{found.dimension} to the power of {power}", found.factor**power)
+    return None if found is None else _raised(found, power)
+
+
+def _raised(unit: Unit, power: int) -> Unit:
+    return unit if power == 1 else Unit(f"{unit.dimension} to the power of {power}", unit.factor**power)
 
 
 def scale(text: str) -> int | None:
@@ -124,11 +132,16 @@ def scale(text: str) -> int | None:
     return _SCALES.get(text.strip().lower())
 
 
-def alters(text: str) -> bool:
-    """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`."""
+def alters(text: str, *, leading: bool = False) -> bool:
+    """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`.
+
+    Args:
+        text: the words.
+        leading: they stand before the value, which is in the text as well.
+    """
     if unit(text) is not None:
         return False
-    return _DIGITS.search(text) is not None or not _ALTERING.isdisjoint(_WORDS.findall(text.lower()))
+    return (not leading and _DIGITS.search(text) is not None) or not _ALTERING.isdisjoint(_WORDS.findall(text.lower()))
 
 
 def is_measure(text: str) -> bool:
