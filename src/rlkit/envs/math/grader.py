@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from rlkit.envs.math import workers
-from rlkit.envs.math.answers.comparison import Judgement, Verdict, judge
+from rlkit.envs.math.answers.comparison import Judgement, Verdict, equals_itself, judge
 from rlkit.envs.math.answers.policies import DEFAULT, Policies
 from rlkit.envs.math.extraction import final_answer
 from rlkit.errors import EnvironmentFault
@@ -60,8 +60,7 @@ def compare(answer: str, gold: str, *, policies: Policies = DEFAULT) -> Verdict:
 
 def validate(gold: str) -> bool:
     """Whether a gold answer can be graded: it can be read, and equals itself."""
-    judgement = judge(f" {gold} ", gold)
-    return judgement.gold_read and judgement.verdict == "yes"
+    return equals_itself(gold)
 
 
 class _Waiting(NamedTuple):

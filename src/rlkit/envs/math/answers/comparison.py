@@ -69,6 +69,15 @@ def judge(answer: str, gold: str, policies: Policies = DEFAULT) -> Judgement:  #
         return Judgement("no", "monstrous")
 
 
+def equals_itself(gold: str, policies: Policies = DEFAULT) -> bool:
+    """Whether an answer can be read, and what was read is found equal to itself: by comparing, not by its text."""
+    try:
+        wanted = read(gold)
+        return _judged(wanted, wanted, gold, gold, policies).verdict == "yes"
+    except (NotAnAnswer, RecursionError):  # what is monstrous or malformed is none either
+        return False
+
+
 def _judged(given: Answer, wanted: Answer, answer: str, gold: str, policies: Policies) -> Judgement:
     comparison = _Comparison(policies, natural=policies.logarithm == "natural")
     truth = comparison.same(given.value, wanted.value)
