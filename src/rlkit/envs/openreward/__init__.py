@@ -46,7 +46,7 @@ def openreward(
     start_timeout_s: Seconds = 600.0,
     call_timeout_s: Seconds = 600.0,
     request_timeout_s: Seconds = 60.0,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0)] = 0,
 ) -> OpenRewardTasks:
     """Tasks of an environment that speaks the Open Reward Standard.
 
