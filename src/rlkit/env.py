@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from rlkit.errors import LimitReached
 from rlkit.policy import Policy, Reply
-from rlkit.types import Group, Json, Message, Outcome, Tool, ToolCall
+from rlkit.types import Episode, Group, Json, Message, Outcome, Tool, ToolCall
 
 
 @runtime_checkable
@@ -36,6 +36,18 @@ class Env(Protocol):
 
     async def rollout(self, policy: Policy) -> Outcome | float:
         """Play one episode and return its outcome. An exception means that it failed, and so has no reward."""
+        ...
+
+
+@runtime_checkable
+class GroupScorer(Protocol):
+    """A task that compares the episodes of a group with each other, once all of them are over."""
+
+    async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
+        """The rewards of episodes that did not fail, in their order; None to leave them as they are.
+
+        It may be asked again for a group of a run that was interrupted. An exception means that all of them failed.
+        """
         ...
 
 

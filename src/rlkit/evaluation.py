@@ -30,6 +30,7 @@ from rlkit.service.watch import PatientSampler, Watch
 from rlkit.settings import load_chat, sampling, single_turn
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks, as_source
+from rlkit.store.history import keep_last
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
 
@@ -72,9 +73,9 @@ class Evaluation:
         attempts = defaultdict[tuple[str, int], list[Episode]](list)
 
         def record(task: Task, episode: Episode) -> None:
-            attempts[task.name, task.draw].append(episode)
+            keep_last(attempts[task.name, task.draw], episode)
 
-        player = replace(self.player, record=record)
+        player = replace(self.player, record=record, scored=record)
         groups = await together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
         return [Tried(group, attempts[group.env, group.draw]) for group in groups]
 

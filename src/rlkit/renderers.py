@@ -15,9 +15,23 @@ import numpy as np
 
 from rlkit.chat import ChatFormat, Parsed, parse_text
 from rlkit.errors import UsageError
-from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, Tokens, Tool, ToolCall, as_prompt, join
+from rlkit.types import (
+    IMAGE_TOKEN,
+    Image,
+    ImagePart,
+    Json,
+    Message,
+    Prompt,
+    TextPart,
+    Tokens,
+    Tool,
+    ToolCall,
+    as_prompt,
+    join,
+)
 
 if TYPE_CHECKING:
+    from tinker import ModelInputChunk
     from tinker_cookbook.renderers import Message as CookbookMessage
     from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -166,14 +180,31 @@ class CookbookChat(ChatFormat):
         if tools:
             conversation = self._with_tools(conversation, tools)
         pieces = list[Prompt]()
-        for chunk in self._renderer.build_generation_prompt(conversation).chunks:
+        images = sum(part["type"] == "image" for message in messages for part in _parts(message))
+        for chunk in self._rendered(conversation, images=images):
             if chunk.type == "encoded_text":
                 pieces.append(as_prompt(chunk.tokens))
             elif chunk.type == "image":
                 pieces.append(_image(chunk.data, chunk.format, chunk.length))
             else:
                 raise UsageError(f"a conversation holds a part of type {chunk.type!r}; rlkit knows text and images")
-        return join(pieces)
+        prompt = join(pieces)
+        if len(prompt.images) < images:  # some leave them out and say nothing
+            raise self._blind()
+        return prompt
+
+    def _rendered(self, conversation: list[CookbookMessage], *, images: int) -> Sequence[ModelInputChunk]:
+        from tinker_cookbook.exceptions import RendererError
+
+        try:
+            return self._renderer.build_generation_prompt(conversation).chunks
+        except (NotImplementedError, AssertionError, RendererError) as error:
+            if not images:
+                raise
+            raise self._blind() from error
+
+    def _blind(self) -> UsageError:
+        return UsageError(f"chat.renderer: {type(self._renderer).__name__} takes no images: choose one that does")
 
     def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
         message, _ = self._renderer.parse_response(completion.tolist())
@@ -217,6 +248,11 @@ class CookbookChat(ChatFormat):
             name = type(self._renderer).__name__
             raise UsageError(f"chat.renderer: {name} cannot show tools to the model; choose another") from None
         return [*prefix, *conversation[1 if has_system else 0 :]]
+
+
+def _parts(message: Message) -> Sequence[TextPart | ImagePart]:
+    content = message["content"]
+    return [] if isinstance(content, str) else content
 
 
 def _image(data: bytes, encoding: str, length: int) -> Prompt:

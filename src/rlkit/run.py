@@ -231,7 +231,7 @@ class RLTrainer(Trainer):
             if episode.status != "failed":
                 unprepared[task.draw] += trained_tokens(episode)
 
-        player = Player(chat, settings, seed=config.seed, slots=slots, record=record)
+        player = Player(chat, settings, seed=config.seed, slots=slots, record=record, scored=store.record_episode)
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, self._estimators, self._loss, reference=reference)
         known = {

@@ -175,8 +175,10 @@ def test_what_no_retry_would_mend_is_one_line_before_the_first_rollout(
     ]:
         with pytest.raises(UsageError, match=message):
             openreward(**arguments)  # pyright: ignore
-    with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set"):
+    with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set, and Owner/Name is sent it"):
         openreward(target="Owner/Name")
+    with pytest.raises(MissingError, match=r"OPENREWARD_API_KEY is not set, and 127\.0\.0\.1:.* is sent it"):
+        openreward(target=worlds.url, send_api_key=True)
 
 
 def _no_sleep(sleep: object) -> object:

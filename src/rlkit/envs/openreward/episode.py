@@ -62,8 +62,10 @@ async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
         messages = _with_system(messages, settings.system_prompt)
     episode = Episode(messages, tools)
     reason = await _loop(session, policy, settings, episode)
-    reward = settings.reward.of(episode.rewards, finished=episode.finished)
-    return Outcome(reward, _metrics(episode, reason), _info(episode, reason), truncated=reason in _CUT_SHORT)
+    compared = settings.group_score != "off" and await session.scores_groups()
+    reward = settings.reward.of(episode.rewards, finished=episode.finished, compared=compared)
+    info = {**_info(episode, reason), "compared": compared}
+    return Outcome(reward, _metrics(episode, reason), info, truncated=reason in _CUT_SHORT)
 
 
 async def _loop(session: Session, policy: Policy, settings: Settings, episode: Episode) -> Reason:

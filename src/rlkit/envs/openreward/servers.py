@@ -92,7 +92,10 @@ def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServe
     Raises:
         UsageError: the command has no place for a port, cannot be run, or starts nothing that answers.
     """
-    words = tuple(shlex.split(command) if isinstance(command, str) else command)
+    try:
+        words = tuple(shlex.split(command) if isinstance(command, str) else command)
+    except ValueError as error:
+        raise UsageError(f"server: {command!r} is no command: {error}") from None
     if not words or not any(_PORT in word for word in words):
         raise UsageError(
             f"server: {shlex.join(words)!r} does not say where the port goes; write {_PORT}, as in "

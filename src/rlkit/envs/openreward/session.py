@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 from rlkit.envs.openreward.admission import Gate
 from rlkit.envs.openreward.blocks import Content, content_of, messages_of, tool_of
 from rlkit.envs.openreward.faults import SessionLost, kind_of, misconfigured, told
+from rlkit.envs.openreward.scoring import candidate_of
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.types import Json, Message, Tool
+from rlkit.types import Episode, Json, Message, Tool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from openreward.api.environments.client import AsyncSession
     from openreward.api.environments.types import ToolOutput
@@ -110,6 +111,32 @@ class Session:
         """Whether the environment takes a message without a call as the model's answer."""
         found = await self._asked("asking for the tools", self._raw.terminal_tool, self._limits.request_s)
         return found is not None
+
+    async def scores_groups(self) -> bool:
+        """Whether the environment compares the episodes of a group; known once its tools are."""
+        return await self._asked("asking for the tools", self._raw.supports_score_group, self._limits.request_s)
+
+    async def scores(self, episodes: Sequence[Episode]) -> list[float]:
+        """Have the environment compare the episodes of a group: a reward for each, in their order.
+
+        Raises:
+            SessionLost: it could not be done now.
+            EnvironmentFault: what came back are no rewards.
+        """
+        from openreward.api.errors import ScoreGroupUnsupported
+
+        async def asked() -> Sequence[object]:
+            try:
+                return await self._raw.score_group([candidate_of(episode, plain=False) for episode in episodes])
+            except ScoreGroupUnsupported:  # an older one knows texts only
+                return await self._raw.score_group([candidate_of(episode, plain=True) for episode in episodes])
+
+        given = await self._asked("scoring the group", asked, self._limits.call_s)
+        rewards = [cast("object", getattr(score, "reward", None)) for score in given]
+        finite = [float(reward) for reward in rewards if _is_finite(reward)]
+        if len(finite) != len(episodes) or len(given) != len(episodes):
+            raise EnvironmentFault(f"{self._name}: the group of {len(episodes)} was scored as {rewards}")
+        return finite
 
     async def answer(self, text: str) -> Answer:
         """Give the model's answer, which ends the episode."""
