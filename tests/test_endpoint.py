@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -29,6 +30,7 @@ def said(text: str = "5", **choice: object) -> dict[str, object]:
 class Model(BaseHTTPRequestHandler):
     """Answers what it is told to, one answer a request, the last of them again and again."""
 
+    slow: ClassVar[bool] = False
     answers: ClassVar[list[tuple[int, Mapping[str, object]]]] = []
     asked: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
 
@@ -40,7 +42,10 @@ class Model(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        for piece in range(0, len(data), 10) if self.slow else ():
+            self.wfile.write(data[piece : piece + 10])
+            time.sleep(0.1)
+        self.wfile.write(b"" if self.slow else data)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -147,8 +152,15 @@ def test_an_answer_that_is_none_is_asked_for_again_and_then_the_services(
     Model.answers[:] = [(200, answer), (200, said())]  # type: ignore[list-item]  what no endpoint should say
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(200, answer)]  # type: ignore[list-item]
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT_S", 99)
     with pytest.raises(ServiceError, match=r"does not answer: its answer cannot be read \(.*Error\): "):
-        ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.02)
+        ask(url, lambda policy: policy.chat(ASKED))
+
+
+def test_an_answer_that_comes_in_drops_is_not_waited_for_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "slow", True)
+    with pytest.raises(ServiceError, match=r"does not answer: no whole answer within 0\.3 s$"):
+        ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.3)
 
 
 def test_counts_that_cannot_be_are_not_believed(url: str) -> None:

@@ -51,6 +51,33 @@ def measured(
     return run_virtual(evaluate(config, note=notes.append)), notes
 
 
+SLOW = """
+import asyncio
+import rlkit
+
+class Slow(rlkit.Env):
+    task_id = "slow"
+    async def rollout(self, policy):
+        await asyncio.sleep(60)
+        return 1.0
+
+def tasks(): return [Slow()]
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_time_limit_of_an_environment_holds_when_it_is_evaluated(
+    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    spec, quick = {"env": f"{tmp_path}/slow.py:tasks"}, {"timeout_s": 7.0}
+    given = {"envs": {"slow": spec | ({} if own else quick)}, "eval": {"envs": {"slow": spec | quick} if own else {}}}
+    config = Config(model="simulated", service={"base_url": "http://x"}, **given)  # type: ignore[arg-type]  likewise
+    metrics, notes = measured(config, SimulatedTinker(), monkeypatch)
+    assert metrics["eval/slow/failed"] == 1
+    assert notes == ["slow: 3 of 3 rollouts failed: the rollout took longer than 7 s (timeout_s)"]
+
+
 @pytest.mark.parametrize("kind", ["500", "429", "hang"])
 def test_a_request_that_fails_is_made_again_and_the_user_is_told(
     config: Config, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -155,12 +155,15 @@ class EndpointPolicy(Policy):
         until_s, wait_s = clock() + self._timeout_s, _FIRST_WAIT_S
         while True:
             try:
-                response = await self._client.post(path, json=asked)
+                async with asyncio.timeout(self._timeout_s):  # a client's own limit is on each piece of an answer
+                    response = await self._client.post(path, json=asked)
                 if response.is_success:
                     return _understood(response.content, read)
                 trouble = f"{response.status_code}: {' '.join(response.text.split())[:_SHOWN_CHARS]}"
                 if response.status_code not in _AGAIN:
                     raise _refused(response.status_code, trouble)
+            except TimeoutError:
+                trouble = f"no whole answer within {self._timeout_s:g} s"
             except _Odd as error:
                 trouble = str(error)
             except httpx.HTTPError as error:

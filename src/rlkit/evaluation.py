@@ -118,7 +118,13 @@ async def evaluate(
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     own = config.eval.envs
     specs = own or {
-        name: EvalEnvConfig(env=spec.env or name, args=spec.args, max_tokens=spec.max_tokens, max_turns=spec.max_turns)
+        name: EvalEnvConfig(
+            env=spec.env or name,
+            args=spec.args,
+            max_tokens=spec.max_tokens,
+            max_turns=spec.max_turns,
+            timeout_s=spec.timeout_s,
+        )
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
@@ -207,7 +213,7 @@ def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, contex
         name: EnvSettings(
             group_size=spec.attempts,
             sampling=sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
-            timeout_s=config.rollouts.timeout_s,
+            timeout_s=spec.timeout_s or config.rollouts.timeout_s,
             max_failing_rollouts=config.rollouts.max_failing_rollouts,
             limits=Limits(spec.max_turns, context),
             coalesce=config.rollouts.coalesce,

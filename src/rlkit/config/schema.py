@@ -98,6 +98,8 @@ class EvalEnvConfig(Section):
     """Greedy, so that two evaluations differ only by the weights."""
     max_turns: Positive | None = None
     """Completions that one rollout may ask for; null leaves it to the environment."""
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
 
 
 class BatchConfig(Section):

@@ -7,6 +7,7 @@ import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ import pytest
 import rlkit
 from rlkit import concurrency
 from rlkit.containment import leftovers_ended
-from rlkit.envs.harbor.outcome import Reward, Rule, Rules
+from rlkit.envs.harbor.ending import AgentEnd, Reason
+from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
-from rlkit.envs.harbor.task import HarborTask
+from rlkit.envs.harbor.task import HarborTask, _fault
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.stopwatch import waiting
 from rlkit.testing import ScriptedPolicy
@@ -99,6 +101,25 @@ def test_tests_without_a_verdict_are_the_verifiers_error(cache: Path, tmp_path: 
     task = write_task(tmp_path / "odd", test="#!/bin/bash\n" + verdict.format("/logs/verifier"))
     with pytest.raises(EnvironmentFault, match=f"^verifier_error: {error}: "):
         played(HarborTask("odd", task, TrialSettings(verifier_timeout_s=1)), SOLVED)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason", "gravest"),
+    [
+        (["AgentTimeoutError", "VerifierTimeoutError"], "completed", "verifier_error"),
+        (["AgentTimeoutError", "HealthcheckError"], "overflow", "environment_error"),
+        (["AgentTimeoutError", None], "service_error", "service_error"),
+        (["AgentTimeoutError", None], "overflow", "timeout"),
+        ([None, None], "overflow", "overflow"),
+        ([None, None], "max_turns", None),
+    ],
+)
+def test_of_several_faults_what_broke_beside_the_model_decides(
+    steps: list[str | None], reason: Reason, gravest: Cause | None
+) -> None:
+    played = [SimpleNamespace(exception_info=name and SimpleNamespace(exception_type=name)) for name in steps]
+    result = SimpleNamespace(exception_info=None, step_results=played)
+    assert _fault(result, AgentEnd(reason, ""))[0] == gravest  # type: ignore[arg-type]  as Harbor's results are read
 
 
 class Refusing(ScriptedPolicy):

@@ -123,7 +123,9 @@ def read(found: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
     """
     for name, path in found.items():
         if (why := broken(path)) is not None:
-            raise UsageError(f"{field}: the task {name} cannot be read: {why}. Mend it, or leave it out with exclude")
+            raise UsageError(
+                f"{field}: the task {name} cannot be read: {why.rstrip('.')}. Mend it, or leave it out with exclude"
+            )
 
 
 def broken(path: Path) -> str | None:
