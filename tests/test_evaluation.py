@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,10 @@ from hypothesis import strategies as st
 
 from rlkit.config.schema import Config
 from rlkit.errors import ServiceError
-from rlkit.evaluation import _standard_errors, evaluate
+from rlkit.evaluation import Tried, _standard_errors, eval_metrics, evaluate
 from rlkit.testing import ByteChat, Fault, SimulatedTinker, World, run_virtual
 from rlkit.types import Episode, Group
+from tests.builders import group
 
 TASKS = """
 import rlkit
@@ -137,6 +140,15 @@ def test_why_rollouts_of_an_evaluation_failed_is_told(tmp_path: Path, monkeypatc
     assert notes[0].startswith(
         "broken: 3 of 4 rollouts failed: KeyError: 'answer' at "
     )  # with two that are played again
+
+
+def test_what_outcomes_report_replaces_no_score() -> None:
+    reported = {"avg_at_2": 7.0, "pass_at_2": 7.0, "reward/mean": 7.0, "reward/stderr": 7.0, "spoken": 7.0}
+    episodes = tuple(replace(one, metrics=reported) for one in group([1.0, 0.0]).episodes)
+    tried = [Tried(replace(group([]), draw=draw, episodes=episodes), episodes) for draw in range(2)]
+    metrics = asyncio.run(eval_metrics(tried))
+    assert [name for name, value in metrics.items() if value == 7.0] == ["eval/env/spoken", "eval/all/spoken"]
+    assert metrics["eval/env/avg_at_2"] == 0.5
 
 
 def test_rewards_at_the_ends_of_the_float_range_break_no_standard_error() -> None:

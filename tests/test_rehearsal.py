@@ -280,7 +280,7 @@ def test_what_is_said_of_turns_is_kept_where_a_task_may_have_several() -> None:
         played(envs=own | {"words": {"advantage": returns}})
 
 
-@pytest.mark.parametrize("metric", ["env/words/spoken", "env/all/format", "service/speed"])
+@pytest.mark.parametrize("metric", ["env/words/spoken", "env/all/format", "env/all/pass_at_16", "service/speed"])
 def test_a_metric_that_no_step_of_the_dry_run_has_is_named(metric: str) -> None:
     made = played(best={"metric": metric})
     assert made.passed

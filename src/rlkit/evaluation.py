@@ -84,7 +84,8 @@ async def eval_metrics(tried: Sequence[Tried]) -> Mapping[str, float]:
     """What an evaluation says, under `eval/…`."""
     groups = [one.group for one in tried]
     return await in_thread(
-        lambda: score_metrics(groups, prefix="eval") | group_metrics(groups, prefix="eval") | _standard_errors(groups)
+        # What outcomes report comes first, so that it replaces nothing.
+        lambda: group_metrics(groups, prefix="eval") | score_metrics(groups, prefix="eval") | _standard_errors(groups)
     )
 
 

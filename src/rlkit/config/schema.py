@@ -306,6 +306,12 @@ class Config(Section):
             raise ValueError(
                 f"load_checkpoint: {self.load_checkpoint!r} is not a path of the form tinker://…/weights/…"
             )
+        for field, named in (("envs", self.envs), ("eval.envs", self.eval.envs)):
+            if "all" in named:
+                raise ValueError(
+                    f"{field}.all: the metrics of all environments together have this name; choose another, and say in "
+                    "its `env` what it plays"
+                )
         for name, env in self.envs.items():
             if (self.sampling.temperature if env.temperature is None else env.temperature) == 0:
                 raise ValueError(
