@@ -47,6 +47,7 @@ class Settings(TypedDict, total=False):
     eval: SectionLike
     service: SectionLike
     chat: SectionLike
+    track: SectionLike
 
 
 def train(

@@ -19,8 +19,8 @@ from rlkit.errors import MissingError, ServiceError, UsageError
 from rlkit.service import Address, choose, reachable
 from rlkit.service.sdk import TinkerService
 
-type Form = Literal["adapter", "merged"]
-"""A LoRA adapter in the layout of `peft`, or a whole model in that of `transformers`."""
+type Form = Literal["adapter", "merged", "raw"]
+"""A LoRA adapter in the layout of `peft`, a whole model in that of `transformers`, or the files of the service."""
 
 
 async def export(path: str, directory: Path, *, form: Form = "adapter", service: ServiceConfig | None = None) -> None:
@@ -29,7 +29,8 @@ async def export(path: str, directory: Path, *, form: Form = "adapter", service:
     Args:
         path: a `tinker://…/weights/…` path, of training state.
         directory: to be made.
-        form: an adapter, for serving beside its base model, or the model with the adapter merged into it.
+        form: an adapter, for serving beside its base model; the model with the adapter merged into it; or the files as
+            the service keeps them, for which the base model is not needed.
         service: that has the checkpoint; by default the one that a run without settings would use.
 
     Raises:
@@ -46,7 +47,7 @@ async def export(path: str, directory: Path, *, form: Form = "adapter", service:
     async with reachable(config, choice=choice) as at:
         async with TinkerService(base_url=at.base_url, api_key=at.api_key) as connection:
             model = await connection.model_of(path)
-        base = await in_thread(_base, model, choice.kind == "engine")
+        base = "" if form == "raw" else await in_thread(_base, model, choice.kind == "engine")
         await in_thread(_write, path, directory, base, form, at)
 
 
@@ -79,8 +80,9 @@ def _write(path: str, directory: Path, base: str, form: Form, at: Address) -> No
         # Beside the target, so that it gets its name at once when it is whole.
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
             adapter, whole = Path(folder) / "adapter", Path(folder) / "made"
-            _download(path, adapter, at)
-            _build(base, adapter, whole, form)
+            _download(path, whole if form == "raw" else adapter, at)
+            if form != "raw":
+                _build(base, adapter, whole, form)
             whole.rename(directory)
             made.clear()
     except OSError as error:

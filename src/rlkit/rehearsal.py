@@ -21,6 +21,7 @@ from rlkit.concurrency import in_thread
 from rlkit.config import Resolved
 from rlkit.config.measured import has_by_chance
 from rlkit.config.schema import Config
+from rlkit.config.track import TrackConfig
 from rlkit.containment import leftovers_ended
 from rlkit.env import Env, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
@@ -272,7 +273,7 @@ class _Stage:
     async def _trained(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
         """Train up to a step, from where the run in the directory stands."""
         trainer = RLTrainer(
-            self.config.model_copy(update={"steps": steps}),
+            self.config.model_copy(update={"steps": steps, "track": TrackConfig()}),
             envs=self.tasks,
             estimators={name: nudged(one) for name, one in choose_estimators(self.config, {}).items()},
             directory=directory,

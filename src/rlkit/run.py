@@ -57,6 +57,7 @@ from rlkit.stop import StopSignal
 from rlkit.store import RunStore
 from rlkit.store.history import History
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
+from rlkit.trackers.following import following
 from rlkit.trainer import Loop, Trainer
 from rlkit.types import Episode, Json
 from rlkit.update import Recipe
@@ -104,7 +105,7 @@ class RLTrainer(Trainer):
     ) -> None:
         self._resolved = resolved if isinstance(resolved, Resolved) else Resolved.from_python(resolved)
         self._config = config = self._resolved.config
-        self._trackers = Broadcast(trackers)
+        self._trackers = Broadcast([*trackers, *following(config.track)])
         self._stop = stop or StopSignal()
         # Now, before an environment that is loaded can change the working directory.
         self._given_directory = None if directory is None else directory.absolute()

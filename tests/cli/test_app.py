@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "tasks", "doctor")
+COMMANDS = (
+    *("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "tasks", "doctor"),
+    *("export", "sync", "launch"),
+)
 HEAVY = (
     "torch",
     "transformers",
@@ -72,12 +75,13 @@ def test_help_names_every_command_and_exit_code(rlkit: Callable[..., Any]) -> No
     "arguments",
     [[command] for command in COMMANDS]
     + [["config", "show"], ["config", "schema"], ["checkpoints", "list"], ["checkpoints", "export"]]
-    + [["tasks", "check"], ["tasks", "convert"]],
+    + [["checkpoints", command] for command in ("show", "delete", "prune", "ttl", "download")]
+    + [["tasks", "check"], ["tasks", "convert"], ["launch", "beaker"]],
 )
 def test_every_command_has_json_and_help(arguments: list[str], rlkit: Callable[..., Any]) -> None:
     result = rlkit(*arguments, "--help")
     assert result.exit_code == 0
-    assert "--json" in result.stdout or arguments in (["config"], ["checkpoints"], ["tasks"])
+    assert "--json" in result.stdout or arguments in (["config"], ["checkpoints"], ["tasks"], ["launch"])
 
 
 @pytest.mark.parametrize(

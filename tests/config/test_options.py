@@ -19,16 +19,23 @@ import rlkit
 from rlkit.config import load_config
 from rlkit.config.schema import Config
 from rlkit.config.section import Section
+from rlkit.config.track import DocentConfig, TensorboardConfig, TrackConfig, TrackioConfig, WandbConfig
 from rlkit.run import RLTrainer, named_directory
 from rlkit.service import choose, connect
 from rlkit.settings import load_chat
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
+from rlkit.trackers.sinks import chosen, sink
 from rlkit.types import Datum
 from tests.simulation import Word
 
 TABLE = Path(__file__).parents[2] / "docs" / "options.md"
 TASKS = [Word(number) for number in range(8)]
 WORDS = {"env": f"{__file__}:TASKS"}
+
+
+TRACKED = TrackConfig(
+    wandb=WandbConfig(mode="offline"), trackio=TrackioConfig(), tensorboard=TensorboardConfig(), docent=DocentConfig()
+)
 
 
 def own_estimator(group: rlkit.Group) -> np.ndarray:
@@ -136,6 +143,10 @@ def test_every_option_acts_where_the_table_says(
     config = load_config([], settings={"envs": {"words": WORDS}, "name": "x", "model": str(byte_model_dir)}).config
     named_directory(config)
     load_chat(config, choose(config.service, environ={}), lambda note: None)
+    # Processes beside a run read these.
+    for name, tracked in chosen(TRACKED).items():
+        with suppress(ImportError, rlkit.MissingError):
+            sink(name, tracked)
     monkeypatch.setattr("rlkit.engine.EngineServer.start", _refused)
     with suppress(ConnectionRefusedError):
         asyncio.run(connect(config.service, choice=choose(config.service, environ={})).__aenter__())

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
+from rlkit.cli.checkpoint_commands import checkpoints_app
 from rlkit.cli.guard import command
+from rlkit.cli.launch_commands import launch_app
+from rlkit.cli.options import Configs, Debug, Help, Json, NoPanel, Quiet, Uploads
 from rlkit.errors import UsageError
 
 app = typer.Typer(
@@ -22,30 +25,13 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at a configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
-checkpoints_app = typer.Typer(
-    help="List and export the weights that were saved.", no_args_is_help=True, rich_markup_mode=None
-)
 app.add_typer(checkpoints_app, name="checkpoints")
+app.add_typer(launch_app, name="launch")
 tasks_app = typer.Typer(help="Look after tasks of Harbor.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
 
 import_app = typer.Typer(help="Convert configurations of other programs.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(import_app, name="import")
-
-Configs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="CONFIG",
-        help="YAML files, the later over the earlier, and then single values such as steps=20.",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-NoPanel = Annotated[bool, typer.Option("--no-panel", help="Plain lines also on a terminal.")]
-Uploads = Annotated[
-    bool, typer.Option("--openreward", help="Upload rollouts of OpenReward's environments; needs OPENREWARD_API_KEY.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 
 
 def _version(asked: bool) -> None:
@@ -56,24 +42,9 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _help(context: typer.Context, asked: bool) -> None:
-    if asked:
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
-# Typer's own --help of a group has no default, for lack of which Typer imports pydantic, also for `train --help`.
-Help = Annotated[bool, typer.Option("--help", "-h", callback=_help, is_eager=True, help="Show this message and exit.")]
-
-
 @config_app.callback(add_help_option=False)
 def config_root(show_help: Help = False) -> None:
     """Look at a configuration."""
-
-
-@checkpoints_app.callback(add_help_option=False)
-def checkpoints_root(show_help: Help = False) -> None:
-    """List and export the weights that were saved."""
 
 
 @tasks_app.callback(add_help_option=False)
@@ -203,45 +174,6 @@ def config_schema(
         raise typer.Exit(schema(output))
 
 
-@checkpoints_app.command("list")
-def checkpoints_list(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Name of a run, or its folder.", show_default=False)
-    ] = None,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Print the checkpoints that the service keeps, newest first.
-
-    All of them, or those that a run has saved.
-    """
-    with command(json=json, debug=debug) as output:
-        from rlkit.cli.checkpoints import show
-
-        raise typer.Exit(show(run, output))
-
-
-@checkpoints_app.command("export")
-def checkpoints_export(  # noqa: PLR0917  Typer reads options from parameters of any kind
-    what: Annotated[
-        str, typer.Argument(metavar="RUN", help="Name of a run, its folder, or a tinker://…/weights/… path.")
-    ],
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist.")],
-    step: Annotated[int | None, typer.Option(help="The checkpoint of this step; the newest by default.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="The best one by best.metric.")] = False,
-    merged: Annotated[
-        bool, typer.Option("--merged", help="The whole model for transformers, not a LoRA adapter for peft.")
-    ] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Write the weights of a checkpoint to a folder that other programs load."""
-    with command(json=json, debug=debug) as output:
-        from rlkit.cli.checkpoints import export
-
-        raise typer.Exit(export(what, directory, output, step=step, best=best, merged=merged))
-
-
 @import_app.command("openreward-config")
 def import_openreward_config(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A tinker-config.yaml.")],
@@ -256,6 +188,54 @@ def import_openreward_config(
         from rlkit.cli.imports import openreward_config
 
         raise typer.Exit(openreward_config(file, output))
+
+
+@app.command()
+def export(  # noqa: PLR0917  Typer reads options from parameters of any kind
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="Name of a run, its folder, or a tinker://…/weights/… path.")
+    ],
+    to: Annotated[Path, typer.Option(metavar="DIR", help="A folder that does not exist.")],
+    step: Annotated[int | None, typer.Option(help="The checkpoint of this step; the newest by default.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The best one by best.metric.")] = False,
+    merged: Annotated[
+        bool, typer.Option("--merged", help="The whole model for transformers, not a LoRA adapter for peft.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write the weights of a run for other programs."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.checkpoints import export as write
+
+        raise typer.Exit(write(run, to, output, step=step, best=best, form="merged" if merged else "adapter"))
+
+
+@app.command()
+def sync(  # noqa: PLR0917  Typer reads options from parameters of any kind
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its folder.")],
+    to: Annotated[str, typer.Option(help="wandb, trackio, tensorboard or docent.")],
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="A setting of the service, such as project=sums.", show_default=False),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Send everything, to a new run of the service.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until standard input ends: how a run that is trained is sent.")
+    ] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Send a run to a service that shows runs.
+
+    What it has already is not sent again. The settings are those of `track` in the run's configuration.
+    """
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.sync import run as send
+
+        if again and follow:
+            raise UsageError("--again and --follow are two ways to begin: give one")
+        raise typer.Exit(send(run, to, values or [], output, again=again, follow=follow))
 
 
 @app.command()

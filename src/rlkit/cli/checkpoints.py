@@ -1,8 +1,9 @@
-"""`rlkit checkpoints`."""
+"""`rlkit checkpoints`: looking at weights, and writing them to files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,66 +13,127 @@ from rlkit.cli.output import Data, Output
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlkit.cli.choosing import Filter
     from rlkit.config.schema import Config, ServiceConfig
+    from rlkit.export import Form
     from rlkit.service import Stored
     from rlkit.trackers import Checkpoint
 
 _MIB = 2**20
 
+_MADE = {"adapter": "the adapter is", "merged": "the merged model is", "raw": "the service's files are"}
 
-def show(run: str | None, output: Output) -> int:
+
+def show_all(run: str | None, output: Output, *, only: Filter) -> int:
     """Print the checkpoints that the service keeps, all of them or those of a run. Returns the exit code."""
     from rlkit import concurrency
     from rlkit.config.schema import ServiceConfig
 
     if run is None:
-        stored = concurrency.run(_stored(ServiceConfig()))
-        rows = [_row(one) for one in stored]
+        rows = [row(one) for one in only.of(concurrency.run(stored(ServiceConfig())))]
     else:
         directory = run_directory(run)
-        config = _config(directory)
-        kept = {one.path: one for one in concurrency.run(_stored(config.service))}
-        rows = _of_run(directory, config, kept)
+        config = config_of(directory)
+        kept = {one.path: one for one in only.of(concurrency.run(stored(config.service)))}
+        rows = [one for one in _of_run(directory, config, kept) if one["kept"] or only.takes_all]
     if output.json:
         output.data(rows)
     else:
-        output.line("\n".join(map(_line, rows)) or "there are no checkpoints")
+        output.line("\n".join(map(line, rows)) or "there are no checkpoints")
     return 0
 
 
-def export(what: str, directory: Path, output: Output, *, step: int | None, best: bool, merged: bool) -> int:
+def show(what: str, output: Output, *, step: int | None, best: bool) -> int:
+    """Print all that is known of one checkpoint. Returns the exit code."""
+    from rlkit import concurrency
+
+    chosen = choose(what, step=step, best=best)
+    found, model = concurrency.run(_known(chosen))
+    sampler = {} if chosen.sampler is None else {"sampler": chosen.sampler}
+    known: dict[str, Data] = {"path": chosen.path, "model": model, **sampler, **({} if found is None else row(found))}
+    if chosen.run is not None:
+        known = {"run": chosen.run.name, "step": chosen.step, **known}
+    if output.json:
+        output.data(known)
+    else:
+        output.line(
+            "\n".join(f"{name.removesuffix('_bytes'):<8} {_shown(name, value)}" for name, value in known.items())
+        )
+    return 0
+
+
+def export(what: str, directory: Path, output: Output, *, step: int | None, best: bool, form: Form) -> int:
     """Write the weights of a checkpoint to a folder. Returns the exit code."""
     from rlkit import concurrency
-    from rlkit.config.schema import ServiceConfig
     from rlkit.export import export
+
+    chosen = choose(what, step=step, best=best)
+    output.note(f"{'downloading' if form == 'raw' else 'exporting'} {chosen.path}")
+    concurrency.run(export(chosen.path, directory, form=form, service=chosen.service))
+    if output.json:
+        output.data({"checkpoint": chosen.path, "form": form, "directory": str(directory)})
+    else:
+        output.line(f"{_MADE[form]} in {directory}")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """One checkpoint.
+
+    Args:
+        path: of its training state, or as it was given.
+        service: that keeps it.
+        run: the folder of its run, if it was given by that, and then its step and its weights for sampling.
+    """
+
+    path: str
+    service: ServiceConfig
+    run: Path | None = None
+    step: int | None = None
+    sampler: str | None = None
+
+
+def choose(what: str, *, step: int | None, best: bool) -> Chosen:
+    """The checkpoint that a path names, or that of a run: of a step, the best, or the newest.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from rlkit.config.schema import ServiceConfig
 
     if what.startswith("tinker://"):
         if step is not None or best:
             raise UsageError("--step and --best choose among the checkpoints of a run: leave them out")
-        path, service = what, ServiceConfig()
-    else:
-        run = run_directory(what)
-        config = _config(run)
-        path, service = _chosen(run, config, step=step, best=best).state, config.service
-    form = "merged" if merged else "adapter"
-    output.note(f"exporting {path}")
-    concurrency.run(export(path, directory, form=form, service=service))
-    if output.json:
-        output.data({"checkpoint": path, "form": form, "directory": str(directory)})
-    else:
-        output.line(f"{'the merged model' if merged else 'the adapter'} is in {directory}")
-    return 0
+        return Chosen(what, ServiceConfig())
+    run = run_directory(what)
+    config = config_of(run)
+    saved = _chosen(run, config, step=step, best=best)
+    return Chosen(saved.state, config.service, run, saved.step, saved.sampler)
 
 
-async def _stored(service: ServiceConfig) -> Sequence[Stored]:
+async def stored(service: ServiceConfig) -> Sequence[Stored]:
+    """All checkpoints that a service keeps."""
     from rlkit.service import connect
 
     async with connect(service) as connection:
         return await connection.stored()
 
 
-def _config(directory: Path) -> Config:
+def config_of(directory: Path) -> Config:
+    """The configuration of a run."""
     return resolve([str(directory / "config.yaml")]).config
+
+
+async def _known(chosen: Chosen) -> tuple[Stored | None, str]:
+    from rlkit.service import connect
+
+    async with connect(chosen.service) as connection:
+        model = await connection.model_of(chosen.path)
+        every = await connection.stored()
+    return next((one for one in every if one.path == chosen.path), None), model
 
 
 def _chosen(directory: Path, config: Config, *, step: int | None, best: bool) -> Checkpoint:
@@ -106,31 +168,40 @@ def _of_run(directory: Path, config: Config, kept: Mapping[str, Stored]) -> list
     best = selection(config, lines.numbers(directory / "metrics.jsonl")).best_of(saved)
     rows = list[dict[str, Data]]()
     for one in reversed(saved):
-        stored = kept.get(one.state)
-        row: dict[str, Data] = {"step": one.step, "best": one == best, "kept": stored is not None}
-        rows.append({**row, "path": one.state, **({} if stored is None else _row(stored))})
+        found = kept.get(one.state)
+        first: dict[str, Data] = {"step": one.step, "best": one == best, "kept": found is not None}
+        rows.append({**first, "path": one.state, **({} if found is None else row(found))})
     return rows
 
 
-def _row(stored: Stored) -> dict[str, Data]:
+def row(found: Stored) -> dict[str, Data]:
+    """What is known of a checkpoint, for JSON."""
     return {
-        "path": stored.path,
-        "kind": stored.kind,
-        "created": stored.created,
-        "size_bytes": stored.size_bytes,
-        "expires": stored.expires,
+        "path": found.path,
+        "kind": found.kind,
+        "created": found.created,
+        "size_bytes": found.size_bytes,
+        "expires": found.expires,
     }
 
 
-def _line(row: Mapping[str, Data]) -> str:
+def line(known: Mapping[str, Data]) -> str:
     """`step 20      tinker://…  1.2 MiB  expires 2026-12-01  best`."""
-    parts = [f"step {row['step']:<6}" if "step" in row else f"{row['kind']:<8}", str(row["path"])]
-    if row.get("kept") is False:
+    parts = [f"step {known['step']:<6}" if "step" in known else f"{known['kind']:<8}", str(known["path"])]
+    if known.get("kept") is False:
         parts.append("gone")
-    if isinstance(size := row.get("size_bytes"), int):
+    if isinstance(size := known.get("size_bytes"), int):
         parts.append(f"{size / _MIB:,.1f} MiB")
-    if isinstance(expires := row.get("expires"), float):
+    if isinstance(expires := known.get("expires"), float):
         parts.append(f"expires {datetime.fromtimestamp(expires, UTC):%Y-%m-%d}")
-    if row.get("best"):
+    if known.get("best"):
         parts.append("best")
     return "  ".join(parts)
+
+
+def _shown(name: str, value: Data) -> str:
+    if name in ("created", "expires"):
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M} UTC" if isinstance(value, float) else "never"
+    if name == "size_bytes":
+        return f"{value / _MIB:,.1f} MiB" if isinstance(value, int) else "unknown"
+    return str(value)

@@ -30,6 +30,7 @@ from rlkit.config.objective import (
 )
 from rlkit.config.operation import BestConfig, CheckpointConfig, PricesConfig
 from rlkit.config.section import Positive, Probability, Section
+from rlkit.config.track import TrackConfig
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -298,6 +299,7 @@ class Config(Section):
     prices: PricesConfig = PricesConfig()
     best: BestConfig = BestConfig()
     chat: ChatConfig = ChatConfig()
+    track: TrackConfig = TrackConfig()
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

@@ -137,6 +137,15 @@ class Service(Protocol):
         """
         ...
 
+    async def set_ttl(self, path: str, ttl_s: int | None) -> None:
+        """Let a checkpoint expire so many seconds from now, an hour to ten years, or never.
+
+        Raises:
+            UsageError: there is none, or the service allows no such time.
+            ServiceError: the service failed.
+        """
+        ...
+
     async def model_of(self, path: str) -> str:
         """The base model of a checkpoint.
 

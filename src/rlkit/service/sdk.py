@@ -121,23 +121,23 @@ class TinkerService(Service):
         what = f"deleting {path}"
         await _answered((await self._rest(what)).delete_checkpoint_from_tinker_path(path), what)
 
+    async def set_ttl(self, path: str, ttl_s: int | None) -> None:  # noqa: D102  inherited
+        what = f"changing when {path} expires"
+        await _answered((await self._rest(what)).set_checkpoint_ttl_from_tinker_path(path, ttl_s), what)
+
     async def stored(self) -> Sequence[Stored]:  # noqa: D102  inherited
-        what, found = "asking for the checkpoints", list[Stored]()
+        what, found, offset = "asking for the checkpoints", dict[str, Stored](), 0
         rest = await self._rest(what)
         while True:
-            page = await _answered(rest.list_user_checkpoints(limit=_PAGE, offset=len(found)), what)
-            found += [
-                Stored(
-                    one.tinker_path,
-                    one.checkpoint_type,
-                    one.time.timestamp(),
-                    one.size_bytes,
-                    None if one.expires_at is None else one.expires_at.timestamp(),
+            page = await _answered(rest.list_user_checkpoints(limit=_PAGE, offset=offset), what)
+            for one in page.checkpoints:  # one that is saved meanwhile moves the others to the next page
+                expires = None if one.expires_at is None else one.expires_at.timestamp()
+                found[one.tinker_path] = Stored(
+                    one.tinker_path, one.checkpoint_type, one.time.timestamp(), one.size_bytes, expires
                 )
-                for one in page.checkpoints
-            ]
-            if len(page.checkpoints) < _PAGE:
-                return found
+            offset += len(page.checkpoints)  # a service may give fewer than it is asked for
+            if not page.checkpoints or (page.cursor is not None and offset >= page.cursor.total_count):
+                return list(found.values())
 
     async def model_of(self, path: str) -> str:  # noqa: D102  inherited
         what = f"asking for {path}"

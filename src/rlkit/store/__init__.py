@@ -354,6 +354,8 @@ def _redacted(value: Json, redacted: Callable[[str], str]) -> Json:
 def checkpoints(directory: Path) -> list[Checkpoint]:
     """All checkpoints of a run that were written and not deleted, oldest first.
 
+    A later line of the same checkpoint says when it expires now.
+
     Raises:
         UsageError: the file is damaged.
     """
@@ -361,7 +363,7 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
     written = lines.read(path)
     deleted = {line["deleted"] for line in written if isinstance(line.get("deleted"), str)}
     found = [_checkpoint(path, line) for line in written if "deleted" not in line]
-    return [saved for saved in found if saved.state not in deleted]
+    return [saved for saved in {one.state: one for one in found}.values() if saved.state not in deleted]
 
 
 def _checkpoint(path: Path, line: Mapping[str, Any]) -> Checkpoint:

@@ -86,6 +86,11 @@ class SimulatedTinker(TinkerService):
         return [Stored(path, "training", 0.0) for path in reversed(self.world.checkpoints)]
 
     @override
+    async def set_ttl(self, path: str, ttl_s: int | None) -> None:
+        if path not in self.world.checkpoints:
+            raise UsageError(f"changing when {path} expires: there is no such checkpoint")
+
+    @override
     async def model_of(self, path: str) -> str:
         if path not in self.world.checkpoints:
             raise UsageError(f"asking for {path}: there is no such checkpoint")

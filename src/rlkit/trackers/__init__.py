@@ -1,18 +1,25 @@
 """Who is told about a run: the console, a tracking service, a file.
 
-Invariant: a tracker only listens. Whatever it does or raises, the run goes on.
+Invariant: a tracker only listens. Whatever it does or raises, and however long it takes, the run goes on.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from rlkit.trackers.patience import PATIENCE_S, Patient
 
 if TYPE_CHECKING:
     from rlkit.budget import Spent
     from rlkit.estimate import Estimate
+
+_LAST_S = 40.0
+"""What the end of a run waits for trackers, all together; those that rlkit has give up before."""
 
 type Phase = Literal["preparing", "sampling", "training", "evaluating", "saving", "done"]
 
@@ -120,7 +127,7 @@ class RunResult:
 
 
 class Tracker(Protocol):
-    """Told about a run as it happens; every method must return at once."""
+    """Told about a run as it happens, from a thread of its own; a method may take its time, and the next call waits."""
 
     def started(self, run: RunInfo) -> None:
         """The run begins."""
@@ -144,10 +151,15 @@ class Tracker(Protocol):
 
 
 class Broadcast(Tracker):
-    """Several trackers as one that cannot fail: what one of them raises is told to the others, once, and dropped."""
+    """Several trackers as one that cannot fail, and whom a slow one does not hold up.
+
+    What one of them raises is told to the others, once, and dropped. Each is told from a thread of its own, in order.
+    A call is waited for; one that takes longer than a moment goes on behind the caller's back, and so do those after
+    it until the tracker has caught up.
+    """
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
-        self._trackers = list(trackers)
+        self._trackers = [(tracker, Patient(f"rlkit-{type(tracker).__name__}")) for tracker in trackers]
         self._complained: set[str] = set()
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
@@ -162,15 +174,19 @@ class Broadcast(Tracker):
     def note(self, message: str) -> None:  # noqa: D102  inherited
         self._each(lambda tracker: tracker.note(message))
 
-    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
-        self._each(lambda tracker: tracker.finished(result))
+    def finished(self, result: RunResult | None) -> None:
+        """The run is over. All are waited for at once, for a limited time."""
+        self._each(lambda tracker: tracker.finished(result), within_s=0)
+        until_s = time.monotonic() + _LAST_S
+        for tracker, patient in self._trackers:
+            self._complain(tracker, patient.catch_up(until_s - time.monotonic()))
 
-    def _each(self, tell: Callable[[Tracker], None]) -> None:
-        for tracker in self._trackers:
-            name = type(tracker).__name__
-            try:
-                tell(tracker)
-            except Exception as error:  # a tracker may raise anything, and the run must go on
-                if name not in self._complained:
-                    self._complained.add(name)
-                    self.note(f"the tracker {name} failed and will miss things: {type(error).__name__}: {error}")
+    def _each(self, tell: Callable[[Tracker], None], *, within_s: float = PATIENCE_S) -> None:
+        for tracker, patient in self._trackers:
+            self._complain(tracker, patient.tell(partial(tell, tracker), within_s=within_s))
+
+    def _complain(self, tracker: Tracker, error: Exception | None) -> None:
+        name = type(tracker).__name__
+        if error is not None and name not in self._complained:
+            self._complained.add(name)
+            self.note(f"the tracker {name} failed and will miss things: {type(error).__name__}: {error}")

@@ -46,8 +46,8 @@ _DEFAULTS: Mapping[str, Json] = {
 """Of the cookbook, where rlkit has others."""
 
 _LEFT: Mapping[str, str] = {
-    "wandb_project_name": "W&B is no part of the configuration of a run",
-    "wandb_run_name": "W&B is no part of the configuration of a run",
+    "wandb_project_name": "set track.wandb.project",
+    "wandb_run_name": "set track.wandb.name",
     "log_path": "runs are in RLKIT_RUNS_DIR, or in ./runs",
     "tokenizer_name": "the tokenizer is the model's own",
     "max_active_tasks": "a run plays as many groups as its schedule wants; rollouts.max_live limits the rollouts",

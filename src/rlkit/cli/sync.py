@@ -1,0 +1,65 @@
+"""`rlkit sync`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from rlkit.cli.arguments import run_directory
+from rlkit.cli.output import Output
+from rlkit.errors import UsageError
+
+_AFTER_END_S = 60.0
+"""What a process that follows a run may take once the run is over; it is killed before that, unless the run was."""
+
+
+_NICENESS = 10
+"""Of a process that follows a run, which is to have the processor first."""
+
+
+def run(what: str, to: str, values: Sequence[str], output: Output, *, again: bool, follow: bool) -> int:
+    """Send a run to a service. Returns the exit code."""
+    import yaml
+
+    from rlkit.trackers.feed import told
+    from rlkit.trackers.sinks import settings_of, sink
+    from rlkit.trackers.sync import send
+
+    directory = run_directory(what)
+    tracked = cast("Mapping[str, Mapping[str, object] | None]", told(directory).config.get("track") or {})
+    given = dict[str, object]()
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not equals:
+            raise UsageError(f"{value!r} is no setting of {to}: write it as key=value")
+        given[key] = yaml.safe_load(text)
+    settings = settings_of(to, {**(tracked.get(to) or {}), **given})
+    if follow:
+        os.nice(_NICENESS)
+        over = _end_of_input()
+        count = send(directory, to, sink(to, settings), ended=over.is_set, sleep=over.wait)
+    else:
+        count = send(directory, to, sink(to, settings), again=again)
+    if output.json:
+        output.data({"run": directory.name, "to": to, "steps": count})
+    else:
+        output.line(f"{count} steps of {directory.name} sent to {to}" if count else f"{to} has all of {directory.name}")
+    return 0
+
+
+def _end_of_input() -> threading.Event:
+    """Set when whoever started this process has said so on its input, has closed it, or was killed."""
+    over = threading.Event()
+
+    def wait() -> None:
+        os.read(sys.stdin.fileno(), 1)  # not through a buffer, whose lock would be held when the process ends
+        over.set()
+        time.sleep(_AFTER_END_S)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+    return over

@@ -1,0 +1,1 @@
+"""Submitting whole runs to machines that are elsewhere."""

@@ -1,0 +1,102 @@
+# beaker is optional.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+"""Jobs of Beaker, through beaker-py.
+
+Invariant: a job that is followed goes on when nobody follows it any more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rlkit.errors import MissingError, RlkitError, RunFailed, ServiceError, missing_extra
+
+if TYPE_CHECKING:
+    from beaker import Beaker
+    from beaker.types import BeakerWorkload
+
+    from rlkit.types import Json
+
+_POLL_S = 5.0
+
+
+def submit(
+    spec: Mapping[str, Json],
+    *,
+    workspace: str | None,
+    name: str | None,
+    follow: bool,
+    say: Callable[[str], None],
+    client: Beaker | None = None,
+) -> str:
+    """Submit an experiment, and wait for its end if that is wanted; its URL.
+
+    Args:
+        spec: from `rlkit.launch.job.spec`.
+        workspace: it belongs to; None for the default of the account's configuration.
+        name: of the experiment; None for one that Beaker makes up.
+        follow: print what it prints until it ends.
+        say: takes lines.
+        client: to use instead of one of its own.
+
+    Raises:
+        MissingError: beaker-py is not installed, or there is no account.
+        ServiceError: Beaker refused.
+        RunFailed: the job that was followed failed.
+    """
+    with _reached(client, workspace) as beaker:
+        from beaker.types import BeakerExperimentSpec
+
+        workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(dict(spec)), name=name)
+        url = beaker.workload.url(workload)
+        say(f"submitted {url}")
+        if follow:
+            _follow(beaker, workload, say)
+        return url
+
+
+def _follow(beaker: Beaker, workload: BeakerWorkload, say: Callable[[str], None]) -> None:
+    """Print what a job prints, and what those print that follow it after a preemption."""
+    from beaker.types import BeakerWorkloadStatus
+
+    seen = set[str]()
+    while True:
+        job = beaker.workload.get_latest_job(workload)
+        if job is not None and job.id not in seen and job.status.HasField("started"):
+            seen.add(job.id)
+            for entry in beaker.job.logs(job, follow=True):
+                say(entry.message.decode(errors="replace").rstrip("\n"))
+        workload = beaker.workload.get(workload.experiment.id)
+        status = BeakerWorkloadStatus.from_any(workload.status)
+        if status == BeakerWorkloadStatus.succeeded:
+            return
+        if status in (BeakerWorkloadStatus.failed, BeakerWorkloadStatus.canceled):
+            raise RunFailed(f"the job {status.name}: {beaker.workload.url(workload)}")
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def _reached(client: Beaker | None, workspace: str | None) -> Generator[Beaker]:
+    try:
+        from beaker import Beaker
+        from beaker.exceptions import BeakerConfigurationError
+    except ImportError:
+        raise missing_extra("beaker") from None
+    try:
+        if client is not None:
+            yield client
+            return
+        chosen = {} if workspace is None else {"default_workspace": workspace}
+        with Beaker.from_env(check_for_upgrades=False, **chosen) as beaker:
+            yield beaker
+    except BeakerConfigurationError as error:
+        raise MissingError(
+            f"there is no account of Beaker here ({error}): set BEAKER_TOKEN, or give --dry-run"
+        ) from error
+    except RlkitError:
+        raise
+    except Exception as error:  # beaker-py lets through what gRPC and requests raise
+        raise ServiceError(f"Beaker: {type(error).__name__}: {error}") from error

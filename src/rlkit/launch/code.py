@@ -1,0 +1,78 @@
+"""The commit that a job is to run.
+
+Invariant: what is named can be fetched elsewhere, and holds no credential.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit.errors import MissingError, UsageError
+
+_CREDENTIAL = re.compile(r"(?<=://)[^/@]+@")
+_SSH = re.compile(r"(?:ssh://)?git@(?P<host>[^:/]+)[:/](?P<path>.+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A commit.
+
+    Args:
+        repository: a URL that `git clone` takes.
+        commit: its hash.
+    """
+
+    repository: str
+    commit: str
+
+
+def code_of(directory: Path, *, allow_dirty: bool) -> Code:
+    """The commit that is checked out in a folder.
+
+    Args:
+        directory: in a repository with a remote.
+        allow_dirty: take the commit also if there is more than it here: the job runs without what is not committed.
+
+    Raises:
+        UsageError: it is no repository, has no remote, or has changes, or a commit that no remote has.
+        MissingError: git is not installed.
+    """
+    if _git(directory, "rev-parse", "--is-inside-work-tree") != "true":
+        raise UsageError(f"{directory} is no git repository: run this in one, or give --code image")
+    commit = _git(directory, "rev-parse", "HEAD")
+    if commit is None:
+        raise UsageError(f"{directory} has no commit yet: commit, or give --code image")
+    remotes = (_git(directory, "remote") or "").split()
+    if not remotes:
+        raise UsageError(
+            f"{directory} has no remote that a job could fetch the code from: push it, or give --code image"
+        )
+    remote = "origin" if "origin" in remotes else remotes[0]
+    if not allow_dirty:
+        if _git(directory, "status", "--porcelain"):
+            raise UsageError(
+                "there are changes that are not committed, and the job would run without them: commit them, or give "
+                "--allow-dirty"
+            )
+        if not _git(directory, "branch", "--remotes", "--contains", commit):
+            raise UsageError(f"no remote has the commit {commit[:12]}: push it, or give --allow-dirty")
+    return Code(public(_git(directory, "remote", "get-url", remote) or ""), commit)
+
+
+def public(url: str) -> str:
+    """A URL over HTTPS without the user and password that it may hold; other ones as they are."""
+    if found := _SSH.fullmatch(url):
+        return f"https://{found['host']}/{found['path']}"
+    return _CREDENTIAL.sub("", url)
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    """What git says; None where it fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, check=False)
+    except FileNotFoundError as error:
+        raise MissingError("git is not installed: install it, or give --code image") from error
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,215 @@
+"""A job for Beaker, as the specification that Beaker takes.
+
+Invariant: the command reaches the job word for word, whatever its words hold: they are arguments of a shell's script
+and never part of its text. No value of a secret is in a specification, only names of secrets that Beaker keeps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Literal, cast, get_args
+
+from rlkit.config.secrets import is_secret
+from rlkit.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:
+    from rlkit.launch.code import Code
+    from rlkit.types import Json
+
+type Priority = Literal["low", "normal", "high", "urgent", "immediate"]
+type MountKind = Literal["weka", "dataset", "host", "result", "volume", "secret"]
+
+PRIORITIES: tuple[Priority, ...] = get_args(Priority.__value__)
+_SOURCES: Mapping[MountKind, str] = {
+    "weka": "weka",
+    "dataset": "beaker",
+    "host": "hostPath",
+    "result": "result",
+    "volume": "volume",
+    "secret": "secret",
+}
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+SCRIPT = """\
+if [ -n "${RLKIT_REPOSITORY:-}" ]; then
+  if [ -n "${GITHUB_TOKEN:-}" ]; then
+    git config --global credential.helper '!f() { echo username=token; echo "password=$GITHUB_TOKEN"; }; f'
+  fi
+  git clone --quiet --no-checkout "$RLKIT_REPOSITORY" "$RLKIT_CODE"
+  cd "$RLKIT_CODE"
+  git checkout --quiet "$RLKIT_COMMIT"
+fi
+if [ -n "${RLKIT_INSTALL:-}" ]; then eval "$RLKIT_INSTALL"; fi
+exec "$@"
+"""
+"""What the job runs: it fetches the code and becomes the command, which so gets the signal of a preemption itself."""
+
+CODE_DIRECTORY = "/tmp/code"
+"""In the job's own container."""
+
+RESULTS = "/results"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Something that is there in the container.
+
+    Args:
+        kind: what it is.
+        source: its name, or its path on the host.
+        target: where it is in the container.
+    """
+
+    kind: MountKind
+    source: str
+    target: str
+
+    @classmethod
+    def read(cls, text: str) -> Mount:
+        """`weka:bucket:/path`, `dataset:name:/path` and so on.
+
+        Raises:
+            UsageError: it is none.
+        """
+        kind, _, rest = text.partition(":")
+        source, _, target = rest.rpartition(":")
+        if kind not in _SOURCES or not source or not target.startswith("/"):
+            known = ", ".join(_SOURCES)
+            raise UsageError(
+                f"--mount: {text!r} is not KIND:SOURCE:/PATH with a kind of {known}.{did_you_mean(kind, _SOURCES)}"
+            )
+        return cls(cast("MountKind", kind), source, target)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is to be run, and where.
+
+    Args:
+        command: the words of the command.
+        name: of the task.
+        image: `docker:NAME`, or the name of an image that Beaker keeps.
+        budget: that pays for it; None for the workspace's own.
+        description: for people.
+        clusters: it may run on; empty for any.
+        hostnames: likewise, nodes.
+        gpus: of each replica.
+        cpus: of each replica; None for no limit.
+        memory: of each replica, such as `32GiB`; None for no limit.
+        priority: among the jobs of a cluster.
+        preemptible: it may be stopped for a more urgent one, and is started again; None for Beaker's own default.
+        min_runtime: how long it is safe from that, such as `2h`; instead of `preemptible`.
+        retries: how often a job that failed is tried again.
+        replicas: how many of it run at once.
+        host_networking: it has the host's network.
+        timeout: after which it is stopped, such as `24h`.
+        env: variables by name.
+        secrets: names of secrets that Beaker keeps, by the name of the variable that gets each.
+        mounts: what is there in the container.
+        code: a commit that is fetched before the command runs; None for what the image holds.
+        install: a command that is run before it, in the code's folder.
+        results: the folder that Beaker keeps.
+    """
+
+    command: Sequence[str]
+    name: str = "rlkit"
+    image: str = "docker:rlkit"
+    budget: str | None = None
+    description: str | None = None
+    clusters: Sequence[str] = ()
+    hostnames: Sequence[str] = ()
+    gpus: int = 0
+    cpus: float | None = None
+    memory: str | None = None
+    priority: Priority = "normal"
+    preemptible: bool | None = True
+    min_runtime: str | None = None
+    retries: int = 0
+    replicas: int = 1
+    host_networking: bool = False
+    timeout: str | None = None
+    env: Mapping[str, str] | None = None
+    secrets: Mapping[str, str] | None = None
+    mounts: Sequence[Mount] = ()
+    code: Code | None = None
+    install: str | None = None
+    results: str = RESULTS
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            raise UsageError("there is no command: write it after --, as in `rlkit launch beaker … -- rlkit train …`")
+        if self.preemptible is not None and self.min_runtime is not None:
+            raise UsageError("--min-runtime says how long a job cannot be preempted: leave --preemptible out")
+        for name, value in (self.env or {}).items():
+            if not _NAME.fullmatch(name):
+                raise UsageError(f"--env: {name!r} is no name of a variable")
+            if is_secret(name, value):
+                raise UsageError(
+                    f"--env {name}: its value looks like a secret, and anyone who sees the job would see it: keep it "
+                    f"in Beaker (`beaker secret write {name} …`) and give --secret {name}"
+                )
+
+
+def spec(job: Job) -> dict[str, Json]:
+    """The specification of an experiment, version 2, as JSON."""
+    context: dict[str, Json] = {"priority": job.priority}
+    if job.min_runtime is not None:
+        context |= {"minRuntime": job.min_runtime, "autoResume": True}
+    elif job.preemptible is not None:
+        context["preemptible"] = job.preemptible
+    task: dict[str, Json] = {
+        "name": job.name,
+        "image": _image(job.image),
+        "command": ["/bin/sh", "-euc", SCRIPT, "rlkit-launch"],
+        "arguments": list(job.command),
+        "envVars": _variables(job),
+        "datasets": [
+            {"source": {_SOURCES[mount.kind]: mount.source}, "mountPath": mount.target} for mount in job.mounts
+        ],
+        "result": {"path": job.results},
+        "resources": _given({"gpuCount": job.gpus, "cpuCount": job.cpus, "memory": job.memory}),
+        "context": context,
+        "hostNetworking": job.host_networking,
+        **_given({"timeout": job.timeout, "replicas": job.replicas if job.replicas > 1 else None}),
+    }
+    constraints = _given({"cluster": list(job.clusters) or None, "hostname": list(job.hostnames) or None})
+    if constraints:
+        task["constraints"] = constraints
+    return {
+        "version": "v2",
+        **_given({"description": job.description, "budget": job.budget}),
+        "tasks": [task],
+        **({"retry": {"allowedTaskRetries": job.retries}} if job.retries else {}),
+    }
+
+
+def kept(job: Job, path: str) -> bool:
+    """Whether what is written to a path of the container outlives the container."""
+    place = PurePosixPath(path)
+    return any(place.is_relative_to(mount.target) for mount in job.mounts if mount.kind in ("weka", "host", "volume"))
+
+
+def _image(image: str) -> dict[str, Json]:
+    kind, _, name = image.partition(":")
+    return {"docker": name} if kind == "docker" and name else {"beaker": image}
+
+
+def _variables(job: Job) -> list[Json]:
+    plain = dict(job.env or {})
+    if job.code is not None:
+        plain |= {
+            "RLKIT_REPOSITORY": job.code.repository,
+            "RLKIT_COMMIT": job.code.commit,
+            "RLKIT_CODE": CODE_DIRECTORY,
+        }
+    if job.install is not None:
+        plain["RLKIT_INSTALL"] = job.install
+    values: list[Json] = [{"name": name, "value": value} for name, value in plain.items()]
+    return [*values, *({"name": name, "secret": secret} for name, secret in (job.secrets or {}).items())]
+
+
+def _given(fields: Mapping[str, Json]) -> dict[str, Json]:
+    return {name: value for name, value in fields.items() if value is not None}

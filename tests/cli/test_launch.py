@@ -1,0 +1,147 @@
+"""The three launches that the predecessor's page documents, and what is said of a job before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+# What the predecessor's launcher gives a job that says no more than its three documented ones do: the fields of its
+# configuration and of the call that it makes, as they arrive in Beaker.
+DOCUMENTED = {
+    "budget": "ai2/oe-base",
+    "priority": "normal",
+    "preemptible": True,
+    "gpuCount": 0,
+    "hostNetworking": True,
+    "cluster": ["ai2/jupiter", "ai2/saturn", "ai2/neptune", "ai2/ceres", "ai2/titan"],
+    "weka": ["oe-adapt-default", "oe-training-default", "oe-eval-default"],
+    "result": "/results",
+}
+WEKA = [
+    word for name in ("adapt", "training", "eval") for word in ("--mount", f"weka:oe-{name}-default:/oe-{name}-default")
+]
+SAME = [
+    *("--workspace", "ai2/davidh", "--budget", "ai2/oe-base", "--allow-dirty", "--code", "image"),
+    *(word for cluster in DOCUMENTED["cluster"] for word in ("--cluster", cluster)),
+    *WEKA,
+    *("--host-networking", "--secret", "TINKER_API_KEY", "--secret", "WANDB_API_KEY"),
+    *("--runs-dir", "/oe-eval-default/runs"),
+]
+LAUNCHES = {
+    "hello world": ["rlkit", "train", "examples/hello_world.yaml", "--name", "debug-hello-world"],
+    "Olmo 3 math mix": ["rlkit", "train", "examples/maths/polaris_llama.yaml", "--name", "debug-math-500"],
+    "papergym": ["rlkit", "train", "examples/papergym.yaml", "--name", "papergym"],
+}
+
+
+def launched(rlkit: Callable[..., Any], *arguments: str) -> Mapping[str, Any]:
+    result = rlkit("launch", "beaker", "--dry-run", "--json", *arguments)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_a_documented_launch_has_the_same_fields(launch: str, rlkit: Callable[..., Any]) -> None:
+    found = launched(rlkit, *SAME, "--", *LAUNCHES[launch])
+    assert found["workspace"] == "ai2/davidh"
+    spec = found["spec"]
+    (task,) = spec["tasks"]
+    assert {
+        "budget": spec["budget"],
+        "priority": task["context"]["priority"],
+        "preemptible": task["context"]["preemptible"],
+        "gpuCount": task["resources"]["gpuCount"],
+        "hostNetworking": task["hostNetworking"],
+        "cluster": task["constraints"]["cluster"],
+        "weka": [one["source"]["weka"] for one in task["datasets"]],
+        "result": task["result"]["path"],
+    } == DOCUMENTED
+    assert all(one["mountPath"] == "/" + one["source"]["weka"] for one in task["datasets"])
+    assert "retry" not in spec
+    assert "replicas" not in task
+    assert task["arguments"] == [*LAUNCHES[launch], "--resume"]
+    variables = {one["name"]: one.get("secret", one.get("value")) for one in task["envVars"]}
+    assert variables == {
+        "RLKIT_RUNS_DIR": "/oe-eval-default/runs",
+        "TINKER_API_KEY": "TINKER_API_KEY",
+        "WANDB_API_KEY": "WANDB_API_KEY",
+    }
+
+
+def test_every_option_of_the_predecessors_launcher_has_one_here(rlkit: Callable[..., Any]) -> None:
+    options = [
+        *("--hostname", "node-1", "--retries", "2", "--gpus", "1", "--replicas", "2", "--image", "ai2/cuda"),
+        *("--description", "conductor", "--name", "papergym-tinker", "--priority", "high", "--not-preemptible"),
+        *("--env", "A=b c", "--secret", "HF_TOKEN=me_HF_TOKEN", "--code", "image"),
+    ]
+    spec = launched(rlkit, *options, "--", "python", "x.py", "--stop_strings", "</answer>", '{"a/b": 1.0}')["spec"]
+    (task,) = spec["tasks"]
+    assert task["constraints"] == {"hostname": ["node-1"]}
+    assert spec["retry"] == {"allowedTaskRetries": 2}
+    assert (task["resources"]["gpuCount"], task["replicas"], task["image"]) == (1, 2, {"beaker": "ai2/cuda"})
+    assert (spec["description"], task["name"]) == ("conductor", "papergym-tinker")
+    assert task["context"] == {"priority": "high", "preemptible": False}
+    assert {"name": "A", "value": "b c"} in task["envVars"]
+    assert {"name": "HF_TOKEN", "secret": "me_HF_TOKEN"} in task["envVars"]
+    assert task["hostNetworking"] is False
+    assert task["arguments"] == ["python", "x.py", "--stop_strings", "</answer>", '{"a/b": 1.0}']
+
+
+def test_the_specification_is_printed_as_beaker_takes_it(rlkit: Callable[..., Any]) -> None:
+    result = rlkit("launch", "beaker", "--dry-run", "--workspace", "a/b", "--code", "image", "--", "true", "a\nb")
+    assert result.stdout.startswith("# workspace: a/b\n")
+    assert yaml.safe_load(result.stdout)["tasks"][0]["arguments"] == ["true", "a\nb"]
+
+
+def test_a_run_that_would_begin_anew_after_a_preemption_is_told(rlkit: Callable[..., Any]) -> None:
+    run = ["--", "rlkit", "train", "a.yaml"]
+    result = rlkit("launch", "beaker", "--dry-run", "--code", "image", *run)
+    assert "no mount keeps: a job that is preempted begins anew" in result.stderr
+    assert "the job has no TINKER_API_KEY" in result.stderr
+    result = rlkit("launch", "beaker", "--dry-run", *SAME, *run)
+    assert result.stderr == ""
+
+
+def test_the_value_of_a_secret_is_in_no_specification(
+    rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef0123456789abcdef01234567")
+    for given in ("WANDB_API_KEY", "OTHER=sk-0123456789abcdef0123"):
+        result = rlkit("launch", "beaker", "--dry-run", "--code", "image", "--env", given, "--", "true")
+        assert result.exit_code == 2
+        assert "give --secret" in result.stderr
+        assert "0123456789abcdef" not in result.output
+    found = launched(rlkit, "--code", "image", "--secret", "WANDB_API_KEY", "--", "true")
+    assert "0123456789abcdef" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (
+            ["--priority", "hihg", "--", "true"],
+            "--priority: 'hihg' is none of low, normal, high, urgent, immediate. Did",
+        ),
+        (["--code", "gti", "--", "true"], "--code: 'gti' is neither git nor image. Did you mean 'git'?"),
+        (["--mount", "/x", "--", "true"], "--mount: '/x' is not KIND:SOURCE:/PATH"),
+        (["--env", "NO_SUCH_VARIABLE", "--", "true"], "--env: NO_SUCH_VARIABLE is not set here"),
+        (["--preemptible", "--min-runtime", "2h", "--code", "image", "--", "true"], "leave --preemptible out"),
+        (["--", "true"], "is no git repository"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_line(arguments: list[str], told: str, rlkit: Callable[..., Any]) -> None:
+    result = rlkit("launch", "beaker", "--dry-run", *arguments)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_without_an_account_the_fix_is_named(rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BEAKER_TOKEN", raising=False)
+    monkeypatch.setenv("BEAKER_CONFIG", "/nowhere/config.yml")
+    result = rlkit("launch", "beaker", "--code", "image", "--", "true")
+    assert result.exit_code == 3
+    assert "set BEAKER_TOKEN" in result.stderr or "uv sync --extra beaker" in result.stderr

@@ -1,0 +1,72 @@
+"""Jobs that are submitted and followed, through beaker-py and a fake of Beaker's servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import rlkit
+from tests.launch.fake_beaker import WORKLOAD, FakeBeaker, fake_beaker
+
+__all__ = ["rlkit"]
+
+SUBMIT = ["launch", "beaker", "--code", "image", "--workspace", "me/mine", "--secret", "TINKER_API_KEY"]
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBeaker]:
+    pytest.importorskip("beaker")
+    import grpc  # pyright: ignore[reportMissingTypeStubs]
+
+    monkeypatch.setattr(grpc, "secure_channel", lambda address, credentials, options: grpc.insecure_channel(address))
+    monkeypatch.setattr("rlkit.launch.beaker._POLL_S", 0.01)
+    monkeypatch.delenv("BEAKER_TOKEN", raising=False)
+    with fake_beaker(FakeBeaker()) as found:
+        monkeypatch.setenv("BEAKER_CONFIG", str(found.config(tmp_path / "beaker.yml")))
+        yield found
+
+
+@pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
+def test_a_job_is_submitted_as_it_was_described(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+    words = ["rlkit", "train", "a.yaml", "x=[a, b]", "</answer>"]
+    result = rlkit(*SUBMIT, "--experiment", "first", "--retries", "2", "--", *words)
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == f"{fake.address}/ex/{WORKLOAD}\n"
+    (sent,) = fake.submitted
+    assert (sent["workspace"], sent["name"]) == ("me-mine", "first")
+    (task,) = sent["spec"]["tasks"]
+    assert task["arguments"][: len(words)] == words
+    assert task["context"] == {"priority": "normal", "preemptible": True}
+    assert {"name": "TINKER_API_KEY", "secret": "TINKER_API_KEY"} in task["envVars"]
+    assert sent["spec"]["retry"] == {"allowedTaskRetries": 2}
+
+
+@pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
+def test_a_job_that_was_preempted_is_followed_to_its_end(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+    fake.jobs = [["step 1", "step 2"], ["going on after step 2", "step 3"]]
+    result = rlkit(*SUBMIT, "--follow", "--", "rlkit", "train", "a.yaml", "--name", "mine")
+    assert result.exit_code == 0, result.stderr
+    said = result.stderr.splitlines()
+    assert said[-4:] == ["step 1", "step 2", "going on after step 2", "step 3"]
+
+
+@pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("ends", ["failed", "canceled"])
+def test_a_job_that_fails_is_a_run_that_failed(ends: str, fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+    fake.ends = ends
+    result = rlkit(*SUBMIT, "--follow", "--", "false")
+    assert result.exit_code == 1
+    assert f"the job {ends}: {fake.address}/ex/{WORKLOAD}" in result.stderr
+
+
+@pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
+def test_what_beaker_refuses_is_one_line(fake: FakeBeaker, rlkit: Callable[..., Any]) -> None:
+    fake.token = "another"
+    result = rlkit(*SUBMIT, "--", "true")
+    assert result.exit_code in (1, 3)
+    assert result.stderr.splitlines()[-1].startswith("error: ")
+    assert "Traceback" not in result.stderr
+    assert "bug in rlkit" not in result.stderr

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlkit.errors import UsageError
+from rlkit.launch.code import code_of, public
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    git(tmp_path, "init", "-q", "--bare", "remote")
+    git(tmp_path, "init", "-q", "here")
+    here = tmp_path / "here"
+    git(here, "remote", "add", "origin", str(tmp_path / "remote"))
+    git(here, "commit", "-q", "--allow-empty", "-m", "one")
+    git(here, "push", "-q", "origin", "HEAD:main")
+    return here
+
+
+def test_the_commit_that_is_checked_out_is_found(checkout: Path, tmp_path: Path) -> None:
+    found = code_of(checkout, allow_dirty=False)
+    assert (found.repository, found.commit) == (str(tmp_path / "remote"), git(checkout, "rev-parse", "HEAD"))
+
+
+def test_what_the_job_would_not_have_is_refused_unless_it_is_allowed(checkout: Path) -> None:
+    (checkout / "new").touch()
+    with pytest.raises(UsageError, match="changes that are not committed"):
+        code_of(checkout, allow_dirty=False)
+    git(checkout, "add", "new")
+    git(checkout, "commit", "-q", "-m", "two")
+    with pytest.raises(UsageError, match=r"no remote has the commit [0-9a-f]{12}: push it"):
+        code_of(checkout, allow_dirty=False)
+    assert code_of(checkout, allow_dirty=True).commit == git(checkout, "rev-parse", "HEAD")
+
+
+def test_a_folder_without_code_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no git repository: run this in one, or give --code image"):
+        code_of(tmp_path, allow_dirty=True)
+    git(tmp_path, "init", "-q")
+    with pytest.raises(UsageError, match="has no commit yet"):
+        code_of(tmp_path, allow_dirty=True)
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "one")
+    with pytest.raises(UsageError, match="has no remote"):
+        code_of(tmp_path, allow_dirty=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://github.com/a/b", "https://github.com/a/b"),
+        ("https://user:canary@github.com/a/b", "https://github.com/a/b"),
+        ("https://canary@github.com/a/b", "https://github.com/a/b"),
+        ("git@github.com:a/b.git", "https://github.com/a/b.git"),
+        ("ssh://git@github.com/a/b.git", "https://github.com/a/b.git"),
+    ],
+)
+def test_a_url_is_one_that_a_job_can_use_and_holds_no_credential(url: str, shown: str) -> None:
+    assert public(url) == shown

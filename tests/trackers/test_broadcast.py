@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+
+import pytest
+
+from rlkit.trackers import Broadcast, Checkpoint, RunInfo, RunResult, Tracker
+from rlkit.trackers.patience import Patient
+
+
+class Told(Tracker):
+    """Remembers the steps and notes that it is told."""
+
+    def __init__(self) -> None:
+        self.steps = list[int]()
+        self.notes = list[str]()
+
+    def started(self, run: RunInfo) -> None: ...
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.steps.append(step)
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None: ...
+
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+    def finished(self, result: RunResult | None) -> None: ...
+
+
+class Slow(Told):
+    """Takes no step before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = threading.Event()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.go.wait()
+        super().step(step, metrics)
+
+
+class Broken(Told):
+    """Raises on every call."""
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        raise ConnectionError("no route")
+
+    def note(self, message: str) -> None:
+        raise ConnectionError("no route")
+
+    def finished(self, result: RunResult | None) -> None:
+        raise ConnectionError("no route")
+
+
+def test_a_tracker_that_hangs_holds_the_run_up_once_and_gets_everything_in_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rlkit.trackers.PATIENCE_S", 0.05)
+    slow, quick = Slow(), Told()
+    both = Broadcast([slow, quick])
+    began_s = time.monotonic()
+    for step in range(1000):
+        both.step(step, {})
+    assert quick.steps == list(range(1000))
+    assert slow.steps == []
+    assert time.monotonic() - began_s < 20  # a thousand waits would take 50
+    slow.go.set()
+    both.finished(None)
+    assert slow.steps == list(range(1000))
+
+
+def test_a_tracker_that_never_ends_does_not_keep_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.trackers.PATIENCE_S", 0.02)
+    monkeypatch.setattr("rlkit.trackers._LAST_S", 0.1)
+    slow, quick = Slow(), Told()
+    both = Broadcast([slow, quick])
+    both.step(1, {})
+    both.finished(None)
+    assert quick.notes == [
+        "the tracker Slow failed and will miss things: TooSlow: it had not taken everything when the run was over"
+    ]
+    slow.go.set()
+
+
+def test_a_tracker_that_raises_is_told_of_once_and_the_others_miss_nothing() -> None:
+    quick = Told()
+    both = Broadcast([Broken(), quick])
+    for step in range(100):
+        both.step(step, {})
+    both.finished(None)
+    assert quick.steps == list(range(100))
+    assert quick.notes == ["the tracker Broken failed and will miss things: ConnectionError: no route"]
+
+
+def test_what_waits_for_a_slow_listener_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.trackers.patience.MOST_WAITING", 3)
+    go, told = threading.Event(), list[int]()
+    patient = Patient("slow")
+    assert patient.tell(go.wait, within_s=0) is None
+    found = [patient.tell(lambda number=number: told.append(number), within_s=0) for number in range(4)]
+    assert [None if one is None else str(one) for one in found] == [
+        None,
+        None,
+        "it is so slow that it is told no more",
+        "it is so slow that it is told no more",
+    ]
+    go.set()
+    assert patient.catch_up(5) is None
+    assert told == [0, 1]
+
+
+def test_a_tracker_is_told_in_the_callers_context() -> None:
+    from contextvars import ContextVar
+
+    found, variable = list[str](), ContextVar("variable", default="none")
+    variable.set("mine")
+    patient = Patient("context")
+    patient.tell(lambda: found.append(variable.get()))
+    assert found == ["mine"]

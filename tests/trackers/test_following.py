@@ -1,0 +1,92 @@
+"""The process beside a run, with services that answer, are silent, or are not there."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from rlkit.config.track import DocentConfig, TensorboardConfig, TrackConfig
+from rlkit.errors import MissingError
+from rlkit.trackers import Progress, RunInfo, RunResult
+from rlkit.trackers.following import Following, NotSent, following
+from rlkit.trackers.sync import sent
+from tests.trackers.folders import write_run, write_step
+from tests.trackers.stubs import docent_stub, silent_server
+
+
+def info(directory: Path) -> RunInfo:
+    return RunInfo(directory.name, directory, "acme/tiny", ("sums",), "the engine", Progress)
+
+
+def over(directory: Path) -> RunResult:
+    return RunResult(directory.name, directory, "completed", 3)
+
+
+def wait_for(directory: Path, name: str, step: int) -> None:
+    for _ in range(1200):
+        if sent(directory, name).step >= step:
+            return
+        time.sleep(0.05)
+    pytest.fail(f"step {step} was not sent")
+
+
+def test_a_run_is_sent_while_it_goes_on_and_to_its_end(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=1, status="running", settings={"track": {"tensorboard": {}}})
+    tracker = Following("tensorboard")
+    tracker.started(info(directory))
+    wait_for(directory, "tensorboard", 1)
+    write_step(directory, 2)
+    tracker.step(2, {})
+    wait_for(directory, "tensorboard", 2)
+    write_step(directory, 3)
+    tracker.step(3, {})
+    tracker.finished(over(directory))
+    assert sent(directory, "tensorboard").step == 3
+
+
+def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_said_and_misses_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("docent")
+    from typer.testing import CliRunner
+
+    from rlkit.cli.app import app
+
+    monkeypatch.setenv("DOCENT_API_KEY", "the-key")
+    with silent_server() as url:
+        directory = write_run(tmp_path / "run", settings={"track": {"docent": {"url": url}}})
+        tracker = Following("docent", last_s=0.5)
+        began_s = time.monotonic()
+        tracker.started(info(directory))
+        for step in range(100):
+            tracker.step(step, {})
+        assert time.monotonic() - began_s < 5
+        with pytest.raises(NotSent, match=r"0\.5 s after the run's end; `rlkit sync run --to docent` sends the rest"):
+            tracker.finished(over(directory))
+    with docent_stub() as stub:
+        result = CliRunner().invoke(app, ["sync", str(directory), "--to", "docent", f"url={stub.url}", "--json"])
+        assert json.loads(result.stdout) == {"run": "run", "to": "docent", "steps": 4}
+        assert len(stub.runs) == 12
+
+
+def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=1, settings={"track": {"tensorboard": {"directory": "/dev/null/x"}}})
+    tracker = Following("tensorboard")
+    tracker.started(info(directory))
+    with pytest.raises(NotSent, match=r"tensorboard: a run could not be begun: NotADirectoryError.*rlkit sync run"):
+        for _ in range(1200):
+            tracker.step(1, {})
+            time.sleep(0.05)
+    tracker.step(2, {})
+    tracker.finished(None)
+
+
+def test_what_is_missing_for_a_service_is_told_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DOCENT_API_KEY", raising=False)
+    with pytest.raises(MissingError, match="docent"):
+        following(TrackConfig(tensorboard=TensorboardConfig(), docent=DocentConfig()))
+    assert len(following(TrackConfig(tensorboard=TensorboardConfig()))) == 1
+    assert following(TrackConfig()) == []

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.trackers.sinks import settings_of, sink
+from rlkit.trackers.sync import send
+from rlkit.trackers.tensorboard import crc32c
+from tests.trackers.folders import write_run
+
+
+def test_the_checksum_is_that_of_the_standard() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(bytes(32)) == 0x8A9136AA  # RFC 3720, B.4
+
+
+@given(st.binary(max_size=64))
+def test_the_checksum_is_that_of_googles_library(data: bytes) -> None:
+    google = pytest.importorskip("google_crc32c")
+    assert crc32c(data) == google.value(data)
+
+
+def records(path: Path) -> list[bytes]:
+    """The records in a file of events, each with right checksums."""
+
+    def masked(data: bytes) -> int:
+        crc = crc32c(data)
+        return ((crc >> 15 | crc << 17 & 0xFFFFFFFF) + 0xA282EAD8) & 0xFFFFFFFF
+
+    data, found = path.read_bytes(), list[bytes]()
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        assert struct.unpack("<I", data[8:12])[0] == masked(data[:8])
+        found.append(data[12 : 12 + length])
+        assert struct.unpack("<I", data[12 + length : 16 + length])[0] == masked(found[-1])
+        data = data[16 + length :]
+    return found
+
+
+def test_each_step_is_an_event_with_its_metrics(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run")
+    send(directory, "tensorboard", sink("tensorboard", settings_of("tensorboard", {})))
+    (file,) = (directory / "tensorboard").iterdir()
+    first, *steps = records(file)
+    assert first.endswith(b"brain.Event:2")
+    assert len(steps) == 4
+    assert all(b"env/sums/reward/mean" in step and b"optim/odd" not in step for step in steps)
+    assert struct.pack("<f", 0.3) in steps[3]
+
+
+def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
+    loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    directory = write_run(tmp_path / "run")
+    settings = settings_of("tensorboard", {"directory": str(tmp_path / "events")})
+    send(directory, "tensorboard", sink("tensorboard", settings))
+    read = loader.EventAccumulator(str(tmp_path / "events")).Reload()
+    assert [(one.step, round(one.value, 6)) for one in read.Scalars("env/sums/reward/mean")] == [
+        (0, 0.0),
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+    ]
+
+
+def test_a_run_that_goes_on_gets_a_file_of_its_own(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run")
+    for _ in range(2):
+        send(directory, "tensorboard", sink("tensorboard", settings_of("tensorboard", {})), again=True)
+    assert len(list((directory / "tensorboard").iterdir())) == 2

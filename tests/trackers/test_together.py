@@ -1,0 +1,122 @@
+"""A whole run by the command line with every tracker on, and secrets wherever a run can meet one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+
+from rlkit.store.journal import records
+from rlkit.trackers.sync import sent
+from tests.trackers.stubs import docent_stub
+from tests.trackers.wandb_files import read
+
+ENV = """
+import os
+import rlkit
+
+class Leaky(rlkit.Env):
+    def __init__(self, number: int, password: str):
+        self.number, self.password, self.task_id = number, password, f"task-{number}"
+
+    async def rollout(self, policy):
+        reply = await policy.chat([{"role": "user", "content": "2+2"}])
+        secrets = f"{os.environ['CANARY_API_KEY']} {os.environ['DOTENV_TOKEN']} {self.password}"
+        if self.number % 4 == 0 and reply.turn.completion[0] % 2:
+            raise ConnectionError(f"the server refused {secrets}, Authorization: Bearer {secrets}")
+        return rlkit.Outcome(float(reply.turn.completion[0] % 3), info={"login": secrets})
+
+def tasks(password: str):
+    return [Leaky(number, password) for number in range(8)]
+"""
+CONFIG = """
+envs:
+  leaky: {env: env.py:tasks, args: {password: "${MY_LOGIN}"}}
+steps: 3
+batch: {groups: 4, group_size: 3}
+rollouts: {max_failing_rollouts: 20}
+sampling: {max_tokens: 4}
+track:
+  wandb: {mode: offline, project: sums}
+  tensorboard: {}
+"""
+CANARIES = {
+    "CANARY_API_KEY": "canary-1-of-the-environment",
+    "DOTENV_TOKEN": "canary-2-of-the-file",
+    "MY_LOGIN": "canary-3-of-the-configuration-77",
+    "DOCENT_API_KEY": "canary-4-of-docent",
+    "TINKER_PASSWORD": "canary-5-unused",
+}
+
+
+def texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Everything that is written below a folder, as it reads once it is unpacked."""
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            yield path, path.read_bytes()
+            if path.suffix == ".parquet":
+                yield path, repr(pq.ParquetFile(path).read().to_pylist()).encode()  # pyright: ignore
+        elif path.is_dir() and path.name == "journal":
+            for record in records(path):
+                yield path, record.content
+
+
+def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_model_dir: Path) -> None:
+    work, runs = tmp_path / "work", tmp_path / "runs"
+    work.mkdir()
+    (work / "env.py").write_text(ENV)
+    (work / "config.yaml").write_text(CONFIG)
+    (work / ".env").write_text(f"DOTENV_TOKEN={CANARIES['DOTENV_TOKEN']}\nMY_LOGIN={CANARIES['MY_LOGIN']}\n")
+    environ = {name: value for name, value in CANARIES.items() if name not in ("DOTENV_TOKEN", "MY_LOGIN")}
+    optional = list[str]()
+    for name in ("trackio", "docent"):
+        try:
+            __import__(name)
+        except ImportError:
+            continue
+        except DeprecationWarning:  # of how docent is written
+            pass
+        optional.append(name)
+    with docent_stub() as stub:
+        services = [f"track.{name}={{}}" for name in optional]
+        services += [f"track.docent.url={stub.url}"] if "docent" in optional else []
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "rlkit",
+                "train",
+                "config.yaml",
+                "--name",
+                "all",
+                f"model={byte_model_dir}",
+                *services,
+            ],
+            cwd=work,
+            env={**os.environ, **environ, "RLKIT_RUNS_DIR": str(runs), "TRACKIO_DIR": str(tmp_path / "trackio")},
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        assert b"failed and will miss" not in done.stderr
+
+        directory = runs / "all"
+        assert {name: sent(directory, name).step for name in ["wandb", "tensorboard", *optional]} == dict.fromkeys(
+            ["wandb", "tensorboard", *optional], 3
+        )
+        (folder,) = (directory / "wandb").glob("offline-run-*")
+        shown = read(folder)
+        assert [one["step"] for one in shown.steps] == [1, 2, 3]
+        assert shown.exit_code == 0
+        if "docent" in optional:
+            assert {one["metadata"]["step"] for one in stub.runs} == {1, 2, 3}
+        everything = [*texts(runs), *texts(tmp_path / "trackio")]
+        everything += [(Path("stdout"), done.stdout), (Path("stderr"), done.stderr)]
+        everything += [(Path("docent"), body) for body in stub.bodies]
+    told = {path for path, text in everything if b"canary" in text}
+    assert not told
+    assert any(b"the server refused" in text for _, text in everything)  # what leaks is there, without the secrets
