@@ -54,7 +54,8 @@ class GroupScorer(Protocol):
 class TaskSource(Protocol):
     """Decides what is played next. Deterministic, given its seed and what it was told by `observe`.
 
-    It may have a method `metrics` besides, which gives numbers by name after each step.
+    It may have a method `metrics` besides, which gives numbers by name after each step, and a method `keep_in`, which
+    is given a folder for its files before the first draw.
     """
 
     def next(self) -> Env | None:

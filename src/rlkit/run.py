@@ -30,7 +30,7 @@ from rlkit.garbage import rare_collections
 from rlkit.losses import loss
 from rlkit.overlap import contents
 from rlkit.parts import Parts
-from rlkit.paths import runs_dir
+from rlkit.paths import ARTEFACTS, runs_dir
 from rlkit.prices import Price, price_of
 from rlkit.rates import learning_rate
 from rlkit.resume import drawn_again, earlier, restored
@@ -171,6 +171,7 @@ class RLTrainer(Trainer):
         config = self._config
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
+        self._tasks.keep_in(store.directory / ARTEFACTS)
         waiting = drawn_again(history, self._tasks)
         store.expect(history)
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
