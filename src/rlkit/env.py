@@ -169,7 +169,7 @@ class StepEnv[State](ABC, Env):
 class ToolEnv[State](ABC, Env):
     """A model that works with tools until it answers without calling one.
 
-    A malformed call or an unknown tool is told to the model as the tool's answer and counted; `call` itself may raise
+    A malformed call is told to the model and counted, an unknown tool as the tool's answer; `call` itself may raise
     `ValueError` to tell the model what was wrong with the arguments. Anything else that it raises fails the episode.
     """
 
@@ -212,10 +212,11 @@ class ToolEnv[State](ABC, Env):
                     truncated = reply.turn.stop == "length"
                     break
                 answers = [await self._answer(state, call, tools) for call in reply.tool_calls]
-                complaints: list[Message] = [
-                    {"role": "tool", "content": f"error: not a valid tool call: {text}"} for text in reply.malformed
-                ]
-                messages += [reply.message, *answers, *complaints]
+                messages += [reply.message, *answers]
+                if reply.malformed:
+                    # Not as a tool's answer: it would answer no call, which some chat formats cannot write.
+                    told = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+                    messages.append({"role": "user", "content": told})
             graded = await self.grade(state, reply)
             outcome = graded if isinstance(graded, Outcome) else Outcome(graded)
             metrics = {**outcome.metrics, "malformed_tool_calls": float(malformed)}
