@@ -102,7 +102,7 @@ def part(made: Rehearsal, name: str) -> Part:
 @pytest.mark.parametrize("schedule", [{}, {"mode": "stream"}, {"mode": "async", "max_staleness": 3}])
 @pytest.mark.parametrize("substeps", [1, 3])
 def test_a_run_that_works_takes_steps_and_is_resumed(schedule: dict[str, object], substeps: int) -> None:
-    made = played(schedule=schedule, batch={"groups": 8, "substeps": substeps})
+    made = played(schedule=schedule, batch={"groups": 9, "substeps": substeps})
     assert made.passed, made.parts
     assert made.estimate is not None
     assert part(made, "training").detail.startswith(f"{2 * substeps} optimiser steps on")

@@ -133,8 +133,8 @@ class BatchConfig(Section):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        if self.substeps > self.groups:
-            raise ValueError(f"substeps: {self.groups} groups cannot be shared out to {self.substeps} substeps")
+        if self.groups % self.substeps:
+            raise ValueError(f"substeps: {self.groups} groups cannot be shared out equally to {self.substeps} substeps")
         if self.max_replaced is not None and not self.replace_uninformative:
             raise ValueError("max_replaced has no effect: set replace_uninformative to true")
         if self.max_tokens is None and self.too_long != type(self).model_fields["too_long"].default:
