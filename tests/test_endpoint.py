@@ -113,7 +113,7 @@ def test_trouble_is_asked_again_and_then_the_services(url: str, monkeypatch: pyt
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(500, {"error": "broken"})]
     with pytest.raises(ServiceError, match=r"does not answer: 500: .*broken"):
-        ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.1)
+        ask(url, lambda policy: policy.chat(ASKED), timeout_s=1)
     with pytest.raises(ServiceError, match="does not answer: ConnectError"):
         ask("http://127.0.0.1:9/v1", lambda policy: policy.chat(ASKED), timeout_s=0.1)
 
