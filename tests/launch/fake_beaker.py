@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ class FakeBeaker:
     Args:
         jobs: what each prints, line by line; all but the last were preempted.
         ends: how the last one ends.
+        execute: run the command of a job here, instead of playing it.
     """
 
     jobs: list[list[str]] = field(default_factory=lambda: [["hello"]])
@@ -39,6 +43,9 @@ class FakeBeaker:
     address: str = ""
     rpc_address: str = ""
     played: int = 0
+    execute: bool = False
+    process: subprocess.Popen[bytes] | None = None
+    cancelled: int = 0
 
     async def create(self, request: Request) -> Response:
         """`POST /api/v3/workspaces/ID/experiments`."""
@@ -47,7 +54,36 @@ class FakeBeaker:
         spec = await request.json()
         place = {"workspace": request.path_params["workspace"], "name": request.query_params.get("name")}
         self.submitted.append({**place, "spec": spec})
+        if self.execute:
+            self._run(spec["tasks"][0])
         return JSONResponse({"id": WORKLOAD})
+
+    def _run(self, task: dict[str, Any]) -> None:
+        """Run a job as a process of this machine."""
+        variables = {one["name"]: one["value"] for one in task.get("envVars", [])}
+        self.process = subprocess.Popen(
+            [*task["command"], *task["arguments"]],
+            env={"PATH": os.environ["PATH"], **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.jobs = [[]]
+        threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self.jobs[0].append(line.decode().rstrip("\n"))
+
+    def kill(self) -> None:
+        """What Beaker does with a job that is cancelled."""
+        self.cancelled += 1
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def config(self, path: Path) -> Path:
         """A configuration file of Beaker's that names this server."""
@@ -86,11 +122,22 @@ def _servicer(fake: FakeBeaker) -> object:
         def StreamJobLogs(self, request: Any, context: Any) -> Any:  # noqa: N802
             for line in fake.jobs[int(request.job_id.removeprefix("job-"))]:
                 yield pb2.JobLog(message=f"{line}\n".encode())
-            fake.played = int(request.job_id.removeprefix("job-")) + 1
+            if not fake.execute:
+                fake.played = int(request.job_id.removeprefix("job-")) + 1
+
+        def GetNode(self, request: Any, context: Any) -> Any:  # noqa: N802
+            return pb2.GetNodeResponse(node=pb2.Node(id=request.node_id, hostname="127.0.0.1"))
+
+        def CancelWorkloads(self, request: Any, context: Any) -> Any:  # noqa: N802
+            fake.kill()
+            return pb2.CancelWorkloadsResponse(workload_ids=request.workload_ids)
 
         def _job(self, identity: str) -> Any:
             job = pb2.Job(id=identity)
+            job.assignment_details.node_id = "node"
             job.status.started.GetCurrentTime()
+            if fake.process is not None and fake.process.poll() is not None:
+                job.status.finalized.GetCurrentTime()
             if int(identity.removeprefix("job-")) < fake.played:
                 job.status.finalized.GetCurrentTime()
             return job

@@ -74,7 +74,7 @@ def test_a_tracker_that_hangs_holds_the_run_up_once_and_gets_everything_in_order
 
 def test_a_tracker_that_never_ends_does_not_keep_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.trackers.PATIENCE_S", 0.02)
-    monkeypatch.setattr("rlkit.trackers._LAST_S", 0.1)
+    monkeypatch.setattr("rlkit.trackers._BEHIND_S", 0.1)
     slow, quick = Slow(), Told()
     both = Broadcast([slow, quick])
     both.step(1, {})

@@ -1,5 +1,5 @@
 # beaker is optional.
-# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
 """Jobs of Beaker, through beaker-py.
 
 Invariant: a job that is followed goes on when nobody follows it any more.
@@ -30,7 +30,6 @@ def submit(
     name: str | None,
     follow: bool,
     say: Callable[[str], None],
-    client: Beaker | None = None,
 ) -> str:
     """Submit an experiment, and wait for its end if that is wanted; its URL.
 
@@ -40,14 +39,13 @@ def submit(
         name: of the experiment; None for one that Beaker makes up.
         follow: print what it prints until it ends.
         say: takes lines.
-        client: to use instead of one of its own.
 
     Raises:
         MissingError: beaker-py is not installed, or there is no account.
         ServiceError: Beaker refused.
         RunFailed: the job that was followed failed.
     """
-    with _reached(client, workspace) as beaker:
+    with _reached(workspace) as beaker:
         from beaker.types import BeakerExperimentSpec
 
         workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(dict(spec)), name=name)
@@ -79,16 +77,13 @@ def _follow(beaker: Beaker, workload: BeakerWorkload, say: Callable[[str], None]
 
 
 @contextmanager
-def _reached(client: Beaker | None, workspace: str | None) -> Generator[Beaker]:
+def _reached(workspace: str | None) -> Generator[Beaker]:
     try:
         from beaker import Beaker
         from beaker.exceptions import BeakerConfigurationError
     except ImportError:
         raise missing_extra("beaker") from None
     try:
-        if client is not None:
-            yield client
-            return
         chosen = {} if workspace is None else {"default_workspace": workspace}
         with Beaker.from_env(check_for_upgrades=False, **chosen) as beaker:
             yield beaker

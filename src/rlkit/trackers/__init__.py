@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _LAST_S = 40.0
 """What the end of a run waits for trackers, all together; those that rlkit has give up before."""
 
+_BEHIND_S = 5.0
+"""The same for one that had not even taken what it was told before."""
+
 type Phase = Literal["preparing", "sampling", "training", "evaluating", "saving", "done"]
 
 
@@ -176,10 +179,11 @@ class Broadcast(Tracker):
 
     def finished(self, result: RunResult | None) -> None:
         """The run is over. All are waited for at once, for a limited time."""
+        limits_s = [_BEHIND_S if patient.behind else _LAST_S for _, patient in self._trackers]
         self._each(lambda tracker: tracker.finished(result), within_s=0)
-        until_s = time.monotonic() + _LAST_S
-        for tracker, patient in self._trackers:
-            self._complain(tracker, patient.catch_up(until_s - time.monotonic()))
+        ended_s = time.monotonic()
+        for (tracker, patient), limit_s in zip(self._trackers, limits_s, strict=True):
+            self._complain(tracker, patient.catch_up(ended_s + limit_s - time.monotonic()))
 
     def _each(self, tell: Callable[[Tracker], None], *, within_s: float = PATIENCE_S) -> None:
         for tracker, patient in self._trackers:

@@ -56,10 +56,15 @@ class Patient:
                 self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
                 self._thread.start()
             self._changed.notify()
-        if self._behind is None or self._behind.done.is_set():
+        if not self.behind:
             self._behind = None if asked.done.wait(within_s) else asked
         found, self._failed = self._failed, None
         return found
+
+    @property
+    def behind(self) -> bool:
+        """Whether there is something that it was not told yet."""
+        return self._behind is not None and not self._behind.done.is_set()
 
     def catch_up(self, within_s: float) -> Exception | None:
         """Wait until it was told everything, for a while.

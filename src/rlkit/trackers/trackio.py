@@ -1,5 +1,5 @@
 # trackio is optional and has no complete types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingImports=false, reportPrivateImportUsage=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingImports=false, reportPrivateImportUsage=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
 """Trackio: a database on this machine, which `trackio show` shows.
 
 Invariant: nothing leaves the machine unless Trackio's own variables say so, such as TRACKIO_SPACE_ID.

@@ -22,6 +22,8 @@ from rlkit.types import Json
 
 LOCAL = "local"
 LOCAL_SANDBOX = "rlkit.envs.harbor.sandbox:LocalSandbox"
+OWN = {LOCAL: LOCAL_SANDBOX, "beaker": "rlkit.envs.harbor.beaker:BeakerSandbox"}
+"""Environments of rlkit's own, by their names."""
 
 type Keep = Literal["all", "failed", "none"]
 
@@ -117,7 +119,7 @@ def environment(
     """The environment of that name.
 
     Args:
-        name: `local`, a type of Harbor's, or `package.module:Class`.
+        name: `local`, `beaker`, a type of Harbor's, or `package.module:Class`.
         kwargs: of the class, as it takes them.
         cpus: instead of what a task asks for.
         memory_mb: likewise.
@@ -130,7 +132,7 @@ def environment(
     from harbor.models.environment_type import EnvironmentType
 
     given = dict(kwargs or {})
-    known = [LOCAL, *(one.value for one in EnvironmentType)]
+    known = [LOCAL, *(one.value for one in EnvironmentType), *(own for own in OWN if own != LOCAL)]
     if name == LOCAL:
         _check_local(given)
     elif ":" in name:
@@ -138,7 +140,7 @@ def environment(
     elif name not in known:
         hint = did_you_mean(name, known)
         raise UsageError(f"environment: there is no {name!r}.{hint} Known: {', '.join(known)}, or package.module:Class")
-    path = LOCAL_SANDBOX if name == LOCAL else name if ":" in name else None
+    path = OWN.get(name, name if ":" in name else None)
     return Environment(
         type=None if path else name,
         import_path=path,

@@ -1,0 +1,304 @@
+# beaker is optional.
+# pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
+"""Harbor's environment as a job of Beaker, from an image that there is.
+
+Invariant: a job that was created is cancelled, whatever happens to the trial; one whose owner has died ends by itself,
+when it is not asked for anything any more, and in any case at the end of its time.
+
+Beaker has no call that runs a command in a job. So a small program is the job's own command: it says at which port it
+listens, and runs what it is asked to by who knows its token. The trainer must be able to reach the cluster's nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import secrets
+import tarfile
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, cast, override
+
+import httpx
+from harbor.environments.base import BaseEnvironment, ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+
+from rlkit.concurrency import in_thread
+from rlkit.envs.harbor import beaker_agent
+from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra
+from rlkit.launch.job import PRIORITIES, Job, Priority, spec
+from rlkit.sandbox import CommandTimeout
+
+if TYPE_CHECKING:
+    from beaker import Beaker
+    from beaker.types import BeakerWorkload
+
+_POLL_S = 1.0
+_ALIVE_S = 30.0
+"""How often a job is told that its owner lives."""
+
+_IDLE_S = 300
+"""Without that, after which it ends."""
+
+_REQUEST_S = 60.0
+_TOKEN_BYTES = 32
+
+
+class BeakerSandbox(BaseEnvironment):
+    """A job of Beaker as an environment of Harbor's.
+
+    Args:
+        workspace: the job belongs to; that of the account by default.
+        budget: that pays.
+        clusters: it may run on.
+        image: instead of the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
+        priority: of the job.
+        timeout: the longest that a job may live.
+        python: that the image has, 3.9 or later.
+    """
+
+    def __init__(
+        self,
+        *args: object,
+        workspace: str | None = None,
+        budget: str | None = None,
+        clusters: list[str] | None = None,
+        image: str | None = None,
+        priority: Priority = "normal",
+        timeout: str = "4h",
+        python: str = "python3",
+        **kwargs: object,
+    ) -> None:
+        self._workspace, self._budget, self._clusters = workspace, budget, clusters or []
+        self._priority: Priority = priority
+        self._chosen_image, self._timeout, self._python = image, timeout, python
+        self._token = secrets.token_hex(_TOKEN_BYTES)
+        self._beaker: Beaker | None = None
+        self._workload: BeakerWorkload | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._living: asyncio.Task[None] | None = None
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's own, as it gives them
+
+    @staticmethod
+    @override
+    def type() -> str:
+        return "beaker"
+
+    @property
+    @override
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities()
+
+    @classmethod
+    @override
+    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
+        return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
+
+    @override
+    def _validate_definition(self) -> None:
+        if not self._image:
+            raise UsageError(
+                f"{self.environment_dir}: Beaker builds no images: give the task a docker_image, or "
+                "environment_kwargs.image"
+            )
+        if self._priority not in PRIORITIES:
+            raise UsageError(f"environment_kwargs.priority: {self._priority!r} is none of {', '.join(PRIORITIES)}")
+
+    @property
+    def _image(self) -> str | None:
+        named = self.task_env_config.docker_image
+        return self._chosen_image or (f"docker:{named}" if named else None)
+
+    @override
+    async def start(self, force_build: bool) -> None:
+        await self.stop(delete=True)
+        begun = asyncio.ensure_future(in_thread(self._begin))
+        try:
+            address = await asyncio.shield(begun)
+            while (place := await in_thread(self._place)) is None:  # noqa: ASYNC110  Beaker can only be asked
+                await asyncio.sleep(_POLL_S)  # Harbor limits the time of a start
+            self.logger.debug(f"{self.session_id}: {address} at {place}")
+            self._client = httpx.AsyncClient(
+                base_url=place, headers={"Authorization": f"Bearer {self._token}"}, timeout=_REQUEST_S, trust_env=False
+            )
+            await self._ask("alive")
+            self._living = asyncio.create_task(self._live())
+            await self._upload_environment_dir_after_start()
+        except BaseException:
+            await asyncio.shield(self._undone(begun))
+            raise
+
+    async def _undone(self, begun: asyncio.Future[str]) -> None:
+        """Stop what was begun, once it is known whether there is a job."""
+        await asyncio.wait([begun])
+        await self.stop(delete=True)
+
+    @override
+    async def stop(self, delete: bool) -> None:
+        living, self._living = self._living, None
+        client, self._client = self._client, None
+        if living is not None:
+            living.cancel()
+        if client is not None:
+            with suppress(httpx.HTTPError):
+                await client.post("/end", timeout=5)
+            await client.aclose()
+        await in_thread(self._cancel)
+
+    @override
+    async def exec(
+        self,
+        command: str,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout_sec: int | None = None,
+        user: str | int | None = None,
+    ) -> ExecResult:
+        asked = {
+            "command": command,
+            "cwd": cwd or self.task_env_config.workdir,
+            "env": self._merge_env(env) or {},
+            "timeout_s": timeout_sec,
+            "user": self._resolve_user(user),
+        }
+        wait_s = None if timeout_sec is None else timeout_sec + _REQUEST_S
+        done = json.loads(await self._ask("run", json.dumps(asked).encode(), timeout_s=wait_s))
+        out, err = (base64.b64decode(done[name]).decode(errors="replace") for name in ("out", "err"))
+        if done["late"]:
+            raise CommandTimeout(f"a command took longer than {timeout_sec} s")
+        return ExecResult(stdout=out, stderr=err, return_code=done["code"])
+
+    @override
+    async def upload_file(self, source_path: Path | str, target_path: str) -> None:
+        target = self._absolute(target_path)
+        await self._put(Path(source_path), str(target.parent), name=target.name)
+
+    @override
+    async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
+        await self._put(Path(source_dir), str(self._absolute(target_dir)), name=".")
+
+    @override
+    async def download_file(self, source_path: str, target_path: Path | str) -> None:
+        target = Path(target_path)
+        await self._get(str(self._absolute(source_path)), target.parent, name=target.name)
+
+    @override
+    async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
+        await self._get(str(self._absolute(source_dir)), Path(target_dir), name=".")
+
+    async def _put(self, source: Path, folder: str, *, name: str) -> None:
+        def packed() -> bytes:
+            archive = io.BytesIO()
+            with tarfile.open(fileobj=archive, mode="w") as file:
+                file.add(source, arcname=name)
+            return archive.getvalue()
+
+        await self._ask("put", await in_thread(packed), {"X-Path": folder}, timeout_s=None)
+
+    async def _get(self, source: str, folder: Path, *, name: str) -> None:
+        data = await self._ask("get", b"", {"X-Path": source, "X-Name": name}, timeout_s=None)
+
+        def unpacked() -> None:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tarfile.open(fileobj=io.BytesIO(data)) as file:
+                file.extractall(folder, filter="data")  # nothing of it leaves the folder
+
+        await in_thread(unpacked)
+
+    async def _ask(
+        self,
+        what: str,
+        content: bytes = b"",
+        headers: dict[str, str] | None = None,
+        *,
+        timeout_s: float | None = _REQUEST_S,
+    ) -> bytes:
+        if self._client is None:
+            raise EnvironmentFault(f"{self.session_id}: the job has not been started, or was stopped")
+        try:
+            answer = await self._client.post(f"/{what}", content=content, headers=headers, timeout=timeout_s)
+        except httpx.HTTPError as error:
+            raise EnvironmentFault(f"{self.session_id}: the job does not answer: {type(error).__name__}") from error
+        if not answer.is_success:
+            raise EnvironmentFault(f"{self.session_id}: {what}: {answer.text or answer.status_code}")
+        return answer.content
+
+    async def _live(self) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_S)
+            with suppress(EnvironmentFault):  # the next request will tell
+                await self._ask("alive")
+
+    def _absolute(self, path: str) -> PurePosixPath:
+        return PurePosixPath(self.task_env_config.workdir or "/") / path
+
+    def _begin(self) -> str:
+        try:
+            from beaker import Beaker
+            from beaker.exceptions import BeakerConfigurationError
+            from beaker.types import BeakerExperimentSpec
+        except ImportError:
+            raise missing_extra("beaker") from None
+        chosen = {} if self._workspace is None else {"default_workspace": self._workspace}
+        try:
+            self._beaker = beaker = Beaker.from_env(check_for_upgrades=False, **chosen)
+        except BeakerConfigurationError as error:
+            raise MissingError(f"environment beaker: there is no account of Beaker here ({error})") from error
+        job = Job(
+            command=[self._python, "-c", Path(beaker_agent.__file__).read_text()],
+            name="rlkit-task",
+            image=cast("str", self._image),
+            budget=self._budget,
+            description=f"a task of Harbor's: {self.environment_name}",
+            clusters=self._clusters,
+            cpus=self._effective_cpus,
+            memory=None if self._effective_memory_mb is None else f"{self._effective_memory_mb}MiB",
+            priority=self._priority,
+            preemptible=False,
+            host_networking=True,
+            timeout=self._timeout,
+        )
+        described = spec(job)
+        (task,) = cast("list[dict[str, object]]", described["tasks"])
+        # A token for this job alone, which whoever may see the job may cancel anyway.
+        task["envVars"] = [
+            {"name": "RLKIT_AGENT_TOKEN", "value": self._token},
+            {"name": "RLKIT_AGENT_IDLE_S", "value": str(_IDLE_S)},
+        ]
+        self._workload = workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(described))
+        return beaker.workload.url(workload)
+
+    def _place(self) -> str | None:
+        """Where the job listens; None while it does not.
+
+        Raises:
+            EnvironmentFault: it has ended.
+        """
+        assert self._beaker is not None  # begun before
+        assert self._workload is not None
+        job = self._beaker.workload.get_latest_job(self._workload)
+        if job is None or not job.status.HasField("started"):
+            if job is not None and job.status.HasField("finalized"):
+                raise EnvironmentFault(f"{self.session_id}: the job ended before it began: {job.status.message}")
+            return None
+        for entry in self._beaker.job.logs(job):
+            words = entry.message.decode(errors="replace").split()
+            if words[:-1] == beaker_agent.READY.split():
+                node = self._beaker.node.get(job.assignment_details.node_id)
+                return f"http://{node.hostname}:{int(words[-1])}"
+        if job.status.HasField("finalized"):
+            raise EnvironmentFault(f"{self.session_id}: the job ended: does its image have {self._python}?")
+        return None
+
+    def _cancel(self) -> None:
+        workload, self._workload = self._workload, None
+        beaker, self._beaker = self._beaker, None
+        if beaker is None:
+            return
+        try:
+            if workload is not None:
+                beaker.workload.cancel(workload)
+        finally:
+            beaker.close()

@@ -1,0 +1,195 @@
+"""The environment `beaker`, against a fake of Beaker's servers which runs a job's command as a process of this machine.
+
+The fake stands at the network: beaker-py and the program in the job are the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rlkit.envs.harbor.settings import environment
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.sandbox import CommandTimeout
+from tests.launch.fake_beaker import FakeBeaker, fake_beaker
+
+from .conftest import write_task
+
+pytestmark = pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
+
+IMAGE = '[environment]\ndocker_image = "debian:12"\nbuild_timeout_sec = 60\n'
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBeaker]:
+    pytest.importorskip("beaker")
+    import grpc  # pyright: ignore[reportMissingTypeStubs]
+
+    monkeypatch.setattr(grpc, "secure_channel", lambda address, credentials, options: grpc.insecure_channel(address))
+    monkeypatch.setattr("rlkit.envs.harbor.beaker._POLL_S", 0.02)
+    monkeypatch.delenv("BEAKER_TOKEN", raising=False)
+    with fake_beaker(FakeBeaker(execute=True)) as found:
+        monkeypatch.setenv("BEAKER_CONFIG", str(found.config(tmp_path / "beaker.yml")))
+        yield found
+        found.kill()
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    made = write_task(tmp_path / "task")
+    settings = (made / "task.toml").read_text().replace("[environment]\nbuild_timeout_sec = 60\n", IMAGE)
+    (made / "task.toml").write_text(settings)
+    return made
+
+
+def made(task: Path, **given: object):
+    from harbor.models.task.task import Task
+    from harbor.models.trial.paths import TrialPaths
+
+    from rlkit.envs.harbor.beaker import BeakerSandbox
+
+    paths = TrialPaths(task.parent / "trial")
+    paths.mkdir()
+    read = Task(task)
+    return BeakerSandbox(
+        environment_dir=read.paths.environment_dir,
+        environment_name="tiny_task",
+        session_id="tiny_task__1__env",
+        trial_paths=paths,
+        task_env_config=read.config.environment,
+        logger=logging.getLogger("test"),
+        **given,
+    )
+
+
+def inside(task: Path, function: Callable[..., Awaitable[None]], **given: object) -> None:
+    async def main() -> None:
+        job = made(task, **given)
+        await job.start(force_build=False)
+        try:
+            await function(job)
+        finally:
+            await job.stop(delete=True)
+
+    asyncio.run(main())
+
+
+def over(fake: FakeBeaker) -> bool:
+    return fake.process is not None and fake.process.poll() is not None
+
+
+def test_commands_run_in_the_job_and_files_go_in_and_out(fake: FakeBeaker, task: Path, tmp_path: Path) -> None:
+    place = tmp_path / "in the job"
+
+    async def main(job) -> None:
+        done = await job.exec('echo "$A"; echo problem >&2; pwd; exit 3', env={"A": "b $c"}, cwd=str(place))
+        assert (done.stdout, done.stderr, done.return_code) == (f"b $c\n{place}\n", "problem\n", 3)
+        (tmp_path / "folder" / "deep").mkdir(parents=True)
+        (tmp_path / "folder" / "deep" / "file").write_text("content")
+        await job.upload_dir(tmp_path / "folder", str(place / "up"))
+        await job.upload_file(tmp_path / "folder" / "deep" / "file", str(place / "other" / "name"))
+        done = await job.exec("cat up/deep/file other/name", cwd=str(place))
+        assert done.stdout == "contentcontent"
+        await job.download_dir(str(place / "up"), tmp_path / "down")
+        await job.download_file(str(place / "other" / "name"), tmp_path / "down.txt")
+        assert (tmp_path / "down" / "deep" / "file").read_text() == (tmp_path / "down.txt").read_text() == "content"
+        both = await asyncio.gather(job.exec("sleep 0.5; echo 1"), job.exec("sleep 0.5; echo 2"))
+        assert [one.stdout for one in both] == ["1\n", "2\n"]
+
+    inside(task, main, workspace="me/mine", clusters=["ai2/jupiter"], budget="ai2/oe-base")
+    assert over(fake)
+    assert fake.cancelled == 1
+    (sent,) = fake.submitted
+    (described,) = sent["spec"]["tasks"]
+    assert described["image"] == {"docker": "debian:12"}
+    assert described["constraints"] == {"cluster": ["ai2/jupiter"]}
+    assert (described["context"]["preemptible"], described["hostNetworking"]) == (False, True)
+    assert described["timeout"] == 4 * 3600 * 10**9
+    assert sent["spec"]["budget"] == "ai2/oe-base"
+
+
+def test_a_command_that_takes_too_long_is_ended_with_its_children(fake: FakeBeaker, task: Path, tmp_path: Path) -> None:
+    async def main(job) -> None:
+        with pytest.raises(CommandTimeout):
+            await job.exec(f"(sleep 3; touch {tmp_path}/late) & sleep 60", timeout_sec=1)
+        assert (await job.exec("echo still here")).stdout == "still here\n"
+        await asyncio.sleep(3)
+        assert not (tmp_path / "late").exists()
+
+    inside(task, main)
+
+
+def test_a_job_answers_nobody_who_does_not_know_its_token(fake: FakeBeaker, task: Path) -> None:
+    async def main(job) -> None:
+        address = str(job._client.base_url)
+        for headers in ({}, {"Authorization": "Bearer"}, {"Authorization": "Bearer wrong"}):
+            answer = httpx.post(f"{address}/run", content=json.dumps({"command": "id"}), headers=headers)
+            assert answer.status_code == 403
+
+    inside(task, main)
+    assert "RLKIT_AGENT_TOKEN" not in "".join(fake.jobs[0])
+
+
+def test_a_start_that_is_cancelled_leaves_no_job(fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.envs.harbor.beaker_agent.READY", "a word that it never says")
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await made(task).start(force_build=False)
+
+    asyncio.run(main())
+    assert over(fake)
+    assert fake.cancelled == 1
+
+
+def test_a_job_that_dies_is_a_fault_of_the_environment(fake: FakeBeaker, task: Path) -> None:
+    async def main(job) -> None:
+        assert fake.process is not None
+        fake.process.kill()
+        fake.process.wait()
+        with pytest.raises(EnvironmentFault, match="the job does not answer"):
+            await job.exec("true")
+
+    inside(task, main)
+
+    async def without_python() -> None:
+        with pytest.raises(EnvironmentFault, match="does its image have no-such-python"):
+            await made(task, python="no-such-python").start(force_build=False)
+
+    asyncio.run(without_python())
+    assert over(fake)
+
+
+def test_a_job_whose_owner_has_died_ends_by_itself(
+    fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.envs.harbor.beaker._IDLE_S", 1)
+    monkeypatch.setattr("rlkit.envs.harbor.beaker._ALIVE_S", 60)
+
+    async def main(job) -> None:
+        assert fake.process is not None
+        for _ in range(200):
+            if fake.process.poll() is not None:
+                return
+            await asyncio.sleep(0.05)
+        pytest.fail("the job goes on")
+
+    inside(task, main)
+    assert fake.process is not None
+    assert fake.process.returncode == 0
+
+
+def test_a_task_without_an_image_is_refused_before_it_starts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Beaker builds no images: give the task a docker_image"):
+        made(write_task(tmp_path / "task"))
+
+
+def test_the_environment_has_a_name() -> None:
+    assert environment("beaker", {"workspace": "a/b"}).import_path == "rlkit.envs.harbor.beaker:BeakerSandbox"
