@@ -22,7 +22,7 @@ def test_the_reference_has_every_field_with_its_sentence() -> None:
     names = {row[0].strip("| `").rsplit(".", 1)[-1] for row in rows}
     assert {name for section in sections() for name in section.model_fields} - names == {
         "sampling", "batch", "rollouts", "loss", "lora", "optimizer", "checkpoint", "eval", "service", "chat", "envs",
-        "prices", "best", "kl_penalty", "length_penalty", "curriculum",
+        "prices", "best", "kl_penalty", "length_penalty", "curriculum", "budget_forcing",
     }  # fmt: skip
     assert "| `envs.<name>.args` | mapping of names to values | `{}` |" in text
     assert "| `sampling.max_tokens` | integer ≥ 1 | `256` |" in text

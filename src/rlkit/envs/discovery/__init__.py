@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlkit.envs.discovery.source import Discovery
     from rlkit.envs.discovery.state import State
 
-__all__ = ["discovery"]
+__all__ = ["discovery", "problem_of"]
 
 PROBLEMS = {
     "erdos": "rlkit.envs.discovery.erdos:Erdos",
@@ -88,7 +88,7 @@ def discovery(
     from rlkit.sandbox.spec import MIB
     from rlkit.seeds import derive
 
-    made = _problem(problem, options or {})
+    made = problem_of(problem, options or {})
     for name, value, user in (("epsilon", epsilon, "epsilon_greedy"), ("puct_c", puct_c, "puct")):
         if value is not None and reuse != user:
             raise UsageError(f"{name}: has no effect with reuse {reuse!r}; leave it out, or set reuse to {user}")
@@ -114,7 +114,12 @@ def discovery(
     return Discovery(archive, Play(Terms(limits, helpers), choice, polish_s, _written(made)))
 
 
-def _problem(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
+def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
+    """A problem by its name or its import path, or one that is there already.
+
+    Raises:
+        UsageError: there is none of that name, or it does not take these options.
+    """
     from rlkit.config.arguments import bind
     from rlkit.config.objects import load_object
     from rlkit.envs.discovery.problem import Problem

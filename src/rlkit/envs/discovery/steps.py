@@ -21,6 +21,7 @@ _LEAST_RADIUS = 1e-10
 _LEAST_GAIN = 1e-13
 _FIRST_RADIUS = 0.02
 _POOL = 6
+_SAME = 0.01
 
 
 def c5(h: Heights) -> float:
@@ -105,7 +106,7 @@ def linear_programs(
     return h
 
 
-def ladder(seed: int, seconds: float, *, start: int = 48, rungs: tuple[int, ...] = (2, 2, 2)) -> Heights:
+def ladder(seed: int, seconds: float, *, start: int = 60, rungs: tuple[int, ...] = (2, 2, 2)) -> Heights:
     """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
 
     Args:
@@ -122,14 +123,14 @@ def search(
     seed: int,
     seconds: float,
     *,
-    start: int = 48,
+    start: int = 60,
     rungs: tuple[int, ...] = (2, 2, 2),
     told: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
     """As `ladder`; `told` is given each improvement, and the processor seconds that it took to get there."""
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
-    share = (0.1, 0.28, 0.6, 1.0)
+    share = (0.12, 0.4, 0.75, 1.0)
     pool = list[tuple[float, Heights]]()
     best = np.inf
     for rung in range(len(rungs) + 1):
@@ -146,11 +147,12 @@ def search(
                 h = descend(h, iterations=1500, symmetric=True)
             else:
                 h = pool[int(rng.integers(len(pool)) * rng.random())][1]
+                if rng.random() < 0.3:
+                    h = _crossed(h, pool[int(rng.integers(len(pool)))][1], rng)
                 h = descend(_shaken(h, rng), iterations=400, symmetric=True, rate=0.03)
             h = linear_programs(h, end_s=end_s, symmetric=True, most=60 if rung == 0 else 40)
             value = c5(h)
-            if all(abs(value - known) > 1e-9 for known, _ in pool):
-                pool = sorted([*pool, (value, h)], key=lambda one: one[0])[:_POOL]
+            pool = _joined(pool, value, h)
             if value < best:
                 best = value
                 told(time.process_time() - began_s, h)
@@ -181,6 +183,22 @@ def _shaken(h: Heights, rng: np.random.Generator) -> Heights:
         place, width = rng.integers(count), max(2, int(count * rng.uniform(0.05, 0.4)))
         noise *= np.abs((np.arange(count) - place + count // 2) % count - count // 2) < width
     return np.clip(mirrored(h + noise), 0, 1)
+
+
+def _crossed(h: Heights, other: Heights, rng: np.random.Generator) -> Heights:
+    """One inside a window about the middle, and the other outside of it."""
+    count = len(h)
+    distance = np.abs(np.arange(count) - (count - 1) / 2) / count
+    return np.where(distance < rng.uniform(0.05, 0.45), h, other)
+
+
+def _joined(pool: list[tuple[float, Heights]], value: float, h: Heights) -> list[tuple[float, Heights]]:
+    """The pool with one more, without those that are nearly the same as a better one, so that it stays varied."""
+    kept = list[tuple[float, Heights]]()
+    for one in sorted([*pool, (value, h)], key=lambda one: one[0]):
+        if all(float(np.abs(one[1] - other).mean()) > _SAME for _, other in kept):
+            kept.append(one)
+    return kept[:_POOL]
 
 
 def _programmed(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:
