@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from rlkit.errors import UsageError, did_you_mean
+from rlkit.errors import UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
     from rlkit.envs.discovery.problem import Problem
@@ -43,6 +44,7 @@ def discovery(
     memory_mb: Count = 2048,
     cpus: Count = 1,
     workers: Count | None = None,
+    runner: Literal["local", "ray"] = "local",
     min_isolation: Literal["none", "limits", "os"] | None = None,
     helpers: bool = True,
     polish_s: Annotated[float, Field(ge=0)] = 0.0,
@@ -67,6 +69,7 @@ def discovery(
         memory_mb: that a program may use.
         cpus: processors for each program.
         workers: programs at once; by default as many as there are processors for.
+        runner: where programs run: `local`, or on a Ray cluster with `ray`.
         min_isolation: programs are not run with less between them and the machine; by default `os` on Linux, and
             `limits` elsewhere.
         helpers: offer the problem's local search to programs.
@@ -76,6 +79,7 @@ def discovery(
 
     Raises:
         UsageError: there is no such problem, or an argument makes no sense.
+        MissingError: Ray is asked for, and not installed.
     """
     import numpy as np
 
@@ -108,7 +112,11 @@ def discovery(
     rng = np.random.default_rng(derive(seed, "starts"))
     count = starts or (8 if reuse == "puct" else 1)
     archive.plant(_begin(made, start, count if start == "random" else 1, rng))
-    choice = RunnerChoice(workers, cpus, min_isolation, () if made.polish is None else (made.polish.partition(":")[0],))
+    choice = RunnerChoice(
+        runner, workers, cpus, min_isolation, () if made.polish is None else (made.polish.partition(":")[0],)
+    )
+    if runner == "ray" and find_spec("ray") is None:
+        raise missing_extra("ray")
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
     _tell(made, archive.best, note)
     return Discovery(archive, Play(Terms(limits, helpers), choice, polish_s, _written(made)))

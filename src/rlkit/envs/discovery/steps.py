@@ -21,6 +21,8 @@ _LEAST_RADIUS = 1e-10
 _LEAST_GAIN = 1e-13
 _FIRST_RADIUS = 0.02
 _POOL = 6
+_BALANCED = 1e-9
+_BISECTIONS = 80
 _SAME = 0.01
 
 
@@ -32,6 +34,21 @@ def c5(h: Heights) -> float:
 def upsample(h: Heights, times: int) -> Heights:
     """The same step function in more pieces; C₅ stays exactly what it was."""
     return np.repeat(h, times)
+
+
+def balanced(h: Heights) -> Heights:
+    """[n] heights inside [0, 1] that sum to n/2, as near to those given as a common shift makes them."""
+    count = len(h)
+    if abs(float(h.sum()) - count / 2) < _BALANCED and h.min() >= 0 and h.max() <= 1:
+        return h
+    low, high = -1.0 - float(h.max()), 1.0 - float(h.min())
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if float(np.clip(h + middle, 0, 1).sum()) < count / 2:
+            low = middle
+        else:
+            high = middle
+    return np.clip(h + high, 0, 1)
 
 
 def mirrored(h: Heights) -> Heights:
@@ -47,7 +64,8 @@ def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05)
     count = len(h)
     theta = np.log(np.clip(h, 1e-4, 1 - 1e-4) / (1 - np.clip(h, 1e-4, 1 - 1e-4)))
     first, second = np.zeros(count), np.zeros(count)
-    best, least = h, c5(h)
+    theta, best = _centred(theta)
+    least = c5(best)
     for step in range(1, iterations + 1):
         theta, now = _centred(theta)
         overlap = np.correlate(now, 1 - now, mode="full") * (2 / count)
@@ -76,8 +94,7 @@ def polish(construction: Heights, seconds: float) -> Heights:
         construction: [n] heights.
         seconds: after which no new program is begun.
     """
-    h = np.clip(np.asarray(construction, np.float64), 0, 1)
-    h = np.clip(h * (len(h) / 2 / h.sum()), 0, 1)
+    h = np.asarray(construction, np.float64)
     symmetric = bool(np.abs(h - h[::-1]).max() < 1e-9)
     return linear_programs(h, end_s=time.process_time() + seconds, symmetric=symmetric)
 
@@ -86,6 +103,7 @@ def linear_programs(
     h: Heights, *, end_s: float, symmetric: bool, radius: float = _FIRST_RADIUS, most: int = 10_000
 ) -> Heights:
     """As `polish`, until the processor time of this process is `end_s` or nothing is gained any more."""
+    h = balanced(h)
     value = c5(h)
     stale = 0
     for _ in range(most):
@@ -115,8 +133,7 @@ def ladder(seed: int, seconds: float, *, start: int = 60, rungs: tuple[int, ...]
         start: pieces at first.
         rungs: by which the number of pieces is multiplied, one after the other.
     """
-    found = search(seed, seconds, start=start, rungs=rungs)
-    return found
+    return search(seed, seconds, start=start, rungs=rungs)
 
 
 def search(
@@ -151,7 +168,7 @@ def search(
                     h = _crossed(h, pool[int(rng.integers(len(pool)))][1], rng)
                 h = descend(_shaken(h, rng), iterations=400, symmetric=True, rate=0.03)
             h = linear_programs(h, end_s=end_s, symmetric=True, most=60 if rung == 0 else 40)
-            value = c5(h)
+            value = c5(h)  # of heights that sum to n/2, or it would mean nothing
             pool = _joined(pool, value, h)
             if value < best:
                 best = value
