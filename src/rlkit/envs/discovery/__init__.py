@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -119,6 +120,10 @@ def discovery(
         raise missing_extra("ray")
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
     _tell(made, archive.best, note)
+    if sys.platform != "linux" and min_isolation is None:
+        note(
+            "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
+        )
     return Discovery(archive, Play(Terms(limits, helpers), choice, polish_s, _written(made)))
 
 
