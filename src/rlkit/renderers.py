@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from rlkit.chat import ChatFormat, Parsed, parse_text
+from rlkit.chat import TAIL_TOKENS, ChatFormat, Parsed, parse_text
 from rlkit.errors import UsageError
+from rlkit.forcing import end_of_thinking
 from rlkit.types import (
     IMAGE_TOKEN,
     Image,
@@ -118,6 +119,9 @@ class TemplateChat(ChatFormat):
 
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
         return _decode(self._tokenizer, tokens)
+
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
+        return _last_words(self._tokenizer, prompt, completion, phrase)
 
 
 _TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
@@ -234,6 +238,9 @@ class CookbookChat(ChatFormat):
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
         return _decode(self._renderer.tokenizer, tokens)
 
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
+        return _last_words(self._renderer.tokenizer, prompt, completion, phrase)
+
     def _with_tools(self, conversation: list[CookbookMessage], tools: Sequence[Tool]) -> list[CookbookMessage]:
         from tinker_cookbook.renderers import ToolSpec, ensure_text
 
@@ -298,3 +305,10 @@ def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
 
 def _decode(tokenizer: Tokenizer, tokens: Tokens) -> str:
     return cast("str", tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+
+def _last_words(tokenizer: Tokenizer, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
+    """As in `ChatFormat`, from a text that has the special tokens, which tell where the model is."""
+    tail = prompt.tokens[-TAIL_TOKENS:]
+    said = cast("str", tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
+    return _encode(tokenizer, end_of_thinking(said, phrase))

@@ -403,6 +403,9 @@ FORGERIES = {
     "an endless header": (
         "import os\ndef run():\n    os.write(3, b'RLK1' + bytes([0, 4, 0, 0]) + b'\\xff' * 32)\n    os._exit(0)"
     ),
+    "a fault of the sandbox": (
+        "import os\ndef run():\n    os.write(3, b'RLK1' + bytes([3]) + bytes(35) + b'no room')\n    os._exit(1)"
+    ),
     "half a result": "import os\ndef run():\n    os.write(3, b'RLK1')\n    os._exit(0)",
 }
 

@@ -37,6 +37,15 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
 
 
+class BudgetForcingConfig(Section):
+    """An answer for a reply of a conversation whose tokens were used up by thinking."""
+
+    context_window_tokens: Positive
+    """Tokens of the prompt, the thinking and the answer together: the answer gets what the others leave."""
+    phrase: str = "\n\n... okay, I am out of thinking tokens. I need to send my final message now."
+    """What the thinking ends with; it is TTT-Discover's. Like the tokens that open the answer, it is not trained on."""
+
+
 class SamplingConfig(Section):
     """How completions are drawn in training."""
 
@@ -50,6 +59,8 @@ class SamplingConfig(Section):
     """-1 keeps every token, for the same reason."""
     stop: list[str] | None = None
     """Strings that end a completion; null for the model's own end of turn."""
+    budget_forcing: BudgetForcingConfig | None = None
+    """What becomes of a reply that has used up `max_tokens`; null leaves it cut off, as most environments mean it."""
 
 
 class EnvConfig(Section):
@@ -315,6 +326,12 @@ class Config(Section):
                     "its `env` what it plays"
                 )
         for name, env in self.envs.items():
+            forcing, thinking = self.sampling.budget_forcing, env.max_tokens or self.sampling.max_tokens
+            if forcing is not None and forcing.context_window_tokens <= thinking:
+                raise ValueError(
+                    f"sampling.budget_forcing.context_window_tokens: {forcing.context_window_tokens} leaves no room "
+                    f"for an answer after the {thinking} tokens of envs.{name}; set it higher"
+                )
             if (self.sampling.temperature if env.temperature is None else env.temperature) == 0:
                 raise ValueError(
                     f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to learn "

@@ -30,7 +30,7 @@ import numpy as np
 import rlkit
 from rlkit.concurrency import LooseThreads
 from rlkit.errors import EnvironmentFault
-from rlkit.sandbox.inside.program import BROKEN, ERROR, HEADER, MARK, MEMORY, VALUE
+from rlkit.sandbox.inside.program import ERROR, HEADER, MARK, MEMORY, VALUE
 from rlkit.sandbox.programs import LAYERS, Isolation, Layer, Level, Program, ProgramLimits, Ran, RanTo
 from rlkit.types import Json
 
@@ -314,8 +314,6 @@ def _judged(
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code} and without a result"
         return ended("killed", f"the program {how}")
     kind, value, text = read
-    if kind == BROKEN:
-        raise EnvironmentFault(f"a program's isolation could not be set up: {text}")
     if kind == MEMORY:
         return ended("memory", f"the program needed more than {limits.memory_bytes} bytes of memory")
     if value is None:
@@ -331,7 +329,7 @@ def _read(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np
     body = returned[HEADER.size :]
     if mark != MARK or dimensions > len(sizes):
         return None
-    if kind in (ERROR, MEMORY, BROKEN):
+    if kind in (ERROR, MEMORY):
         return kind, None, body.decode(errors="replace")
     shape = tuple(sizes[:dimensions])
     if kind != VALUE or math.prod(shape) * 8 != len(body):

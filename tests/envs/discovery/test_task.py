@@ -4,19 +4,23 @@ import asyncio
 import json
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import rlkit
+from rlkit.boundary import outcome_of
 from rlkit.envs.discovery import discovery
-from rlkit.envs.discovery.prompts import final_code
+from rlkit.envs.discovery.prompts import Terms, final_code
 from rlkit.envs.discovery.records import read
 from rlkit.envs.discovery.source import Discovery
 from rlkit.envs.discovery.task import ConstructionProblem
 from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.estimators import entropic_valid_aware
+from rlkit.sandbox.programs import ProgramLimits
+from rlkit.sandbox.spec import MIB
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Episode, Group, Outcome
 
@@ -225,6 +229,21 @@ def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task:
     source.observe(group(first, [outcome]))
     assert source.archive.best.value == outcome.metrics["polished_value"] < first.parent.value
     assert source.archive.best.polished
+
+
+def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: ConstructionProblem) -> None:
+    async def main() -> list[tuple[Outcome | None, str | None]]:
+        slow = program("import time\ndef run():\n    time.sleep(0.4)\n    return [0.5] * 4")
+        limits = ProgramLimits(timeout_s=0.8, memory_bytes=512 * MIB)
+        play = replace(task.play, terms=Terms(limits), runner=replace(task.play.runner, workers=1))
+        await replace(task, play=play).rollout(ScriptedPolicy([slow]))  # the server is there from now on
+        alone = replace(task, play=play)
+        plays = (outcome_of(alone, ScriptedPolicy([slow]), timeout_s=1.5) for _ in range(8))  # 3.2 s in a row
+        return list(await asyncio.gather(*plays))
+
+    for outcome, error in asyncio.run(main()):
+        assert error is None
+        assert outcome is not None
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from rlkit.errors import UsageError, did_you_mean
+from rlkit.errors import UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
     from rlkit.envs.discovery.problem import Problem
     from rlkit.envs.discovery.source import Discovery
     from rlkit.envs.discovery.state import State
 
-__all__ = ["discovery"]
+__all__ = ["discovery", "problem_of"]
 
 PROBLEMS = {
     "erdos": "rlkit.envs.discovery.erdos:Erdos",
@@ -43,6 +45,7 @@ def discovery(
     memory_mb: Count = 2048,
     cpus: Count = 1,
     workers: Count | None = None,
+    runner: Literal["local", "ray"] = "local",
     min_isolation: Literal["none", "limits", "os"] | None = None,
     helpers: bool = True,
     polish_s: Annotated[float, Field(ge=0)] = 0.0,
@@ -67,6 +70,7 @@ def discovery(
         memory_mb: that a program may use.
         cpus: processors for each program.
         workers: programs at once; by default as many as there are processors for.
+        runner: where programs run: `local`, or on a Ray cluster with `ray`.
         min_isolation: programs are not run with less between them and the machine; by default `os` on Linux, and
             `limits` elsewhere.
         helpers: offer the problem's local search to programs.
@@ -76,6 +80,7 @@ def discovery(
 
     Raises:
         UsageError: there is no such problem, or an argument makes no sense.
+        MissingError: Ray is asked for, and not installed.
     """
     import numpy as np
 
@@ -88,7 +93,7 @@ def discovery(
     from rlkit.sandbox.spec import MIB
     from rlkit.seeds import derive
 
-    made = _problem(problem, options or {})
+    made = problem_of(problem, options or {})
     for name, value, user in (("epsilon", epsilon, "epsilon_greedy"), ("puct_c", puct_c, "puct")):
         if value is not None and reuse != user:
             raise UsageError(f"{name}: has no effect with reuse {reuse!r}; leave it out, or set reuse to {user}")
@@ -108,13 +113,26 @@ def discovery(
     rng = np.random.default_rng(derive(seed, "starts"))
     count = starts or (8 if reuse == "puct" else 1)
     archive.plant(_begin(made, start, count if start == "random" else 1, rng))
-    choice = RunnerChoice(workers, cpus, min_isolation, () if made.polish is None else (made.polish.partition(":")[0],))
+    choice = RunnerChoice(
+        runner, workers, cpus, min_isolation, () if made.polish is None else (made.polish.partition(":")[0],)
+    )
+    if runner == "ray" and find_spec("ray") is None:
+        raise missing_extra("ray")
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
     _tell(made, archive.best, note)
+    if sys.platform != "linux" and min_isolation is None:
+        note(
+            "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
+        )
     return Discovery(archive, Play(Terms(limits, helpers), choice, polish_s, _written(made)))
 
 
-def _problem(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
+def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
+    """A problem by its name or its import path, or one that is there already.
+
+    Raises:
+        UsageError: there is none of that name, or it does not take these options.
+    """
     from rlkit.config.arguments import bind
     from rlkit.config.objects import load_object
     from rlkit.envs.discovery.problem import Problem

@@ -40,6 +40,7 @@ class Record:
         parent: the id of the state that its program started from.
         program: that made it.
         polished: whether a local search improved what the program returned.
+        name: of its file, without the ending.
     """
 
     problem: str
@@ -52,6 +53,7 @@ class Record:
     parent: str | None
     program: str
     polished: bool
+    name: str
 
 
 def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
@@ -89,12 +91,12 @@ def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str,
 
 def read(folder: Path) -> list[Record]:
     """The records of a folder, the best first."""
-    held = [json.loads(path.read_text()) for path in sorted(folder.glob(f"*{_ENDING}"))]
-    found = [_record(one) for one in held]
-    return sorted(found, key=lambda one: one.value, reverse=bool(held) and not held[0]["minimise"])
+    paths = sorted(folder.glob(f"*{_ENDING}"))
+    found = [_record(json.loads(path.read_text()), path.name.removesuffix(_ENDING)) for path in paths]
+    return found[::-1]  # each is better than all before it
 
 
-def _record(held: Mapping[str, Json]) -> Record:
+def _record(held: Mapping[str, Json], name: str) -> Record:
     proven = cast("Mapping[str, str] | None", held["certificate"])
     return Record(
         str(held["problem"]),
@@ -107,6 +109,7 @@ def _record(held: Mapping[str, Json]) -> Record:
         cast("str | None", held["parent"]),
         str(held["program"]),
         bool(held["polished"]),
+        name,
     )
 
 

@@ -21,6 +21,9 @@ _LEAST_RADIUS = 1e-10
 _LEAST_GAIN = 1e-13
 _FIRST_RADIUS = 0.02
 _POOL = 6
+_BALANCED = 1e-9
+_BISECTIONS = 80
+_SAME = 0.01
 
 
 def c5(h: Heights) -> float:
@@ -31,6 +34,21 @@ def c5(h: Heights) -> float:
 def upsample(h: Heights, times: int) -> Heights:
     """The same step function in more pieces; C₅ stays exactly what it was."""
     return np.repeat(h, times)
+
+
+def balanced(h: Heights) -> Heights:
+    """[n] heights inside [0, 1] that sum to n/2, as near to those given as a common shift makes them."""
+    count = len(h)
+    if abs(float(h.sum()) - count / 2) < _BALANCED and h.min() >= 0 and h.max() <= 1:
+        return h
+    low, high = -1.0 - float(h.max()), 1.0 - float(h.min())
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if float(np.clip(h + middle, 0, 1).sum()) < count / 2:
+            low = middle
+        else:
+            high = middle
+    return np.clip(h + high, 0, 1)
 
 
 def mirrored(h: Heights) -> Heights:
@@ -46,7 +64,8 @@ def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05)
     count = len(h)
     theta = np.log(np.clip(h, 1e-4, 1 - 1e-4) / (1 - np.clip(h, 1e-4, 1 - 1e-4)))
     first, second = np.zeros(count), np.zeros(count)
-    best, least = h, c5(h)
+    theta, best = _centred(theta)
+    least = c5(best)
     for step in range(1, iterations + 1):
         theta, now = _centred(theta)
         overlap = np.correlate(now, 1 - now, mode="full") * (2 / count)
@@ -75,8 +94,7 @@ def polish(construction: Heights, seconds: float) -> Heights:
         construction: [n] heights.
         seconds: after which no new program is begun.
     """
-    h = np.clip(np.asarray(construction, np.float64), 0, 1)
-    h = np.clip(h * (len(h) / 2 / h.sum()), 0, 1)
+    h = np.asarray(construction, np.float64)
     symmetric = bool(np.abs(h - h[::-1]).max() < 1e-9)
     return linear_programs(h, end_s=time.process_time() + seconds, symmetric=symmetric)
 
@@ -85,6 +103,7 @@ def linear_programs(
     h: Heights, *, end_s: float, symmetric: bool, radius: float = _FIRST_RADIUS, most: int = 10_000
 ) -> Heights:
     """As `polish`, until the processor time of this process is `end_s` or nothing is gained any more."""
+    h = balanced(h)
     value = c5(h)
     stale = 0
     for _ in range(most):
@@ -105,7 +124,7 @@ def linear_programs(
     return h
 
 
-def ladder(seed: int, seconds: float, *, start: int = 48, rungs: tuple[int, ...] = (2, 2, 2)) -> Heights:
+def ladder(seed: int, seconds: float, *, start: int = 60, rungs: tuple[int, ...] = (2, 2, 2)) -> Heights:
     """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
 
     Args:
@@ -114,22 +133,21 @@ def ladder(seed: int, seconds: float, *, start: int = 48, rungs: tuple[int, ...]
         start: pieces at first.
         rungs: by which the number of pieces is multiplied, one after the other.
     """
-    found = search(seed, seconds, start=start, rungs=rungs)
-    return found
+    return search(seed, seconds, start=start, rungs=rungs)
 
 
 def search(
     seed: int,
     seconds: float,
     *,
-    start: int = 48,
+    start: int = 60,
     rungs: tuple[int, ...] = (2, 2, 2),
     told: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
     """As `ladder`; `told` is given each improvement, and the processor seconds that it took to get there."""
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
-    share = (0.1, 0.28, 0.6, 1.0)
+    share = (0.12, 0.4, 0.75, 1.0)
     pool = list[tuple[float, Heights]]()
     best = np.inf
     for rung in range(len(rungs) + 1):
@@ -146,11 +164,12 @@ def search(
                 h = descend(h, iterations=1500, symmetric=True)
             else:
                 h = pool[int(rng.integers(len(pool)) * rng.random())][1]
+                if rng.random() < 0.3:
+                    h = _crossed(h, pool[int(rng.integers(len(pool)))][1], rng)
                 h = descend(_shaken(h, rng), iterations=400, symmetric=True, rate=0.03)
             h = linear_programs(h, end_s=end_s, symmetric=True, most=60 if rung == 0 else 40)
-            value = c5(h)
-            if all(abs(value - known) > 1e-9 for known, _ in pool):
-                pool = sorted([*pool, (value, h)], key=lambda one: one[0])[:_POOL]
+            value = c5(h)  # of heights that sum to n/2, or it would mean nothing
+            pool = _joined(pool, value, h)
             if value < best:
                 best = value
                 told(time.process_time() - began_s, h)
@@ -181,6 +200,22 @@ def _shaken(h: Heights, rng: np.random.Generator) -> Heights:
         place, width = rng.integers(count), max(2, int(count * rng.uniform(0.05, 0.4)))
         noise *= np.abs((np.arange(count) - place + count // 2) % count - count // 2) < width
     return np.clip(mirrored(h + noise), 0, 1)
+
+
+def _crossed(h: Heights, other: Heights, rng: np.random.Generator) -> Heights:
+    """One inside a window about the middle, and the other outside of it."""
+    count = len(h)
+    distance = np.abs(np.arange(count) - (count - 1) / 2) / count
+    return np.where(distance < rng.uniform(0.05, 0.45), h, other)
+
+
+def _joined(pool: list[tuple[float, Heights]], value: float, h: Heights) -> list[tuple[float, Heights]]:
+    """The pool with one more, without those that are nearly the same as a better one, so that it stays varied."""
+    kept = list[tuple[float, Heights]]()
+    for one in sorted([*pool, (value, h)], key=lambda one: one[0]):
+        if all(float(np.abs(one[1] - other).mean()) > _SAME for _, other in kept):
+            kept.append(one)
+    return kept[:_POOL]
 
 
 def _programmed(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:

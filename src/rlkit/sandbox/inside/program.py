@@ -6,6 +6,7 @@ comes back is a number of float64 or a piece of text, and is only ever read as t
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import inspect
@@ -25,7 +26,7 @@ from . import landlock, narrow
 HEADER = struct.Struct("<4sBB2x4Q")
 """Of a result: a mark, what it is, its dimensions and their sizes; then come the numbers, or the text."""
 MARK = b"RLK1"
-VALUE, ERROR, MEMORY, BROKEN = range(4)
+VALUE, ERROR, MEMORY = range(3)
 
 _DIMENSIONS = 4
 _TEXT_BYTES = 4000
@@ -33,7 +34,7 @@ _FRAMES = 6
 _FILE = "<program>"
 _OPEN_FILES = 256
 _DEATH_SIGNAL, _NO_NEW_PRIVS = 1, 38
-_RESULT = 3
+_RESULT, _BROKEN = 3, 4
 
 type Array = Mapping[str, object]
 
@@ -60,7 +61,7 @@ class Walls(TypedDict):
     base_bytes: int
 
 
-def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int, int]) -> NoReturn:
+def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int, int], broken: int) -> NoReturn:
     """Run the program in this process, which ends with it.
 
     Args:
@@ -68,13 +69,16 @@ def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int,
         held: the numbers of its arrays, one array after the other.
         walls: that are put up first.
         streams: where its input, its output and its result go.
+        broken: where it is said why the walls cannot be put up; closed before the program's first line, which could
+            otherwise have its failure taken for ours.
     """
     try:
-        _only_streams(streams)
+        _only_streams(streams, broken)
         enclose(walls, request)
     except BaseException as error:
-        _say(BROKEN, f"{type(error).__name__}: {error}")
+        os.write(_BROKEN, f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES])
         os._exit(1)
+    os.close(_BROKEN)
     try:
         # What this process was forked from had no output, so these would still take it for a file.
         said = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -114,17 +118,19 @@ def enclose(walls: Walls, request: Request) -> None:
             kernel.install_filter(program)
 
 
-def _only_streams(streams: tuple[int, int, int]) -> None:
+def _only_streams(streams: tuple[int, int, int], broken: int) -> None:
     with suppress(PermissionError):  # the first process of a namespace of its own is its leader already
         os.setsid()
     for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    given, said, result = (os.dup(stream) for stream in streams)
+    # Away from the numbers that they are to have.
+    given, said, result, fault = (fcntl.fcntl(one, fcntl.F_DUPFD, _BROKEN + 1) for one in (*streams, broken))
     os.dup2(given, 0)
     os.dup2(said, 1)
     os.dup2(said, 2)
     os.dup2(result, _RESULT)
-    os.closerange(_RESULT + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    os.dup2(fault, _BROKEN)
+    os.closerange(_BROKEN + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def _limit(walls: Walls, request: Request) -> None:

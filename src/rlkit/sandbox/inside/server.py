@@ -38,6 +38,7 @@ _SYSTEM = (
     "/dev/zero",
 )
 _LENGTH = struct.Struct("<Q")
+_REASON_BYTES = 4096
 _NICE = 5
 """A trainer's own work comes before that of its programs."""
 _KILLED_FIRST = "500"
@@ -233,15 +234,19 @@ def _keep(text: bytes, asked: socket.socket, streams: tuple[int, int, int], wall
             kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if apart:
             os.unshare(os.CLONE_NEWPID)
+        reader, writer = os.pipe()
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            asked.close()
-            become(request, text[_LENGTH.size + length :], walls, streams)
-        for descriptor in streams:
+            become(request, text[_LENGTH.size + length :], walls, streams, writer)
+        for descriptor in (*streams, writer):
             os.close(descriptor)
         late, status, used_s = _waited(pid, asked, request["timeout_s"])
         code = os.waitstatus_to_exitcode(status)
+        os.set_blocking(reader, False)
+        with suppress(BlockingIOError):
+            if broken := os.read(reader, _REASON_BYTES):
+                raise OSError(f"its isolation could not be set up: {broken.decode(errors='replace')}")
         _tell(asked, {"exit": code, "late": late, "seconds": time.monotonic() - started, "cpu_s": used_s})
     except BaseException as error:
         _tell(asked, {"failed": f"{type(error).__name__}: {error}"})
