@@ -116,6 +116,36 @@ def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
         assert not episodes.duplicated(["draw", "member", "attempt"]).any()
 
 
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+def test_what_the_reference_of_a_penalty_will_be_asked_is_counted(schedule: str, tmp_path: Path) -> None:
+    settings = {
+        "steps": 30,
+        "schedule": SCHEDULES[schedule],
+        "batch": {"groups": 1, "group_size": 16},
+        "rollouts": {"max_live": 1},
+        "kl_penalty": {"coefficient": 0.1},
+        "budget_tokens": 3300,
+    }
+    run = Simulation(tmp_path, World(), settings=settings)
+    assert run.train().status == "budget"
+    assert tokens(run) - 3300 <= 1.5 * rollout(run)  # the reference is asked for it, too
+
+
+def test_a_run_that_goes_on_counts_what_training_on_earlier_episodes_takes(tmp_path: Path) -> None:
+    settings = {
+        "steps": 30,
+        "schedule": {"mode": "stream"},
+        "batch": {"groups": 2, "group_size": 16},
+        "rollouts": {"max_live": 1},
+    }
+    run = Simulation(tmp_path, World(), settings=settings | {"budget_tokens": 3000})
+    run.train()
+    for limit in (3020, 3050):
+        run.settings = settings | {"budget_tokens": limit}
+        assert run.train(resume=True).status == "budget"
+        assert tokens(run) - limit <= rollout(run)
+
+
 def test_what_was_played_when_the_budget_ended_is_not_played_again(tmp_path: Path) -> None:
     settings = {"steps": 4, "rollouts": {"max_live": 2}, "batch": {"groups": 2, "group_size": 4}}
     whole = Simulation(tmp_path / "whole", World(), settings=settings)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ import rlkit
 from rlkit import endpoint
 from rlkit.config import Config
 from rlkit.endpoint import Endpoint, EndpointPolicy, connected
-from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError
+from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
 from rlkit.evaluation import evaluate
 from rlkit.policy import Limits
 from rlkit.types import Group, Message, Sampling
@@ -29,6 +30,7 @@ def said(text: str = "5", **choice: object) -> dict[str, object]:
 class Model(BaseHTTPRequestHandler):
     """Answers what it is told to, one answer a request, the last of them again and again."""
 
+    slow: ClassVar[bool] = False
     answers: ClassVar[list[tuple[int, Mapping[str, object]]]] = []
     asked: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
 
@@ -40,7 +42,10 @@ class Model(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        for piece in range(0, len(data), 10) if self.slow else ():
+            self.wfile.write(data[piece : piece + 10])
+            time.sleep(0.1)
+        self.wfile.write(b"" if self.slow else data)
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -108,7 +113,7 @@ def test_trouble_is_asked_again_and_then_the_services(url: str, monkeypatch: pyt
     assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
     Model.answers[:] = [(500, {"error": "broken"})]
     with pytest.raises(ServiceError, match=r"does not answer: 500: .*broken"):
-        ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.1)
+        ask(url, lambda policy: policy.chat(ASKED), timeout_s=1)
     with pytest.raises(ServiceError, match="does not answer: ConnectError"):
         ask("http://127.0.0.1:9/v1", lambda policy: policy.chat(ASKED), timeout_s=0.1)
 
@@ -125,6 +130,55 @@ def test_a_refusal_is_told_for_what_it_is(url: str, status: int, error: str, rai
     Model.answers[:] = [(status, {"error": error})]
     with pytest.raises(raised, match=error.rstrip("?")):
         ask(url, lambda policy: policy.chat(ASKED))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"error": {"message": "no capacity"}},
+        {"choices": []},
+        {"choices": [{"message": "5"}]},
+        {"choices": [{"message": {"content": 5}}]},
+        {"choices": [{"message": {"tool_calls": [{}]}}]},
+        {"choices": [{"message": {"content": "5"}}], "usage": {"prompt_tokens": "many"}},
+        [],
+        None,
+    ],
+)
+def test_an_answer_that_is_none_is_asked_for_again_and_then_the_services(
+    url: str, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT_S", 0.01)
+    Model.answers[:] = [(200, answer), (200, said())]  # type: ignore[list-item]  what no endpoint should say
+    assert ask(url, lambda policy: policy.chat(ASKED)).text == "5"
+    Model.answers[:] = [(200, answer)]  # type: ignore[list-item]
+    monkeypatch.setattr(endpoint, "_FIRST_WAIT_S", 99)
+    with pytest.raises(ServiceError, match=r"does not answer: its answer cannot be read \(.*Error\): "):
+        ask(url, lambda policy: policy.chat(ASKED))
+
+
+def test_an_answer_that_comes_in_drops_is_not_waited_for_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "slow", True)
+    with pytest.raises(ServiceError, match=r"does not answer: no whole answer within 0\.3 s$"):
+        ask(url, lambda policy: policy.chat(ASKED), timeout_s=0.3)
+
+
+def test_counts_that_cannot_be_are_not_believed(url: str) -> None:
+    Model.answers[:] = [(200, {**said(), "usage": {"prompt_tokens": -3, "completion_tokens": 10**15}})]
+    reply = ask(url, lambda policy: policy.chat(ASKED))
+    assert (len(reply.turn.prompt), len(reply.turn.completion)) == (1, endpoint._MOST_TOKENS)
+
+
+def test_a_reply_in_parts_is_their_text(url: str) -> None:
+    parts = [{"type": "text", "text": "5"}, {"type": "refusal"}, {"type": "text", "text": "!"}]
+    Model.answers[:] = [(200, said(message={"content": parts}))]
+    assert ask(url, lambda policy: policy.chat(ASKED)).text == "5!"
+
+
+@pytest.mark.parametrize("url", ["localhost:8000/v1", "ftp://host/v1", "https://", "http://host:port/v1", ""])
+def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
+    with pytest.raises(UsageError, match=r"is no address of the form https://HOST/v1$"):
+        Endpoint(url, "big")
 
 
 def test_the_turns_of_a_rollout_are_limited(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 
@@ -18,6 +19,20 @@ from rlkit.types import Group
 from tests.builders import episode, turn
 from tests.simulation import Simulation, Talk, Word
 
+
+class Slow(rlkit.Env):
+    """Takes its time after the reply."""
+
+    def __init__(self, number: int) -> None:
+        self.task_id = f"task-{number}"
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        reply = await policy.chat([{"role": "user", "content": self.task_id}])
+        await asyncio.sleep(20)
+        return float(reply.text.count("e"))
+
+
+HELD_OUT = [Slow(number) for number in range(100, 103)]
 HELD_OUT_TASKS = [Word(number) for number in range(100, 103)]
 SETTINGS: dict[str, object] = {
     "model": "simulated",
@@ -115,6 +130,27 @@ def test_the_time_is_that_of_a_service_of_the_speed(mode: str, live: int, tmp_pa
     assert found.seconds.low < run.virtual_s < found.seconds.high
 
 
+@pytest.mark.parametrize("mode", ["sync", "stream", "async"])
+@pytest.mark.parametrize("live", [256, 5])
+@pytest.mark.parametrize("every", [0, 1])
+def test_evaluations_are_played_beside_the_steps(mode: str, live: int, every: int, tmp_path: Path) -> None:
+    held_out = {"env": f"{__file__}:HELD_OUT", "tasks": 3}
+    settings = SETTINGS | {"schedule": {"mode": mode}, "rollouts": {"max_live": live}, "steps": 10}
+    settings |= {"eval": {"every": every, "envs": {"held_out": held_out}}}
+    latency = Latency(first_s=0.0, token_s=0.05, mean_tokens=30, sigma=0.01, trained_tokens_per_s=1000)
+    run = Simulation(
+        tmp_path, World(), settings=settings, latency=latency, tasks=[Slow(number) for number in range(40)]
+    )
+    run.train()
+    step_s = latency.gradient_s + latency.step_s + latency.save_s
+    speed = Speed(Band(18, 22), None, Band(900, 1100), Band(0.6 * step_s, 1.4 * step_s), "as it is")
+    like = one(first=40, sampled=30, own_s=20.0)
+    tests = {"held_out": ((like, like), 3)}
+    found = estimate(config(**settings), {"words": (like, like)}, tests, price=None, speed=speed).seconds
+    assert found is not None
+    assert found.low < run.virtual_s < found.high
+
+
 def test_no_more_is_sampled_than_the_service_can() -> None:
     speed = Speed(Band(50, 50), Band(10, 20), Band(1e9, 1e9), Band(0, 0), "a small machine")
     found = estimate(config(), {"words": (one(), one())}, {}, price=None, speed=speed)
@@ -122,6 +158,13 @@ def test_no_more_is_sampled_than_the_service_can() -> None:
     tokens = 5 * 3 * 4 * 20
     assert found.seconds.low == pytest.approx(tokens / 20, rel=1e-3)
     assert found.seconds.high == pytest.approx(tokens / 10, rel=1e-3)
+
+
+def test_groups_that_are_replaced_take_their_time() -> None:
+    speed = Speed(Band(20, 20), None, Band(1e9, 1e9), Band(0, 0), "as it is")
+    replacing = config(batch={"groups": 3, "group_size": 4, "replace_uninformative": True, "max_replaced": 6})
+    found = estimate(replacing, {"words": (one(), one())}, {}, price=None, speed=speed).seconds
+    assert found == Band(pytest.approx(5), pytest.approx(5 * (1 + 6 / 3)))  # type: ignore[arg-type]  equal to a float
 
 
 def test_the_reference_of_a_penalty_takes_its_time() -> None:

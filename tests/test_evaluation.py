@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +16,10 @@ from hypothesis import strategies as st
 
 from rlkit.config.schema import Config
 from rlkit.errors import ServiceError
-from rlkit.evaluation import _standard_errors, evaluate
+from rlkit.evaluation import Tried, _standard_errors, eval_metrics, evaluate
 from rlkit.testing import ByteChat, Fault, SimulatedTinker, World, run_virtual
 from rlkit.types import Episode, Group
+from tests.builders import group
 
 TASKS = """
 import rlkit
@@ -49,6 +52,33 @@ def measured(
     monkeypatch.setattr("rlkit.evaluation.connect", connect)
     monkeypatch.setattr("rlkit.evaluation.load_chat", lambda *args: ByteChat())
     return run_virtual(evaluate(config, note=notes.append)), notes
+
+
+SLOW = """
+import asyncio
+import rlkit
+
+class Slow(rlkit.Env):
+    task_id = "slow"
+    async def rollout(self, policy):
+        await asyncio.sleep(60)
+        return 1.0
+
+def tasks(): return [Slow()]
+"""
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_the_time_limit_of_an_environment_holds_when_it_is_evaluated(
+    tmp_path: Path, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow.py").write_text(SLOW)
+    spec, quick = {"env": f"{tmp_path}/slow.py:tasks"}, {"timeout_s": 7.0}
+    given = {"envs": {"slow": spec | ({} if own else quick)}, "eval": {"envs": {"slow": spec | quick} if own else {}}}
+    config = Config(model="simulated", service={"base_url": "http://x"}, **given)  # type: ignore[arg-type]  likewise
+    metrics, notes = measured(config, SimulatedTinker(), monkeypatch)
+    assert metrics["eval/slow/failed"] == 1
+    assert notes == ["slow: 3 of 3 rollouts failed: the rollout took longer than 7 s (timeout_s)"]
 
 
 @pytest.mark.parametrize("kind", ["500", "429", "hang"])
@@ -110,6 +140,15 @@ def test_why_rollouts_of_an_evaluation_failed_is_told(tmp_path: Path, monkeypatc
     assert notes[0].startswith(
         "broken: 3 of 4 rollouts failed: KeyError: 'answer' at "
     )  # with two that are played again
+
+
+def test_what_outcomes_report_replaces_no_score() -> None:
+    reported = {"avg_at_2": 7.0, "pass_at_2": 7.0, "reward/mean": 7.0, "reward/stderr": 7.0, "spoken": 7.0}
+    episodes = tuple(replace(one, metrics=reported) for one in group([1.0, 0.0]).episodes)
+    tried = [Tried(replace(group([]), draw=draw, episodes=episodes), episodes) for draw in range(2)]
+    metrics = asyncio.run(eval_metrics(tried))
+    assert [name for name, value in metrics.items() if value == 7.0] == ["eval/env/spoken", "eval/all/spoken"]
+    assert metrics["eval/env/avg_at_2"] == 0.5
 
 
 def test_rewards_at_the_ends_of_the_float_range_break_no_standard_error() -> None:

@@ -64,6 +64,28 @@ def test_a_configuration_trains(
     assert after["env/arithmetic/episodes"] == 4
 
 
+def test_a_search_for_constructions_trains_though_the_model_writes_no_program(
+    byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    small = {"steps": 1, "batch": {"groups": 2, "group_size": 2}, "sampling": {"max_tokens": 8}}
+    result = rlkit.train(EXAMPLES / "erdos.yaml", model=str(byte_model_dir), trackers=[], **small)  # pyright: ignore
+    assert result.steps == 1
+    (line,) = metrics(tmp_path)
+    assert (line["env/erdos/episodes"], line["env/erdos/end/no_code"], line["env/erdos/reward/mean"]) == (4, 1, 0)
+
+
+def test_the_examples_of_discovery_are_searches() -> None:
+    from rlkit.config import load_config, load_envs
+    from rlkit.envs.discovery.source import Discovery
+
+    for name in ("erdos.yaml", "erdos_ttt.yaml", "circle_packing.yaml"):
+        ((key, spec),) = load_config([EXAMPLES / name]).config.envs.items()
+        source = load_envs(key, spec, field=f"envs.{key}", seed=0)
+        assert isinstance(source, Discovery)
+        assert source.next().prompt()
+
+
 @pytest.mark.usefixtures("can_sandbox")
 @pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")
 def test_a_configuration_trains_in_real_trials(

@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import time
 from itertools import count
 from pathlib import Path
 
@@ -114,7 +115,9 @@ def test_nothing_is_held_after_a_run_on_the_engine(
     asyncio.run(ended("success", tmp_path / "first", settings, simulated=False))  # what is started once does not count
     before = held()
     asyncio.run(ended(end, tmp_path / "second", settings, simulated=False))
-    after = held()
+    within_s = time.monotonic() + 10
+    while (after := held())[0] > before[0] and time.monotonic() < within_s:
+        time.sleep(0.1)  # a connection that the SDK keeps for a while is closed in a thread of its own
     assert after[1] == before[1]
     assert after[0] <= before[0]
 

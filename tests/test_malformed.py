@@ -12,6 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -214,8 +215,10 @@ class Resource(Word):
     """Holds a file while it plays, and fails in many ways."""
 
     open_files = 0
+    loop: ClassVar[asyncio.AbstractEventLoop]
 
     async def rollout(self, policy: rlkit.Policy) -> float:
+        Resource.loop = asyncio.get_running_loop()
         with Path(os.devnull).open() as _:
             Resource.open_files += 1
             try:
@@ -249,7 +252,8 @@ def test_nothing_is_held_once_a_run_is_over(end: str, mode: str, tmp_path: Path)
         if end == "interrupt":
             stop.request()
         if end == "cancellation":
-            simulation.ears.step = lambda step, metrics: cancel_all()  # type: ignore[method-assign]  a test listens in
+            # told in a thread of the tracker's own
+            simulation.ears.step = lambda step, metrics: Resource.loop.call_soon_threadsafe(cancel_all)  # type: ignore[method-assign]  a test listens in
         expected = {"error": rlkit.RunFailed, "cancellation": asyncio.CancelledError}.get(end)
         if expected is None:
             simulation.train(stop=stop)

@@ -299,11 +299,36 @@ def test_every_number_of_an_evaluation_equals_a_recount(schedule: str, tmp_path:
         expected = dict[str, float]()
         for name in [*specs, "all"] if rows else []:
             own = [row for row in rows if name in (row["env"], "all")]
-            counted = env_recount(own) | {"reward/stderr": standard_error(own)}
+            counted = env_recount(own) | {"reward/stderr": standard_error(own)} | score_recount(own)
             expected |= {f"eval/{name}/{key}": value for key, value in counted.items()}
         assert sorted(told) == sorted(expected)
         assert told == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert any(line.get("eval/all/retries") for line in run.lines())
+
+
+def score_recount(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """avg@k and pass@k, with the ends of their intervals; the largest k is the most attempts that a task has left."""
+    solved = [[row["reward"] >= 1 for row in group if row["status"] != "failed"] for group in by_draw(rows)]
+    solved = [attempts for attempts in solved if attempts]
+    most = max(map(len, solved))
+    values = {"pass_at_1" if most == 1 else f"avg_at_{most}": [mean(attempts) for attempts in solved]}
+    for k in {k for k in (2, most) if 1 < k <= most}:
+        values[f"pass_at_{k}"] = [mean(map(any, combinations(one, k))) for one in solved if len(one) >= k]
+    found = dict[str, float]()
+    for name, of_tasks in values.items():
+        low, high = interval(of_tasks)
+        found |= {name: mean(of_tasks), f"{name}/low": low, f"{name}/high": high}
+    return found
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The p with (p − m)² = z² p (1 − p) / n, where n independent tries would have the standard error of the mean m."""
+    m, count = mean(values), len(values)
+    squared = sum((value - m) ** 2 for value in values) / (count - 1) / count if count > 1 else 0
+    tries = m * (1 - m) / squared if squared and 0 < m < 1 else count
+    z2 = 1.959963984540054**2 / tries
+    low, high = sorted(np.roots([1 + z2, -2 * m - z2, m * m]).real)
+    return float(low), float(high)
 
 
 def standard_error(rows: Sequence[dict[str, Any]]) -> float:

@@ -264,6 +264,18 @@ def test_a_reply_that_needs_more_room_than_the_context_leaves_is_not_asked_for()
     assert policy.turns == ()
 
 
+def test_a_conversation_may_be_given_less_than_the_context() -> None:
+    policy = ScriptedPolicy(["a long reply", "never"], limits=Limits(context_tokens=200))
+
+    async def play() -> None:
+        reply = await policy.chat(OPENING, context_tokens=15)
+        assert (reply.truncated, len(reply.tokens)) == (True, 15)
+        with pytest.raises(ContextFull, match="a prompt of 11 tokens fills the context of 11"):
+            await policy.chat(OPENING, context_tokens=11)
+
+    asyncio.run(play())
+
+
 def test_an_empty_conversation_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one message"):
         asyncio.run(ScriptedPolicy(["?"]).chat([]))

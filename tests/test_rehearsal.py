@@ -102,7 +102,7 @@ def part(made: Rehearsal, name: str) -> Part:
 @pytest.mark.parametrize("schedule", [{}, {"mode": "stream"}, {"mode": "async", "max_staleness": 3}])
 @pytest.mark.parametrize("substeps", [1, 3])
 def test_a_run_that_works_takes_steps_and_is_resumed(schedule: dict[str, object], substeps: int) -> None:
-    made = played(schedule=schedule, batch={"groups": 8, "substeps": substeps})
+    made = played(schedule=schedule, batch={"groups": 9, "substeps": substeps})
     assert made.passed, made.parts
     assert made.estimate is not None
     assert part(made, "training").detail.startswith(f"{2 * substeps} optimiser steps on")
@@ -280,7 +280,7 @@ def test_what_is_said_of_turns_is_kept_where_a_task_may_have_several() -> None:
         played(envs=own | {"words": {"advantage": returns}})
 
 
-@pytest.mark.parametrize("metric", ["env/words/spoken", "env/all/format", "service/speed"])
+@pytest.mark.parametrize("metric", ["env/words/spoken", "env/all/format", "env/all/pass_at_16", "service/speed"])
 def test_a_metric_that_no_step_of_the_dry_run_has_is_named(metric: str) -> None:
     made = played(best={"metric": metric})
     assert made.passed

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +183,26 @@ def test_a_model_without_a_template_can_still_be_sampled(tmp_path: Path) -> None
     assert chat.decode(chat.encode("hello")) == "hello"
     with pytest.raises(UsageError, match="no chat template"):
         chat.render([{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize("renderer", ["qwen3", "qwen3_instruct", "kimi_k2", "nemotron3"])
+def test_a_renderer_that_cannot_show_images_says_so(tokenizer, renderer: str) -> None:
+    from PIL import Image
+    from tinker_cookbook.renderers import get_renderer
+
+    chat = CookbookChat(get_renderer(renderer, tokenizer))
+    file = BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "PNG")
+    dot = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+    call: ToolCall = {"id": "call_0", "name": "add", "arguments": {}}
+    conversation: list[Message] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "tool_call_id": "call_0", "content": [{"type": "image", "image": dot}]},
+    ]
+    with pytest.raises(UsageError, match=r"chat\.renderer: .* takes no images: choose one that does"):
+        chat.render(conversation, [TOOL])
+    chat.render([*conversation[:2], {**conversation[2], "content": "a dot"}], [TOOL])
 
 
 def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -267,3 +269,61 @@ def test_any_real_number_is_a_reward(number) -> None:
 def test_a_list_is_no_reward() -> None:
     with pytest.raises(RewardError, match="list"):
         as_outcome([1.0])
+
+
+class Ranked(Scripted):
+    """Rewards the episodes of a group by how they compare."""
+
+    def __init__(self, *results: object, scores: object) -> None:
+        super().__init__(*results)
+        self.scores = scores
+        self.asked = list[list[float | None]]()
+
+    async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
+        self.asked.append([episode.reward for episode in episodes])
+        if isinstance(self.scores, BaseException):
+            raise self.scores
+        if self.scores == "never":
+            await asyncio.Event().wait()
+        return self.scores  # type: ignore[return-value]  whatever the test says
+
+
+def test_the_episodes_of_a_group_that_did_not_fail_are_compared_once_all_are_over() -> None:
+    env = Ranked(0.0, ValueError("no"), 0.0, scores=[3, 1.5])
+    group, finished, *_ = play(env, group_size=3, retries=0)
+    rewards = [episode.reward for episode in group.episodes]
+    assert sorted(reward for reward in rewards if reward is not None) == [1.5, 3.0]
+    assert statuses(group).count("failed") == 1
+    assert env.asked == [[0.0, 0.0]]
+    assert [episode.reward for episode in finished if episode.reward is not None] == [0.0, 0.0]
+
+
+def test_a_group_that_is_left_as_it_is_keeps_its_rewards() -> None:
+    group, *_ = play(Ranked(0.25, scores=None), group_size=2)
+    assert group.rewards.tolist() == [0.25, 0.25]
+    env = Ranked(ValueError("no"), scores=[])
+    play(env, group_size=2, retries=0)
+    assert env.asked == []
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ([1.0], r"Ranked scored 2 episodes as list \[1.0\]; it must give a list with a finite number for each"),
+        ([1.0, math.nan], "a finite number for each"),
+        ("ab", "a finite number for each"),
+        (5, "a finite number for each"),
+        (ValueError("the judge is ill"), "ValueError: the judge is ill at .*test_rollouts.py"),
+        (Aborted(), "Aborted"),
+        ("never", r"scoring the group took longer than 0.2 s \(timeout_s\)"),
+    ],
+)
+def test_a_comparison_that_fails_leaves_no_rewards(scores: object, said: str) -> None:
+    group, *_ = play(Ranked(0.0, scores=scores), group_size=2, timeout_s=0.2)
+    assert statuses(group) == ["failed", "failed"]
+    assert re.search(said, str(group.episodes[0].error))
+
+
+def test_the_services_fault_in_a_comparison_ends_the_run() -> None:
+    with pytest.raises(ServiceError):
+        play(Ranked(0.0, scores=ServiceError("gone")))

@@ -252,13 +252,18 @@ def episode_data(episode: Episode, advantages: NDArray[np.float64]) -> Iterator[
 
 
 def trained_tokens(episode: Episode) -> int:
-    """Tokens of all its sequences together."""
+    """Tokens of all its sequences together, as a service counts what it trains on."""
+    return sum(length - 1 for length in sequence_lengths(episode))
+
+
+def sequence_lengths(episode: Episode) -> list[int]:
+    """Tokens of each of its sequences, the last of which is only predicted."""
     ends = list[int]()
     for turn in episode.turns:
         before = 0 if turn.parent is None else ends[turn.parent]
         ends.append(before + len(turn.prompt) + len(turn.completion))
     extended = {turn.parent for turn in episode.turns}
-    return sum(end - 1 for number, end in enumerate(ends) if number not in extended)
+    return [end for number, end in enumerate(ends) if number not in extended]
 
 
 def _path(episode: Episode, last: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""One rollout at the boundary where an environment's faults become data.
+"""One rollout, or the scoring of a group, at the boundary where an environment's faults become data.
 
 Invariant: whatever an environment does, playing it ends: with an outcome, or with a line that says why there is none.
 What the service or the configuration did wrong is raised.
@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from rlkit.containment import Exited, begin, contained, stop, tasks_contained
-from rlkit.env import Env
+from rlkit.env import Env, GroupScorer
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
-from rlkit.outcomes import as_outcome
+from rlkit.outcomes import as_outcome, as_scores
 from rlkit.plain import readable, text_of
 from rlkit.policy import Policy
 from rlkit.stopwatch import Stopwatch, timed_by
-from rlkit.types import Outcome
+from rlkit.types import Episode, Outcome
 
 
 async def outcome_of(env: Env, policy: Policy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:
@@ -34,24 +35,59 @@ async def outcome_of(env: Env, policy: Policy, *, timeout_s: float) -> tuple[Out
         UsageError: the environment and the model do not fit together.
         MissingError: something that has to be installed is not there.
     """
+    return await _bounded(
+        lambda: env.rollout(policy),
+        lambda result: as_outcome(result, of=type(env).__name__),
+        what=f"{type(env).__name__}.rollout",
+        doing="the rollout",
+        timeout_s=timeout_s,
+    )
+
+
+async def scores_of(
+    env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float
+) -> tuple[list[float] | None, str | None]:
+    """The rewards of a group's episodes as its environment compares them, or why that failed; neither if it does not.
+
+    Args:
+        env: that they are of.
+        episodes: those that did not fail.
+        timeout_s: that it may take, as `Stopwatch` counts them.
+
+    Raises:
+        ServiceError: as for `outcome_of`, as all the others.
+    """
+    return await _bounded(
+        lambda: env.score_group(episodes),
+        lambda result: as_scores(result, count=len(episodes), of=type(env).__name__),
+        what=f"{type(env).__name__}.score_group",
+        doing="scoring the group",
+        timeout_s=timeout_s,
+    )
+
+
+async def _bounded[T](
+    call: Callable[[], object], read: Callable[[object], T], *, what: str, doing: str, timeout_s: float
+) -> tuple[T | None, str | None]:
+    """What a method of an environment's gave, read; or why there is nothing."""
     stopwatch = Stopwatch()
     stopped = True
     with tasks_contained():
         # A task of its own, or it could cancel the group's.
-        playing = asyncio.create_task(contained(_awaited(env, policy, stopwatch)))
+        playing = asyncio.create_task(contained(_awaited(call, what, stopwatch)))
         try:
             late = await stopwatch.reaches(timeout_s, playing)
         finally:
             if not playing.done():
                 stopped = await stop([playing])
-    took_long = f"the rollout took longer than {timeout_s:g} s (timeout_s)"
+    took_long = f"{doing} took longer than {timeout_s:g} s (timeout_s)"
     if late:
         return None, took_long if stopped else f"{took_long} and ignored its cancellation"
     try:
         result = playing.result()
         if stopwatch.played_s > timeout_s:  # it held the event loop, so that nothing could interrupt it
             return None, took_long
-        return as_outcome(result, of=type(env).__name__), None
+        return read(result), None
     except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last is a signal's
         raise
     except asyncio.CancelledError:
@@ -62,12 +98,13 @@ async def outcome_of(env: Env, policy: Policy, *, timeout_s: float) -> tuple[Out
         return None, _described(error)
 
 
-async def _awaited(env: Env, policy: Policy, stopwatch: Stopwatch) -> object:
+async def _awaited(call: Callable[[], object], what: str, stopwatch: Stopwatch) -> object:
     begin()
     with timed_by([stopwatch]):
-        playing: object = env.rollout(policy)
+        playing = call()
         if not inspect.isawaitable(playing):
-            raise RewardError(f"{type(env).__name__}.rollout is an ordinary function; write `async def rollout`")
+            name = what.rpartition(".")[2]
+            raise RewardError(f"{what} is an ordinary function; write `async def {name}`")
         return await playing
 
 

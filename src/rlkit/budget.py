@@ -55,7 +55,7 @@ class Budget:
         limits: of the run.
         price: of its model; needed for `limits.usd`.
         used: what the service was asked for by this process.
-        pending: tokens of what was played and is still to be trained on, which will be used too.
+        pending: what training on what was played will still take.
         clock: seconds; its zero does not matter.
         before: what `state_dict` gave for the processes before.
     """
@@ -66,7 +66,7 @@ class Budget:
         *,
         price: Price | None,
         used: Callable[[], Usage],
-        pending: Callable[[], int] = lambda: 0,
+        pending: Callable[[], Usage] = Usage,
         clock: Callable[[], float],
         before: Mapping[str, Json],
     ) -> None:
@@ -100,7 +100,7 @@ class Budget:
         if limits == _UNLIMITED:  # every rollout asks
             return None
         pending = self._pending()
-        usage, why = self.usage + Usage(trained_tokens=pending), ", or needed for what was played" if pending else ""
+        usage, why = self.usage + pending, ", or needed for what was played" if pending.tokens else ""
         if limits.tokens is not None and usage.tokens >= limits.tokens:
             return f"budget_tokens: {usage.tokens:,} of {limits.tokens:,} tokens are used{why}"
         if limits.usd is not None and self._price is not None and (usd := self._price.usd(usage)) >= limits.usd:

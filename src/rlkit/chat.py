@@ -13,7 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
+from rlkit.forcing import end_of_thinking
 from rlkit.types import Json, Message, Prompt, Tokens, Tool, ToolCall, Turn
+
+TAIL_TOKENS = 32
+"""Of a prompt's end that say whether the model has begun to think there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,11 @@ class ChatFormat(Protocol):
     def parse(self, completion: Tokens) -> Parsed:
         """The message that a completion stands for; never raises on what a model wrote."""
         ...
+
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
+        """What ends the thinking of a reply that was cut off, and opens its answer; none where that has begun."""
+        said = self.decode(np.concatenate([prompt.tokens[-TAIL_TOKENS:], completion]))
+        return self.encode(end_of_thinking(said, phrase))
 
     def encode(self, text: str) -> Tokens:
         """Plain text as tokens, without special ones."""

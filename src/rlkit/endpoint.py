@@ -12,10 +12,11 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import urlsplit
 
 import numpy as np
 
-from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError
+from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
 from rlkit.policy import Limits, Policy, Reply, Sampler
 from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
 
@@ -27,6 +28,9 @@ _LONGEST_WAIT_S = 60.0
 _AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _SHOWN_CHARS = 300
 
+_MOST_TOKENS = 1 << 24
+"""In one answer, whatever an endpoint says: its turn holds a number for each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -36,11 +40,23 @@ class Endpoint:
         url: up to and with `/v1`.
         model: its name there.
         key: of the account, where one is needed.
+
+    Raises:
+        UsageError: the address is none.
     """
 
     url: str
     model: str
     key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            parts = urlsplit(self.url)
+            known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            known = False
+        if not known:
+            raise UsageError(f"the endpoint {self.url!r} is no address of the form https://HOST/v1")
 
 
 class EndpointPolicy(Policy):
@@ -86,6 +102,7 @@ class EndpointPolicy(Policy):
         max_tokens: int | None = None,
         temperature: float | None = None,
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> Reply:
         if len(forced):
             raise EnvironmentFault("an endpoint cannot be made to begin a reply with given words")
@@ -94,10 +111,7 @@ class EndpointPolicy(Policy):
         if tools:
             asked["tools"] = [{"type": "function", "function": dict(tool)} for tool in tools]
         started = asyncio.get_running_loop().time()
-        answer = await self._answer("chat/completions", asked)
-        choice = answer["choices"][0]
-        message, malformed = _read(choice["message"])
-        return self._recorded(answer, choice, message, started, malformed)
+        return self._recorded(await self._answer("chat/completions", asked, _chatted), started)
 
     async def sample(  # noqa: D102  inherited
         self,
@@ -115,10 +129,8 @@ class EndpointPolicy(Policy):
         if stop is not None:
             asked["stop"] = [stop] if isinstance(stop, str) else list(stop)
         started = asyncio.get_running_loop().time()
-        answer = await self._answer("completions", asked)
-        choice = answer["choices"][0]
-        text = (forced if isinstance(forced, str) else "") + str(choice["text"])
-        return self._recorded(answer, choice, {"role": "assistant", "content": text}, started)
+        begun = forced if isinstance(forced, str) else ""
+        return self._recorded(await self._answer("completions", asked, lambda one: _completed(one, begun)), started)
 
     def reward(self, value: float) -> None:
         """Nothing: turns are given rewards to be trained on."""
@@ -136,50 +148,45 @@ class EndpointPolicy(Policy):
             **({"stop": list(own.stop)} if own.stop else {}),
         }
 
-    async def _answer(self, path: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer(self, path: str, asked: Mapping[str, Any], read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
         import httpx
 
         clock = asyncio.get_running_loop().time
         until_s, wait_s = clock() + self._timeout_s, _FIRST_WAIT_S
         while True:
             try:
-                response = await self._client.post(path, json=asked)
+                async with asyncio.timeout(self._timeout_s):  # a client's own limit is on each piece of an answer
+                    response = await self._client.post(path, json=asked)
                 if response.is_success:
-                    return cast("dict[str, Any]", response.json())
+                    return _understood(response.content, read)
                 trouble = f"{response.status_code}: {' '.join(response.text.split())[:_SHOWN_CHARS]}"
                 if response.status_code not in _AGAIN:
                     raise _refused(response.status_code, trouble)
-            except (httpx.HTTPError, json.JSONDecodeError) as error:
+            except TimeoutError:
+                trouble = f"no whole answer within {self._timeout_s:g} s"
+            except _Odd as error:
+                trouble = str(error)
+            except httpx.HTTPError as error:
                 trouble = f"{type(error).__name__}: {error}"
             if clock() + wait_s > until_s:
                 raise ServiceError(f"the endpoint {self._client.base_url} does not answer: {trouble}")
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _recorded(
-        self,
-        answer: Mapping[str, Any],
-        choice: Mapping[str, Any],
-        message: Message,
-        started_s: float,
-        malformed: tuple[str, ...] = (),
-    ) -> Reply:
-        usage: Mapping[str, Any] = answer.get("usage") or {}
-        given, said = int(usage.get("prompt_tokens") or 1), int(usage.get("completion_tokens") or 0)
+    def _recorded(self, answer: _Answer, started_s: float) -> Reply:
         turn = Turn(
-            prompt=as_prompt(np.arange(given, dtype=np.int32)),
-            completion=np.arange(said, dtype=np.int32),
-            logprobs=np.zeros(said, np.float32),
-            sampled=np.ones(said, np.bool_),
-            stop="length" if choice.get("finish_reason") == "length" else "stop",
+            prompt=as_prompt(np.arange(answer.given, dtype=np.int32)),
+            completion=np.arange(answer.said, dtype=np.int32),
+            logprobs=np.zeros(answer.said, np.float32),
+            sampled=np.ones(answer.said, np.bool_),
+            stop="length" if answer.cut else "stop",
             version=0,
             seconds=asyncio.get_running_loop().time() - started_s,
-            request_id=answer.get("id"),
+            request_id=answer.request_id,
         )
         self._turns.append(turn)
-        text = message["content"]
         tokens = turn.prompt + as_prompt(turn.completion)
-        return Reply(text if isinstance(text, str) else "", message, turn, tokens, malformed)
+        return Reply(str(answer.message["content"]), answer.message, turn, tokens, answer.malformed)
 
 
 class NoSampler(Sampler):
@@ -252,9 +259,55 @@ def _content(message: Message) -> object:
     ]
 
 
+class _Odd(Exception):
+    """An answer that is not of the protocol."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What an endpoint said: counts of tokens given and said, whether it was cut off, and calls that are no JSON."""
+
+    message: Message
+    given: int
+    said: int
+    cut: bool
+    request_id: str | None
+    malformed: tuple[str, ...] = ()
+
+
+def _understood(content: bytes, read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
+    try:
+        return read(json.loads(content))
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        shown = " ".join(content[:_SHOWN_CHARS].decode(errors="replace").split())
+        raise _Odd(f"its answer cannot be read ({type(error).__name__}): {shown}") from error
+
+
+def _chatted(answer: dict[str, Any]) -> _Answer:
+    message, malformed = _read(answer["choices"][0]["message"])
+    return _counted(answer, message, malformed)
+
+
+def _completed(answer: dict[str, Any], begun: str) -> _Answer:
+    return _counted(answer, {"role": "assistant", "content": f"{begun}{answer['choices'][0]['text']}"})
+
+
+def _counted(answer: dict[str, Any], message: Message, malformed: tuple[str, ...] = ()) -> _Answer:
+    usage = cast("dict[str, Any]", answer.get("usage") or {})
+    given, said = (
+        min(max(0, int(usage.get(f"{name}_tokens") or 0)), _MOST_TOKENS) for name in ("prompt", "completion")
+    )
+    cut = answer["choices"][0].get("finish_reason") == "length"
+    name = answer.get("id")
+    return _Answer(message, max(given, 1), said, cut, None if name is None else str(name), malformed)
+
+
 def _read(given: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:
     """A message of the endpoint's, and the arguments of those of its calls that are no JSON."""
-    message: Message = {"role": "assistant", "content": given.get("content") or ""}
+    content = given.get("content") or ""
+    if not isinstance(content, str):  # some give it in parts
+        content = "".join(str(part["text"]) for part in content if part["type"] == "text")
+    message: Message = {"role": "assistant", "content": content}
     if thinking := given.get("reasoning_content") or given.get("reasoning"):
         message["thinking"] = str(thinking)
     calls, malformed = list[ToolCall](), list[str]()

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from rlkit.errors import LimitReached
 from rlkit.policy import Policy, Reply
-from rlkit.types import Group, Json, Message, Outcome, Tool, ToolCall
+from rlkit.types import Episode, Group, Json, Message, Outcome, Tool, ToolCall
 
 
 @runtime_checkable
@@ -39,10 +39,23 @@ class Env(Protocol):
         ...
 
 
+@runtime_checkable
+class GroupScorer(Protocol):
+    """A task that compares the episodes of a group with each other, once all of them are over."""
+
+    async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
+        """The rewards of episodes that did not fail, in their order; None to leave them as they are.
+
+        It may be asked again for a group of a run that was interrupted. An exception means that all of them failed.
+        """
+        ...
+
+
 class TaskSource(Protocol):
     """Decides what is played next. Deterministic, given its seed and what it was told by `observe`.
 
-    It may have a method `metrics` besides, which gives numbers by name after each step.
+    It may have a method `metrics` besides, which gives numbers by name after each step, and a method `keep_in`, which
+    is given a folder for its files before the first draw.
     """
 
     def next(self) -> Env | None:
@@ -156,7 +169,7 @@ class StepEnv[State](ABC, Env):
 class ToolEnv[State](ABC, Env):
     """A model that works with tools until it answers without calling one.
 
-    A malformed call or an unknown tool is told to the model as the tool's answer and counted; `call` itself may raise
+    A malformed call is told to the model and counted, an unknown tool as the tool's answer; `call` itself may raise
     `ValueError` to tell the model what was wrong with the arguments. Anything else that it raises fails the episode.
     """
 
@@ -199,10 +212,11 @@ class ToolEnv[State](ABC, Env):
                     truncated = reply.turn.stop == "length"
                     break
                 answers = [await self._answer(state, call, tools) for call in reply.tool_calls]
-                complaints: list[Message] = [
-                    {"role": "tool", "content": f"error: not a valid tool call: {text}"} for text in reply.malformed
-                ]
-                messages += [reply.message, *answers, *complaints]
+                messages += [reply.message, *answers]
+                if reply.malformed:
+                    # Not as a tool's answer: it would answer no call, which some chat formats cannot write.
+                    told = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+                    messages.append({"role": "user", "content": told})
             graded = await self.grade(state, reply)
             outcome = graded if isinstance(graded, Outcome) else Outcome(graded)
             metrics = {**outcome.metrics, "malformed_tool_calls": float(malformed)}

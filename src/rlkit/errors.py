@@ -89,9 +89,11 @@ EXTRAS = {
     "docent": "docent",
     "e2b": "e2b",
     "math_verify": "math-verify",
+    "matplotlib": "discovery",
     "modal": "modal",
     "ray": "ray",
     "runloop_api_client": "runloop",
+    "scipy": "discovery",
     "trackio": "trackio",
 }
 """Importable modules that are optional, and the extra of rlkit that brings each."""

@@ -195,9 +195,7 @@ def _used(
     config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, *, long: bool
 ) -> tuple[float, float, float, float]:
     """Tokens of a run: of prompts, of prompts from a cache, sampled, trained on."""
-    total, batch = np.zeros(4), config.batch
-    replaced = (config.batch.max_replaced or 4 * batch.groups) if batch.replace_uninformative else 0
-    more = 1 + (replaced / batch.groups if long else 0.0)
+    total, batch, more = np.zeros(4), config.batch, _played_for_one(config, long=long)
     for name, share in shares(config).items():
         size = config.envs[name].group_size or batch.group_size
         groups = config.steps * batch.groups * share
@@ -212,6 +210,14 @@ def _used(
         total += groups * _sampled(one, spec.attempts, shared=_shared(config, one), cached=not long)
     prefill, cached, sampled, trained = total.tolist()
     return prefill, cached, sampled, trained
+
+
+def _played_for_one(config: Config, *, long: bool) -> float:
+    """Groups that are played for one that is trained on: at best one, at worst with all that may be replaced."""
+    batch = config.batch
+    if not (long and batch.replace_uninformative):
+        return 1.0
+    return 1 + (batch.max_replaced or 4 * batch.groups) / batch.groups
 
 
 def _taught(config: Config, *, long: bool) -> float:
@@ -250,8 +256,8 @@ def evaluations(config: Config) -> int:
 
 
 def _seconds(config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, speed: Speed, *, long: bool) -> float:
-    """Of a run: its steps one after another, with its evaluations between them."""
-    batch, ahead = config.batch, config.schedule.mode == "async"
+    """Of a run: its steps one after another, with its evaluations at worst between them, and at best beside them."""
+    batch, ahead, more = config.batch, config.schedule.mode == "async", _played_for_one(config, long=long)
     in_step = [
         (rollouts[name][long], (config.envs[name].group_size or batch.group_size) * batch.groups * share)
         for name, share in shares(config).items()
@@ -260,13 +266,16 @@ def _seconds(config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, spe
         (evaluated[name][0][long], evaluated[name][1] * spec.attempts) for name, spec in config.eval.envs.items()
     ]
     most = config.rollouts.max_live
-    played_s = _played_s(in_step, speed, most=most, steps_at_once=1 + config.schedule.max_staleness * ahead, long=long)
+    # What replaces a group is begun when that has ended.
+    played_s = more * _played_s(
+        in_step, speed, most=most, steps_at_once=1 + config.schedule.max_staleness * ahead, long=long
+    )
     trained = _taught(config, long=long) * sum(one.trained * count for one, count in in_step)
     trained_s = trained / (speed.trained.low if long else speed.trained.high)
     trained_s += (speed.step_s.high if long else speed.step_s.low) * batch.substeps
     evaluated_s = _played_s(in_evaluation, speed, most=most, steps_at_once=1, long=long)
     if config.kl_penalty.coefficient:
-        scored = sum(one.trained * count for one, count in in_step)
+        scored = more * sum(one.trained * count for one, count in in_step)
         reference = speed.reference or speed.trained
         # A group is scored while others are still in play: at best all of it is, and at worst it is waited for.
         scored_s = scored / (reference.low if long else reference.high)
@@ -275,7 +284,12 @@ def _seconds(config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, spe
     steps_s = config.steps * (played_s + trained_s)
     if ahead:
         steps_s = config.steps * max(played_s, trained_s) + min(played_s, trained_s)
-    return steps_s + evaluations(config) * evaluated_s
+    if long:
+        return steps_s + evaluations(config) * evaluated_s
+    # Nothing is left for that of the last weights to be beside; and all share the slots, and the machine.
+    held_s = config.steps * _held_s(in_step, speed, most=most, long=long)
+    held_s += evaluations(config) * _held_s(in_evaluation, speed, most=most, long=long)
+    return max(steps_s + evaluated_s, held_s)
 
 
 def _played_s(
@@ -285,19 +299,33 @@ def _played_s(
 
     With several steps at once, nobody waits for the longest rollout of one.
     """
-    stream = speed.stream.low if long else speed.stream.high
-    lengths_s = [one.sampled / stream + one.own_s for one, _ in rollouts]
+    lengths_s = _lengths_s(rollouts, speed, long=long)
     count = sum(number for _, number in rollouts)
     if not count:
         return 0.0
     busy_s = sum(length_s * number for length_s, (_, number) in zip(lengths_s, rollouts, strict=True))
-    played_s = busy_s / min(most, count * steps_at_once)
-    if steps_at_once == 1:
-        played_s = max(played_s, *lengths_s)
+    played_s = max(busy_s / min(most, count * steps_at_once), _held_s(rollouts, speed, most=most, long=long))
+    if steps_at_once > 1:
+        return played_s
+    if long and count > most:  # Graham 1966: the last to begin may be the longest, when all others have ended
+        played_s = max(played_s, busy_s / most + max(lengths_s) * (1 - 1 / most))
+    return max(played_s, *lengths_s)
+
+
+def _held_s(rollouts: Sequence[tuple[Rollout, float]], speed: Speed, *, most: int, long: bool) -> float:
+    """Seconds that so many rollouts of each kind leave nothing of, of the slots or of the machine."""
+    lengths_s = _lengths_s(rollouts, speed, long=long)
+    held_s = sum(length_s * number for length_s, (_, number) in zip(lengths_s, rollouts, strict=True)) / most
     if speed.total is not None:
         sampled = sum(one.sampled * number for one, number in rollouts)
-        played_s = max(played_s, sampled / (speed.total.low if long else speed.total.high))
-    return played_s
+        held_s = max(held_s, sampled / (speed.total.low if long else speed.total.high))
+    return held_s
+
+
+def _lengths_s(rollouts: Sequence[tuple[Rollout, float]], speed: Speed, *, long: bool) -> list[float]:
+    """Seconds that a rollout of each kind takes."""
+    stream = speed.stream.low if long else speed.stream.high
+    return [one.sampled / stream + one.own_s for one, _ in rollouts]
 
 
 def keep(config: Config, made: Estimate) -> Path:

@@ -30,6 +30,7 @@ from rlkit.service.watch import PatientSampler, Watch
 from rlkit.settings import load_chat, sampling, single_turn
 from rlkit.slots import Slots
 from rlkit.sources import Task, Tasks, as_source
+from rlkit.store.history import keep_last
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
 
@@ -72,9 +73,9 @@ class Evaluation:
         attempts = defaultdict[tuple[str, int], list[Episode]](list)
 
         def record(task: Task, episode: Episode) -> None:
-            attempts[task.name, task.draw].append(episode)
+            keep_last(attempts[task.name, task.draw], episode)
 
-        player = replace(self.player, record=record)
+        player = replace(self.player, record=record, scored=record)
         groups = await together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
         return [Tried(group, attempts[group.env, group.draw]) for group in groups]
 
@@ -83,7 +84,8 @@ async def eval_metrics(tried: Sequence[Tried]) -> Mapping[str, float]:
     """What an evaluation says, under `eval/…`."""
     groups = [one.group for one in tried]
     return await in_thread(
-        lambda: score_metrics(groups, prefix="eval") | group_metrics(groups, prefix="eval") | _standard_errors(groups)
+        # What outcomes report comes first, so that it replaces nothing.
+        lambda: group_metrics(groups, prefix="eval") | score_metrics(groups, prefix="eval") | _standard_errors(groups)
     )
 
 
@@ -117,7 +119,13 @@ async def evaluate(
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     own = config.eval.envs
     specs = own or {
-        name: EvalEnvConfig(env=spec.env or name, args=spec.args, max_tokens=spec.max_tokens, max_turns=spec.max_turns)
+        name: EvalEnvConfig(
+            env=spec.env or name,
+            args=spec.args,
+            max_tokens=spec.max_tokens,
+            max_turns=spec.max_turns,
+            timeout_s=spec.timeout_s,
+        )
         for name, spec in config.envs.items()
     }
     config = config.model_copy(update={"eval": config.eval.model_copy(update={"envs": specs})})
@@ -206,7 +214,7 @@ def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, contex
         name: EnvSettings(
             group_size=spec.attempts,
             sampling=sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
-            timeout_s=config.rollouts.timeout_s,
+            timeout_s=spec.timeout_s or config.rollouts.timeout_s,
             max_failing_rollouts=config.rollouts.max_failing_rollouts,
             limits=Limits(spec.max_turns, context),
             coalesce=config.rollouts.coalesce,

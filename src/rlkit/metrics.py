@@ -44,6 +44,8 @@ def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
     `retried/gap` is how much more episodes whose place was played before get than the others of their group, in the
     mean over the `retried/groups` groups that have both.
 
+    `budget_forced` is the share of turns that were forced to come to an end, where there is one (`BudgetForcing`).
+
     It takes as long as sorting the tokens does, so it is computed in a thread.
     """
     metrics = dict[str, float]()
@@ -133,7 +135,9 @@ def _lengths(prefix: str, lengths: Sequence[int]) -> dict[str, float]:
 def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
     if not turns:
         return {}
-    return {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
+    stops = {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
+    forced = [bool((turn.sampled[:-1] & ~turn.sampled[1:]).any()) for turn in turns]
+    return {**stops, f"{prefix}/budget_forced": _mean(map(float, forced))} if any(forced) else stops
 
 
 def _unique_bigrams(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -38,6 +38,26 @@ def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
         return Outcome(value)
     metrics, info = _metrics(outcome.metrics, of), _info(outcome.info, of)
     return Outcome(value, metrics, info, bool(outcome.truncated), bool(outcome.masked))
+
+
+def as_scores(result: object, *, count: int, of: str) -> list[float] | None:
+    """The rewards that the scoring of a group gave; None if it left them as they were.
+
+    Args:
+        result: what it returned.
+        count: of the episodes that were scored.
+        of: the environment, in messages.
+
+    Raises:
+        RewardError: they are not as many finite numbers as there are episodes.
+    """
+    if result is None:
+        return None
+    scores = [real(value) for value in cast("Sequence[object]", result)] if isinstance(result, list | tuple) else []
+    if len(scores) != count or not all(score is not None and math.isfinite(score) for score in scores):
+        given = shown(cast("object", result))
+        raise RewardError(f"{of} scored {count} episodes as {given}; it must give a list with a finite number for each")
+    return cast("list[float]", scores)
 
 
 def real(value: object) -> float | None:

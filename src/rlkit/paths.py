@@ -12,6 +12,9 @@ import os
 from functools import cache
 from pathlib import Path
 
+ARTEFACTS = "artefacts"
+"""In a run's folder: below it is a folder for each environment that leaves files of its own."""
+
 
 def runs_dir() -> Path:
     """The folder of all runs: `$RLKIT_RUNS_DIR`, by default `~/rlkit-runs`."""

@@ -18,8 +18,21 @@ import numpy as np
 from rlkit.chat import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.outcomes import real
+from rlkit.pieces import forced_piece, joined, sampled_piece
 from rlkit.plain import shown
-from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
+from rlkit.seeds import derive
+from rlkit.types import (
+    BudgetForcing,
+    Completion,
+    Message,
+    Prompt,
+    Sampling,
+    Tokens,
+    Tool,
+    ToolCall,
+    Turn,
+    as_prompt,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,6 +117,7 @@ class Policy(Protocol):
         max_tokens: int | None = None,
         temperature: float | None = None,
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> Reply:
         """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens.
 
@@ -114,6 +128,8 @@ class Policy(Protocol):
             max_tokens: as for `sample`.
             temperature: as for `sample`.
             room: tokens that the context must have left for the reply, which is otherwise not asked for.
+            context_tokens: that a prompt and its completion may have together, if less is wanted than the run's. An
+                endpoint counts them only afterwards, and does not heed this.
 
         Raises:
             ContextFull: the context has less room than that.
@@ -240,6 +256,7 @@ class RecordingPolicy(Policy):
         max_tokens: int | None = None,
         temperature: float | None = None,
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> Reply:
         if not messages:
             raise ValueError("chat needs at least one message")
@@ -247,7 +264,9 @@ class RecordingPolicy(Policy):
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
         prompt, plain = self._prompt(messages, tools)
-        tip = await self._complete(prompt, sampling, forced=forced, room=room)
+        tip = await self._complete(
+            prompt, sampling, forced=forced, room=room, context_tokens=context_tokens, forcing=sampling.forcing
+        )
         parsed = self._chat.parse(tip.turn.completion)
         # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
         tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
@@ -313,26 +332,33 @@ class RecordingPolicy(Policy):
         *,
         forced: str | Sequence[int],
         room: int = 1,
+        context_tokens: int | None = None,
+        forcing: BudgetForcing | None = None,
     ) -> _Tip:
         prefix = self._chat.encode(forced) if isinstance(forced, str) else np.asarray(forced, dtype=np.int32)
         given = prompt + as_prompt(prefix) if len(prefix) else prompt
-        sampling = self._admit(given, sampling, room)
+        sampling = self._admit(given, sampling, room, context_tokens)
         seed = self._seed(self._asked)
         sampler = self._sampler() if self._asked else self._first()
         self._asked += 1
         clock = asyncio.get_running_loop().time
         started = clock()
+        pieces = [forced_piece(prefix)] if len(prefix) else []
         try:
             (completion,) = await sampler.sample(given, sampling, seed=seed)
+            pieces.append(sampled_piece(completion))
+            if forcing is not None and completion.stop == "length":
+                told = self._last_words(given, completion, forcing)
+                whole = given + as_prompt(np.concatenate([completion.tokens, told]))
+                left = self._left(whole, forcing, context_tokens)
+                if left > 0:  # the same weights, and a stream of random numbers of its own
+                    answering = replace(sampling, max_tokens=left)
+                    (completion,) = await sampler.sample(whole, answering, seed=derive(seed, "answer"))
+                    pieces += [forced_piece(told), sampled_piece(completion)]
         except UsageError as error:  # what was asked for is this rollout's own, and no reason to end the run
             raise EnvironmentFault(str(error)) from error
         parent = self._parent(prompt)
-        tokens, logprobs = completion.tokens, completion.logprobs
-        sampled = np.ones(len(prefix) + len(tokens), np.bool_)
-        if len(prefix):
-            tokens = np.concatenate([prefix, tokens])
-            logprobs = np.concatenate([np.zeros(len(prefix), np.float32), logprobs])
-            sampled[: len(prefix)] = False
+        tokens, logprobs, sampled = joined(pieces)
         turn = Turn(
             prompt=prompt if parent is None else prompt.after(len(parent.tokens)),
             completion=tokens,
@@ -347,11 +373,19 @@ class RecordingPolicy(Policy):
         self._turns.append(turn)
         if parent is not None:
             self._tips.remove(parent)
-        tip = _Tip(len(self._turns) - 1, turn, given + as_prompt(completion.tokens))
+        tip = _Tip(len(self._turns) - 1, turn, prompt + as_prompt(tokens))
         self._tips.append(tip)
         return tip
 
-    def _admit(self, given: Prompt, sampling: Sampling, needed: int) -> Sampling:
+    def _last_words(self, given: Prompt, completion: Completion, forcing: BudgetForcing) -> Tokens:
+        return self._chat.last_words(given, completion.tokens, forcing.phrase)
+
+    def _left(self, whole: Prompt, forcing: BudgetForcing, wanted: int | None) -> int:
+        """Tokens that an answer to this may have."""
+        limits = (forcing.context_tokens, self._limits.context_tokens, wanted)
+        return min(limit for limit in limits if limit is not None) - len(whole) - forcing.spare_tokens
+
+    def _admit(self, given: Prompt, sampling: Sampling, needed: int, wanted: int | None) -> Sampling:
         if not len(given):
             raise ValueError("a completion of an empty prompt was asked for: give at least one token")
         if sampling.max_tokens < 1:
@@ -361,9 +395,10 @@ class RecordingPolicy(Policy):
         most = self._limits.max_turns
         if most is not None and self._asked >= most:
             raise LimitReached(f"the rollout has had its {most} turns (max_turns)")
-        context = self._limits.context_tokens
-        if context is None:
+        contexts = [context for context in (self._limits.context_tokens, wanted) if context is not None]
+        if not contexts:
             return sampling
+        context = min(contexts)
         room = context - len(given)
         if room < 1:
             raise ContextFull(f"a prompt of {len(given)} tokens fills the context of {context}")

@@ -19,7 +19,7 @@ from rlkit.advantages import choose_estimators
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
 from rlkit.config import Resolved
-from rlkit.config.measured import is_of_episodes
+from rlkit.config.measured import has_by_chance
 from rlkit.config.schema import Config
 from rlkit.config.track import TrackConfig
 from rlkit.containment import leftovers_ended
@@ -139,7 +139,7 @@ async def rehearse(
     rollouts = {name: await stage.play(name) for name in small.envs}
     evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in small.eval.envs}
     if stage.works:
-        await stage.train()
+        await stage.train(config)
     speed = HOSTED if choice.kind == "hosted" else None
     if pilot and stage.works:
         stage.rewind()
@@ -237,8 +237,8 @@ class _Stage:
         self.parts.append(_seen(field, groups, short, long, seconds=time.monotonic() - began))
         return short or long or NOTHING, long or short or NOTHING
 
-    async def train(self) -> None:
-        """Two steps, with a checkpoint and an interruption between them."""
+    async def train(self, whole: Config) -> None:
+        """Two steps of the whole run, with a checkpoint and an interruption between them."""
         self.note("training, saving and going on")
         self.rewind()
         world = World()
@@ -268,7 +268,7 @@ class _Stage:
             f"{len(world.trained)} optimiser steps on {sequences} sequences, the later from the former's checkpoint"
         )
         self.parts.append(Part("training", "ok", detail))
-        self.parts.extend(_unseen(self.config.best_metric, seen))
+        self.parts.extend(_unseen(whole, seen))
 
     async def _trained(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
         """Train up to a step, from where the run in the directory stands."""
@@ -325,12 +325,12 @@ def _range(one: float, other: float) -> str:
     return f"{low:.4g}" if f"{low:.4g}" == f"{high:.4g}" else f"{low:.4g} to {high:.4g}"
 
 
-def _unseen(metric: str | None, seen: Set[str]) -> list[Part]:
+def _unseen(config: Config, seen: Set[str]) -> list[Part]:
     """What weights are to be compared by, where only an environment or a service can say whether that is there."""
+    metric = config.best_metric
     if metric is None or metric in seen:
         return []
-    of, _, rest = metric.partition("/")
-    if of not in ("env", "eval", "service") or is_of_episodes(rest.partition("/")[2]):
+    if metric.partition("/")[0] not in ("env", "eval", "service") or has_by_chance(metric, config):
         return []
     detail = f"whether a step has a {metric!r}: none of the dry run had.{did_you_mean(metric, sorted(seen))}"
     return [Part("best.metric", "not tried", detail)]

@@ -13,11 +13,26 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from rlkit.chat import ChatFormat, Parsed, parse_text
+from rlkit.chat import TAIL_TOKENS, ChatFormat, Parsed, parse_text
 from rlkit.errors import UsageError
-from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, Tokens, Tool, ToolCall, as_prompt, join
+from rlkit.forcing import end_of_thinking
+from rlkit.types import (
+    IMAGE_TOKEN,
+    Image,
+    ImagePart,
+    Json,
+    Message,
+    Prompt,
+    TextPart,
+    Tokens,
+    Tool,
+    ToolCall,
+    as_prompt,
+    join,
+)
 
 if TYPE_CHECKING:
+    from tinker import ModelInputChunk
     from tinker_cookbook.renderers import Message as CookbookMessage
     from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -105,6 +120,9 @@ class TemplateChat(ChatFormat):
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
         return _decode(self._tokenizer, tokens)
 
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
+        return _last_words(self._tokenizer, prompt, completion, phrase)
+
 
 _TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
 """What a template says that has a way of writing tools."""
@@ -166,14 +184,31 @@ class CookbookChat(ChatFormat):
         if tools:
             conversation = self._with_tools(conversation, tools)
         pieces = list[Prompt]()
-        for chunk in self._renderer.build_generation_prompt(conversation).chunks:
+        images = sum(part["type"] == "image" for message in messages for part in _parts(message))
+        for chunk in self._rendered(conversation, images=images):
             if chunk.type == "encoded_text":
                 pieces.append(as_prompt(chunk.tokens))
             elif chunk.type == "image":
                 pieces.append(_image(chunk.data, chunk.format, chunk.length))
             else:
                 raise UsageError(f"a conversation holds a part of type {chunk.type!r}; rlkit knows text and images")
-        return join(pieces)
+        prompt = join(pieces)
+        if len(prompt.images) < images:  # some leave them out and say nothing
+            raise self._blind()
+        return prompt
+
+    def _rendered(self, conversation: list[CookbookMessage], *, images: int) -> Sequence[ModelInputChunk]:
+        from tinker_cookbook.exceptions import RendererError
+
+        try:
+            return self._renderer.build_generation_prompt(conversation).chunks
+        except (NotImplementedError, AssertionError, RendererError) as error:
+            if not images:
+                raise
+            raise self._blind() from error
+
+    def _blind(self) -> UsageError:
+        return UsageError(f"chat.renderer: {type(self._renderer).__name__} takes no images: choose one that does")
 
     def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
         message, _ = self._renderer.parse_response(completion.tolist())
@@ -203,6 +238,9 @@ class CookbookChat(ChatFormat):
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
         return _decode(self._renderer.tokenizer, tokens)
 
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
+        return _last_words(self._renderer.tokenizer, prompt, completion, phrase)
+
     def _with_tools(self, conversation: list[CookbookMessage], tools: Sequence[Tool]) -> list[CookbookMessage]:
         from tinker_cookbook.renderers import ToolSpec, ensure_text
 
@@ -217,6 +255,11 @@ class CookbookChat(ChatFormat):
             name = type(self._renderer).__name__
             raise UsageError(f"chat.renderer: {name} cannot show tools to the model; choose another") from None
         return [*prefix, *conversation[1 if has_system else 0 :]]
+
+
+def _parts(message: Message) -> Sequence[TextPart | ImagePart]:
+    content = message["content"]
+    return [] if isinstance(content, str) else content
 
 
 def _image(data: bytes, encoding: str, length: int) -> Prompt:
@@ -262,3 +305,10 @@ def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
 
 def _decode(tokenizer: Tokenizer, tokens: Tokens) -> str:
     return cast("str", tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+
+def _last_words(tokenizer: Tokenizer, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
+    """As in `ChatFormat`, from a text that has the special tokens, which tell where the model is."""
+    tail = prompt.tokens[-TAIL_TOKENS:]
+    said = cast("str", tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
+    return _encode(tokenizer, end_of_thinking(said, phrase))

@@ -7,22 +7,25 @@ episode, never a reward and never a crash of the run; what the service does wron
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, Protocol
 
-from rlkit.boundary import outcome_of
+from rlkit.boundary import outcome_of, scores_of
 from rlkit.chat import ChatFormat
 from rlkit.coalesce import Coalescer
 from rlkit.concurrency import together
-from rlkit.env import SingleTurnEnv
+from rlkit.env import GroupScorer, SingleTurnEnv
 from rlkit.policy import Limits, Policy, RecordingPolicy, Sampler
 from rlkit.seeds import derive
 from rlkit.slots import Slots
 from rlkit.sources import Task
 from rlkit.types import Episode, Group, Sampling, Turn
+
+_GROUP_SCORED = "group_scored"
+"""A metric of episodes whose reward says how they compare with the others of their group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Player:
         slots: bounds the rollouts that play at once; tasks drawn earlier come first.
         purpose: names the random stream, so that evaluation does not repeat the draws of training.
         record: given each episode as it ends, failed ones included.
+        scored: given each episode whose reward was changed once its group was complete, in the place of that one.
         make: makes the policy of an episode, in the place of one over a sampler.
     """
 
@@ -109,6 +113,7 @@ class Player:
     slots: Slots
     purpose: str = "train"
     record: Callable[[Task, Episode], None] = _nothing
+    scored: Callable[[Task, Episode], None] = _nothing
     make: Callable[[Sampling, Limits], Recorded] | None = None
     counts: Counts = field(default_factory=Counts)
 
@@ -144,7 +149,30 @@ class Player:
             episodes = await together(self._member(group, member, earlier) for member in range(settings.group_size))
         finally:
             coalescer.close()
+        if isinstance(task.env, GroupScorer):
+            episodes = await self._scored(task, task.env, episodes, timeout_s=settings.timeout_s)
         return Group(task.name, task.id, task.draw, tuple(episodes))
+
+    async def _scored(
+        self, task: Task, env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float
+    ) -> list[Episode]:
+        played = [episode for episode in episodes if episode.status != "failed"]
+        if all(_GROUP_SCORED in episode.metrics for episode in played):  # there are none, or the run was interrupted
+            return list(episodes)
+        scores, error = await scores_of(env, played, timeout_s=timeout_s)
+        if error is not None:
+            changed = [replace(episode, status="failed", reward=None, error=error) for episode in played]
+        elif scores is not None:
+            changed = [
+                replace(episode, reward=score, metrics={**episode.metrics, _GROUP_SCORED: 1.0})
+                for episode, score in zip(played, scores, strict=True)
+            ]
+        else:
+            return list(episodes)
+        for episode in changed:
+            self.scored(task, episode)
+        by_member = {episode.member: episode for episode in changed}
+        return [by_member.get(episode.member, episode) for episode in episodes]
 
     async def _member(self, group: _Playing, member: int, earlier: Earlier) -> Episode:
         attempt = earlier.attempts.get(member, 0)

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from rlkit.advantages import Estimator, choose_estimators
-from rlkit.batch import trained_tokens
+from rlkit.batch import sequence_lengths
 from rlkit.budget import Budget, Limits
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
@@ -29,7 +30,7 @@ from rlkit.garbage import rare_collections
 from rlkit.losses import loss
 from rlkit.overlap import contents
 from rlkit.parts import Parts
-from rlkit.paths import runs_dir
+from rlkit.paths import ARTEFACTS, runs_dir
 from rlkit.prices import Price, price_of
 from rlkit.rates import learning_rate
 from rlkit.resume import drawn_again, earlier, restored
@@ -60,6 +61,7 @@ from rlkit.trackers.following import following
 from rlkit.trainer import Loop, Trainer
 from rlkit.types import Episode, Json
 from rlkit.update import Recipe
+from rlkit.usage import Usage
 
 _KEEP_USED_S = 10.0
 """How often what was used is written down in the middle of a step; a kill loses the count of what came after."""
@@ -169,6 +171,7 @@ class RLTrainer(Trainer):
         config = self._config
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
+        self._tasks.keep_in(store.directory / ARTEFACTS)
         waiting = drawn_again(history, self._tasks)
         store.expect(history)
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
@@ -219,25 +222,27 @@ class RLTrainer(Trainer):
             Limits(config.budget_usd, config.budget_tokens, config.max_hours),
             price=price,
             used=lambda: service.usage,
-            pending=lambda: (loop.untrained + unprepared.total()) * self._loss.passes,
+            pending=lambda: sum(unprepared.values(), Usage(trained_tokens=loop.untrained * self._loss.passes)),
             clock=clock,
             before=_used(store, self._trackers.note),
         )
         slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached, clock=clock)
         settings = env_settings(config, context=context)
-        unprepared = Counter[int]()  # by draw: what will be trained on of its episodes, once its group is complete
+        reference = await kl_reference(config, service, watch)
+        prepared = preparation(config, self._estimators, self._loss, reference=reference)
+        needed = partial(_needed, scored=reference is not None, passes=self._loss.passes)
+        unprepared = defaultdict[int, Usage](Usage)  # by draw: what its episodes will take once its group is complete
 
         def record(task: Task, episode: Episode) -> None:
             store.record_episode(task, episode)
-            if episode.status != "failed":
-                unprepared[task.draw] += trained_tokens(episode)
+            unprepared[task.draw] += needed(episode)
 
-        player = Player(chat, settings, seed=config.seed, slots=slots, record=record)
-        reference = await kl_reference(config, service, watch)
-        prepared = preparation(config, self._estimators, self._loss, reference=reference)
+        player = Player(chat, settings, seed=config.seed, slots=slots, record=record, scored=store.record_episode)
         known = {
             draw: earlier(history, draw, config, forgive=store.about.retries_failed) for draw in history.outstanding
         }
+        for draw_number, one in known.items():
+            unprepared[draw_number] = sum(map(needed, one.episodes.values()), Usage())
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; what it cannot give back is played again, or others instead")
 
@@ -255,7 +260,7 @@ class RLTrainer(Trainer):
             await keep_used()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
             played = Played(await prepared.prepare(group), enough)
-            del unprepared[task.draw]
+            unprepared.pop(task.draw, None)
             return played
 
         def draw() -> Task | None:
@@ -297,6 +302,22 @@ class RLTrainer(Trainer):
         )
         loop = Loop(parts, step=history.step, weights=weights)
         return loop
+
+
+def _needed(episode: Episode, *, scored: bool, passes: int) -> Usage:
+    """What training on an episode that was played takes.
+
+    Args:
+        episode: the last one at its place.
+        scored: its sequences are shown to a reference, which samples a token behind each.
+        passes: how often each is computed for the loss.
+    """
+    if episode.reward is None:
+        return Usage()
+    lengths = sequence_lengths(episode)
+    asked = lengths if scored else []
+    trained = (sum(lengths) - len(lengths)) * passes
+    return Usage(prefill_tokens=sum(asked), sampled_tokens=len(asked), trained_tokens=trained)
 
 
 def _used(store: RunStore, note: Callable[[str], None]) -> Mapping[str, Json]:

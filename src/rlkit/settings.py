@@ -28,7 +28,7 @@ from rlkit.service import Service, ServiceChoice
 from rlkit.service.watch import Watch
 from rlkit.shaping import LengthPenalty, Normalization
 from rlkit.sources import Tasks, as_source, is_source, listed
-from rlkit.types import Floats, Prompt, Sampling
+from rlkit.types import BudgetForcing, Floats, Prompt, Sampling
 
 
 def pace(config: Config) -> Pace:
@@ -232,10 +232,12 @@ def env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSett
 def sampling(config: Config, *, max_tokens: int | None, temperature: float | None) -> Sampling:
     """How completions are drawn: an environment's own limits over the run's settings."""
     run = config.sampling
+    forcing = run.budget_forcing
     return Sampling(
         max_tokens=max_tokens or run.max_tokens,
         temperature=run.temperature if temperature is None else temperature,
         top_p=run.top_p,
         top_k=run.top_k,
         stop=None if run.stop is None else tuple(run.stop),
+        forcing=None if forcing is None else BudgetForcing(forcing.phrase, forcing.context_window_tokens),
     )

@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import numpy as np
@@ -149,6 +150,14 @@ class Mixture:
     def drawn(self) -> int:
         """How many tasks were drawn."""
         return self._drawn
+
+    def keep_in(self, folder: Path) -> None:
+        """Tell the sources that have a method `keep_in` where their files go: to a folder of each one's own in this."""
+        for name, source in self._sources.items():
+            tell = cast("Callable[[Path], None] | None", getattr(source, "keep_in", None))
+            if tell is not None:
+                with _blamed(name):
+                    tell(folder / name)
 
     def draw(self, count: int) -> Sequence[Task]:
         """The next tasks; fewer than `count` only when every source has run dry."""

@@ -280,6 +280,21 @@ class Datum:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetForcing:
+    """What becomes of a reply whose tokens are used up before its end: it is told so, and the answer is sampled.
+
+    Args:
+        phrase: that it is told with.
+        context_tokens: of the prompt, the thinking, the phrase and the answer together.
+        spare_tokens: of these that are left alone.
+    """
+
+    phrase: str
+    context_tokens: int
+    spare_tokens: int = 50
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How completions are drawn.
 
@@ -289,6 +304,7 @@ class Sampling:
         top_p: nucleus; 1 keeps all tokens.
         top_k: keep the k likeliest; -1 keeps all.
         stop: strings or token ids that end a turn; None for the model's own end of turn.
+        forcing: of the replies of conversations; None leaves them cut off.
     """
 
     max_tokens: int
@@ -296,6 +312,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = -1
     stop: tuple[str, ...] | tuple[int, ...] | None = None
+    forcing: BudgetForcing | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

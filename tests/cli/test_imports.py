@@ -50,7 +50,6 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
     result = rlkit("import", "openreward-config", "tinker-config.yaml")
     assert result.exit_code == 0, result.output
     assert "sk-0123" not in result.output
-    assert "thinking: not taken over" in result.stderr
     assert "secrets.openai_api_key: its value is not taken over: set it as OPENAI_API_KEY" in result.stderr
     (tmp_path / "new.yaml").write_text(result.stdout)
     config = load_config([tmp_path / "new.yaml"]).config
@@ -73,7 +72,35 @@ def test_json_has_the_notes(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("environments: {A/B: {num_rollouts: 4}}\nnum_epochs: 2\n")
     record = json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)
     assert list(record["config"]["envs"]) == ["b"]
-    assert record["notes"] == ["num_epochs: not taken over: say how long to train with `steps`"]
+    assert record["notes"] == ["num_epochs: 2 epochs are not taken over: say how long to train with `steps`"]
+
+
+def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("model_name: Qwen/Qwen3-8B\nenvironments: {A/B: {num_rollouts: null}}\n")
+    result = rlkit("import", "openreward-config", "old.yaml")
+    (tmp_path / "new.yaml").write_text(result.stdout)
+    config = load_config([tmp_path / "new.yaml"]).config
+    assert (config.sampling.max_tokens, config.optimizer.learning_rate) == (4096, 4e-5)
+    assert (config.rollouts.timeout_s, config.seed, config.lora.rank) == (300, 42, 32)
+    assert (config.checkpoint.every, config.loss.name, config.advantage.name) == (10, "ppo", "grpo")
+    assert config.chat.renderer == "qwen3_disable_thinking", "the cookbook does not let models think unless told to"
+    assert "num_epochs: it trained without end: say how long to train with `steps`" in result.stderr
+
+
+def test_a_model_thinks_if_it_was_told_to(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    for model, told in (("Qwen/Qwen3-8B", False), ("meta-llama/Llama-3.1-8B-Instruct", True), ("my/own", True)):
+        (tmp_path / "old.yaml").write_text(f"model_name: {model}\nthinking: true\nenvironments: {{A/B: {{}}}}\n")
+        record = json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)
+        assert "chat" not in record["config"]
+        assert any(note.startswith("thinking: not taken over") for note in record["notes"]) == told
+
+
+def test_environments_that_are_named_alike_stay_apart(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("environments: {A/Maths: {}, a/maths: {}, B/maths: {}, B/-x: {}, B/_: {}}\n")
+    record = json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)
+    targets = {name: env["args"]["target"] for name, env in record["config"]["envs"].items()}
+    assert targets == {"a-maths": "A/Maths", "a-maths-2": "a/maths", "b-maths": "B/maths", "x": "B/-x", "env": "B/_"}
+    assert any(note.startswith("environments: drawn equally often") for note in record["notes"])
 
 
 def test_what_the_cookbook_does_not_know_is_one_line(rlkit: Callable[..., Any], tmp_path: Path) -> None:
@@ -81,11 +108,24 @@ def test_what_the_cookbook_does_not_know_is_one_line(rlkit: Callable[..., Any], 
         ("modle_name: x\n", "error: old.yaml: modle_name: the cookbook has no such field. Did you mean 'model_name'?"),
         ("model_name: x\n", "error: old.yaml: environments: there is none"),
         ("environments: {A/B: {rollouts: 1}}\n", "error: old.yaml: environments.A/B.rollouts: the cookbook has no"),
+        ("environments: {A/B: {num_rollouts: many}}\n", "error: old.yaml: environments.A/B.num_rollouts: 'many' is no"),
+        (
+            "environments: {A/B: {max_failing_rollouts: [1]}}\n",
+            "error: old.yaml: environments.A/B.max_failing_rollouts:",
+        ),
+        ("max_rollout_retries: x\nenvironments: {A/B: {}}\n", "error: old.yaml: max_rollout_retries: 'x' is no whole"),
+        ("environments: [A/B]\n", "error: old.yaml: environments: must be a mapping"),
+        ("environments: {1: {}}\n", "error: old.yaml: target: '1' names no environment"),
+        ("environments: {'http://host': {}}\n", "error: old.yaml: environments.http://host: the cookbook knows"),
+        ("1: 2\n", "error: old.yaml: 1: the cookbook has no such field"),
+        ("seed: x\nenvironments: {A/B: {}}\n", "error: old.yaml: seed: expected an integer, found 'x'"),
+        ("environments: {A/B: {top_p: high}}\n", "error: old.yaml: sampling.top_p: expected a number, found 'high'"),
     ]:
         (tmp_path / "old.yaml").write_text(text)
         result = rlkit("import", "openreward-config", "old.yaml")
         assert result.exit_code == 2
         assert result.stderr.startswith(message), result.stderr
+        assert len(result.stderr.splitlines()) < 4
 
 
 def test_what_comes_out_can_be_read_again(rlkit: Callable[..., Any], tmp_path: Path) -> None:

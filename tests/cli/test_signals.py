@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.signals import graceful
+from rlkit.cli.signals import graceful, terminable
 
 # A run that waits; `stubborn` ones also hold up their own end. Many short sleeps, because Python does not wake from one
 # for a signal that comes just before it.
@@ -122,6 +122,24 @@ def test_the_second_signal_cancels_a_coroutine_which_cleans_up() -> None:
     finally:
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
+
+
+def test_an_order_to_end_is_an_interruption_after_which_all_is_cleaned_up() -> None:
+    before, cleaned = signal.getsignal(signal.SIGTERM), False
+
+    async def main() -> None:
+        nonlocal cleaned
+        try:
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.01)
+            cleaned = True
+
+    with pytest.raises(KeyboardInterrupt), terminable() as interruptible:
+        interruptible.run(main())
+    assert cleaned
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_coroutine_that_is_not_interrupted_is_run_to_its_end() -> None:

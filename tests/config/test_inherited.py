@@ -42,6 +42,12 @@ def test_a_default_that_an_evaluation_inherits_is_of_use(name: str) -> None:
     assert load_config([], settings=settings)
 
 
+@pytest.mark.parametrize("settings", [{"envs": {"all": {}, "b": {}}}, {"eval": {"envs": {"all": {}}}}])
+def test_no_environment_has_the_name_of_all_of_them(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"envs\.all: the metrics of all environments together have this name"):
+        load_config([], settings={"envs": {"arithmetic": {}}} | settings)
+
+
 def test_the_weight_of_the_only_environment_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"envs\.arithmetic\.weight: has no effect, since there is no other"):
         load_config([], settings={"envs": {"arithmetic": {"weight": 3.0}}})

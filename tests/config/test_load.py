@@ -100,6 +100,10 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("loss: {name: ppo, clip_low: 2}", "a.yaml:2: loss.clip_low: expected at most 1, found 2"),
         ("lora: {train_attn: false, train_mlp: false}", "a.yaml:2: lora: nothing is trained: set"),
         ("rollouts: {min_valid: 99}", "a.yaml:2: rollouts.min_valid: 99 episodes are more than a group of envs."),
+        (
+            "batch: {groups: 3, substeps: 2}",
+            "a.yaml:2: batch: substeps: 3 groups cannot be shared out equally to 2 substeps",
+        ),
         ("batch: {group_size: 1}", "a.yaml:1: envs.arithmetic: a group of 1 has no baseline"),
         ("load_checkpoint: here", "a.yaml:2: load_checkpoint: 'here' is not a path of the form tinker://"),
         (

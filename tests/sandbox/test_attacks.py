@@ -145,6 +145,25 @@ def test_there_is_no_network_unless_it_is_given(playing: Playing) -> None:
         playing(with_it, network=True)
 
 
+def test_sockets_that_know_no_namespaces_are_refused(playing: Playing) -> None:
+    tries = """if True:
+        import socket
+        for family in (1, 2, 10, 16, 17, 38, 40):
+            try:
+                socket.socket(family, socket.SOCK_RAW if family == 16 else socket.SOCK_DGRAM)
+                print(family)
+            except OSError as error:
+                print(family, error.errno)
+    """
+
+    async def play(sandbox: Sandbox) -> None:
+        said = await sandbox.run(["python3", "-c", tries], timeout_s=20)
+        assert said.stdout.decode().splitlines() == ["1", "2", "10", "16", "17 97", "38 97", "40 97"]
+
+    for network in (False, True):
+        playing(play, network=network)
+
+
 def test_a_fork_bomb_stays_in_its_sandbox(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         if any("any number of processes" in said for said in sandbox.in_force):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -85,6 +87,44 @@ def test_a_layer_that_many_want_at_once_is_built_once(cache: Path, tmp_path: Pat
         assert len(layers()) - before == 1
 
     asyncio.run(main())
+
+
+def test_a_layer_is_built_anew_once_and_not_under_those_who_use_it(cache: Path, tmp_path: Path) -> None:
+    text = f"FROM x\nRUN echo {tmp_path} && date +%N > /when && echo kept > /usr/lib/kept\n"
+
+    async def main() -> None:
+        said: list[bytes] = []
+
+        async def look(sandbox: Sandbox) -> None:
+            said.append((await sandbox.run("cat /when /usr/lib/kept")).stdout)
+
+        async def look_twice(sandbox: Sandbox) -> None:
+            await look(sandbox)
+            for made in await asyncio.gather(*(built(tmp_path / "context", text, fresh=True) for _ in range(3))):
+                await inside(made, look)
+            await look(sandbox)
+
+        await inside(await built(tmp_path / "context", text), look_twice)
+        assert said[0] == said[4] != said[1] == said[2] == said[3]
+
+    asyncio.run(main())
+
+
+def test_a_layer_whose_builder_is_killed_goes(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text(f"FROM x\nRUN echo {tmp_path} > /large\n")
+    code = """if True:
+        import asyncio, os, pathlib, sys
+        from rlkit.sandbox import dockerfile, image
+        image._settle = lambda *layer: os.kill(os.getpid(), 9)
+        folder = pathlib.Path(sys.argv[1])
+        asyncio.run(image.build(dockerfile.read(folder / "Dockerfile"), image.base("host"), folder))
+    """
+    before = layers()
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
+    assert len(list(leftovers.store().glob("**/large"))) == 1
+    leftovers.sweep()
+    assert list(leftovers.store().glob("**/large")) == []
+    assert layers() == before
 
 
 def test_a_step_that_fails_says_where_and_why_and_leaves_nothing(cache: Path, tmp_path: Path) -> None:

@@ -136,6 +136,7 @@ def test_files_go_in_and_come_out(playing: Playing, tmp_path: Path) -> None:
     (tree / "run.sh").chmod(0o755)
     (tree / "deep" / "bytes").write_bytes(bytes(range(256)) * 1000)
     (tree / "link").symlink_to("deep/bytes")
+    (tree / "deep" / "second").hardlink_to(tree / "deep" / "bytes")
 
     async def play(sandbox: Sandbox) -> None:
         await sandbox.put(tree, "/new/place")
@@ -148,6 +149,7 @@ def test_files_go_in_and_come_out(playing: Playing, tmp_path: Path) -> None:
 
     playing(play)
     assert (tmp_path / "back/deep/bytes").read_bytes() == (tree / "deep/bytes").read_bytes()
+    assert (tmp_path / "back/deep/second").read_bytes() == (tree / "deep/bytes").read_bytes()
     assert (tmp_path / "back/deep/empty").is_dir()
     assert (tmp_path / "back/link").readlink() == Path("deep/bytes")
     assert (tmp_path / "one/file").read_text() == "echo ran"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,13 @@ import yaml
 
 from rlkit.config import Resolved
 from rlkit.config.schema import Config, EnvConfig
+from rlkit.envs.math.arithmetic import arithmetic
 from rlkit.errors import UsageError
+from rlkit.sources import Task
 from rlkit.store import RunStore
+from rlkit.store.history import Member, load, read_groups, table_path
 from rlkit.trackers import Checkpoint
+from tests.builders import episode
 
 RESOLVED = Resolved.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))
 
@@ -79,3 +85,23 @@ def test_the_error_of_a_run_is_kept_without_secrets(tmp_path: Path, monkeypatch:
         store.about.set_status("failed", error=said)
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["error"] == "401 for [redacted], [redacted], [redacted] and ***"
+
+
+def test_an_episode_that_is_rewarded_once_its_group_is_complete_is_kept_with_that_reward_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({}, decode=lambda tokens: "")
+            for draw in (0, 1):
+                task = Task(draw, "arithmetic", arithmetic()[draw])
+                store.record_draw(task)
+                store.record_episode(task, episode(None))
+                for reward in (0.5, 2.0):
+                    store.record_episode(task, replace(episode(reward), attempt=1))
+            await store.record_step([Member(0, counts=True, size=1)], {})
+            await store.close()
+
+    asyncio.run(main())
+    (kept,) = read_groups(table_path(tmp_path / "run", 1))
+    assert [one.reward for one in kept.attempts] == [None, 2.0]
+    assert kept.group.rewards.tolist() == [2.0]
+    assert [one.reward for one in load(tmp_path / "run").attempts[1]] == [None, 2.0]

@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from rlkit.store import table
 from rlkit.store.history import table_path
 from rlkit.trackers import Broadcast, Progress, RunInfo
 from rlkit.trackers.console import ConsoleTracker
-from rlkit.trackers.openreward import OpenRewardTracker
+from rlkit.trackers.openreward import OpenRewardTracker, UploadFailed
+from rlkit.trackers.openreward_events import Service
 from rlkit.types import Group, Json
 from tests.builders import episode
 
@@ -40,11 +41,19 @@ MESSAGES: list[Json] = [
 ]
 
 
+type Events = list[dict[str, Any]]
+
+
 @dataclass
 class Stub:
     url: str = ""
-    status: int = 200
-    events: list[dict[str, Any]] = field(default_factory=list)
+    status: Callable[[Events], int] = lambda events: 200
+    events: Events = field(default_factory=list[dict[str, Any]])
+    hangs: bool = False
+
+    def started(self) -> list[str]:
+        """The names of the rollouts that were begun."""
+        return [event["rolloutName"] for event in self.events if event["eventType"] == "rollout"]
 
 
 @pytest.fixture
@@ -52,16 +61,22 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     found = Stub()
 
     async def rollouts(request: Request) -> Response:
-        if found.status == 200:
-            assert request.headers["x-api-key"] == "the-key"
-            found.events += (await request.json())["events"]
-        return JSONResponse({}, found.status)
+        assert request.headers["x-api-key"] == "the-key"
+        events: Events = (await request.json())["events"]
+        while found.hangs and not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        status = found.status(events)
+        if status == 200:
+            found.events += events
+        return JSONResponse({}, status)
 
     async def environment(request: Request) -> Response:
-        return JSONResponse({"id": "1"})
+        return JSONResponse({"id": f"the id of {request.url.path.removeprefix('/v1/environments/')}"})
 
     app = Starlette(routes=[Route("/v1/rollouts", rollouts, methods=["POST"]), Route("/{path:path}", environment)])
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     while not server.started:
@@ -69,19 +84,23 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
     found.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     monkeypatch.setenv("OPENREWARD_API_KEY", "the-key")
     monkeypatch.setenv("OPENREWARD_API_URL", found.url)
+    monkeypatch.setattr("rlkit.trackers.openreward._FIRST_PAUSE_S", 0.01)
     yield found
+    found.hangs = False
     server.should_exit = True
     thread.join()
 
 
 def write_step(directory: Path, step: int, *, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> None:
-    info = {"messages": MESSAGES, "ended": "finished"}
+    session: Json = {"target": "Owner/Cats", "hosted": True, "variant": "big", "split": "train/easy", "index": 12}
+    info: dict[str, Json] = {"messages": MESSAGES, "ended": "finished", "openreward": session}
     episodes = tuple(
         replace(episode(reward, member=member), info=info if reward is not None else {})
         for member, reward in enumerate(rewards)
     )
-    ours = Group("cats", "Owner/Cats#big/train/12", 3, episodes)
-    other = Group("sums", "1+1", 4, (episode(1.0),))
+    ours = Group("cats", "Owner/Cats#big/train/easy/12", 3, episodes)
+    talk = replace(episode(1.0), info={"messages": "an environment of one's own keeps what it likes"})
+    other = Group("sums", "1+1", 4, (talk,))
     groups = [table.StepGroup(one, True, one.episodes) for one in (ours, other)]
     path = table_path(directory, step)
     path.parent.mkdir(parents=True)
@@ -92,54 +111,137 @@ def run_info(directory: Path) -> RunInfo:
     return RunInfo("my run", directory, "acme/tiny", ("cats",), "the engine", Progress)
 
 
-def test_rollouts_are_uploaded_with_run_step_split_and_reward_and_only_once(stub: Stub, tmp_path: Path) -> None:
+def uploaded(directory: Path) -> object:
+    path = directory / "openreward.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def upload(directory: Path, step: int, tracker: OpenRewardTracker | None = None) -> list[str]:
+    """Upload what is there up to a step; what people are told."""
+    notes = list[str]()
+    both = Broadcast([tracker or OpenRewardTracker(), ConsoleTracker(notes.append)])
+    both.started(run_info(directory))
+    both.step(step, {})
+    both.finished(None)
+    return [note for note in notes if "OpenRewardTracker" in note]
+
+
+def test_rollouts_are_uploaded_with_run_step_split_and_reward_and_only_once(
+    stub: Stub, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_step(tmp_path, 1, rewards=(1.0, None, 0.25))
-    tracker = OpenRewardTracker()
-    tracker.started(run_info(tmp_path))
-    tracker.step(1, {})
-    tracker.finished(None)
-    started = [event for event in stub.events if event.get("run_name") or event.get("runName")]
-    assert len(started) == 2, stub.events
-    assert "my run" in json.dumps(started[0]) and "train" in json.dumps(started[0])
-    assert "step 1 · Owner/Cats#big/train/12 · 0" in json.dumps(started[0], ensure_ascii=False)
-    assert sorted(event["reward"] for event in stub.events if event.get("reward") is not None) == [0.25, 1.0]
-    text = json.dumps(stub.events)
-    assert all(word in text for word in ("What is it?", "hm", "look", "a cat", "A cat."))
-    assert json.loads((tmp_path / "openreward.json").read_text()) == {"uploaded_step": 1}
+    assert upload(tmp_path, 1) == []
+    names = [f"step 1 · Owner/Cats#big/train/easy/12 · {member}" for member in (0, 2)]
+    assert stub.started() == names
+    begun = next(event for event in stub.events if event["eventType"] == "rollout")
+    said = {key: begun[key] for key in ("runName", "environment", "environment_id", "variant", "split", "step")}
+    assert said == {
+        "runName": "my run",
+        "environment": "Owner/Cats",
+        "environment_id": "the id of Owner/Cats",
+        "variant": "big",
+        "split": "train/easy",
+        "step": 1,
+    }
+    messages = [event for event in stub.events if event["eventType"] == "message"]
+    assert [event["type"] for event in messages[:5]] == [
+        "user_message", "reasoning", "tool_call", "tool_result", "assistant_message",
+    ]  # fmt: skip
+    assert [event["reward"] for event in messages if event["isFinished"]] == [1.0, 0.25]
+    assert {event["rolloutEventId"] for event in messages[:5]} == {begun["eventId"]}
+    (told, _) = [event["rollout_info"] for event in stub.events if event["eventType"] == "rollout_update"]
+    assert (told["task_index"], told["current_step"]) == (12, 1)
+    assert uploaded(tmp_path) == {"step": 1, "rollouts": 0}
 
     stub.events.clear()
     write_step(tmp_path, 2)
-    again = OpenRewardTracker(run_name="another")
-    again.started(run_info(tmp_path))
-    again.step(2, {})
-    again.finished(None)
-    assert "another" in json.dumps(stub.events)
-    assert "step 1" not in json.dumps(stub.events)
+    upload(tmp_path, 2, OpenRewardTracker(run_name="another"))
+    assert {event["runName"] for event in stub.events if event["eventType"] == "rollout"} == {"another"}
+    assert all(name.startswith("step 2") for name in stub.started())
+    assert capfd.readouterr().out == "", "stdout is for what a command was asked for"
 
 
 def test_a_refusal_is_told_once_and_the_run_goes_on(stub: Stub, tmp_path: Path) -> None:
-    stub.status = 401
+    stub.status = lambda events: 401
     write_step(tmp_path, 1)
-    notes = list[str]()
-    tracker = OpenRewardTracker(last_s=5)
-
-    both = Broadcast([tracker, ConsoleTracker(notes.append)])
-    both.started(run_info(tmp_path))
-    both.step(1, {})
-    both.finished(None)
-    assert sum("could not be uploaded" in note for note in notes) == 1
-    assert not (tmp_path / "openreward.json").exists()
+    notes = upload(tmp_path, 1, OpenRewardTracker(last_s=5))
+    assert len(notes) == 1
+    assert "the rollouts of step 1 could not be uploaded to OpenReward: HTTP 401" in notes[0]
+    assert uploaded(tmp_path) is None
 
 
-def test_the_end_of_a_run_does_not_wait_for_long(stub: Stub, tmp_path: Path) -> None:
+def test_a_rollout_counts_as_uploaded_once_all_of_it_was_taken(stub: Stub, tmp_path: Path) -> None:
+    stub.status = lambda events: 200 if events[0]["eventType"] == "rollout" else 500
     write_step(tmp_path, 1)
-    stub.status = 500  # the SDK tries again for seconds
-    tracker = OpenRewardTracker(last_s=0.2)
+    assert "HTTP 500" in upload(tmp_path, 1)[0]
+    assert uploaded(tmp_path) is None
+    first = [event["eventId"] for event in stub.events]
+    stub.events.clear()
+    stub.status = lambda events: 200
+    assert upload(tmp_path, 1) == []
+    assert uploaded(tmp_path) == {"step": 1, "rollouts": 0}
+    assert stub.events[0]["eventId"] == first[0], "what is sent twice can be told"
+
+
+def test_what_was_taken_of_a_step_is_not_sent_again(stub: Stub, tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    stub.status = lambda events: 500 if len(stub.started()) == 2 else 200
+    upload(tmp_path, 1)
+    assert uploaded(tmp_path) == {"step": 0, "rollouts": 1}
+    stub.events.clear()
+    stub.status = lambda events: 200
+    upload(tmp_path, 1)
+    assert [name[-1] for name in stub.started()] == ["1"]
+
+
+def test_uploads_go_on_after_a_long_outage(stub: Stub, tmp_path: Path) -> None:
+    refused = iter(range(8))
+    stub.status = lambda events: 200 if next(refused, None) is None else 503
+    write_step(tmp_path, 1)
+    tracker = OpenRewardTracker()
     tracker.started(run_info(tmp_path))
     tracker.step(1, {})
+    until_s = time.monotonic() + 20
+    while uploaded(tmp_path) != {"step": 1, "rollouts": 0}:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    with pytest.raises(UploadFailed, match="HTTP 503"):
+        tracker.finished(None)
+
+
+def test_a_rollout_that_is_not_fit_to_be_taken_holds_up_no_other(stub: Stub, tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    stub.status = lambda events: 413 if events[0].get("rolloutName", "").endswith("· 0") else 200
+    assert "did not take a rollout of step 1: HTTP 413" in upload(tmp_path, 1)[0]
+    assert [name[-1] for name in stub.started()] == ["1"]
+    assert uploaded(tmp_path) == {"step": 1, "rollouts": 0}
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_the_end_of_a_run_does_not_wait_for_long(stub: Stub, tmp_path: Path, hangs: bool) -> None:
+    write_step(tmp_path, 1)
+    stub.hangs, stub.status = hangs, lambda events: 500
     began = time.monotonic()
-    tracker.finished(None)
+    notes = upload(tmp_path, 1, OpenRewardTracker(last_s=0.2))
     assert time.monotonic() - began < 5
+    assert len(notes) == 1
+    assert ("too slow" if hangs else "HTTP 500") in notes[0]
+    assert uploaded(tmp_path) is None
+
+
+def test_many_long_messages_go_out_in_several_requests(stub: Stub) -> None:
+    sizes = list[int]()
+
+    def status(events: Events) -> int:
+        sizes.append(len(events))
+        return 200
+
+    stub.status = status
+    service = Service.connect()
+    service.send([{"eventType": "message", "content": "x" * 400_000}] * 5 + [{"eventType": "message"}] * 300)
+    service.close()
+    assert sum(sizes) == 305
+    assert len(sizes) == 5
 
 
 def test_the_command_line_wants_a_key_for_uploads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -205,13 +205,20 @@ class WatchedPolicy(ScriptedPolicy):
         max_tokens: int | None = None,
         temperature: float | None = None,
         room: int = 1,
+        context_tokens: int | None = None,
     ) -> Reply:
         await self._wait()
         asked = deepcopy(list(messages))
         self.tools += [tool for tool in tools if tool not in self.tools]
         self.rewritten = self.rewritten or self._rewriting(asked)
         reply = await super().chat(
-            messages, tools=tools, forced=forced, max_tokens=max_tokens, temperature=temperature, room=room
+            messages,
+            tools=tools,
+            forced=forced,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            room=room,
+            context_tokens=context_tokens,
         )
         self._said.append((asked, deepcopy(reply.message)))
         return reply

@@ -387,3 +387,21 @@ def audit(
         from rlkit.cli.audit import run as check_record
 
         raise typer.Exit(check_record(run, output))
+
+
+@app.command()
+def records(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run, or its folder.")],
+    best: Annotated[int, typer.Option(min=1, help="How many of each search, the best first.")] = 3,
+    no_draw: Annotated[bool, typer.Option("--no-draw", help="Draw no pictures.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the best constructions that a search has found, with what is proven of them, and draw them.
+
+    The pictures are PNG files beside the records, in the run's folder.
+    """
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.records import run as list_records
+
+        raise typer.Exit(list_records(run, output, best=best, draw=not no_draw))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rlkit.cli.arguments import resolve
 from rlkit.cli.output import Data, Output
 from rlkit.cli.scores import scores_of, scores_table
+from rlkit.cli.signals import terminable
 from rlkit.endings import TaskScore, endings, task_scores
 
 if TYPE_CHECKING:
@@ -45,7 +46,6 @@ def run(
     Returns the exit code: that of a failure if every rollout of an environment failed.
     """
     resolved = resolve(arguments)
-    from rlkit import concurrency
     from rlkit.endpoint import Endpoint
     from rlkit.errors import UsageError
     from rlkit.evaluation import evaluate
@@ -59,8 +59,8 @@ def run(
     asked = Endpoint(endpoint, model, os.environ.get(KEY)) if endpoint and model else None
     say = output.silent if quiet else output.note
     played: list[Group] = []
-    with _progress(say) as progress:
-        metrics = concurrency.run(
+    with _progress(say) as progress, terminable() as interruptible:
+        metrics = interruptible.run(
             evaluate(resolved, checkpoint=checkpoint, endpoint=asked, note=say, progress=progress, scored=played.extend)
         )
     of_tasks = task_scores(played)

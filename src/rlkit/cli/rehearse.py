@@ -62,8 +62,8 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
 
 def longest_s(config: Config) -> float:
     """Seconds that a rollout of any environment of a run may take, evaluations included."""
-    limits_s = [spec.timeout_s or config.rollouts.timeout_s for spec in config.envs.values()]
-    return max([*limits_s, *([config.rollouts.timeout_s] if config.eval.envs else [])])
+    specs = [*config.envs.values(), *config.eval.envs.values()]
+    return max(spec.timeout_s or config.rollouts.timeout_s for spec in specs)
 
 
 def _end(output: Output, told: str) -> Never:

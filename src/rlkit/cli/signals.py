@@ -68,6 +68,21 @@ class Interruptible:
 
 
 @contextmanager
+def terminable() -> Generator[Interruptible]:
+    """While it is open, SIGTERM does what Ctrl-C does: it cancels what runs, so that containers and sandboxes go, too.
+
+    Yields:
+        Runs a coroutine, so that the signal cancels it.
+    """
+    interruptible = Interruptible()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: interruptible.interrupt())
+    try:
+        yield interruptible
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
 def graceful(
     request: Callable[[], None], say: Callable[[str], None], *, message: str, clean_up_s: float = CLEAN_UP_S
 ) -> Generator[Interruptible]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit.cli.output import Data, Output
+from rlkit.cli.signals import terminable
 from rlkit.types import Json
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ def check(
     jobs: int,
 ) -> int:
     """Try each task with its solution and without, and print a line a task. Returns the exit code."""
-    from rlkit import concurrency
     from rlkit.envs.harbor.checking import check_tasks
     from rlkit.envs.harbor.settings import environment as named_environment
     from rlkit.envs.harbor.tasks import Selection, find
@@ -41,7 +41,8 @@ def check(
             output.note(f"{checked.task_id}: {checked.finding}")
 
     tasks = {name: found[name] for name in chosen}
-    checks = concurrency.run(check_tasks(tasks, environment=where, jobs=jobs, told=told))
+    with terminable() as interruptible:
+        checks = interruptible.run(check_tasks(tasks, environment=where, jobs=jobs, told=told))
     good = all(checked.ok for checked in checks)
     if output.json:
         listed: list[Data] = [asdict(checked) for checked in checks]

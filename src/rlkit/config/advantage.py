@@ -123,6 +123,10 @@ OF_WHOLE_STEPS = ("batch_std", "reinforce_pp_baseline")
 """Estimators that see all groups of a step."""
 
 
+SEARCHING = ("entropic_adaptive", "entropic_valid_aware")
+"""Estimators that look for a temperature, and say whether they found one."""
+
+
 def needs_whole_steps(estimator: str) -> str:
     """Why an estimator of whole steps cannot be used with the schedule `stream`."""
     return (

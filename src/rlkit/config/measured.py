@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from rlkit.config.advantage import SEARCHING
 from rlkit.errors import did_you_mean
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ OF_EPISODES = (
 )
 """Under `env/<name>/` and `eval/<name>/`, besides `pass_at_<k>` and what the environment reports."""
 
-OF_EVALUATIONS = ("reward/stderr",)
-"""Under `eval/<name>/` besides."""
-
 OF_A_STEP = {
     "batch": (
         *("groups", "replaced", "dropped", "excess", "sampled_tokens", "staleness/mean", "staleness/max"),
@@ -55,12 +53,26 @@ OF_A_STEP = {
 """By the first part of their names: all that there are. Under `service/` is whatever the service reports."""
 
 _FIRST = ("env", "eval", *OF_A_STEP, "service")
-_PASS_AT = re.compile(r"pass_at_\d+")
+_PASS_AT = re.compile(r"pass_at_(\d{1,9})")
 
 
-def is_of_episodes(name: str) -> bool:
-    """Whether rlkit itself counts this of an environment's episodes; `name` is what follows `env/<name>/`."""
-    return name in (*OF_EPISODES, *OF_EVALUATIONS) or _PASS_AT.fullmatch(name) is not None
+def has_by_chance(metric: str, config: Config) -> bool:
+    """Whether a step may have this number of its episodes though a run in small has none.
+
+    Args:
+        metric: as it would stand in `metrics.jsonl`.
+        config: of the run.
+    """
+    of, _, rest = metric.partition("/")
+    env, _, name = rest.partition("/")
+    if name == "retried/gap":
+        return True
+    specs = [spec for key, spec in config.envs.items() if env in (key, "all")] if of == "env" else []
+    if name == "advantage/saturated":
+        return any((spec.advantage or config.advantage).name in SEARCHING for spec in specs)
+    largest = max((spec.group_size or config.batch.group_size for spec in specs), default=0)
+    k = int(found[1]) if (found := _PASS_AT.fullmatch(name)) else 0
+    return 2 <= k <= largest and k.bit_count() == 1
 
 
 def never_measured(metric: str, config: Config) -> str | None:

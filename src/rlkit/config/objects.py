@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = {
     "arithmetic": "rlkit.envs.math:arithmetic",
+    "discovery": "rlkit.envs.discovery:discovery",
     "harbor": "rlkit.envs.harbor:harbor",
     "math": "rlkit.envs.math:maths",
     "openreward": "rlkit.envs.openreward:openreward",

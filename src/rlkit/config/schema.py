@@ -37,6 +37,15 @@ DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
 
 
+class BudgetForcingConfig(Section):
+    """An answer for a reply of a conversation whose tokens were used up by thinking."""
+
+    context_window_tokens: Positive
+    """Tokens of the prompt, the thinking and the answer together: the answer gets what the others leave."""
+    phrase: str = "\n\n... okay, I am out of thinking tokens. I need to send my final message now."
+    """What the thinking ends with; it is TTT-Discover's. Like the tokens that open the answer, it is not trained on."""
+
+
 class SamplingConfig(Section):
     """How completions are drawn in training."""
 
@@ -50,6 +59,8 @@ class SamplingConfig(Section):
     """-1 keeps every token, for the same reason."""
     stop: list[str] | None = None
     """Strings that end a completion; null for the model's own end of turn."""
+    budget_forcing: BudgetForcingConfig | None = None
+    """What becomes of a reply that has used up `max_tokens`; null leaves it cut off, as most environments mean it."""
 
 
 class EnvConfig(Section):
@@ -99,6 +110,8 @@ class EvalEnvConfig(Section):
     """Greedy, so that two evaluations differ only by the weights."""
     max_turns: Positive | None = None
     """Completions that one rollout may ask for; null leaves it to the environment."""
+    timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
 
 
 class BatchConfig(Section):
@@ -131,8 +144,8 @@ class BatchConfig(Section):
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:
-        if self.substeps > self.groups:
-            raise ValueError(f"substeps: {self.groups} groups cannot be shared out to {self.substeps} substeps")
+        if self.groups % self.substeps:
+            raise ValueError(f"substeps: {self.groups} groups cannot be shared out equally to {self.substeps} substeps")
         if self.max_replaced is not None and not self.replace_uninformative:
             raise ValueError("max_replaced has no effect: set replace_uninformative to true")
         if self.max_tokens is None and self.too_long != type(self).model_fields["too_long"].default:
@@ -306,7 +319,19 @@ class Config(Section):
             raise ValueError(
                 f"load_checkpoint: {self.load_checkpoint!r} is not a path of the form tinker://…/weights/…"
             )
+        for field, named in (("envs", self.envs), ("eval.envs", self.eval.envs)):
+            if "all" in named:
+                raise ValueError(
+                    f"{field}.all: the metrics of all environments together have this name; choose another, and say in "
+                    "its `env` what it plays"
+                )
         for name, env in self.envs.items():
+            forcing, thinking = self.sampling.budget_forcing, env.max_tokens or self.sampling.max_tokens
+            if forcing is not None and forcing.context_window_tokens <= thinking:
+                raise ValueError(
+                    f"sampling.budget_forcing.context_window_tokens: {forcing.context_window_tokens} leaves no room "
+                    f"for an answer after the {thinking} tokens of envs.{name}; set it higher"
+                )
             if (self.sampling.temperature if env.temperature is None else env.temperature) == 0:
                 raise ValueError(
                     f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to learn "

@@ -12,12 +12,16 @@ import stat
 import tarfile
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, NoReturn
 
 from rlkit.errors import EnvironmentFault
 from rlkit.sandbox.context import Entry
 
 _CHUNK_BYTES = 1 << 20
+
+
+_MOST_ENTRIES = 200_000
+"""Files and folders that come out of a sandbox at one time: each takes an inode and memory, however small it is."""
 
 
 class TooMuch(EnvironmentFault):
@@ -28,54 +32,63 @@ def pack(source: Path, stream: BinaryIO) -> None:
     """Write a file, or what is in a folder, as a tar stream that belongs to the sandbox's root."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         if not source.is_dir():
-            archive.add(source.resolve(), source.name, filter=_as_root)
+            _add(archive, source.resolve(), source.name)
             return
-        for path in sorted(source.iterdir()):
-            archive.add(path, path.name, filter=_as_root)
+        for folder, folders, names in os.walk(source, onerror=_raise):
+            folders.sort()
+            for name in sorted([*folders, *names]):
+                path = Path(folder) / name
+                _add(archive, path, path.relative_to(source).as_posix())
 
 
 def pack_entries(entries: list[Entry], stream: BinaryIO) -> None:
-    """Write what a Dockerfile copies as a tar stream; a file that is a link's target comes as a file."""
+    """Write what a Dockerfile copies as a tar stream."""
     with tarfile.open(fileobj=stream, mode="w|", format=tarfile.GNU_FORMAT) as archive:
         for entry in entries:
-            if entry.path is None:
-                member = tarfile.TarInfo(entry.name)
-                member.size = len(entry.text.encode())
-            else:
-                member = archive.gettarinfo(entry.path, entry.name)
-            member.mode = entry.mode
-            member = _as_root(member)
-            if member is None:
+            if entry.path is not None:
+                _add(archive, entry.path, entry.name, mode=entry.mode)
                 continue
-            if entry.path is None:
-                archive.addfile(member, io.BytesIO(entry.text.encode()))
-            elif entry.path.is_file() and not entry.path.is_symlink():
-                member.type, member.linkname = tarfile.REGTYPE, ""  # not a link to a file that came before
-                member.size = entry.path.stat().st_size
-                with entry.path.open("rb") as file:
-                    archive.addfile(member, file)
-            else:
-                archive.addfile(member)
+            member = tarfile.TarInfo(entry.name)
+            member.mode, member.size = entry.mode, len(entry.text.encode())
+            archive.addfile(member, io.BytesIO(entry.text.encode()))
 
 
-def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _add(archive: tarfile.TarFile, path: Path, name: str, *, mode: int | None = None) -> None:
+    """Write a file, a folder without what is in it, or a link; nothing else goes into a sandbox."""
+    kind = path.lstat().st_mode
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind) or stat.S_ISLNK(kind)):
+        return
+    member = archive.gettarinfo(path, name)
     member.uid = member.gid = 0
     member.uname = member.gname = ""
-    return member if member.isreg() or member.isdir() or member.issym() or member.islnk() else None
+    member.mode = member.mode if mode is None else mode
+    if not stat.S_ISREG(kind):
+        archive.addfile(member)
+        return
+    # a second name of a file is a file, too: who reads a stream cannot go back to the first
+    member.type, member.linkname, member.size = tarfile.REGTYPE, "", path.stat().st_size
+    with path.open("rb") as file:
+        archive.addfile(member, file)
 
 
 def unpack(stream: BinaryIO, target: Path, *, single: bool, most_bytes: int) -> None:
     """Write what came out of a sandbox below `target`, or to it where it is a single file.
 
     Raises:
-        TooMuch: it is more than `most_bytes`.
+        TooMuch: it is more than `most_bytes`, or too many files.
     """
     left = most_bytes
     links: list[tuple[PurePosixPath, str]] = []
     top = os.open(target.parent if single else target, os.O_RDONLY | os.O_DIRECTORY)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:
+            for count, member in enumerate(archive):
+                if count == _MOST_ENTRIES:
+                    raise TooMuch(f"more than {_MOST_ENTRIES} files came out of the sandbox")
                 name = PurePosixPath(target.name if single else member.name)
                 if name.is_absolute() or ".." in name.parts or not name.parts:
                     continue

@@ -80,7 +80,7 @@ def _base(store: Path) -> tuple[str, Path]:
     base = store / "base" / name
     with _making:  # threads that make it at once would take each other's for their own
         if not base.is_dir():
-            _make(store / "base", base, shown)
+            _make(base, shown)
     return name, base
 
 
@@ -100,9 +100,9 @@ def _shown(folder: Path, *, top: bool = False) -> list[Path]:
     return found
 
 
-def _make(parent: Path, base: Path, shown: list[Path]) -> None:
-    fresh = parent / f".{base.name}.{os.getpid()}"
-    leftovers.remove_folder(fresh)
+def _make(base: Path, shown: list[Path]) -> None:
+    fresh = leftovers.fresh()
+    base.parent.mkdir(parents=True, exist_ok=True)
     for name, mode in _FOLDERS.items():
         (fresh / name).mkdir(parents=True)
         (fresh / name).chmod(mode)

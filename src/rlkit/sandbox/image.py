@@ -11,10 +11,9 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
 import time
 from collections.abc import Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
@@ -36,6 +35,9 @@ _YOUNG_S = 3600.0  # longer than from looking for a layer to starting a sandbox 
 _VERSION = 1
 _CHOWN_AT_ONCE = 500
 _BUILD_S = 3600.0
+
+_anew = set[Path]()
+"""The layers that this process was asked to build anew, and has."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ async def build(
 
     Args:
         folder: that is copied from.
-        fresh: take each step anew.
+        fresh: take each step anew, once in this process: others may use what it made.
         timeout_s: of a single step.
 
     Raises:
@@ -116,11 +118,12 @@ async def build(
         path = leftovers.store() / "layers" / name
         so_far = Image(name, ground.trees, tuple(layers), folders=tuple(folders))
         async with _locked(path):
-            if fresh or not path.is_dir():
+            if (fresh and path not in _anew) or not path.is_dir():
                 fresh_layer = await _taken(step, found, so_far, limits=limits or Limits(), timeout_s=timeout_s)
                 await in_thread(_settle, fresh_layer, path)
+                _anew.update([path] if fresh else [])
                 built = True
-        os.utime(path)
+            os.utime(path)
         layers.append(name)
     if built:
         await in_thread(prune)
@@ -135,16 +138,22 @@ def prune(most_bytes: int = _KEPT_BYTES) -> int:
     One that was used within the hour, or that a sandbox is made of, stays.
     """
     used, kept, removed = leftovers.layers_in_use(), 0, 0
-    layers = sorted((leftovers.store() / "layers").glob("*/size"), key=lambda path: -path.parent.stat().st_mtime)
+    layers = sorted((leftovers.store() / "layers").glob("*/size"), key=_used_s, reverse=True)
     for size in layers:
         path = size.parent
-        kept += int(size.read_text())
-        if kept > most_bytes and path.name not in used and time.time() - path.stat().st_mtime > _YOUNG_S:
-            gone = path.with_name(f"gone-{path.name}")
-            path.rename(gone)
-            leftovers.remove_folder(gone)
-            removed += 1
+        with suppress(FileNotFoundError):  # another process was first
+            kept += int(size.read_text())
+            if kept > most_bytes and path.name not in used and time.time() - path.stat().st_mtime > _YOUNG_S:
+                leftovers.remove_folder(path.rename(leftovers.fresh()))
+                removed += 1
     return removed
+
+
+def _used_s(size: Path) -> float:
+    try:
+        return size.parent.stat().st_mtime
+    except FileNotFoundError:  # it went meanwhile
+        return 0.0
 
 
 async def _taken(
@@ -168,8 +177,7 @@ async def _taken(
     except BaseException:
         await asyncio.shield(sandbox.stop())
         raise
-    fresh = leftovers.store() / "layers" / f"new-{os.getpid()}-{secrets.token_hex(4)}"
-    fresh.parent.mkdir(parents=True, exist_ok=True)
+    fresh = await in_thread(leftovers.fresh)
     await sandbox.stop(keep=fresh)
     return fresh
 
@@ -179,8 +187,11 @@ def _settle(fresh: Path, path: Path) -> None:
     for here, _, names in os.walk(fresh):
         total += sum((Path(here) / name).lstat().st_blocks * 512 for name in names)
     (fresh / "size").write_text(str(total))
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():  # built anew
-        leftovers.remove_folder(path)
+        old = path.rename(leftovers.fresh())
+        if path.name not in leftovers.layers_in_use():  # or it goes with this process
+            leftovers.remove_folder(old)
     fresh.rename(path)
 
 

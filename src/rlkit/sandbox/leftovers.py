@@ -102,6 +102,12 @@ class Place:
         temporary.replace(self.path / _RECORD)
 
 
+def fresh() -> Path:
+    """A path for what is made here and then moved to where it stays, or moved here to go; it goes with this process."""
+    with _making:
+        return _owned(store()) / f"new-{secrets.token_hex(5)}"
+
+
 def sweep() -> int:
     """Remove what owners that are gone have left; how many sandboxes that were."""
     swept = 0

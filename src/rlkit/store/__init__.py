@@ -27,6 +27,7 @@ from rlkit.store.history import (
     History,
     Member,
     evaluation_path,
+    keep_last,
     load,
     read_groups,
     state_path,
@@ -120,7 +121,9 @@ class RunStore:
         self._writer.append(Kind.DRAW, codec.dump(record).encode())
 
     def record_episode(self, task: Task, episode: Episode) -> None:
-        """An episode ended; the end of the process cannot undo that any more, and after `sync` nor can a power cut.
+        """An episode ended, or has its reward now that its group is complete.
+
+        The end of the process cannot undo that any more, and after `sync` nor can a power cut.
 
         What it says, other than what the model was given and said, is written without secrets.
 
@@ -128,7 +131,7 @@ class RunStore:
             RunFailed: it cannot be written.
         """
         episode = self._without_secrets(episode)
-        self._attempts.setdefault(task.draw, []).append(episode)
+        keep_last(self._attempts.setdefault(task.draw, []), episode)
         draw = task.draw.to_bytes(DRAW_BYTES, "little")
         self._writer.append(Kind.EPISODE, draw + codec.encode(episode))
 

@@ -131,6 +131,15 @@ def step_group(draw: Draw, attempts: Sequence[Episode], member: Member) -> table
     return table.StepGroup(Group(draw.env, draw.task, draw.draw, episodes), member.counts, attempts)
 
 
+def keep_last(attempts: list[Episode], episode: Episode) -> None:
+    """Add an episode, in the place of itself where it was recorded before it had its reward."""
+    for place, before in enumerate(attempts):
+        if (before.member, before.attempt) == (episode.member, episode.attempt):
+            attempts[place] = episode
+            return
+    attempts.append(episode)
+
+
 def load(directory: Path) -> History:
     """Everything that is needed to go on.
 
@@ -194,5 +203,5 @@ def _event(record: Record, history: History) -> Draw | StepRecord | None:
             return StepRecord(content["step"], [Member(**group) for group in groups])
         case Kind.EPISODE:
             draw = int.from_bytes(record.content[:DRAW_BYTES], "little")
-            history.attempts.setdefault(draw, []).append(codec.decode(record.content[DRAW_BYTES:]))
+            keep_last(history.attempts.setdefault(draw, []), codec.decode(record.content[DRAW_BYTES:]))
             return None

@@ -39,9 +39,12 @@ def test_tasks_that_are_broken_or_solved_or_cannot_be_solved_are_told(cache: Pat
     (tmp_path / "open" / "solution" / "solve.sh").unlink()
     write_task(tmp_path / "torn")
     (tmp_path / "torn" / "task.toml").write_text("[agent\n")
+    many = "#!/bin/bash\nprintf '{\"reward\": 1%0400d}' 0 > /logs/verifier/reward.json\n"
+    write_task(tmp_path / "endless", test=many)
     write_task(tmp_path / "odd", dockerfile="FROM x\nVOLUME /data\n")
     found = checked(tmp_path)
     assert {name: one.finding for name, one in found.items()} == {
+        "endless": "broken",
         "odd": "broken",
         "open": "no solution",
         "silent": "broken",
@@ -50,6 +53,7 @@ def test_tasks_that_are_broken_or_solved_or_cannot_be_solved_are_told(cache: Pat
         "unsolvable": "broken",
     }
     assert found["unsolvable"].detail == "its solution: does not get the full reward"
+    assert "a number that is too large" in found["endless"].detail
     assert found["silent"].detail.startswith("its solution: RewardFileNotFoundError")
     assert "Dockerfile:2: the local sandbox does not know VOLUME" in found["odd"].detail
     assert "task.toml" in found["torn"].detail or "TOML" in found["torn"].detail

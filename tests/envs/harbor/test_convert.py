@@ -53,6 +53,18 @@ def test_of_a_folder_each_task_is_converted_or_told_why_not(tmp_path: Path) -> N
     assert "solution.yaml which is not supported" in done.failed["bad"]
 
 
+def test_a_task_that_cannot_be_converted_is_told_in_one_line_and_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    (old_task(old / "torn") / "task.yaml").write_text(": [\n")
+    (old_task(old / "half") / "docker-compose.yaml").unlink()
+    (new / "torn").mkdir(parents=True)
+    done = convert(old, new)
+    assert sorted(done.failed) == ["half", "torn"]
+    assert [len(why.splitlines()) for why in done.failed.values()] == [1, 1]
+    assert list(done.notes) == []
+    assert [path.name for path in new.iterdir()] == ["torn"]  # which was there before
+
+
 @pytest.mark.parametrize(
     ("source", "target", "told"),
     [

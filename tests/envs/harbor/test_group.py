@@ -51,6 +51,7 @@ def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path,
         trials_dir=str(tmp_path),
         keep_trials="all",
         max_starting=3,
+        max_playing=2,
         max_verifying=2,
     )
     chat = ByteChat()

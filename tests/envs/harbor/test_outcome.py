@@ -35,12 +35,13 @@ def test_the_rule_decides_what_a_trial_that_ran_out_of_time_is_worth(cause: Rule
     assert done.metrics["timeout"] == 1.0
 
 
-@pytest.mark.parametrize("cause", ["agent_error", "environment_error"])
+@pytest.mark.parametrize("cause", ["agent_error", "environment_error", "verifier_error"])
 def test_what_broke_beside_the_model_is_dropped_unless_the_rules_say_otherwise(cause: Cause) -> None:
     report = Report({"reward": 1.0}, cause, detail="the sandbox died", error="EnvironmentFault")
     with pytest.raises(EnvironmentFault, match=f"^{cause}: EnvironmentFault: the sandbox died$"):
         judged(report)
-    assert judged(report, rule(cause, "verify")).reward == 1.0
+    named: Cause = "environment_error" if cause == "verifier_error" else cause
+    assert judged(report, rule(named, "verify")).reward == 1.0
 
 
 def test_an_error_of_the_environment_is_never_reward_0() -> None:
@@ -61,10 +62,20 @@ def test_an_error_of_the_service_is_the_services() -> None:
     assert judged(report, rule("environment_error", "verify")).reward == 1.0
 
 
-@pytest.mark.parametrize(("error", "raised"), [("MissingError", MissingError), ("UsageError", UsageError)])
-def test_what_no_repetition_can_mend_ends_the_run(error: str, raised: type[RlkitError]) -> None:
+@pytest.mark.parametrize(("error", "raised"), [("MissingError", MissingError), ("ConfigError", UsageError)])
+@pytest.mark.parametrize("said", ["verify", "mask", "drop"])
+def test_what_no_repetition_can_mend_ends_the_run_whatever_the_rules_say(
+    error: str, raised: type[RlkitError], said: Rule
+) -> None:
+    report = Report({"reward": 1.0}, "environment_error", detail="no namespaces", error=error)
     with pytest.raises(raised, match=r"^no namespaces$"):
-        judged(Report(None, "environment_error", detail="no namespaces", error=error))
+        judged(report, rule("environment_error", said))
+
+
+def test_a_number_that_is_too_large_is_no_reward() -> None:
+    for rewards in ({"reward": 10**400}, {"reward": 1, "tests": 10**400}):
+        with pytest.raises(EnvironmentFault, match=r"^verifier_error: .* too large$"):
+            judged(Report(rewards))
 
 
 @given(
@@ -99,5 +110,7 @@ def test_of_several_numbers_one_is_named_or_all_are_weighed() -> None:
         Reward().of(rewards)
     with pytest.raises(EnvironmentFault, match=r"no reward 'stile' but style, tests\. Did you mean 'style'"):
         Reward("stile").of(rewards)
+    with pytest.raises(UsageError, match=r"^reward_weights\.style: nan is no weight"):
+        Reward(weights={"tests": 1.0, "style": float("nan")})
     with pytest.raises(UsageError, match="reward_key and reward_weights"):
         Reward("tests", {"style": 1.0})

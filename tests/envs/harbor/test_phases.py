@@ -10,25 +10,44 @@ from rlkit.testing import run_virtual
 
 
 def test_no_more_trials_than_allowed_are_in_a_phase() -> None:
-    in_phase: dict[str, list[int]] = {"start": [0, 0], "verify": [0, 0]}
+    in_phase: dict[str, list[int]] = {"start": [0, 0], "play": [0, 0], "verify": [0, 0]}
 
     async def trial(own: Gates) -> None:
         passing = own.enter()
-        for phase in ("start", "verify"):
+        for phase, now in in_phase.items():
             await getattr(passing, phase)()
-            now = in_phase[phase]
             now[0] += 1
             now[1] = max(now)
             await asyncio.sleep(1)
             now[0] -= 1
-            await passing.play()
+        passing.leave()
 
     async def main() -> None:
-        own = Gates(PhaseLimits(starting=2, verifying=3))
+        own = Gates(PhaseLimits(starting=4, playing=3, verifying=2))
         await asyncio.gather(*(trial(own) for _ in range(9)))
 
     run_virtual(main())
-    assert [most for _, most in in_phase.values()] == [2, 2]  # no more can come than have started
+    assert [most for _, most in in_phase.values()] == [4, 3, 2]
+
+
+def test_those_that_wait_to_play_have_started() -> None:
+    async def main() -> list[float]:
+        own, clock, began = Gates(PhaseLimits(playing=1)), asyncio.get_running_loop().time, list[float]()
+
+        async def trial() -> None:
+            passing = own.enter()
+            await passing.start()
+            await asyncio.sleep(60)
+            await passing.play()
+            began.append(clock())
+            await asyncio.sleep(10)
+            passing.leave()
+
+        now_s = clock()
+        await asyncio.gather(*(trial() for _ in range(3)))
+        return [one - now_s for one in began]
+
+    assert run_virtual(main()) == pytest.approx([60, 70, 80])
 
 
 def test_starts_are_apart() -> None:

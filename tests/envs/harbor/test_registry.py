@@ -32,6 +32,15 @@ def test_a_dataset_that_is_not_there_is_told_in_one_line(registry: Path) -> None
         fetch("tiny@0.2", Selection(), registry=str(registry))
 
 
+def test_of_two_tasks_with_one_name_none_is_dropped(registry: Path) -> None:
+    (dataset,) = json.loads(registry.read_text())
+    other = write_task(registry.parent / "other" / "task-1")
+    dataset["tasks"].append({"name": "task-1", "path": str(other)})
+    registry.write_text(json.dumps([dataset]))
+    with pytest.raises(MissingError, match=r"^dataset: tiny has 2 tasks named 'task-1': give their folders"):
+        fetch("tiny", Selection(), registry=str(registry))
+
+
 def test_a_registry_that_cannot_be_reached_is_told_in_one_line() -> None:
     with pytest.raises(MissingError, match=r"^dataset: tiny@1 cannot be had from http://127\.0\.0\.1:9/registry\.json"):
         fetch("tiny@1", Selection(), registry="http://127.0.0.1:9/registry.json")

@@ -9,6 +9,7 @@ from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.settings import LOCAL_SANDBOX, Agent, TrialSettings, environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import RlkitError, UsageError
+from rlkit.types import Json
 
 from .conftest import write_task
 
@@ -26,10 +27,12 @@ def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
     [
         ("dokcer", {}, r"environment: there is no 'dokcer'\. Did you mean 'docker'\? Known: local, docker, podman, "),
         ("nowhere.at.all:Sandbox", {}, "environment: there is no module 'nowhere.at.all'"),
+        ("local", {"memory_mb": "lots"}, r"environment_kwargs\.memory_mb: 'lots' is no value for it: .*integer"),
+        ("local", {"processes": 0}, r"environment_kwargs\.processes: 0 is no value for it: .*greater than 0"),
         ("local", {"memory": 1}, r"environment_kwargs\.memory: .* Did you mean 'memory_mb'"),
     ],
 )
-def test_an_environment_that_is_not_there_is_told(name: str, kwargs: dict[str, int], told: str) -> None:
+def test_an_environment_that_is_not_there_is_told(name: str, kwargs: dict[str, Json], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         environment(name, kwargs)
 

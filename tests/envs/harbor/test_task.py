@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import rlkit
 from rlkit import concurrency
 from rlkit.containment import leftovers_ended
-from rlkit.envs.harbor.outcome import Reward, Rules
+from rlkit.envs.harbor.ending import AgentEnd, Reason
+from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
-from rlkit.envs.harbor.task import HarborTask
-from rlkit.errors import EnvironmentFault
+from rlkit.envs.harbor.task import HarborTask, _fault
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.stopwatch import waiting
 from rlkit.testing import ScriptedPolicy
 
 from .conftest import left, write_task
@@ -82,8 +87,76 @@ def test_an_agent_that_runs_out_of_time_is_worth_what_the_rules_say(cache: Path,
 
 def test_a_verifier_that_says_nothing_gives_no_reward(cache: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "silent", test="#!/bin/bash\n")
-    with pytest.raises(EnvironmentFault, match=r"^environment_error: RewardFileNotFoundError: No reward file"):
+    with pytest.raises(EnvironmentFault, match=r"^verifier_error: RewardFileNotFoundError: No reward file"):
         played(HarborTask("silent", task), SOLVED)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "error"),
+    [("true > {}/reward.txt", "RewardFileEmptyError"), ("echo nan > {}/reward.txt", "VerifierOutputParseError"),
+     ("echo '[1]' > {}/reward.json", "VerifierOutputParseError"), ("echo 1 > {}/reward.json", "ValidationError"),
+     ("sleep 60", "VerifierTimeoutError")],
+)  # fmt: skip
+def test_tests_without_a_verdict_are_the_verifiers_error(cache: Path, tmp_path: Path, verdict: str, error: str) -> None:
+    task = write_task(tmp_path / "odd", test="#!/bin/bash\n" + verdict.format("/logs/verifier"))
+    with pytest.raises(EnvironmentFault, match=f"^verifier_error: {error}: "):
+        played(HarborTask("odd", task, TrialSettings(verifier_timeout_s=1)), SOLVED)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason", "gravest"),
+    [
+        (["AgentTimeoutError", "VerifierTimeoutError"], "completed", "verifier_error"),
+        (["AgentTimeoutError", "HealthcheckError"], "overflow", "environment_error"),
+        (["AgentTimeoutError", None], "service_error", "service_error"),
+        (["AgentTimeoutError", None], "overflow", "timeout"),
+        ([None, None], "overflow", "overflow"),
+        ([None, None], "max_turns", None),
+    ],
+)
+def test_of_several_faults_what_broke_beside_the_model_decides(
+    steps: list[str | None], reason: Reason, gravest: Cause | None
+) -> None:
+    played = [SimpleNamespace(exception_info=name and SimpleNamespace(exception_type=name)) for name in steps]
+    result = SimpleNamespace(exception_info=None, step_results=played)
+    assert _fault(result, AgentEnd(reason, ""))[0] == gravest  # type: ignore[arg-type]  as Harbor's results are read
+
+
+class Refusing(ScriptedPolicy):
+    """A policy whose chat template takes no second turn."""
+
+    async def chat(self, messages: Sequence[rlkit.Message], **options: Any) -> rlkit.Reply:
+        if len(messages) > 1:
+            raise UsageError("the model's chat template refuses the conversation")
+        return await super().chat(messages, **options)
+
+
+@pytest.mark.parametrize("rule", ["zero", "drop"])
+def test_a_configuration_that_no_model_can_play_ends_the_run(cache: Path, task: Path, rule: Rule) -> None:
+    rules = Rules(agent_error=rule, environment_error="verify")
+    with pytest.raises(UsageError, match=r"^the model's chat template refuses the conversation$"):
+        asyncio.run(HarborTask("greet", task, TrialSettings(rules=rules)).rollout(Refusing(SOLVED)))
+
+
+class Outage(ScriptedPolicy):
+    """A policy whose service answers nobody at its second turn."""
+
+    excused_s = silent_s = 0.0
+
+    async def chat(self, messages: Sequence[rlkit.Message], **options: Any) -> rlkit.Reply:
+        if len(messages) == 1:
+            return await super().chat(messages, **options)
+        with waiting(self):
+            for _ in range(100):
+                await asyncio.sleep(0.1)
+                self.excused_s += 0.1
+        raise AssertionError
+
+
+def test_an_agent_whose_service_was_silent_did_not_run_out_of_time(cache: Path, task: Path) -> None:
+    told = r"^environment_error: AgentTimeoutError: .* seconds, [12] of them for a service in trouble$"
+    with pytest.raises(EnvironmentFault, match=told):
+        asyncio.run(HarborTask("greet", task, TrialSettings(agent_timeout_s=2.5)).rollout(Outage(SOLVED)))
 
 
 def test_several_numbers_are_weighed_and_all_of_them_are_metrics(cache: Path, tmp_path: Path) -> None:

@@ -32,6 +32,16 @@ def test_a_folder_of_tasks_and_one_of_datasets_are_looked_through(tmp_path: Path
     assert list(find(tmp_path)) == ["one", "set/three", "set/two", "sets/more/five"]
 
 
+def test_a_link_to_a_task_that_is_there_is_no_second_one(tmp_path: Path) -> None:
+    folder_of(tmp_path, "z/first", "elsewhere/second")
+    (tmp_path / "z" / "again").symlink_to("first")
+    (tmp_path / "z" / "second").symlink_to(tmp_path / "elsewhere" / "second")
+    (tmp_path / "a").symlink_to("z")
+    (tmp_path / "z" / "around").symlink_to(tmp_path / "z")
+    assert list(find(tmp_path / "z")) == ["first", "second"]
+    assert list(find(tmp_path)) == ["elsewhere/second", "z/first"]
+
+
 def test_what_lies_in_a_task_is_no_task(tmp_path: Path) -> None:
     folder_of(tmp_path, "one", "one/environment/nested")
     assert list(find(tmp_path)) == ["one"]
@@ -116,3 +126,6 @@ def test_a_task_that_harbor_cannot_read_is_named(tmp_path: Path) -> None:
     read({"good": good})
     with pytest.raises(UsageError, match=r"the task bad cannot be read: FileNotFoundError: .*test\.sh.*exclude"):
         read({"good": good, "bad": bad})
+    (good / "instruction.md").write_text(" \n")
+    with pytest.raises(UsageError, match=r"the task good cannot be read: instruction\.md is empty\. Mend it"):
+        read({"good": good})

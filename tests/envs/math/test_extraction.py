@@ -18,6 +18,7 @@ from rlkit.envs.math.extraction import final_answer
         (r"\boxed {8}", "8"),
         (r"\boxed 9$.", "9"),
         (r"a stray } and then \boxed{3} and another }", "3"),
+        (r"\boxed{5}, in \boxed{} as you asked", "5"),
         ("#### 1,234", "1,234"),
         ("Therefore the answer is 12.\nDone", "12"),
         ("**Answer:** $x^2$", "x^2"),
@@ -38,13 +39,18 @@ def test_the_final_answer_is_found(text: str, answer: str) -> None:
         r"\boxed{5}, no wait \boxed{6",
         r"\boxed{",
         r"\boxed",
+        "\\boxed\n",
+        r"\boxed $5$",
+        r"\boxed{}",
+        r"\boxed{ }",
+        r"\boxed{5} and then \boxed{",
         r"\boxed{1}</think>",
         r"<think> it may be \boxed{1}",
         r"<|channel|>analysis<|message|>\boxed{1}",
     ],
 )
 def test_what_is_cut_off_or_only_thought_is_no_answer(text: str) -> None:
-    assert not final_answer(text)
+    assert final_answer(text) is None
 
 
 def test_only_a_box_can_be_asked_for() -> None:
@@ -61,6 +67,10 @@ def test_nested_braces_come_out_as_they_went_in(inside: str) -> None:
     assert final_answer(rf"so \boxed{{{inside}}} and }} {{") == inside.strip()
 
 
-@given(st.text(alphabet=r"\boxed{}<think>/# answer:1" + "\n", max_size=80))
-def test_no_text_raises(text: str) -> None:
+@given(
+    st.lists(st.sampled_from([r"\boxed", r"\fbox", "{", "}", "$", " ", "\n", "\\", "<think>", "</think>", "#", "1"])),
+    st.text(alphabet=r"\boxed{}<think>/# answer:1" + "\n", max_size=80),
+)
+def test_no_text_raises(pieces: list[str], text: str) -> None:
+    final_answer("".join(pieces))
     final_answer(text)

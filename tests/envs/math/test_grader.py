@@ -63,6 +63,7 @@ def test_no_gold_answer_of_math500_is_taken_for_another() -> None:
 
 def test_a_worked_solution_is_no_gold_answer() -> None:
     assert not validate(r"We add $2$ and $3$ to get $2+3=5$. Therefore, the answer is $\boxed{5}$.")
+    assert not validate(r"\frac{1}{0}")
     assert not validate("")
     assert not validate("x" * 10_000)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,7 +98,9 @@ def test_files_of_every_format_give_the_same_problems(tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"a": 1}\n{"a": ', "a.jsonl:2: no JSON"),
         ("a.jsonl", b"[1]", "a.jsonl:1: no JSON object"),
-        ("a.jsonl", b"\xff\xfe", "cannot be read"),
+        ("a.jsonl", b"\xff\xfe", "save it as UTF-8"),
+        ("a.csv", "é".encode("latin-1"), "save it as UTF-8"),
+        ("a.csv", b"a\n" + b"1" * 200_000, "cannot be read"),
         ("a.json", b'{"a": 1}', "must hold a list of objects"),
         ("a.json", b"[1]", "item 0"),
         ("a.json", b"[" * 100_000, "is no JSON"),
@@ -122,6 +125,12 @@ def test_a_conversation_a_list_and_a_filter_are_read_as_the_columns_say() -> Non
     ]
     found = list(read_problems(rows, Columns("prompt", "truth", only=("kind", "math")), where="rows"))
     assert [problem and (problem.question, problem.answer) for problem in found] == [("What is 1 + 1?", "2"), None]
+
+
+def test_what_stands_for_nothing_is_no_answer_and_bytes_are_text() -> None:
+    rows = [{"question": "?", "answer": answer} for answer in (None, math.nan, math.inf, [], "", b"4", 2.0)]
+    found = read_problems(rows, Columns("question", "answer"), where="rows")
+    assert [problem and problem.answer for problem in found] == [*[None] * 5, "4", "2"]
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,17 @@ def test_what_rlkit_does_not_know_math_verify_decides(workers: Workers) -> None:
         asyncio.run(grader.grade("6", ""))
 
 
+def test_math_verify_is_asked_about_a_whole_answer_and_no_number_in_it(workers: Workers) -> None:
+    answers = (r"41 \star 42", r"\undefinedmacro 41, 42", r"x \in \{41, 42\} \in S", r"41, 42, \dots", "41, 42, ...")
+    grader = Grader(limit_s=LIMIT_S, processes=1)
+
+    async def grades() -> list[Grade]:
+        return [await grader.grade(answer, "42") for answer in answers]
+
+    assert not any(grade.correct for grade in asyncio.run(grades()))
+    assert workers.ask(r"\gcd(42, 84)", "42").result() == "yes"
+
+
 def test_a_fork_gets_processes_of_its_own(workers: Workers) -> None:
     workers.ask("1", "1").result()
     if (pid := os.fork()) == 0:

@@ -40,7 +40,7 @@ def test_a_conversation_keeps_its_thoughts_calls_and_results_in_order() -> None:
             "thinking": "hm",
             "tool_calls": [{"id": "c", "name": "look", "arguments": {"at": "cat"}}],
         },
-        {"role": "tool", "content": "a\nb", "tool_call_id": "c"},
+        {"role": "tool", "content": "a\nb", "tool_call_id": "c", "name": "look"},
         {
             "role": "user",
             "content": [{"type": "text", "text": "And?"}, {"type": "image", "image": "data:image/png;base64,AAAA"}],
@@ -57,4 +57,4 @@ def test_a_block_that_has_no_place_is_an_error() -> None:
 def test_a_tool_without_arguments_takes_an_empty_object() -> None:
     from openreward.api.environments.types import ToolSpec
 
-    assert tool_of(ToolSpec("go", "Go.", None))["parameters"] == {"type": "object", "properties": {}}
+    assert tool_of(ToolSpec("go", "Go.", None), str)["parameters"] == {"type": "object", "properties": {}}

@@ -21,7 +21,7 @@ from rlkit.slots import Slots
 from rlkit.sources import Task
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Sampling
-from tests.envs.openreward.worlds import CALLS, Marks, Served, call, served
+from tests.envs.openreward.worlds import CALLS, PROMPTS, Marks, Served, call, served
 
 QUICK = TimeLimits(start_s=2.0, call_s=2.0, request_s=0.5)
 
@@ -93,6 +93,28 @@ def test_a_call_whose_reply_is_lost_is_not_made_again_and_its_reward_is_not_take
     assert worlds.sessions == 0
 
 
+@pytest.mark.parametrize("kind", ["reply", "cut", "503"])
+def test_a_session_is_asked_for_its_prompt_once_and_then_for_nothing_if_the_answer_is_lost(
+    worlds: Served, kind: str
+) -> None:
+    PROMPTS.clear()
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+    with FaultyProxy(worlds.url, share=0.6, kinds=(kind,), only="/messages", seed=1) as proxy:  # pyright: ignore
+        outcome = play(through(task, proxy.url, openings=20), call("mark", mark="a", reward=1, finished=True))
+        assert proxy.seen[kind] > 0
+    assert outcome.reward == 1
+    assert set(PROMPTS.values()) == {1}
+    assert worlds.sessions == 0
+
+
+def test_a_server_that_has_no_time_to_give_a_prompt_is_asked_again(worlds: Served) -> None:
+    (task, *_) = openreward(target=f"{worlds.url}#marks")
+    with FaultyProxy(worlds.url, share=0.5, kinds=("429",), only="/messages", seed=4) as proxy:
+        outcome = play(through(task, proxy.url), call("mark", mark="a", reward=1, finished=True))
+        assert proxy.seen["429"] > 0
+    assert outcome.reward == 1
+
+
 def test_a_call_that_the_server_has_no_time_for_is_made_again(worlds: Served) -> None:
     (task, *_) = openreward(target=f"{worlds.url}#marks")
     with FaultyProxy(worlds.url, share=0.5, kinds=("429",), only="/call", seed=2) as proxy:
@@ -153,8 +175,10 @@ def test_what_no_retry_would_mend_is_one_line_before_the_first_rollout(
     ]:
         with pytest.raises(UsageError, match=message):
             openreward(**arguments)  # pyright: ignore
-    with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set"):
+    with pytest.raises(MissingError, match="OPENREWARD_API_KEY is not set, and Owner/Name is sent it"):
         openreward(target="Owner/Name")
+    with pytest.raises(MissingError, match=r"OPENREWARD_API_KEY is not set, and 127\.0\.0\.1:.* is sent it"):
+        openreward(target=worlds.url, send_api_key=True)
 
 
 def _no_sleep(sleep: object) -> object:

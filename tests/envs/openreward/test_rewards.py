@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,17 @@ def test_an_episode_that_the_environment_ended_without_a_reward_has_failed() -> 
 def test_rewards_stay_within_their_bounds(given: list[float | None], bounds: tuple[float, float]) -> None:
     least, most = sorted(bounds)
     assert least <= RewardRule(least=least, most=most).of(given, finished=False) <= most
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_rewards_that_are_no_numbers_are_refused(value: float) -> None:
+    for name, rule in (
+        ("nonterminal_reward", lambda: RewardRule(nonterminal=value)),
+        ("min_reward", lambda: RewardRule(least=value)),
+        ("max_reward", lambda: RewardRule(most=value)),
+    ):
+        with pytest.raises(UsageError, match=f"{name}: .* is no finite number"):
+            rule()
 
 
 def test_bounds_that_cross_are_refused() -> None:

@@ -50,6 +50,20 @@ def untouched() -> ModuleType:
     return module
 
 
+@pytest.fixture(scope="module")
+def untouched_client() -> ModuleType:
+    """The SDK's client as it is on the disk."""
+    sdk.load()
+    found = importlib.util.find_spec("openreward.api.environments.client")
+    assert found is not None and found.origin is not None
+    name = "openreward.api.environments.untouched_client"
+    spec = importlib.util.spec_from_file_location(name, found.origin)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_the_parser_of_the_known_version_loses_spaces_and_is_replaced(
     untouched: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +87,20 @@ def test_what_is_not_broken_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
     assert http._parse_sse_events is right
     assert not sdk.mend_calls(), "it was mended when it was loaded"
     assert getattr(client.resumable_sse, "once", False)
+
+
+def test_prompts_and_blocks_of_the_known_version_are_mended(
+    untouched_client: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openreward.api.environments.client as client
+
+    monkeypatch.setattr(client, "request_retryable", untouched_client.request_retryable)
+    monkeypatch.setattr(client, "_parse_blocks", untouched_client._parse_blocks)
+    given = [{"type": "text", "text": "a"}, {"type": "hologram"}]
+    assert len(client._parse_blocks(given)) == 1
+    assert (sdk.mend_prompts(), sdk.mend_blocks()) == (True, True), "mended upstream: take the mend out"
+    assert [block.type for block in client._parse_blocks(given)] == ["text", "hologram"]
+    assert (sdk.mend_prompts(), sdk.mend_blocks()) == (False, False)
 
 
 def test_a_version_of_another_shape_is_used_as_it_is(

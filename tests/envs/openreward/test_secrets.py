@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from rlkit.envs.openreward import openreward, sdk
+from rlkit.envs.openreward.blocks import messages_of, tool_of
 from rlkit.envs.openreward.secrets import secrets_of
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.testing import ScriptedPolicy
@@ -28,6 +29,29 @@ def test_the_environment_gets_the_value_and_the_model_and_the_record_do_not(worl
     outcome = asyncio.run(task.rollout(policy))
     assert "('judge', '***')" in str(outcome.info["messages"])
     assert VALUE not in str(outcome)
+
+
+def test_what_describes_tools_and_examples_is_shown_without_it() -> None:
+    from openreward.api.environments.types import Message, TextBlock, ToolCallBlock, ToolSpec
+
+    clean = secrets_of({"judge": "MY_JUDGE"}, hosted=False).cleaner()
+    schema = {"type": "object", "properties": {"key": {"default": VALUE, "enum": [VALUE, 1, None]}}}
+    example = Message("assistant", [ToolCallBlock("c", "look", {"with": [VALUE]})])
+    shown = [tool_of(ToolSpec("look", f"Use {VALUE}.", schema), clean)]
+    asked = messages_of([Message("user", [TextBlock(f"It is {VALUE}.")]), example], clean)
+    assert VALUE not in str(shown) + str(asked)
+    assert str(shown).count("***") == 3
+    assert asked[1].get("tool_calls") == [{"id": "c", "name": "look", "arguments": {"with": ["***"]}}]
+
+
+def test_the_key_of_the_platform_is_not_told_either_where_it_is_sent(
+    worlds: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENREWARD_API_KEY", "or-key-of-the-platform")
+    (task, *_) = openreward(target=f"{worlds.url}#marks", send_api_key=True)
+    outcome = asyncio.run(task.rollout(ScriptedPolicy([call("reveal")])))
+    assert "('OPENREWARD_API_KEY', '***')" in str(outcome.info["messages"])
+    assert "or-key-of-the-platform" not in str(outcome)
 
 
 def test_an_error_of_the_environment_is_told_without_it(worlds: Served) -> None:

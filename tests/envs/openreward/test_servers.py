@@ -71,6 +71,18 @@ def test_a_server_is_shared_and_ends_with_its_last_user_and_all_that_it_started(
     wait_until_gone(*running)
 
 
+def test_a_server_that_has_ended_by_itself_is_told(tmp_path: Path) -> None:
+    (tmp_path / "server.py").write_text(
+        HEALTHY.replace(".serve_forever()", ".handle_request(); print('out of memory')")
+    )
+    server = local_server(["python", str(tmp_path / "server.py"), "{port}", str(tmp_path / "pids")], within_s=20)
+    wait_until_gone(pids(tmp_path)[0])
+    server._process.wait(10)
+    with pytest.raises(UsageError, match=r"server: `.*server.py .*` ended with exit code 0: out of memory"):
+        server.check()
+    server.close()
+
+
 def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom rlkit.envs.openreward.servers import local_server\n"
@@ -89,6 +101,7 @@ def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: P
     [
         ("python server.py", r"server: 'python server.py' does not say where the port goes; write \{port\}"),
         ("", "server: '' does not say"),
+        ("'python {port}", "server: .* is no command: No closing quotation"),
         ("python -c 'raise SystemExit(\"no licence\")' {port}", "ended with exit code 1: no licence"),
         ("no-such-program {port}", "ended with exit code 1: .*no-such-program"),
         ("python -c 'import time; time.sleep(60)' {port}", "does not answer at .*/health within 0.5 s"),

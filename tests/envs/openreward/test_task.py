@@ -28,7 +28,7 @@ def play_with(worlds: Served, variant: str, policy: ScriptedPolicy, **args: obje
 def told(outcome: rlkit.Outcome) -> list[str]:
     messages = outcome.info["messages"]
     assert isinstance(messages, list)
-    return [message["content"] for message in messages if message["role"] == "tool"]  # pyright: ignore
+    return [message["content"] for message in messages[1:] if message["role"] in ("tool", "user")]  # pyright: ignore
 
 
 def ended(outcome: rlkit.Outcome) -> str:
@@ -71,6 +71,24 @@ def test_a_call_that_cannot_be_made_is_told_to_the_model_and_counted(worlds: Ser
     assert told(outcome)[0].startswith(said)
     assert outcome.metrics["wrong_tool_calls"] + outcome.metrics["malformed_tool_calls"] == 1
     assert outcome.reward == 1
+
+
+def test_calls_that_cannot_be_read_are_answered_by_one_message_that_is_no_tools(worlds: Served) -> None:
+    outcome = play(worlds, "marks", [call("mark", mark="a") + "<tool_call>{</tool_call>" * 2, "done"])
+    messages = outcome.info["messages"]
+    assert isinstance(messages, list)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "user", "assistant"]  # pyright: ignore
+    assert told(outcome)[1] == "error: not a valid tool call: {\nerror: not a valid tool call: {"
+
+
+def test_an_episode_never_has_more_tokens_than_it_may(worlds: Served) -> None:
+    for most in (600, 2000, 3000):
+        policy = ScriptedPolicy([call("indented", chars=700)] * 20)
+        tasks = openreward(target=f"{worlds.url}#marks", max_total_tokens=most, max_turns=20)
+        outcome = asyncio.run(tasks[0].rollout(policy))
+        assert ended(outcome) == "tokens"
+        assert all(len(policy.prompts[n]) + len(turn.completion) <= most for n, turn in enumerate(policy.turns))
+    assert len(policy.turns) > 0
 
 
 def test_the_prompt_is_asked_for_once(worlds: Served) -> None:

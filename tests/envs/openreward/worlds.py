@@ -20,7 +20,17 @@ os.environ.setdefault("OPENREWARD_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("OPENREWARD_LOG_LEVEL", "CRITICAL")
 
 import uvicorn
-from openreward.environments import Environment, ImageBlock, Message, Server, TextBlock, ToolOutput, terminal, tool
+from openreward.environments import (
+    Environment,
+    GroupScore,
+    ImageBlock,
+    Message,
+    Server,
+    TextBlock,
+    ToolOutput,
+    terminal,
+    tool,
+)
 from openreward.environments.types import ListToolsOutput, ToolSpec
 from pydantic import BaseModel
 
@@ -148,6 +158,30 @@ class Talks(Base):
         return said("own", reward=1.0, finished=True)
 
 
+class Compared(Base):
+    """Says which answer of a group is the longest, and nothing of one by itself."""
+
+    @terminal
+    @tool
+    async def answer(self, params: Text) -> ToolOutput:
+        """Answer."""
+        return said("noted", reward=0.25 if "bonus" in params.text else None, finished=True)
+
+    @tool
+    async def look(self) -> ToolOutput:
+        """Look."""
+        return said("nothing")
+
+    @override
+    async def score_group(self, candidates: Any) -> Any:
+        CALLS["scored"] += 1
+        texts = [str(candidate.messages[-1].blocks) for candidate in candidates]
+        if any("unjudgeable" in text for text in texts):
+            raise RuntimeError("the judge gave up, and the secret is hunter2-hunter2")
+        longest = max(map(len, texts))
+        return [GroupScore(reward=float(len(text) == longest)) for text in texts]
+
+
 class Broken(Base):
     """Cannot be set up."""
 
@@ -161,7 +195,7 @@ class Broken(Base):
         return said("")
 
 
-WORLDS: list[type[Environment]] = [Marks, Answers, Talks, Broken]
+WORLDS: list[type[Environment]] = [Marks, Answers, Talks, Compared, Broken]
 
 
 @dataclass

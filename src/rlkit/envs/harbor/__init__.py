@@ -61,6 +61,7 @@ def harbor(
     on_agent_error: Rule = "drop",
     on_environment_error: Rule = "drop",
     max_starting: Count | None = None,
+    max_playing: Count | None = None,
     max_verifying: Count | None = None,
     starts_per_s: Seconds | None = None,
     trials_dir: str | None = None,
@@ -100,6 +101,7 @@ def harbor(
         on_agent_error: whose agent failed.
         on_environment_error: whose environment or verifier failed.
         max_starting: environments that are set up at one time; any number by default.
+        max_playing: agents that work at one time; the others wait with an environment that has started.
         max_verifying: verifiers that run at one time.
         starts_per_s: environments that are started in a second.
         trials_dir: where the folders of trials are.
@@ -136,7 +138,7 @@ def harbor(
         agent_timeout_s=agent_timeout_s,
         verifier_timeout_s=verifier_timeout_s,
         timeout_multiplier=timeout_multiplier,
-        phases=PhaseLimits(max_starting, max_verifying, starts_per_s),
+        phases=PhaseLimits(max_starting, max_playing, max_verifying, starts_per_s),
         rules=Rules(on_timeout, on_overflow, on_agent_error, on_environment_error),
         reward=Reward(reward_key, reward_weights),
         trials_dir=Path(trials_dir).expanduser().absolute() if trials_dir else None,
@@ -147,9 +149,9 @@ def harbor(
 
 
 def _tasks(tasks_dir: str | None, dataset: str | None, registry: str | None, selection: Selection) -> dict[str, Path]:
-    if (tasks_dir is None) == (dataset is None):
+    if (not tasks_dir) == (not dataset):
         raise UsageError("tasks_dir or dataset: give one of them")
-    if dataset is not None:
+    if dataset:
         from rlkit.envs.harbor.registry import fetch
 
         return fetch(dataset, selection, registry=registry)

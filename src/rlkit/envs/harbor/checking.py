@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from rlkit.concurrency import in_thread, together
 from rlkit.containment import leftovers_ended
+from rlkit.envs.harbor.outcome import numbers
 from rlkit.envs.harbor.phases import Gates, Passing, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import broken
@@ -145,7 +146,8 @@ def _read(result: TrialResult, _passing: Passing, _folder: Path) -> _Tried:
     if error is not None and error.exception_type == MissingError.__name__:
         raise MissingError(error.exception_message)
     said = "" if error is None else " ".join(f"{error.exception_type}: {error.exception_message}".split())
-    return _Tried(result.verifier_result.rewards if result.verifier_result else None, said)
+    rewards = result.verifier_result.rewards if result.verifier_result else None
+    return _Tried(None if rewards is None else numbers(rewards), said)
 
 
 def _has_solution(path: Path) -> bool:

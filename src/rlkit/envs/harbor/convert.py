@@ -49,6 +49,7 @@ def convert(source: Path, target: Path) -> Converted:
     single = (source / OLD_TASK_FILE).is_file()
     if not single and not list(source.glob(f"*/{OLD_TASK_FILE}")):
         raise UsageError(f"{source} holds no {OLD_TASK_FILE} of terminal-bench 1, nor does a folder in it")
+    there = {path.name for path in target.iterdir()} if target.is_dir() else set[str]()
     said = io.StringIO()
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(said):
         folder = source
@@ -56,11 +57,15 @@ def convert(source: Path, target: Path) -> Converted:
             folder = Path(temporary)
             shutil.copytree(source, folder / source.name, symlinks=True)
         mapped = TerminalBenchMapper().map(folder, target)
-    failed = dict(mapped.failed)
+    notes = said.getvalue()
+    for name, why in mapped.failed:
+        notes = notes.replace(f"Failed to map task {name}: {why}\n", "")
+    failed = {name: " ".join(why.split()) for name, why in mapped.failed}
     made = sorted(mapped.mapped)
     for path in made:
         if (why := broken(path)) is not None:
             failed[path.name] = why
+    for name in failed.keys() - there:  # a half of a task would be in the way of a second try
+        shutil.rmtree(target / name, ignore_errors=True)
     good = [path for path in made if path.name not in failed]
-    notes = [line for line in said.getvalue().splitlines() if not line.startswith("Failed to map task")]
-    return Converted(good, failed, notes)
+    return Converted(good, failed, notes.splitlines())

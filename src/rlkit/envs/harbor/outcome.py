@@ -6,22 +6,30 @@ model is no reward.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlkit.errors import EnvironmentFault, MissingError, ServiceError, UsageError, did_you_mean
+from rlkit.errors import EnvironmentFault, MissingError, RlkitError, ServiceError, UsageError, did_you_mean
 from rlkit.types import Json, Outcome
 
 type Rule = Literal["verify", "zero", "mask", "drop"]
 """`verify`: what the verifier says counts. `zero`: the reward is 0. `mask`: what the verifier says counts in the group,
 and no token is trained on. `drop`: the episode failed, and is played again within the budget."""
 
-type Cause = Literal["timeout", "overflow", "agent_error", "environment_error", "service_error"]
+type Cause = Literal["environment_error", "verifier_error", "service_error", "agent_error", "timeout", "overflow"]
 """Why a trial did not go as it should."""
 
-CAUSES: tuple[Cause, ...] = ("timeout", "overflow", "agent_error", "environment_error")
-"""Those that have a rule and a metric of their own; for an error of the service, the rule of the environment holds."""
+CAUSES: tuple[Cause, ...] = ("timeout", "overflow", "agent_error", "environment_error", "verifier_error")
+"""Those that have a metric of their own."""
+
+UNMENDABLE: dict[str, type[RlkitError]] = {
+    "ConfigError": UsageError,
+    "MissingError": MissingError,
+    "UsageError": UsageError,
+}
+"""What no repetition mends, by the names of errors: it ends the run, whatever the rules say."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Rules:
         timeout: the agent's time was over. The work that it has done counts, so that a model learns to be in time.
         overflow: the context was full. Likewise.
         agent_error: the agent's own program failed, which says nothing about the model.
-        environment_error: the environment or the verifier failed, which says nothing either.
+        environment_error: the environment, the verifier or the service failed, which says nothing either.
     """
 
     timeout: Rule = "verify"
@@ -57,7 +65,7 @@ class Rules:
                 return self.overflow
             case "agent_error":
                 return self.agent_error
-            case "environment_error" | "service_error":
+            case "environment_error" | "verifier_error" | "service_error":
                 return self.environment_error
 
 
@@ -76,6 +84,9 @@ class Reward:
     def __post_init__(self) -> None:
         if self.key is not None and self.weights:
             raise UsageError("reward_key and reward_weights are both given: leave one of them out")
+        for key, weight in (self.weights or {}).items():
+            if not math.isfinite(weight):
+                raise UsageError(f"reward_weights.{key}: {weight} is no weight; give a finite number")
 
     def of(self, rewards: Mapping[str, float]) -> float:
         """The reward.
@@ -89,7 +100,7 @@ class Reward:
             return _found(rewards, self.key)
         if "reward" in rewards or len(rewards) != 1:
             return _found(rewards, "reward")
-        return float(next(iter(rewards.values())))
+        return next(iter(rewards.values()))
 
 
 def _found(rewards: Mapping[str, float], key: str) -> float:
@@ -99,7 +110,19 @@ def _found(rewards: Mapping[str, float], key: str) -> float:
             f"the verifier gave no reward {key!r} but {given}.{did_you_mean(key, rewards)} "
             "Say which counts with reward_key or reward_weights"
         )
-    return float(rewards[key])
+    return rewards[key]
+
+
+def numbers(said: Mapping[str, float | int]) -> dict[str, float]:
+    """What a verifier said, as numbers that can be reckoned with.
+
+    Raises:
+        EnvironmentFault: one is too large: JSON has whole numbers of any length.
+    """
+    try:
+        return {key: float(value) for key, value in said.items()}
+    except OverflowError:
+        raise EnvironmentFault("verifier_error: the verifier gave a number that is too large") from None
 
 
 @dataclass(frozen=True)
@@ -116,7 +139,7 @@ class Report:
         info: for people.
     """
 
-    rewards: Mapping[str, float] | None
+    rewards: Mapping[str, float | int] | None
     cause: Cause | None = None
     detail: str = ""
     error: str | None = None
@@ -134,14 +157,16 @@ def outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
         UsageError: the task and this machine do not fit together.
         MissingError: something that has to be installed is not there.
     """
-    rule = rules.of(report.cause)
+    if (unmendable := UNMENDABLE.get(report.error or "")) is not None:
+        raise unmendable(report.detail)
+    rule, said = rules.of(report.cause), numbers(report.rewards or {})
     if rule == "zero":
         value = 0.0
     elif rule == "drop" or report.rewards is None:
         raise _failure(report)
     else:
-        value = reward.of(report.rewards)
-    rewards = {f"rewards/{key}": float(one) for key, one in (report.rewards or {}).items()}
+        value = reward.of(said)
+    rewards = {f"rewards/{key}": one for key, one in said.items()}
     causes = {cause: float(report.cause == cause) for cause in CAUSES}
     return Outcome(
         reward=value,
@@ -153,11 +178,9 @@ def outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
 
 
 def _failure(report: Report) -> Exception:
-    if report.error == "MissingError":
-        return MissingError(report.detail)
-    if report.error == "UsageError":
-        return UsageError(report.detail)
     if report.cause == "service_error":
         return ServiceError(report.detail)
     error = f"{report.error}: " if report.error else ""
-    return EnvironmentFault(f"{report.cause or 'verifier'}: {error}{report.detail or 'the verifier gave no reward'}")
+    return EnvironmentFault(
+        f"{report.cause or 'verifier_error'}: {error}{report.detail or 'the verifier gave no reward'}"
+    )

@@ -15,15 +15,17 @@ from rlkit.stopwatch import waiting
 
 @dataclass(frozen=True)
 class PhaseLimits:
-    """How many trials may be in a phase at one time; null for any number. Sampling is limited by the service.
+    """How many trials may be in a phase at one time; null for any number.
 
     Args:
         starting: whose environment or agent is being set up.
+        playing: whose agent works; others wait with an environment that has started.
         verifying: whose tests run.
         starts_per_s: environments that are started in a second.
     """
 
     starting: int | None = None
+    playing: int | None = None
     verifying: int | None = None
     starts_per_s: float | None = None
 
@@ -33,14 +35,19 @@ class Passing:
 
     Args:
         starting: the gate of the phase in which environments start.
+        playing: that of the agents.
         verifying: that of the verifiers.
         turn_s: asked once the first is passed: how long to wait until the environment may start.
     """
 
     def __init__(
-        self, starting: asyncio.Semaphore | None, verifying: asyncio.Semaphore | None, turn_s: Callable[[], float]
+        self,
+        starting: asyncio.Semaphore | None,
+        playing: asyncio.Semaphore | None,
+        verifying: asyncio.Semaphore | None,
+        turn_s: Callable[[], float],
     ) -> None:
-        self._starting, self._verifying, self._turn_s = starting, verifying, turn_s
+        self._starting, self._playing, self._verifying, self._turn_s = starting, playing, verifying, turn_s
         self._held = set[asyncio.Semaphore]()
         self.waited_s = 0.0
         """Seconds that it has waited at the gates."""
@@ -53,8 +60,9 @@ class Passing:
                 await asyncio.sleep(left_s)
 
     async def play(self) -> None:
-        """It has started, or another step of it begins: nothing is held while it samples."""
+        """It has started, or another step of it begins: wait until its agent may work."""
         self.leave()
+        await self._through(self._playing)
 
     async def verify(self) -> None:
         """Wait until its tests may run."""
@@ -101,14 +109,14 @@ class Gates:
     """The gates of one environment of a run, on one event loop."""
 
     def __init__(self, limits: PhaseLimits) -> None:
-        self._starting = None if limits.starting is None else asyncio.Semaphore(limits.starting)
-        self._verifying = None if limits.verifying is None else asyncio.Semaphore(limits.verifying)
+        counts = (limits.starting, limits.playing, limits.verifying)
+        self._gates = [None if count is None else asyncio.Semaphore(count) for count in counts]
         self._apart_s = 0.0 if limits.starts_per_s is None else 1 / limits.starts_per_s
         self._next_start_s = 0.0
 
     def enter(self) -> Passing:
         """One more trial."""
-        return Passing(self._starting, self._verifying, self._turn_to_start)
+        return Passing(*self._gates, turn_s=self._turn_to_start)
 
     def _turn_to_start(self) -> float:
         """Seconds until one more may start, which it is then taken to do."""

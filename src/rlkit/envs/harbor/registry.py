@@ -6,6 +6,7 @@ Invariant: all tasks are on this machine before the first of them is played.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -73,7 +74,11 @@ async def _fetch(dataset: str, selection: Selection, registry: str | None) -> di
         registry_url=registry if remote else None,
         registry_path=None if registry is None or remote else Path(registry),
     )
-    tasks = {_name(task): task for task in await config.get_task_configs()}
+    listed = await config.get_task_configs()
+    tasks = {_name(task): task for task in listed}
+    if len(tasks) < len(listed):
+        name, count = Counter(map(_name, listed)).most_common(1)[0]
+        raise MissingError(f"dataset: {dataset} has {count} tasks named {name!r}: give their folders as tasks_dir")
     chosen = [tasks[one] for one in selection.of(list(tasks))]
     fetched = await TaskClient().download_tasks(task_ids=[task.get_task_id() for task in chosen])
     return {_name(task): path for task, path in zip(chosen, _paths(fetched.paths), strict=True)}

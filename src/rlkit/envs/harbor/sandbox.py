@@ -14,6 +14,7 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
 from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import EnvironmentPaths
+from pydantic import PositiveInt
 
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import Bind, Limits, Sandbox, Spec, dockerfile, image
@@ -45,11 +46,11 @@ class LocalSandbox(BaseEnvironment):
         rootfs: str = HOST,
         images: dict[str, str] | None = None,
         host_folders: list[str] | None = None,
-        memory_mb: int = 4096,
-        processes: int = 1024,
-        cpu_s: int = 3600,
-        file_mb: int = 8192,
-        output_mb: int = 16,
+        memory_mb: PositiveInt = 4096,
+        processes: PositiveInt = 1024,
+        cpu_s: PositiveInt = 3600,
+        file_mb: PositiveInt = 8192,
+        output_mb: PositiveInt = 16,
         **kwargs: object,
     ) -> None:
         self._rootfs = rootfs

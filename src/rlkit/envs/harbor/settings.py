@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from rlkit.config.objects import load_object
 from rlkit.envs.harbor.outcome import Reward, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
@@ -153,10 +155,15 @@ def environment(
 def _check_local(kwargs: Mapping[str, Json]) -> None:
     from rlkit.envs.harbor.sandbox import LocalSandbox
 
-    parameters = inspect.signature(LocalSandbox.__init__).parameters.values()
-    known = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
-    for name in kwargs:
+    parameters = inspect.signature(LocalSandbox.__init__, eval_str=True).parameters.values()
+    known = {one.name: one.annotation for one in parameters if one.kind is one.KEYWORD_ONLY}
+    for name, value in kwargs.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}"
             raise UsageError(f"environment_kwargs.{name}: the local sandbox takes no such argument. {hint}")
+        try:
+            TypeAdapter(known[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"]
+            raise UsageError(f"environment_kwargs.{name}: {value!r} is no value for it: {said}") from None

@@ -6,6 +6,7 @@ is worth follows from the trial's report and from the rules alone.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,7 @@ from rlkit.envs.harbor.phases import Passing, gates
 from rlkit.envs.harbor.settings import TrialSettings
 from rlkit.envs.harbor.trial import environment_fields, play, seconds_of, steps_of
 from rlkit.policy import Policy
+from rlkit.stopwatch import Stopwatch, running, timed_by
 from rlkit.types import Json, Outcome
 
 if TYPE_CHECKING:
@@ -26,6 +28,24 @@ if TYPE_CHECKING:
     from rlkit.envs.harbor.agent import AgentEnd
 
 AGENT = "rlkit.envs.harbor.agent:RLTerminus2"
+
+# fmt: off
+_GRAVEST_FIRST: tuple[Cause | None, ...] = (
+    "environment_error", "verifier_error", "service_error", "agent_error", "timeout", "overflow",
+)
+# fmt: on
+"""What broke beside the model comes first: no time that ran out tells anything where the environment failed, too."""
+
+_OUTAGE_SHARE = 0.1
+"""Of an agent's time, that a service in trouble may take; with more, it was not the agent that ran out of time."""
+
+# fmt: off
+_OF_VERIFIERS = frozenset([
+    "IsADirectoryError", "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError",
+    "VerifierOutputParseError", "VerifierTimeoutError",
+])
+# fmt: on
+"""What Harbor raises of tests that took too long, or gave no number."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +77,17 @@ class HarborTask(Env):
         from rlkit.envs.harbor.agent import ended, lent
 
         settings = self.settings
-        with lent(policy) as key:
+        stopwatch, clock = Stopwatch(), asyncio.get_running_loop().time
+        began_s = clock()
+
+        def read(result: TrialResult, passing: Passing, folder: Path) -> Report:
+            excused_s = clock() - began_s - stopwatch.played_s
+            return self._report(result, passing, folder, ended(key), outage_s=excused_s - passing.waited_s)
+
+        with lent(policy) as key, timed_by({*running(), stopwatch}):
             report = await play(
                 lambda folder: self._config(folder, key),
-                lambda result, passing, folder: self._report(result, passing, folder, ended(key)),
+                read,
                 gates=gates("harbor", settings.phases),
                 trials_dir=settings.trials_dir,
                 keep=self._kept,
@@ -82,11 +109,13 @@ class HarborTask(Env):
             "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
         }
 
-    def _report(self, result: TrialResult, passing: Passing, folder: Path, end: AgentEnd) -> Report:
+    def _report(self, result: TrialResult, passing: Passing, folder: Path, end: AgentEnd, *, outage_s: float) -> Report:
         verdict = result.verifier_result
-        error = _error(result)
-        cause = _cause(error, end)
+        cause, error = _fault(result, end)
         seconds = seconds_of(result, passing) | {"sampling": end.llm_s}
+        detail = end.detail if error is None else " ".join(error.exception_message.split())
+        if cause == "timeout" and outage_s > _OUTAGE_SHARE * seconds.get("agent", 0.0):
+            cause, detail = "environment_error", f"{detail}, {outage_s:.0f} of them for a service in trouble"
         metrics = {
             **{f"seconds/{name}": value for name, value in seconds.items()},
             "agent_turns": float(end.turns),
@@ -98,7 +127,7 @@ class HarborTask(Env):
         report = Report(
             rewards=None if verdict is None else verdict.rewards,
             cause=cause,
-            detail=end.detail if error is None else " ".join(error.exception_message.split()),
+            detail=detail,
             error=None if error is None else error.exception_type,
             cut=cause in ("timeout", "overflow") or end.reason == "max_turns",
             metrics=metrics,
@@ -127,23 +156,20 @@ def _fails(report: Report, settings: TrialSettings) -> bool:
     return False
 
 
-def _error(result: TrialResult) -> ExceptionInfo | None:
-    """The exception that ended the trial, or a step of it."""
-    errors = [result.exception_info, *(part.exception_info for part in reversed(steps_of(result)))]
-    return next((error for error in errors if error is not None), None)
+def _fault(result: TrialResult, end: AgentEnd) -> tuple[Cause | None, ExceptionInfo | None]:
+    """What went wrong, and its exception if it had one: of several faults, as in a task of steps, the gravest."""
+    errors = [result.exception_info, *(part.exception_info for part in steps_of(result))]
+    faults: list[tuple[Cause | None, ExceptionInfo | None]] = [(_cause(error), error) for error in errors if error]
+    if end.reason in ("overflow", "agent_error", "service_error"):
+        faults.append((end.reason, None))
+    return min(faults, key=lambda fault: _GRAVEST_FIRST.index(fault[0]), default=(None, None))
 
 
-def _cause(error: ExceptionInfo | None, end: AgentEnd) -> Cause | None:
-    if error is not None:
-        match error.exception_type:
-            case "AgentTimeoutError":
-                return "timeout"
-            case "NonZeroAgentExitCodeError":
-                return "agent_error"
-            case _:
-                return "environment_error"
-    match end.reason:
-        case "overflow" | "agent_error" | "service_error":
-            return end.reason
-        case _:
-            return None
+def _cause(error: ExceptionInfo) -> Cause:
+    match error.exception_type:
+        case "AgentTimeoutError":
+            return "timeout"
+        case "NonZeroAgentExitCodeError":
+            return "agent_error"
+        case name:
+            return "verifier_error" if name in _OF_VERIFIERS else "environment_error"

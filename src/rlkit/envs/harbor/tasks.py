@@ -7,7 +7,7 @@ names, so that the two never share one, whatever else is chosen, added or shuffl
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -104,7 +104,7 @@ def find(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
         raise UsageError(f"{field}: there is no folder {folder}.{hint}")
     if (folder / TASK_FILE).is_file():
         return {folder.name: folder}
-    found = {path.relative_to(folder).as_posix(): path for path in _walk(folder, _DEEPEST)}
+    found = _each_once(folder, _walk(folder, _DEEPEST))
     if not found:
         if old := [path for path in (folder, *_folders(folder)) if (path / OLD_TASK_FILE).is_file()]:
             raise UsageError(
@@ -123,18 +123,23 @@ def read(found: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
     """
     for name, path in found.items():
         if (why := broken(path)) is not None:
-            raise UsageError(f"{field}: the task {name} cannot be read: {why}. Mend it, or leave it out with exclude")
+            raise UsageError(
+                f"{field}: the task {name} cannot be read: {why.rstrip('.')}. Mend it, or leave it out with exclude"
+            )
 
 
 def broken(path: Path) -> str | None:
-    """In one line, why Harbor cannot read a task; None where it can."""
+    """In one line, why Harbor cannot read a task, or what of it says nothing; None where it can be played."""
     from harbor.models.task.task import Task
 
     try:
-        Task(path)
+        task = Task(path)
+        texts = {"instruction.md": task.instruction}
+        if steps := task.config.steps:
+            texts = {f"steps/{step.name}/instruction.md": task.step_instruction(step.name) for step in steps}
     except Exception as error:  # of many kinds, all of which say what is wrong with the task's files
         return " ".join(f"{type(error).__name__}: {error}".split())
-    return None
+    return next((f"{name} is empty" for name, text in texts.items() if not text.strip()), None)
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
@@ -143,6 +148,17 @@ def _walk(folder: Path, depth: int) -> Iterator[Path]:
             yield path
         elif depth > 1:
             yield from _walk(path, depth - 1)
+
+
+def _each_once(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
+    """By id: a task that links lead to, too, would otherwise be several, of which each half could have one."""
+    real = folder.resolve()
+    names = {path: path.relative_to(folder) for path in paths}
+    own_first = sorted(names, key=lambda path: (path.resolve() != real / names[path], len(path.parts), path))
+    found = dict[Path, Path]()
+    for path in own_first:
+        found.setdefault(path.resolve(), path)
+    return {names[path].as_posix(): path for path in found.values()}
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -1,7 +1,9 @@
 """Terminus2 as an agent that is trained.
 
-Invariant: whatever ends the agent's loop, but for a failure of the environment, ends it cleanly: `run` returns, so that
-Harbor's verifier grades what is there, and `AgentEnd` says why. Nothing is sampled twice, and no reply is made up.
+Invariant: whatever ends the agent's loop ends it cleanly: `run` returns, so that Harbor's verifier grades what is
+there, and `AgentEnd` says why. Raised are a failure of the environment, under which no verifier can run, and what no
+repetition mends: a configuration that is wrong, or a part that is not installed. Nothing is sampled twice, and no
+reply is made up.
 
 What differs from Harbor's own: a turn that is cut off is a turn, counted and in the history, and one with a whole XML
 response in it is carried out; there are no retries over the policy's own; a summary that fails ends the loop as an
@@ -26,7 +28,7 @@ from pydantic import Field
 
 from rlkit.envs.harbor.ending import Reason, Tally
 from rlkit.envs.harbor.llm import PolicyLLM
-from rlkit.errors import EnvironmentFault, LimitReached, ServiceError, UsageError, did_you_mean
+from rlkit.errors import EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError, did_you_mean
 from rlkit.plain import text_of
 
 if TYPE_CHECKING:
@@ -181,7 +183,7 @@ class PolicyTerminus2(Terminus2):
         tally = self._tally
         try:
             await super()._run_agent_loop(initial_prompt, chat, original_instruction)
-        except EnvironmentDown as error:
+        except (EnvironmentDown, UsageError, MissingError) as error:
             tally.ended("agent_error", str(error), error)
             raise
         except ContextLengthExceededError as error:

@@ -121,6 +121,9 @@ class _Running[T]:
             running = True
             await self._passing.play()
 
+        async def rest(_: TrialHookEvent) -> None:
+            self._passing.leave()
+
         async def verify(_: TrialHookEvent) -> None:
             await self._passing.verify()
             if running:  # and not only a verifier's own environment
@@ -130,6 +133,7 @@ class _Running[T]:
         environment.stop = told_and_stopped
         trial.add_hook(TrialEvent.ENVIRONMENT_START, start)
         trial.add_hook(TrialEvent.AGENT_START, begin)
+        trial.add_hook(TrialEvent.AGENT_END, rest)
         trial.add_hook(TrialEvent.VERIFICATION_START, verify)
 
     def _tell(self, result: TrialResult, folder: Path) -> None:

@@ -98,7 +98,7 @@ def arithmetic(
     split: Split = "all",
     match: Match = "exact",
     grader: Grader | None = None,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0)] = 0,
 ) -> Sequence[Sum]:
     """Sums of two numbers from `min_operand` to `max_operand`, and differences and products if they are wanted.
 

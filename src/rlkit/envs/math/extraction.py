@@ -6,8 +6,11 @@ Invariant: time in proportion to the length, and no text raises; what is thought
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
-_BOXES = (r"\boxed", r"\fbox")
+_BOX = re.compile(r"\\(?:boxed|fbox)")
+_BARE = re.compile(r"\s*([^\s$]*)")
+_BRACE = re.compile(r"\\.|([{}])", re.DOTALL)
 _FINAL_CHANNEL = "<|channel|>final<|message|>"
 _OTHER_CHANNEL = "<|channel|>analysis<|message|>"
 _MARKS = re.compile(r"<\|[a-z_]{1,20}\|>")
@@ -27,7 +30,7 @@ def final_answer(text: str, *, boxed_only: bool = False) -> str | None:
         boxed_only: only a box is an answer.
     """
     answer = without_thinking(text)
-    if any(box in answer for box in _BOXES):
+    if _BOX.search(answer):
         return boxed(answer)
     if boxed_only:
         return None
@@ -50,17 +53,26 @@ def without_thinking(text: str) -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""What the last `\boxed` or `\fbox` holds; None where there is none, or it is not closed."""
-    start, box = max((text.rfind(box), box) for box in _BOXES)
-    if start < 0:
-        return None
-    at = start + len(box)
+    r"""What the last `\boxed` or `\fbox` holds; None where there is none, or it is not closed.
+
+    An empty one only mentions the box, and does not count.
+    """
+    for box in reversed(list(_BOX.finditer(text))):
+        held = _held(text, box.end())
+        if held != "":
+            return held
+    return None
+
+
+def _held(text: str, at: int) -> str | None:
+    """What a box holds whose name ends at a place; None where it is cut off."""
     while at < len(text) and text[at] == " ":
         at += 1
     if at >= len(text):
         return None
     if text[at] != "{":
-        return text[at:].split("$", maxsplit=1)[0].split(maxsplit=1)[0].rstrip(".,") or None
+        bare = _BARE.match(text, at)
+        return bare[1].rstrip(".,") if bare else ""
     depth = 0
     for end in _braces(text, at):
         depth += 1 if text[end] == "{" else -1
@@ -69,9 +81,9 @@ def boxed(text: str) -> str | None:
     return None
 
 
-def _braces(text: str, start: int) -> list[int]:
+def _braces(text: str, start: int) -> Iterator[int]:
     r"""The places of braces; `\{` is none."""
-    return [match.start(1) for match in re.compile(r"\\.|([{}])", re.DOTALL).finditer(text, start) if match[1]]
+    return (match.start(1) for match in _BRACE.finditer(text, start) if match[1])
 
 
 def _first_line(text: str) -> str | None:

@@ -34,7 +34,9 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise UsageError(f"path: there is no file {str(path)!r}")
     try:
         yield from reader(path)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise UsageError(f"path: {path} is not UTF-8 text, at byte {error.start}: save it as UTF-8") from error
+    except (OSError, csv.Error) as error:
         raise UsageError(f"path: {path} cannot be read: {error}") from error
 
 

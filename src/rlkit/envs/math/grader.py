@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 from rlkit.envs.math import workers
-from rlkit.envs.math.answers.comparison import Judgement, Verdict, judge
+from rlkit.envs.math.answers.comparison import Judgement, Verdict, equals_itself, judge
 from rlkit.envs.math.answers.policies import DEFAULT, Policies
 from rlkit.envs.math.extraction import final_answer
 from rlkit.errors import EnvironmentFault
@@ -29,6 +29,9 @@ SLICE_S = 0.004
 
 _UNBOUNDED = (r"\sum", r"\prod", r"\int", r"\lim", r"\iint", r"\oint")
 """What math-verify may work on for ever."""
+
+_GOING_ON = (r"\dots", r"\ldots", r"\cdots", "...", "…")
+"""What math-verify leaves out, as if the answer ended there."""
 
 
 class GoldError(EnvironmentFault):
@@ -57,8 +60,7 @@ def compare(answer: str, gold: str, *, policies: Policies = DEFAULT) -> Verdict:
 
 def validate(gold: str) -> bool:
     """Whether a gold answer can be graded: it can be read, and equals itself."""
-    judgement = judge(f" {gold} ", gold)
-    return judgement.gold_read and judgement.verdict == "yes"
+    return equals_itself(gold)
 
 
 class _Waiting(NamedTuple):
@@ -150,7 +152,7 @@ class Grader:
                     f"the gold answer {gold[:80]!r} cannot be read; see whether math-verify can: install it"
                 )
             return Grade(False, "unparsed")
-        if any(mark in answer and mark not in gold for mark in _UNBOUNDED):
+        if any(mark in answer and mark not in gold for mark in (*_UNBOUNDED, *_GOING_ON)):
             return Grade(False, "unparsed")
         said = await asyncio.wrap_future(workers.shared(self.processes, self.limit_s).ask(answer, gold))
         if said == "timeout":

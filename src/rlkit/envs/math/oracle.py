@@ -21,10 +21,14 @@ def main(limit_s: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted run decides itself when its workers end
-    from math_verify import parse, verify
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    # The whole of the text: by default math-verify takes the last number of what it cannot read.
+    whole = [LatexExtractionConfig(boxed_match_priority=0)]
 
     def read(text: str) -> list[object]:
-        return parse(rf"\boxed{{{text}}}", parsing_timeout=None)  # pyright: ignore  its types are not all known
+        boxed = rf"\boxed{{{text}}}"
+        return parse(boxed, whole, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore  its types are not all known
 
     def says(answer: str, gold: str) -> bool | None:
         """Whether math-verify takes the answer for the gold one."""

@@ -6,6 +6,7 @@ counted and left out.
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -107,13 +108,17 @@ def _label(row: Row, column: str | None) -> str:
     return "" if column is None else _text(row.get(column))
 
 
-def _text(value: object) -> str:
+def _text(value: object) -> str:  # noqa: PLR0911  one for each kind of value
     """A value as text; of a list, the first; of a conversation, what the user says last."""
-    if value is None:
+    if value is None or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):  # NaN is how tables say that none is there
         return ""
+    if isinstance(value, bytes):
+        return value.decode(errors="replace").strip()
     if isinstance(value, Mapping):
         return _text(cast("Mapping[str, object]", value).get("content"))
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         items = cast("Sequence[object]", value)
         if items and isinstance(items[0], Mapping):
             said = [one for one in cast("Sequence[Mapping[str, object]]", items) if one.get("role") == "user"]

@@ -59,7 +59,7 @@ def maths(
     max_answer_characters: Length | None = None,
     order: Order = "shuffled",
     limit: Length | None = None,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0)] = 0,
     suffix: str | None = None,
     system: str | None = None,
     examples: Annotated[int, Field(ge=0)] | Sequence[Example] = 0,

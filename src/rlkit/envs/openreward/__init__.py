@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["openreward"]
 
 type Count = Annotated[int, Field(ge=1)]
-type Seconds = Annotated[float, Field(gt=0)]
+type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 def openreward(
@@ -39,13 +39,14 @@ def openreward(
     nonterminal_reward: float | None = None,
     min_reward: float | None = None,
     max_reward: float | None = None,
+    group_score: Literal["add", "replace", "off"] = "add",
     secrets: dict[str, str | dict[str, str | Sequence[str]]] | None = None,
     send_api_key: bool = False,
     max_sessions: Count = 256,
     start_timeout_s: Seconds = 600.0,
     call_timeout_s: Seconds = 600.0,
     request_timeout_s: Seconds = 60.0,
-    seed: int = 0,
+    seed: Annotated[int, Field(ge=0)] = 0,
 ) -> OpenRewardTasks:
     """Tasks of an environment that speaks the Open Reward Standard.
 
@@ -66,6 +67,8 @@ def openreward(
         nonterminal_reward: one more reward, of a rollout that the environment did not end.
         min_reward: a rollout's reward is at least this.
         max_reward: a rollout's reward is at most this.
+        group_score: where the environment compares the episodes of a group, what comes of it is added to an episode's
+            reward, or replaces it, or is not asked for.
         secrets: by the names that the environment knows, the variables that hold them; or `env`, the variable, and
             `domains`, the hosts that it may be sent to.
         send_api_key: send the key of OpenReward to a server that is named by its URL, too.
@@ -117,6 +120,7 @@ def openreward(
         on_message=on_message,
         system_prompt=system_prompt,
         toolset=toolset,
+        group_score=group_score,
         max_sessions=max_sessions,
     )
     return OpenRewardTasks(found.sizes, partial(_tasks, wanted or {}, settings, running, seed), seed=seed)

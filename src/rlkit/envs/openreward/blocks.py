@@ -29,10 +29,31 @@ type Content = str | list[TextPart | ImagePart]
 NO_ARGUMENTS: Mapping[str, Json] = {"type": "object", "properties": {}}
 
 
-def tool_of(spec: ToolSpec) -> Tool:
-    """A tool as the model is shown it."""
-    parameters = cast("Mapping[str, Json] | None", spec.input_schema)
-    return {"name": spec.name, "description": spec.description or "", "parameters": parameters or NO_ARGUMENTS}
+def tool_of(spec: ToolSpec, clean: Clean) -> Tool:
+    """A tool as the model is shown it.
+
+    Raises:
+        EnvironmentFault: it is described in a way that no model could be shown.
+    """
+    name, description, schema = cast("tuple[object, object, object]", (spec.name, spec.description, spec.input_schema))
+    if not isinstance(name, str) or not isinstance(description, str | None):
+        raise EnvironmentFault(f"the server described a tool as {name!r}: {description!r}, which are no texts")
+    if not isinstance(schema, Mapping | None):
+        raise EnvironmentFault(f"the server described the arguments of {name} as {schema!r}, which is no JSON schema")
+    parameters = cast("Mapping[str, Json]", _cleaned(cast("Json", schema), clean)) if schema else NO_ARGUMENTS
+    return {"name": name, "description": clean(description or ""), "parameters": parameters}
+
+
+def _cleaned(value: Json, clean: Clean) -> Json:
+    match value:
+        case str():
+            return clean(value)
+        case Mapping():
+            return {key: _cleaned(inner, clean) for key, inner in value.items()}
+        case Sequence():
+            return [_cleaned(inner, clean) for inner in value]
+        case _:
+            return value
 
 
 def content_of(blocks: Sequence[object], clean: Clean) -> Content:
@@ -50,38 +71,50 @@ def messages_of(messages: Sequence[ServerMessage], clean: Clean) -> list[Message
     """The conversation that a task begins with.
 
     Raises:
-        EnvironmentFault: it has a block where no model could be shown it.
+        EnvironmentFault: it is empty, or has a part where no model could be shown it.
     """
-    found = list[Message]()
+    found, names = list[Message](), dict[str, str]()
     for message in messages:
-        found += _assistant(message.blocks, clean) if message.role == "assistant" else _other(message, clean)
+        if message.role not in ("system", "user", "assistant"):
+            raise EnvironmentFault(
+                f"the server sent a message of {message.role!r}, which has no part in a conversation"
+            )
+        if message.role == "assistant":
+            found.append(_assistant(message.blocks, clean))
+            names |= {call["id"]: call["name"] for call in found[-1].get("tool_calls", [])}
+        else:
+            found += _other(message, clean, names)
+    if not found:
+        raise EnvironmentFault("the server sent no message to begin with")
     return found
 
 
-def _assistant(blocks: Sequence[MessageBlock], clean: Clean) -> list[Message]:
+def _assistant(blocks: Sequence[MessageBlock], clean: Clean) -> Message:
     shown = [block for block in blocks if block.type not in ("reasoning", "tool_call")]
     made: Message = {"role": "assistant", "content": content_of(shown, clean) if shown else ""}
     thoughts = [clean(block.text) for block in blocks if block.type == "reasoning"]
-    calls = [_call(block) for block in blocks if block.type == "tool_call"]
+    calls = [_call(block, clean) for block in blocks if block.type == "tool_call"]
     if thoughts:
         made["thinking"] = "\n\n".join(thoughts)
     if calls:
         made["tool_calls"] = calls
-    return [made]
+    return made
 
 
-def _call(block: ToolCallBlock) -> ToolCall:
-    return {"id": block.id, "name": block.name, "arguments": cast("Mapping[str, Json]", block.input)}
+def _call(block: ToolCallBlock, clean: Clean) -> ToolCall:
+    arguments = cast("Mapping[str, Json]", _cleaned(cast("Json", block.input), clean))
+    return {"id": block.id, "name": block.name, "arguments": arguments}
 
 
-def _other(message: ServerMessage, clean: Clean) -> list[Message]:
-    """What the results of tools stand among comes after them, as chat formats have it."""
+def _other(message: ServerMessage, clean: Clean, names: Mapping[str, str]) -> list[Message]:
+    """What the results of tools stand among comes after them, as chat formats have it; some name the tool, too."""
     results = [block for block in message.blocks if block.type == "tool_result"]
     rest = [block for block in message.blocks if block.type != "tool_result"]
-    made: list[Message] = [
-        {"role": "tool", "content": content_of(result.blocks, clean), "tool_call_id": result.tool_call_id}
-        for result in results
-    ]
+    made = list[Message]()
+    for result in results:
+        call = result.tool_call_id
+        told: Message = {"role": "tool", "content": content_of(result.blocks, clean), "tool_call_id": call}
+        made.append({**told, "name": names[call]} if call in names else told)
     if rest or not results:
         made.append({"role": message.role, "content": content_of(rest, clean)})
     return made
@@ -90,7 +123,10 @@ def _other(message: ServerMessage, clean: Clean) -> list[Message]:
 def _part(block: object, clean: Clean) -> TextPart | ImagePart:
     match getattr(block, "type", None):
         case "text":
-            return {"type": "text", "text": clean(cast("TextBlock", block).text)}
+            text = cast("object", cast("TextBlock", block).text)
+            if not isinstance(text, str):
+                raise EnvironmentFault(f"the server sent {text!r} where a text has its place")
+            return {"type": "text", "text": clean(text)}
         case "image":
             image = cast("ImageBlock", block)
             return {"type": "image", "image": f"data:{image.mimeType};base64,{image.data}"}

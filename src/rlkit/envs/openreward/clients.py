@@ -48,7 +48,7 @@ class Access:
         key = os.environ.get(KEY_VARIABLE)
         if not key:
             raise MissingError(
-                f"{KEY_VARIABLE} is not set: {self.target.name} runs on OpenReward; make a key at "
+                f"{KEY_VARIABLE} is not set, and {self.target.name} is sent it; make a key at "
                 "https://openreward.ai/keys and set it in the environment or in .env"
             )
         return key

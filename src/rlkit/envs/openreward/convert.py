@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import cast
 
+from rlkit.envs.openreward.target import parse_target
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 
@@ -34,19 +36,27 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
 }
 """What has a place of its own."""
 
+_DEFAULTS: Mapping[str, Json] = {
+    "max_response_tokens": 4096,
+    "learning_rate": 4e-5,
+    "rollout_timeout": 300,
+    "save_every": 10,
+    "seed": 42,
+}
+"""Of the cookbook, where rlkit has others."""
+
 _LEFT: Mapping[str, str] = {
     "wandb_project_name": "set track.wandb.project",
     "wandb_run_name": "set track.wandb.name",
     "log_path": "runs are in RLKIT_RUNS_DIR, or in ./runs",
     "tokenizer_name": "the tokenizer is the model's own",
-    "num_epochs": "say how long to train with `steps`",
     "max_active_tasks": "a run plays as many groups as its schedule wants; rollouts.max_live limits the rollouts",
-    "thinking": "choose a renderer that thinks, or does not, with chat.renderer",
 }
 """What has none, and why."""
 
 _OWN = ("openreward_run_name", "max_total_tokens", "max_rollout_retries", "loss_fn", "loss_fn_config",
-        "advantage_calculation", "system_prompt_template", "environments", "secrets")  # fmt: skip
+        "advantage_calculation", "system_prompt_template", "environments", "secrets", "num_epochs",
+        "thinking")  # fmt: skip
 _ENV = ("splits", "nonterminal_reward", "num_rollouts", "max_failing_rollouts", "temperature", "top_p", "top_k",
         "reward_reduction", "min_reward", "max_reward", "secrets")  # fmt: skip
 
@@ -74,27 +84,32 @@ def convert(old: Mapping[str, Json]) -> Converted:
         old: the mapping in the old file.
 
     Raises:
-        UsageError: it has a field that the cookbook does not know, or no environments.
+        UsageError: it has a field that the cookbook does not know, no environments, or a value of another type.
     """
     known = [*_MOVED, *_LEFT, *_OWN]
     for name in old:
         if name not in known:
-            raise UsageError(f"{name}: the cookbook has no such field.{did_you_mean(name, known)}")
+            raise UsageError(f"{name}: the cookbook has no such field.{did_you_mean(str(name), known)}")
     made = Converted({})
     for name, place in _MOVED.items():
-        if old.get(name) is not None:
-            _set(made.settings, place, old[name])
+        value = _DEFAULTS.get(name) if old.get(name) is None else old[name]
+        if value is not None:
+            _set(made.settings, place, value)
     left = [name for name in _LEFT if old.get(name) not in (None, False)]
     made.notes.extend(f"{name}: not taken over: {_LEFT[name]}" for name in left)
     _add_name(made, old.get("openreward_run_name"))
     _add_objective(made, old)
+    _add_thinking(made, old)
     _add_environments(made, old)
+    epochs = old.get("num_epochs")
+    said = "it trained without end" if epochs is None else f"{epochs} epochs are not taken over"
+    made.notes.append(f"num_epochs: {said}: say how long to train with `steps`")
     return made
 
 
 def _add_name(made: Converted, name: Json) -> None:
-    if isinstance(name, str):
-        made.settings["name"] = re.sub(r"[^A-Za-z0-9_.\-]+", "-", name).strip("-.") or "run"
+    if name is not None:
+        made.settings["name"] = re.sub(r"[^A-Za-z0-9_.\-]+", "-", str(name)).strip("-._") or "run"
 
 
 def _add_objective(made: Converted, old: Mapping[str, Json]) -> None:
@@ -112,6 +127,21 @@ def _add_objective(made: Converted, old: Mapping[str, Json]) -> None:
     made.settings["loss"] = loss
 
 
+def _add_thinking(made: Converted, old: Mapping[str, Json]) -> None:
+    from tinker_cookbook.exceptions import TinkerCookbookError
+    from tinker_cookbook.model_info import get_recommended_renderer_names
+
+    try:
+        first, *others = get_recommended_renderer_names(str(old.get("model_name")))
+    except (TinkerCookbookError, KeyError, ValueError):  # a model that the table does not know
+        first, others = "", []
+    silent = f"{first}_disable_thinking"
+    if not old.get("thinking") and silent in others:
+        _set(made.settings, ("chat", "renderer"), silent)
+    elif old.get("thinking") and silent not in others:
+        made.notes.append("thinking: not taken over: choose a renderer that thinks with chat.renderer, if there is one")
+
+
 def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
     environments = _mapping(old, "environments")
     if not environments:
@@ -119,17 +149,25 @@ def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
     envs, valid = dict[str, Json](), list[int]()
     names = _short_names(list(environments))
     for target in environments:
-        given = _mapping(environments, target)
+        given, field = _mapping(environments, target), f"environments.{target}"
+        if parse_target(target).base_url is not None:
+            raise UsageError(f"{field}: the cookbook knows environments of the form Owner/Name only")
         for name in given:
             if name not in _ENV:
-                raise UsageError(
-                    f"environments.{target}.{name}: the cookbook has no such field.{did_you_mean(name, _ENV)}"
-                )
+                raise UsageError(f"{field}.{name}: the cookbook has no such field.{did_you_mean(str(name), _ENV)}")
         envs[names[target]] = _environment(made, old, target, given)
-        size, failing = given.get("num_rollouts", _NUM_ROLLOUTS), given.get("max_failing_rollouts", 0)
-        valid.append(int(cast("int", size)) - int(cast("int", failing)))
+        size = _count(given, "num_rollouts", _NUM_ROLLOUTS, field)
+        valid.append(size - _count(given, "max_failing_rollouts", 0, field))
     made.settings["envs"] = envs
     _set(made.settings, ("rollouts", "min_valid"), max(2, min(valid)))
+    if len(set(valid)) > 1:
+        made.notes.append(
+            "max_failing_rollouts: it differs between environments; rollouts.min_valid is the least of all"
+        )
+    if len(envs) > 1:
+        made.notes.append(
+            "environments: drawn equally often, where the cookbook drew from all their tasks: set envs.NAME.weight"
+        )
     for name in ("top_p", "top_k"):
         values = [_mapping(environments, target).get(name) for target in environments]
         if values[0] is not None and values.count(values[0]) == len(values):
@@ -152,10 +190,19 @@ def _environment(made: Converted, old: Mapping[str, Json], target: str, given: M
     if secrets := _secrets(made, {**_mapping(old, "secrets"), **_mapping(given, "secrets")}):
         args["secrets"] = secrets
     env: Section = {"env": "openreward", "args": args}
-    env["group_size"] = given.get("num_rollouts", _NUM_ROLLOUTS)
-    env["temperature"] = given.get("temperature", 1.0)
-    env["max_failing_rollouts"] = old.get("max_rollout_retries", 3)
+    env["group_size"] = _count(given, "num_rollouts", _NUM_ROLLOUTS, f"environments.{target}")
+    env["temperature"] = 1.0 if given.get("temperature") is None else given["temperature"]
+    env["max_failing_rollouts"] = _count(old, "max_rollout_retries", 3)
     return env
+
+
+def _count(holder: Mapping[str, Json], name: str, default: int, field: str = "") -> int:
+    value = holder.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UsageError(f"{f'{field}.{name}'.lstrip('.')}: {value!r} is no whole number")
+    return value
 
 
 def _secrets(made: Converted, given: Mapping[str, Json]) -> Section:
@@ -163,7 +210,7 @@ def _secrets(made: Converted, given: Mapping[str, Json]) -> Section:
     for name, value in given.items():
         if value == "":  # how the cookbook takes a secret of the run away from an environment
             continue
-        found[name] = variable = re.sub(r"\W", "_", name).upper()
+        found[name] = variable = re.sub(r"\W", "_", str(name)).upper()
         note = f"secrets.{name}: its value is not taken over: set it as {variable} in the environment or in .env"
         if value is not None and note not in made.notes:
             made.notes.append(note)
@@ -172,12 +219,17 @@ def _secrets(made: Converted, given: Mapping[str, Json]) -> Section:
 
 def _short_names(targets: list[str]) -> dict[str, str]:
     """A name for each environment that no other has."""
-    short = {target: re.sub(r"[^A-Za-z0-9_.\-]+", "-", target.rpartition("/")[2]).lower() for target in targets}
-    taken = list(short.values())
-    return {
-        target: name if taken.count(name) == 1 else re.sub(r"[^A-Za-z0-9_.\-]+", "-", target).lower()
-        for target, name in short.items()
-    }
+    short = {target: _as_name(str(target).rpartition("/")[2]) for target in targets}
+    taken, names = list(short.values()), dict[str, str]()
+    for target, name in short.items():
+        whole = name if taken.count(name) == 1 else _as_name(str(target))
+        numbered = (f"{whole}-{number}" for number in count(2))
+        names[target] = whole if whole not in names.values() else next(n for n in numbered if n not in names.values())
+    return names
+
+
+def _as_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]+", "-", text).lower().lstrip("-_.") or "env"
 
 
 def _mapping(holder: Mapping[str, Json], name: str) -> Mapping[str, Json]:

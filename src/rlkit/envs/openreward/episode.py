@@ -62,8 +62,10 @@ async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
         messages = _with_system(messages, settings.system_prompt)
     episode = Episode(messages, tools)
     reason = await _loop(session, policy, settings, episode)
-    reward = settings.reward.of(episode.rewards, finished=episode.finished)
-    return Outcome(reward, _metrics(episode, reason), _info(episode, reason), truncated=reason in _CUT_SHORT)
+    compared = settings.group_score != "off" and await session.scores_groups()
+    reward = settings.reward.of(episode.rewards, finished=episode.finished, compared=compared)
+    info = {**_info(episode, reason), "compared": compared}
+    return Outcome(reward, _metrics(episode, reason), info, truncated=reason in _CUT_SHORT)
 
 
 async def _loop(session: Session, policy: Policy, settings: Settings, episode: Episode) -> Reason:
@@ -72,7 +74,9 @@ async def _loop(session: Session, policy: Policy, settings: Settings, episode: E
         if left is not None and left < 1:
             return "tokens"
         try:
-            reply = await policy.chat(episode.messages, tools=episode.tools, max_tokens=left)
+            reply = await policy.chat(
+                episode.messages, tools=episode.tools, max_tokens=left, context_tokens=settings.max_tokens
+            )
         except LimitReached:
             return "tokens"
         episode.messages.append(reply.message)
@@ -108,9 +112,11 @@ async def _answered(
         )
         if episode.finished:
             return "finished"
-    episode.malformed += len(reply.malformed)
-    for text in reply.malformed:
-        episode.messages.append({"role": "tool", "content": f"error: not a valid tool call: {text}"})
+    if reply.malformed:
+        episode.malformed += len(reply.malformed)
+        # Not as a tool's answer: it would answer no call, which some chat formats cannot write and others refuse.
+        told = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+        episode.messages.append({"role": "user", "content": told})
     return None
 
 

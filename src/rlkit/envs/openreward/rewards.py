@@ -5,6 +5,7 @@ Invariant: a call without a reward is not a call with the reward 0: it takes no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -31,10 +32,14 @@ class RewardRule:
     most: float | None = None
 
     def __post_init__(self) -> None:
+        given = {"nonterminal_reward": self.nonterminal, "min_reward": self.least, "max_reward": self.most}
+        for name, value in given.items():
+            if value is not None and not math.isfinite(value):
+                raise UsageError(f"{name}: {value} is no finite number")
         if self.least is not None and self.most is not None and self.least > self.most:
             raise UsageError(f"min_reward: {self.least:g} is above max_reward, {self.most:g}")
 
-    def of(self, rewards: Sequence[float | None], *, finished: bool) -> float:
+    def of(self, rewards: Sequence[float | None], *, finished: bool, compared: bool = False) -> float:
         """The reward of an episode.
 
         An episode that the model did not bring to its end, and that was never rewarded, is worth 0: it did the task
@@ -43,16 +48,20 @@ class RewardRule:
         Args:
             rewards: of its calls; None where the environment gave none.
             finished: whether the environment ended it.
+            compared: whether it will be rewarded once its group is complete, so that it need not be before.
 
         Raises:
-            EnvironmentFault: the environment ended it, and never gave a reward.
+            EnvironmentFault: the environment ended it, and never gave a reward, nor will.
         """
         given = [reward for reward in rewards if reward is not None]
         if not finished and self.nonterminal is not None:
             given.append(self.nonterminal)
-        if not given and finished:
+        if not given and finished and not compared:
             raise EnvironmentFault("the environment ended the episode and gave no reward in all of it")
-        reward = _reduced(given, self.reduction) if given else 0.0
+        return self.within(_reduced(given, self.reduction) if given else 0.0)
+
+    def within(self, reward: float) -> float:
+        """A reward, within the bounds."""
         if self.least is not None:
             reward = max(reward, self.least)
         return reward if self.most is None else min(reward, self.most)

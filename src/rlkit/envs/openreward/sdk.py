@@ -5,6 +5,8 @@ with a version that has mended it itself, or has moved it, nothing is touched.
 
     stream parser     loses spaces at the borders of the pieces that a long answer comes in
     calls of tools    made again after a failure, though the tool may have run
+    prompts           asked for again after a failure, though environments begin anew when they are asked
+    blocks            passed over where their type is not known
 
 What is broken besides (sessions that stay behind, missing time limits, a key that is sent to any server) is dealt with
 where sessions are opened; see `session` and `clients`.
@@ -18,7 +20,8 @@ import asyncio
 import inspect
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -34,6 +37,8 @@ _QUIET = {"OPENREWARD_DISABLE_UPDATE_CHECK": "1", "OPENREWARD_LOG_LEVEL": "ERROR
 _HTTP = "openreward.api._session.http"
 _CLIENT = "openreward.api.environments.client"
 
+_BUSY = 429
+
 _log = logging.getLogger("rlkit.openreward")
 
 
@@ -44,6 +49,7 @@ class _Stream(Protocol):
 
 type _Parser = Callable[[_Stream], AsyncIterator[tuple[str, str]]]
 type _Request = Callable[..., Awaitable[object]]
+type _Reader = Callable[[Sequence[Mapping[str, object]]], list[object]]
 
 
 @cache
@@ -52,7 +58,7 @@ def load() -> ModuleType:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     sdk = import_module("openreward")
-    for mend in (mend_parser, mend_calls):
+    for mend in (mend_parser, mend_calls, mend_prompts, mend_blocks):
         try:
             mend()
         except (ImportError, AttributeError, TypeError) as error:
@@ -100,6 +106,68 @@ def mend_calls() -> bool:
 
     once.once = True  # pyright: ignore[reportFunctionMemberAccess]  seen by the next look
     setattr(module, "resumable_sse", once)  # noqa: B010  of another's module
+    return True
+
+
+def mend_prompts() -> bool:
+    """Have prompts asked for once, if the SDK asks again; whether that was needed.
+
+    Raises:
+        ImportError: what it makes requests again with is not there.
+        AttributeError: what makes requests is not where it was.
+    """
+    from tenacity import retry, retry_if_exception
+
+    module, http = import_module(_CLIENT), import_module(_HTTP)
+    request = cast("_Request", module.request_retryable)
+    if getattr(request, "once", False):
+        return False
+    asked = cast(
+        "_Request",
+        retry(
+            retry=retry_if_exception(_untouched),
+            wait=http._env_server_wait,
+            stop=http._env_server_stop,
+            reraise=True,
+        )(http._do_request),
+    )
+
+    async def once(client: object, method: str, path: str, *args: object, **options: object) -> object:
+        chosen = asked if path.endswith(("/prompt", "/messages")) else request
+        return await chosen(client, method, path, *args, **options)
+
+    once.once = True  # pyright: ignore[reportFunctionMemberAccess]  seen by the next look
+    setattr(module, "request_retryable", once)  # noqa: B010  of another's module
+    return True
+
+
+def _untouched(error: BaseException) -> bool:
+    """Whether a server says that it had no time for a request, or is not there yet, so that nothing was done."""
+    return getattr(error, "status", None) == _BUSY or bool(getattr(error, "backend_starting", False))
+
+
+@dataclass(frozen=True)
+class UnknownBlock:
+    """A part of a message of which only the type is known."""
+
+    type: str
+
+
+def mend_blocks() -> bool:
+    """Have blocks of unknown types kept, if the SDK passes them over; whether it did.
+
+    Raises:
+        AttributeError: what reads blocks is not where it was.
+    """
+    module = import_module(_CLIENT)
+    read = cast("_Reader", module._parse_blocks)
+    if read([{"type": "rlkit-unknown"}]):
+        return False
+
+    def all_blocks(raw: Sequence[Mapping[str, object]]) -> list[object]:
+        return [known for block in raw for known in read([block]) or [UnknownBlock(str(block.get("type")))]]
+
+    setattr(module, "_parse_blocks", all_blocks)  # noqa: B010  of another's module
     return True
 
 

@@ -50,9 +50,9 @@ class Secrets:
             for value in [_value(name, secret)]
         }
 
-    def cleaner(self) -> Callable[[str], str]:
-        """What takes their values out of a text."""
-        values = {os.environ.get(secret.env, "") for _, secret in self.by_name}
+    def cleaner(self, key: str | None = None) -> Callable[[str], str]:
+        """What takes their values out of a text, and the platform's key, where the server is given that."""
+        values = {os.environ.get(secret.env, "") for _, secret in self.by_name} | {key or ""}
         hidden = sorted((value for value in values if len(value) >= SHORTEST_SECRET_CHARS), key=len, reverse=True)
 
         def clean(text: str) -> str:

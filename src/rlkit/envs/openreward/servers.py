@@ -60,12 +60,22 @@ class LocalServer:
             )
         except OSError as error:
             raise UsageError(f"server: {command[0]} cannot be started: {error.strerror}") from error
+        self._process, self._log, self._shown = process, log, shlex.join(command)
         self.close = weakref.finalize(self, _ended, process, log)
         try:
             _wait(process, self.url, log, shown=shlex.join(command), within_s=within_s)
         except BaseException:
             self.close()
             raise
+
+    def check(self) -> None:
+        """Look whether it still runs.
+
+        Raises:
+            UsageError: it has ended, though it is still needed.
+        """
+        if self._process.poll() is not None and self.close.alive:
+            raise UsageError(_gone(self._process, self._log, self._shown))
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         """In another process it is None: that one must not end it."""
@@ -82,7 +92,10 @@ def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServe
     Raises:
         UsageError: the command has no place for a port, cannot be run, or starts nothing that answers.
     """
-    words = tuple(shlex.split(command) if isinstance(command, str) else command)
+    try:
+        words = tuple(shlex.split(command) if isinstance(command, str) else command)
+    except ValueError as error:
+        raise UsageError(f"server: {command!r} is no command: {error}") from None
     if not words or not any(_PORT in word for word in words):
         raise UsageError(
             f"server: {shlex.join(words)!r} does not say where the port goes; write {_PORT}, as in "
@@ -103,10 +116,14 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: IO[bytes], *, shown: 
     until_s = time.monotonic() + within_s
     while not _answers(url):
         if process.poll() is not None:
-            raise UsageError(f"server: `{shown}` ended with exit code {process.returncode}: {_tail(log)}")
+            raise UsageError(_gone(process, log, shown))
         if time.monotonic() > until_s:
             raise UsageError(f"server: `{shown}` does not answer at {url}/health within {within_s:g} s: {_tail(log)}")
         time.sleep(_POLL_S)
+
+
+def _gone(process: subprocess.Popen[bytes], log: IO[bytes], shown: str) -> str:
+    return f"server: `{shown}` ended with exit code {process.returncode}: {_tail(log)}"
 
 
 def _answers(url: str) -> bool:

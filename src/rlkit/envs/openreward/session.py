@@ -11,16 +11,17 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from rlkit.envs.openreward.admission import Gate
 from rlkit.envs.openreward.blocks import Content, content_of, messages_of, tool_of
 from rlkit.envs.openreward.faults import SessionLost, kind_of, misconfigured, told
+from rlkit.envs.openreward.scoring import candidate_of
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.types import Json, Message, Tool
+from rlkit.types import Episode, Json, Message, Tool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from openreward.api.environments.client import AsyncSession
     from openreward.api.environments.types import ToolOutput
@@ -100,7 +101,7 @@ class Session:
         """
         messages = await self._asked("asking for the prompt", self._raw.get_messages, self._limits.start_s)
         tools = await self._asked("asking for the tools", lambda: self._raw.list_tools(None), self._limits.request_s)
-        return messages_of(messages, self._clean), [tool_of(tool) for tool in tools]
+        return messages_of(messages, self._clean), [tool_of(tool, self._clean) for tool in tools]
 
     async def version(self) -> Mapping[str, str | None]:
         """What the server runs: `version` of the SDK and `build_sha` of the environment."""
@@ -110,6 +111,32 @@ class Session:
         """Whether the environment takes a message without a call as the model's answer."""
         found = await self._asked("asking for the tools", self._raw.terminal_tool, self._limits.request_s)
         return found is not None
+
+    async def scores_groups(self) -> bool:
+        """Whether the environment compares the episodes of a group; known once its tools are."""
+        return await self._asked("asking for the tools", self._raw.supports_score_group, self._limits.request_s)
+
+    async def scores(self, episodes: Sequence[Episode]) -> list[float]:
+        """Have the environment compare the episodes of a group: a reward for each, in their order.
+
+        Raises:
+            SessionLost: it could not be done now.
+            EnvironmentFault: what came back are no rewards.
+        """
+        from openreward.api.errors import ScoreGroupUnsupported
+
+        async def asked() -> Sequence[object]:
+            try:
+                return await self._raw.score_group([candidate_of(episode, plain=False) for episode in episodes])
+            except ScoreGroupUnsupported:  # an older one knows texts only
+                return await self._raw.score_group([candidate_of(episode, plain=True) for episode in episodes])
+
+        given = await self._asked("scoring the group", asked, self._limits.call_s)
+        rewards = [cast("object", getattr(score, "reward", None)) for score in given]
+        finite = [float(reward) for reward in rewards if _is_finite(reward)]
+        if len(finite) != len(episodes) or len(given) != len(episodes):
+            raise EnvironmentFault(f"{self._name}: the group of {len(episodes)} was scored as {rewards}")
+        return finite
 
     async def answer(self, text: str) -> Answer:
         """Give the model's answer, which ends the episode."""
@@ -140,10 +167,12 @@ class Session:
             await self._gate.pause()
         else:
             raise AssertionError("the last attempt returns or raises")
-        reward = output.reward
-        if reward is not None and not math.isfinite(reward):
-            raise EnvironmentFault(f"{self._name}: {tool} gave the reward {reward}; rewards must be finite")
-        return Answer(content_of(output.blocks, self._clean), reward, output.finished)
+        reward, finished = cast("tuple[object, object]", (output.reward, output.finished))
+        if reward is not None and not _is_finite(reward):
+            raise EnvironmentFault(f"{self._name}: {tool} gave the reward {reward!r}; rewards must be finite numbers")
+        if not isinstance(finished, bool):
+            raise EnvironmentFault(f"{self._name}: {tool} said {finished!r} where it says whether the episode is over")
+        return Answer(content_of(output.blocks, self._clean), None if reward is None else float(reward), finished)
 
     async def _asked[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
         try:
@@ -153,6 +182,14 @@ class Session:
 
     def _failure(self, what: str, error: Exception, *, opening: bool) -> Exception:
         return failure(self._name, what, error, self._clean, opening=opening)
+
+
+def _is_finite(reward: object) -> TypeGuard[float]:
+    """Servers are not ours: a number in JSON may be of any size, and what should be one may be a text."""
+    try:
+        return isinstance(reward, float | int) and math.isfinite(reward)
+    except OverflowError:
+        return False
 
 
 def failure(name: str, what: str, error: Exception, clean: Callable[[str], str], *, opening: bool) -> Exception:

@@ -14,6 +14,7 @@ from rlkit.envs.openreward.secrets import Secrets
 from rlkit.envs.openreward.session import TimeLimits
 
 type OnMessage = Literal["end", "nudge"]
+type GroupScore = Literal["add", "replace", "off"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Settings:
             episode, or a word that a tool is to be called.
         system_prompt: said before everything else.
         toolset: tools of OpenReward's that are bound to the sessions.
+        group_score: what becomes of the reward of how an episode compares with the others of its group, where the
+            environment gives one: it is added to that of its calls, stands in its place, or is not asked for.
         max_sessions: at once.
         openings: sessions that are tried for one rollout before the model has said anything.
     """
@@ -44,5 +47,6 @@ class Settings:
     on_message: OnMessage = "end"
     system_prompt: str | None = None
     toolset: str | None = None
+    group_score: GroupScore = "add"
     max_sessions: int = 256
     openings: int = 5

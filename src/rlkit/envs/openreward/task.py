@@ -6,8 +6,9 @@ a fresh one; one that fails later fails the episode, which is then played again 
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.env import Env
@@ -20,7 +21,7 @@ from rlkit.envs.openreward.session import Session, opened
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy, RecordingPolicy
-from rlkit.types import Outcome
+from rlkit.types import Episode, Json, Outcome
 
 if TYPE_CHECKING:
     from openreward.api.environments.client import AsyncEnvironment, AsyncSession
@@ -54,9 +55,29 @@ class OpenRewardTask(Env):
 
         Raises:
             EnvironmentFault: the environment failed, or the session was lost.
-            UsageError: the environment cannot be played as it is configured.
+            UsageError: the environment cannot be played as it is configured, or its own server has ended.
             MissingError: there is no key for OpenReward.
         """
+        settings = self.settings
+        outcome = await self._in_session(lambda session: play(session, policy, settings), lambda: _has_begun(policy))
+        return replace(outcome, info={**outcome.info, "openreward": self._record()})
+
+    async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
+        """The rewards of a group's episodes where the environment compares them; None where it does not.
+
+        Raises:
+            EnvironmentFault: it failed.
+            UsageError: as for `rollout`.
+        """
+        settings = self.settings
+        if not all(episode.info.get("compared") for episode in episodes):
+            return None
+        scores = await self._in_session(lambda session: session.scores(episodes), lambda: False)
+        own = [0.0 if settings.group_score == "replace" else episode.reward or 0.0 for episode in episodes]
+        return [settings.reward.within(reward + score) for reward, score in zip(own, scores, strict=True)]
+
+    async def _in_session[T](self, use: Callable[[Session], Awaitable[T]], final: Callable[[], bool]) -> T:
+        """Use a fresh session, and another one if it is lost, unless it is the final one."""
         settings = self.settings
         env = await environment(settings.access)
         door = gate(settings.access, settings.max_sessions)
@@ -64,16 +85,18 @@ class OpenRewardTask(Env):
             await door.pause()
             try:
                 async with door.admitted():
-                    return await self._play(env, door, policy)
+                    return await self._used(env, door, use)
             except SessionLost as lost:
+                if self.server is not None:
+                    self.server.check()
                 door.refused() if lost.busy else door.failed()
-                if not left or _has_begun(policy):
+                if not left or final():
                     raise EnvironmentFault(f"the session was lost: {lost}") from lost
         raise AssertionError("the last session returns or raises")
 
-    async def _play(self, env: AsyncEnvironment, door: Gate, policy: Policy) -> Outcome:
+    async def _used[T](self, env: AsyncEnvironment, door: Gate, use: Callable[[Session], Awaitable[T]]) -> T:
         settings = self.settings
-        clean = settings.secrets.cleaner()
+        clean = settings.secrets.cleaner(settings.access.key)
 
         def make() -> AsyncSession:
             return env.session(
@@ -88,7 +111,17 @@ class OpenRewardTask(Env):
             session = await stack.enter_async_context(opened(make, door, settings.time, name=name, clean=clean))
             await self._check_version(session)
             door.opened()
-            return await play(session, policy, settings)
+            return await use(session)
+
+    def _record(self) -> dict[str, Json]:
+        target = self.settings.access.target
+        return {
+            "target": target.name,
+            "hosted": target.base_url is None,
+            "variant": target.variant,
+            "split": self.split,
+            "index": self.index,
+        }
 
     async def _check_version(self, session: Session) -> None:
         target = self.settings.access.target

@@ -23,6 +23,8 @@ type Truth = bool | None
 
 DEGREE, PERCENT = Number(Fraction(1, 180)), Number(Fraction(1, 100))
 
+_COORDINATES = frozenset("xyz")
+
 MAX_UNORDERED = 24
 """More items than this are compared in the order of their values only, which must then be real numbers."""
 
@@ -67,6 +69,15 @@ def judge(answer: str, gold: str, policies: Policies = DEFAULT) -> Judgement:  #
         return Judgement("no", "monstrous")
 
 
+def equals_itself(gold: str, policies: Policies = DEFAULT) -> bool:
+    """Whether an answer can be read, and what was read is found equal to itself: by comparing, not by its text."""
+    try:
+        wanted = read(gold)
+        return _judged(wanted, wanted, gold, gold, policies).verdict == "yes"
+    except (NotAnAnswer, RecursionError):  # what is monstrous or malformed is none either
+        return False
+
+
 def _judged(given: Answer, wanted: Answer, answer: str, gold: str, policies: Policies) -> Judgement:
     comparison = _Comparison(policies, natural=policies.logarithm == "natural")
     truth = comparison.same(given.value, wanted.value)
@@ -99,6 +110,9 @@ class _Comparison:
     def same(self, given: Value, wanted: Value) -> Truth:  # noqa: PLR0911, PLR0912  one for each pair of types
         """Whether two values are the same; None where that cannot be told."""
         if isinstance(given, Relation) and isinstance(wanted, Relation):
+            one, other = labelled(given), labelled(wanted)
+            if one is not None and other is not None and one.label == other.label:
+                return self.same(one.value, other.value)
             return self._relations(given, wanted)
         for one, other in ((given, wanted), (wanted, given)):
             if (found := labelled(one)) is not None and not isinstance(other, Relation):
@@ -161,7 +175,7 @@ class _Comparison:
                 return self._measured(one.loose, other)
         return truth
 
-    def _measured(self, given: Scalar, wanted: Scalar) -> Truth:
+    def _measured(self, given: Scalar, wanted: Scalar) -> Truth:  # noqa: PLR0911  one for each way to measure
         """By their units, percent and degree signs."""
         left, right = given.expression, wanted.expression
         builder = Builder()
@@ -172,6 +186,9 @@ class _Comparison:
             left = builder.multiply((left, Number(one.factor / other.factor)))
         if given.suffix == wanted.suffix:
             return self._equal(left, right)
+        for measure, suffix in ((one, wanted.suffix), (other, given.suffix)):
+            if measure is not None and measure.dimension == "radians" and suffix == "°":
+                return self._in_degrees(given, wanted)
         if (given.suffix or given.unit) and (wanted.suffix or wanted.unit):
             return False
         suffix = given.suffix or wanted.suffix
@@ -183,11 +200,22 @@ class _Comparison:
             return self._equal(builder.multiply((left, meant)), right)
         return self._equal(left, builder.multiply((right, meant)))
 
+    def _in_degrees(self, given: Scalar, wanted: Scalar) -> Truth:
+        """Two angles of which one is in degrees and the other in radians."""
+        builder = Builder()
+        left, right = (
+            builder.multiply((angle.expression, DEGREE, PI)) if angle.suffix else angle.expression
+            for angle in (given, wanted)
+        )
+        return self._equal(left, right)
+
     def _groups(self, given: Group, wanted: Group) -> Truth:
         """Order matters where one is in brackets; a set has each item once, and is no tuple; nor is a bare list, unless
         it says `x=1, y=2`; two numbers in square brackets are an interval."""
         kinds = {given.kind, wanted.kind}
         ones, others = given.items, wanted.items
+        if kinds == {"list", "tuple"}:
+            ones, others = _by_coordinate(given), _by_coordinate(wanted)
         if "set" in kinds:
             if kinds & {"tuple", "square"}:
                 return False
@@ -286,6 +314,14 @@ def _has_labels(group: Group) -> bool:
     return group.kind == "list" and all(labelled(item) is not None for item in group.items)
 
 
+def _by_coordinate(group: Group) -> Sequence[Value]:
+    """The items, those of `y=1, x=2` in the order of the coordinates."""
+    names = [found.label for item in group.items if (found := labelled(item)) is not None]
+    if group.kind != "list" or len(names) < len(group.items) or not set(names) <= _COORDINATES:
+        return group.items
+    return [item for _, item in sorted(zip(names, group.items, strict=True), key=lambda named: named[0])]
+
+
 def _raw(value: Value) -> str:
     return value.raw if isinstance(value, Text | Scalar) else ""
 
@@ -293,10 +329,10 @@ def _raw(value: Value) -> str:
 def _is_letters(value: Scalar) -> bool:
     """A letter, or several, that may stand for themselves: a choice, a name."""
     match value.expression:
-        case Symbol():
-            return True
+        case Symbol(name):
+            return name.isalpha()
         case Product(factors):
-            return all(isinstance(factor, Symbol) for factor in factors)
+            return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
         case _:
             return False
 

@@ -2,9 +2,9 @@ r"""From tokens to an expression: a recursive descent that never goes back.
 
 Invariant: each token is read once, and nesting is limited, so that time is in proportion to length.
 
-    sum       [+-±] product ([+-±] product)*
-    product   power ((* | / | nothing) power)*        two numbers side by side are no product, unless a mixed number
-    power     postfix (^ (power | {sum}))?
+    sum       [+-±] product ([+-±] product)* ((\over | \choose) sum)?
+    product   power ((* | / | nothing) power)*        two numbers side by side only as `3!7!`, `2^{3}5`, `1 1/2`
+    power     postfix (^ (power | {sum}))?            of `xy^2` only the last letter
     postfix   atom (! | ° | _subscript)*
     atom      number | symbol | (sum) | |sum| | \frac | \sqrt | \binom | function
 """
@@ -41,6 +41,9 @@ _STARTS = frozenset(
 )
 _END = Token("end", "")
 _SIGNS = frozenset("+-±∓")
+_BINDING = frozenset({"^", "_", "!", "'"})
+"""Signs that belong to the last letter before them."""
+
 _PRIME = "'"
 
 
@@ -48,7 +51,7 @@ class ExpressionParser:
     """Reads expressions from tokens.
 
     Args:
-        tokens: all tokens of the text.
+        tokens: all tokens of the text; in the place of a word come its letters.
 
     Attributes:
         at: the token that is read next.
@@ -99,11 +102,19 @@ class ExpressionParser:
         terms = [self._signed()]
         while self.token.kind in _SIGNS:
             terms.append(self._signed())
-        if len(terms) == 1:
-            return terms[0]
         if sum(isinstance(term, Number) for term in terms) > 1:
             self.computed = True
-        return self.builder.add(terms)
+        value = terms[0] if len(terms) == 1 else self.builder.add(terms)
+        if self.take("over"):  # of all that stands before it in its braces, as TeX has it
+            self._deeper()
+            value = self.builder.divide(value, self.sum())
+            self._depth -= 1
+        elif self.take("choose"):
+            self._deeper()
+            self.computed = True
+            value = self.builder.call("binomial", (value, self.sum()))
+            self._depth -= 1
+        return value
 
     def _signed(self) -> Expression:
         signs: list[Expression] = []
@@ -130,11 +141,19 @@ class ExpressionParser:
                 factors = [self.builder.call("mod", (self.builder.multiply(factors), self._factor()))]
             elif kind == "/":
                 self.at += 1
-                factors.append(self.builder.power(self._factor(), MINUS_ONE))
+                factors.append(self.builder.power(self._divisor(), MINUS_ONE))
             elif kind == "*" or self._starts_factor():
                 factors.append(self._multiplied(factors, explicit=self.take("*")))
             else:
                 return self.builder.multiply(factors) if len(factors) > 1 else factors[0]
+
+    def _divisor(self) -> Expression:
+        """What follows a slash: of `1/ab` both letters, but of `1/ab^2` only the first, as in a product."""
+        token = self.token
+        if token.kind != "word" or len(token.text) > MAX_LETTERS or self.ahead(1).kind in _BINDING:
+            return self._factor()
+        self.at += 1
+        return self.builder.multiply(Symbol(letter) for letter in token.text)
 
     def _factor(self) -> Expression:
         """A power with signs before it, as in `3 \\cdot -2`."""
@@ -146,7 +165,7 @@ class ExpressionParser:
         return self.builder.negate(factor) if negative else factor
 
     def _multiplied(self, factors: list[Expression], *, explicit: bool) -> Expression:
-        if not explicit and self.token.kind == "number":
+        if not explicit and self.token.kind == "number" and self._tokens[self.at - 1].kind not in ("!", "}"):
             raise Malformed("two numbers side by side")
         right = self._factor() if explicit else self._power()
         if isinstance(right, Number) and not _power_of_ten(right.value):
@@ -238,7 +257,7 @@ class ExpressionParser:
             if kind == "!":
                 self.at += 1
                 self.computed = True
-                value = self.builder.call("factorial", (value,))
+                value = self.builder.call("double factorial" if self.take("!") else "factorial", (value,))
             elif kind == "°":
                 self.at += 1
                 value = Call("degrees", (value,))
@@ -287,7 +306,8 @@ class ExpressionParser:
             case "∞":
                 return Symbol("∞")
             case "word" if len(token.text) <= MAX_LETTERS:
-                return self.builder.multiply(Symbol(letter) for letter in token.text)
+                self._tokens[self.at - 1 : self.at] = [Token("symbol", letter) for letter in token.text]
+                return Symbol(token.text[0])
             case "(" | "[" | "{" | "⌊" | "⌈":
                 return self._bracket(token.kind)
             case "|":

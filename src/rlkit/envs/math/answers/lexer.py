@@ -6,6 +6,7 @@ Invariant: time in proportion to the length, which is limited; every token but a
 from __future__ import annotations
 
 import re
+import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -17,16 +18,19 @@ from rlkit.envs.math.answers.notation import (
     FRACTIONS,
     FUNCTIONS,
     GREEK,
+    LOWERED,
     MARKS,
     PLAIN,
+    RAISED,
     SKIPPED,
     TEXTS,
     UNICODE,
     WORDS,
 )
-from rlkit.envs.math.answers.words import CURRENCIES
+from rlkit.envs.math.answers.words import CURRENCIES, LEAD_INS
 
 MAX_CHARS = 4_000
+MAX_ASCII_CHARS = 16_000
 MAX_TOKENS = 1_500
 MAX_DIGITS = 1_000
 MAX_EXPONENT = 1_000
@@ -53,6 +57,12 @@ class Token(NamedTuple):
 
 
 _LEXEME = re.compile(r"\s+|\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[A-Za-z]+|\*\*|<=|>=|!=|==|.", re.DOTALL)
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
+_NUMERAL = re.compile(r"(?:[+-]|\\?\$)*\.?[0-9]")
+"""A text that begins so is a number with what may stand behind one."""
+
+_UNIT_LETTERS = frozenset("msghl")
 _THOUSANDS = re.compile(r"[0-9]{3}(?:\.[0-9]+)?")
 
 
@@ -69,8 +79,24 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
     """
     if len(text) > MAX_CHARS:
         raise Monstrous(f"more than {MAX_CHARS} characters")
-    reader = _Reader(_LEXEME.findall(text.translate(UNICODE)), thousands=thousands)
-    return reader.read()
+    return _Reader(_LEXEME.findall(_ascii(text)), thousands=thousands).read()
+
+
+def _ascii(text: str) -> str:
+    """The text with LaTeX in the place of other signs, as far as there is any for them."""
+    if text.isascii():
+        return text
+    text = _RAISED.sub(_raised, text.translate(UNICODE))
+    text = _LOWERED.sub(lambda run: f"_{{{run[0].translate(LOWERED)}}}", text)
+    text = unicodedata.normalize("NFKC", text)  # digits and letters in other forms
+    if len(text) > MAX_ASCII_CHARS:
+        raise Monstrous(f"more than {MAX_ASCII_CHARS} characters, written out")
+    return text.translate(UNICODE)
+
+
+def _raised(run: re.Match[str]) -> str:
+    written = run[0].translate(RAISED)
+    return f"^{written} " if len(written) == 1 else f"^{{{written}}}"
 
 
 class _Reader:
@@ -99,7 +125,7 @@ class _Reader:
             self._number(lexeme)
         elif lexeme in FRACTIONS:
             self._push(FRACTIONS[lexeme], lexeme)
-            self._split_digits()
+            self._split()
         elif lexeme in ALIASES:
             self._push(ALIASES[lexeme], lexeme)
         elif first == "\\":
@@ -108,12 +134,14 @@ class _Reader:
             self._letters(lexeme)
         elif lexeme in PLAIN:
             self._push(lexeme, lexeme)
-        elif first in "€£":
-            self._push("currency", CURRENCIES[first])
+        elif first != "$" and unicodedata.category(first) == "Sc":
+            self._push("currency", CURRENCIES.get(first, first))
         elif first in "$~":
             self._spaced = True
         elif first.isalpha():
             self._push("word", lexeme)
+        elif lexeme == "." and self._lexemes[self._at : self._at + 1] in ([r"\overline"], [r"\dot"]):
+            self._number("0.")
         elif lexeme != "." or self._lexemes[self._at :] != []:
             raise Malformed(f"the sign {lexeme!r}")
 
@@ -125,6 +153,8 @@ class _Reader:
         name = lexeme[1:]
         if lexeme in (r"\overline", r"\dot") and self._found and self._found[-1].kind == "number" and self._repeat():
             return
+        if lexeme in (r"\overline", r"\bar"):
+            return self._barred()
         if lexeme in DROPPED:
             self._spaced = self._spaced or lexeme in (r"\ ", r"\quad", r"\qquad")
         elif lexeme in SKIPPED:
@@ -133,6 +163,10 @@ class _Reader:
             self._text(self._group())
         elif lexeme == r"\$":
             self._push("currency", CURRENCIES["$"])
+        elif lexeme == r"\not":
+            negated = self._lexemes[self._at : self._at + 1] == ["="]
+            self._at += negated
+            self._push("≠" if negated else "not", lexeme)
         elif lexeme in (r"\mathbb", r"\Bbb"):
             self._push("set", self._group().strip())
         elif name in FUNCTIONS:
@@ -150,12 +184,12 @@ class _Reader:
         else:
             raise Unreadable(f"the command {lexeme}")
 
-    def _split_digits(self) -> None:
-        r"""The first of the digits after `\frac` is the numerator, as TeX has it: `\frac12`, `\frac1{20}`."""
+    def _split(self) -> None:
+        r"""The first of what follows `\frac` is the numerator, as TeX has it: `\frac12`, `\frac1{20}`, `\frac ab`."""
         while self._at < len(self._lexemes) and self._lexemes[self._at][0].isspace():
             self._at += 1
-        if self._at < len(self._lexemes) and len(digits := self._lexemes[self._at]) > 1 and digits[0].isdecimal():
-            self._lexemes[self._at : self._at + 1] = [digits[0], digits[1:]]
+        if self._at < len(self._lexemes) and len(lexeme := self._lexemes[self._at]) > 1 and lexeme[0].isalnum():
+            self._lexemes[self._at : self._at + 1] = [lexeme[0], lexeme[1:]]
 
     def _environment(self, lexeme: str, name: str) -> None:
         if name not in ENVIRONMENTS:
@@ -179,10 +213,18 @@ class _Reader:
                 return "".join(inside[1:-1] if inside[0] == "{" else inside)
         raise Malformed("a brace that is not closed")
 
+    def _barred(self) -> None:
+        """A letter with a bar is another letter; a bar over anything else says nothing."""
+        start = self._at
+        barred = self._group().strip()
+        if len(barred) == 1 and barred.isalpha():
+            self._push("symbol", barred + "bar")
+        else:
+            self._at = start
+
     def _text(self, content: str) -> None:
-        """A text that is a number or a letter stands for it; any other is kept whole."""
+        """A text that begins with a number, or is a letter, stands for it; any other is kept whole."""
         stripped = content.strip()
-        inner = stripped.removeprefix("(").removesuffix(")")
         if stripped in FUNCTIONS:
             self._push("function", FUNCTIONS[stripped])
         elif stripped in ("and", "or", ", and", ", or", "and/or"):
@@ -195,19 +237,26 @@ class _Reader:
             self._push(":", stripped)
         elif stripped in ("%", r"\%", "percent"):
             self._push("%", stripped)
-        elif stripped and (stripped[0].isdecimal() or (len(inner) == 1 and inner in "ie")) and stripped.isalnum():
+        elif not self._found and stripped.lower().rstrip(" :,") in LEAD_INS:
+            self._spaced = True
+        elif _NUMERAL.match(stripped) or (len(stripped) == 1 and stripped.islower() and stripped not in _UNIT_LETTERS):
             self._lexemes[self._at : self._at] = _LEXEME.findall(stripped)
         elif stripped and stripped != ".":
             self._found.append(Token("text", content, spaced=self._spaced))
             self._spaced = False
 
-    def _letters(self, lexeme: str) -> None:
+    def _letters(self, lexeme: str) -> None:  # noqa: PLR0912  one for each kind of word
         while self._lexemes[self._at : self._at + 1] == ["."] and self._abbreviated():
             lexeme += self._lexemes[self._at + 1]
             self._at += 2
         lower = lexeme.lower()
+        if lower in ("th", "st", "nd", "rd") and not self._spaced and self._found and self._found[-1].kind == "number":
+            return  # `12th`
         if lexeme in FUNCTIONS:
             self._push("function", FUNCTIONS[lexeme])
+        elif lexeme[:-1] in FUNCTIONS and lexeme[-1] in "xyz":
+            self._push("function", FUNCTIONS[lexeme[:-1]])
+            self._push("symbol", lexeme[-1])
         elif lower == "sqrt":
             self._push(r"\sqrt", lexeme)
         elif lower == "pi":
@@ -232,7 +281,7 @@ class _Reader:
     def _between_factors(self) -> bool:
         """Whether an `x` is a sign: `1.5 x 10^8`."""
         following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
-        return self._spaced and self._found != [] and self._found[-1].kind == "number" and following[:1] == ["10"]
+        return self._found != [] and self._found[-1].kind == "number" and following[:1] == ["10"]
 
     def _between_intervals(self) -> bool:
         following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
@@ -267,12 +316,22 @@ class _Reader:
     def _more_thousands(self) -> tuple[str, bool] | None:
         at = self._at
         rest = self._lexemes[at : at + 5]
+        if rest[:1] and rest[0][0].isspace():
+            return self._spaced_thousands(rest)
         for separator in ([","], [r"\,"], [r"\!"], [",", r"\!"], [",", r"\!", " "], ["{", ",", "}"], ["{", r"\,", "}"]):
             size = len(separator)
             if rest[:size] == separator and len(rest) > size and _THOUSANDS.fullmatch(rest[size]):
                 self._at += size + 1
                 return rest[size], separator == [","]
         return None
+
+    def _spaced_thousands(self, rest: list[str]) -> tuple[str, bool] | None:
+        """Of `10 000`; in `3 125/1000` the second is no part of the first."""
+        following = [lexeme for lexeme in rest[2:4] if not lexeme[0].isspace()]
+        if len(rest) < 2 or not _THOUSANDS.fullmatch(rest[1]) or following[:1] == ["/"]:
+            return None
+        self._at += 2
+        return rest[1], False
 
     def _in_brackets(self) -> bool:
         """Whether the number fills a pair of brackets: `(12,345)` is a pair of numbers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from rlkit.envs.math.answers.faults import Malformed, Monstrous
 
@@ -47,9 +47,15 @@ class Sum(NamedTuple):
 
 
 class Product(NamedTuple):
-    """At least two factors."""
+    """At least two factors.
+
+    Args:
+        factors: what is multiplied.
+        sign: always the same. Named tuples are equal where their items are, so that without it `x+y` would be `xy`.
+    """
 
     factors: tuple[Expression, ...]
+    sign: Literal["*"] = "*"
 
 
 class Power(NamedTuple):
@@ -224,6 +230,12 @@ def _factorial(value: Fraction) -> Fraction | None:
     return Fraction(math.factorial(int(value))) if value <= MAX_FACTORIAL else None
 
 
+def _double_factorial(value: Fraction) -> Fraction | None:
+    if value.denominator != 1 or value < 0:
+        raise Malformed("a factorial of what is no natural number")
+    return Fraction(math.prod(range(int(value), 0, -2))) if value <= MAX_FACTORIAL else None
+
+
 def _binomial(above: Fraction, below: Fraction) -> Fraction | None:
     if above.denominator != 1 or below.denominator != 1 or min(above, below) < 0:
         raise Malformed("a binomial of what are no natural numbers")
@@ -252,6 +264,7 @@ def _absolute(value: Fraction) -> Fraction:
 
 _EXACT_OF_ONE: dict[str, Callable[[Fraction], Fraction | None]] = {
     "factorial": _factorial,
+    "double factorial": _double_factorial,
     "abs": _absolute,
     "floor": _floor,
     "ceil": _ceil,

@@ -5,17 +5,29 @@ Invariant: data only.
 
 from __future__ import annotations
 
+_GREEK_SIGNS = "αβγδεζηθικλμνξπρστυφχψωϕϑΓΔΘΛΞΠΣΦΨΩ"
+_GREEK_NAMES = (
+    "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu", "xi",
+    "pi", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "phi", "theta", "Gamma", "Delta", "Theta",
+    "Lambda", "Xi", "Pi", "Sigma", "Phi", "Psi", "Omega",
+)  # fmt: skip
 UNICODE = str.maketrans(
-    {
+    {sign: rf"\{name} " for sign, name in zip(_GREEK_SIGNS, _GREEK_NAMES, strict=True)}
+    | {
         "−": "-", "–": "-", "—": "-", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": "/",
-        "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-        "∅": r"\emptyset ", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "±": r"\pm ", "∓": r"\mp ",
-        "√": r"\sqrt ", "°": r"^\circ ", "π": r"\pi ", "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ",
-        "γ": r"\gamma ", "λ": r"\lambda ", "φ": r"\phi ", "ω": r"\omega ", "²": "^2 ", "³": "^3 ", "½": r"\frac12 ",
-        "¼": r"\frac14 ", "¾": r"\frac34 ", "⅓": r"\frac13 ", "⅔": r"\frac23 ", "≈": r"\approx ", "→": r"\to ",
-        "\u00a0": " ", "\u2009": " ", "\u202f": " ", "’": "'", "⟨": r"\langle ", "⟩": r"\rangle ",
+        "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "≡": r"\equiv ",
+        "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∖": r"\setminus ", "∅": r"\emptyset ",
+        "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
+        "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "°": r"^\circ ",
+        "º": r"^\circ ", "⁄": "/", "∕": "/", "∆": r"\Delta ", "→": r"\to ", "∧": r"\land ", "∨": r"\lor ",
+        "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ", "⟩": r"\rangle ",
+        "…": r"\dots ", "′": "'", "’": "'", "½": r"\frac12 ", "⅓": r"\frac13 ", "⅔": r"\frac23 ", "¼": r"\frac14 ",
+        "¾": r"\frac34 ", "⅕": r"\frac15 ", "⅖": r"\frac25 ", "⅗": r"\frac35 ", "⅘": r"\frac45 ", "⅙": r"\frac16 ",
+        "⅚": r"\frac56 ", "⅛": r"\frac18 ", "⅜": r"\frac38 ", "⅝": r"\frac58 ", "⅞": r"\frac78 ",
     }
 )  # fmt: skip
+RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
+LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
 
 DROPPED = frozenset(
     {
@@ -25,7 +37,7 @@ DROPPED = frozenset(
         r"\bm", r"\mathit", r"\underline", r"\boxed", r"\fbox", r"\hbox", r"\angle",
         r"\triangle", r"\mathsf", r"\vec", r"\overrightarrow", r"\bf", r"\it", r"\rm", r"\nolimits", r"\Large",
         r"\large", r"\small", r"\hline", r"\tiny", r"\thinspace", r"\enspace", r"\mathstrut", r"\left.",
-        r"\right.", r"\overline", r"\bar", r"\hat", r"\tilde", r"\widehat", r"\mathcal", r"\ ",
+        r"\right.", r"\therefore", r"\hat", r"\tilde", r"\widehat", r"\mathcal", r"\ ",
     }
 )  # fmt: skip
 TEXTS = frozenset(
@@ -35,11 +47,11 @@ TEXTS = frozenset(
     }
 )  # fmt: skip
 FRACTIONS = {
-    **{rf"\{prefix}frac": r"\frac" for prefix in ("", "d", "t", "c")},
+    **{rf"\{prefix}frac": r"\frac" for prefix in ("", "d", "t", "c", "s", "nice")},
     **{rf"\{prefix}binom": r"\binom" for prefix in ("", "d", "t")},
 }
 ALIASES = {
-    r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", r"\over": "/", "**": "^", "==": "=",
+    r"\cdot": "*", r"\times": "*", r"\ast": "*", r"\div": "/", r"\over": "over", "**": "^", "==": "=",
     r"\le": "≤", r"\leq": "≤", r"\leqslant": "≤", "<=": "≤", r"\ge": "≥", r"\geq": "≥", r"\geqslant": "≥", ">=": "≥",
     r"\lt": "<", r"\gt": ">", r"\ne": "≠", r"\neq": "≠", "!=": "≠", r"\equiv": "=", r"\approx": "≈", r"\sim": "≈",
     r"\simeq": "≈", r"\cong": "≈", r"\pm": "±", r"\mp": "∓", r"\%": "%", r"\lvert": "|", r"\rvert": "|", r"\vert": "|",
@@ -48,7 +60,7 @@ ALIASES = {
     r"\degrees": "°", r"\cup": "∪", r"\bigcup": "∪", r"\cap": "∩", r"\setminus": "∖", r"\backslash": "∖", r"\in": "∈",
     r"\infty": "∞", r"\emptyset": "∅", r"\varnothing": "∅", r"\bmod": "mod", r"\colon": ":", r"\land": "and",
     r"\lor": "or", r"\wedge": "and", r"\vee": "or", r"\neg": "not", r"\prime": "'", r"\lfloor": "⌊", r"\rfloor": "⌋",
-    r"\lceil": "⌈", r"\rceil": "⌉", r"\implies": "unknown", r"\to": "unknown",
+    r"\lceil": "⌈", r"\rceil": "⌉", r"\choose": "choose", r"\implies": "unknown", r"\to": "unknown",
 }  # fmt: skip
 FUNCTIONS = {
     **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp", "ln", "log", "abs", "floor", "ceil")},

@@ -29,6 +29,11 @@ REAL = 1e-9
 MAX_DENOMINATOR = 10**5
 """A fraction in lowest terms with a larger denominator may approximate an irrational number to `CONSTANT_TOLERANCE`."""
 
+MAX_DIGITS = 11
+"""Numerator and denominator without zeros at their ends have so many digits, or may be rounded."""
+
+MAX_LONG_BITS = 512
+
 CONSTANTS: Mapping[str, complex] = {"π": cmath.pi, "e": cmath.e, "i": 1j}
 
 MAX_SMALL_POWER = 1_000
@@ -48,9 +53,16 @@ class Evaluator:
 
     Args:
         natural: `\log` without a base is the natural one, not that of base ten.
+
+    Attributes:
+        imaginary: whether an even root of a negative number was met since it was set to False.
+        scale: the largest value since it was set to 0 that another one may have cancelled: of a sum's terms, and 1 for
+            a function.
     """
 
     def __init__(self, *, natural: bool = False) -> None:
+        self.imaginary = False
+        self.scale = 0.0
         self._natural = natural
         self._left = MAX_EVALUATIONS
 
@@ -71,20 +83,27 @@ class Evaluator:
             case Symbol(name):
                 return values[name]
             case Sum(terms):
-                return sum((self(term, values) for term in terms), 0j)
+                found = [self(term, values) for term in terms]
+                self.scale = max(self.scale, *map(abs, found))
+                return sum(found, 0j)
             case Product(factors):
                 product = 1 + 0j
                 for factor in factors:
                     product *= self(factor, values)
                 return product
             case Power(base, Number(exponent)):
-                return _rational_power(self(base, values), exponent)
+                value = self(base, values)
+                if value.real < 0 and exponent.denominator % 2 == 0:
+                    self.imaginary = True
+                return _rational_power(value, exponent)
             case Power(base, exponent):
                 return self(base, values) ** self(exponent, values)
             case Call("log", (argument,)):
+                self.scale = max(self.scale, 1.0)
                 return cmath.log(self(argument, values)) / (1 if self._natural else math.log(10))
             case Call(name, arguments):
                 first, *rest = [self(argument, values) for argument in arguments]
+                self.scale = max(self.scale, 1.0)
                 return _OF_TWO[name](first, rest[0]) if rest else _OF_ONE[name](first)
 
 
@@ -182,15 +201,20 @@ def _equal_constants(left: Expression, right: Expression, evaluate: Evaluator) -
     """The rational terms are subtracted exactly: beside a large one, a float would lose the rest."""
     left_part, left_rest = _rational_part(left)
     right_part, right_rest = _rational_part(right)
+    if left_rest == right_rest:
+        return left_part == right_part
+    evaluate.scale = 0.0
     try:
         left_value, right_value = (evaluate(rest, CONSTANTS) for rest in (left_rest, right_rest))
-        left_value += float(left_part - right_part)
-        near = _near(left_value, right_value, CONSTANT_TOLERANCE)
+        apart = float(left_part - right_part)
+        near = _near(left_value + apart, right_value, CONSTANT_TOLERANCE, scale=max(evaluate.scale, abs(apart)))
     except OverflowError:
         raise Monstrous("a number too large to compute with") from None
     except _NO_VALUE:
         return None
-    return near and _approximates(left) == _approximates(right)
+    if not near or _approximates(left) != _approximates(right):
+        return False
+    return None if _is_long(left) or _is_long(right) else True
 
 
 def _rational_part(expression: Expression) -> tuple[Fraction, Expression]:
@@ -198,7 +222,7 @@ def _rational_part(expression: Expression) -> tuple[Fraction, Expression]:
         case Number(value):
             return value, ZERO
         case Sum((*terms, Number(value))):
-            return value, Sum(tuple(terms))
+            return value, terms[0] if len(terms) == 1 else Sum(tuple(terms))
         case _:
             return Fraction(0), expression
 
@@ -207,12 +231,13 @@ def _equal_functions(left: Expression, right: Expression, names: list[str], eval
     complex_points: list[bool] = []
     real_points = 0
     for point in _points(names):
+        evaluate.scale, evaluate.imaginary = 0.0, False
         try:
             one, other = (evaluate(side, point) for side in (left, right))
-            near = _near(one, other, IDENTITY_TOLERANCE)
+            near = _near(one, other, IDENTITY_TOLERANCE, scale=evaluate.scale)
         except _NO_VALUE:
             continue
-        if not (_is_real(one) and _is_real(other)):
+        if evaluate.imaginary or not (_is_real(one) and _is_real(other)):
             complex_points.append(near)
         elif near:
             real_points += 1
@@ -236,10 +261,10 @@ def _points(names: list[str]) -> Iterator[dict[str, complex]]:
         yield point
 
 
-def _near(left: complex, right: complex, tolerance: float) -> bool:
+def _near(left: complex, right: complex, tolerance: float, *, scale: float = 1.0) -> bool:
     if not (cmath.isfinite(left) and cmath.isfinite(right)):
         raise OverflowError
-    return abs(left - right) <= tolerance * max(abs(left), abs(right)) + TINY
+    return abs(left - right) <= tolerance * max(abs(left), abs(right)) + TINY * min(1.0, scale)
 
 
 def _is_real(value: complex) -> bool:
@@ -252,6 +277,16 @@ def _approximates(expression: Expression) -> bool:
         isinstance(part, Number) and min(abs(part.value.numerator), part.value.denominator) > MAX_DENOMINATOR
         for part in parts(expression)
     )
+
+
+def _is_long(expression: Expression) -> bool:
+    """Whether it is a number of so many digits that an irrational one may be as near to it as floats can tell."""
+    if not isinstance(expression, Number):
+        return False
+    above, below = abs(expression.value.numerator), expression.value.denominator
+    if max(above, below).bit_length() > MAX_LONG_BITS:
+        return True
+    return len(str(above).rstrip("0")) + len(str(below).rstrip("0")) > MAX_DIGITS
 
 
 def _real_function(function: Callable[[float], float]) -> Callable[[complex], complex]:
@@ -267,6 +302,10 @@ def _mod(value: complex, modulus: complex) -> complex:
     if not (_is_real(value) and _is_real(modulus)):
         raise ValueError("not a real number")
     return complex(value.real % modulus.real)
+
+
+def _no_value(value: complex) -> complex:
+    raise ValueError(f"not known at {value}")
 
 
 _factorial = _real_function(lambda value: math.gamma(value + 1))
@@ -292,6 +331,7 @@ _OF_ONE: Mapping[str, Callable[[complex], complex]] = {
     "floor": _real_function(math.floor),
     "ceil": _real_function(math.ceil),
     "factorial": _factorial,
+    "double factorial": _no_value,
 }
 _OF_TWO: Mapping[str, Callable[[complex, complex], complex]] = {
     "logarithm": lambda value, base: cmath.log(value) / cmath.log(base),

@@ -51,6 +51,7 @@ def quantity(found: list[Token], builder: Builder) -> Quantity:
     if body and body[-1].kind == "%":
         suffix = "%"
         body.pop()
+    loose = _loose(body)
     parser = ExpressionParser(body)
     expression = parser.sum()
     if parser.at < len(body):
@@ -61,7 +62,7 @@ def quantity(found: list[Token], builder: Builder) -> Quantity:
         expression, suffix = angle, "°"
     if factor != 1:
         expression = builder.multiply((number(factor), expression))
-    return Quantity(Scalar(expression, suffix, unit, raw, _loose(body)), parser.computed, parser.bare_log)
+    return Quantity(Scalar(expression, suffix, unit, raw, loose), parser.computed, parser.bare_log)
 
 
 def _unit_start(found: list[Token]) -> int:

@@ -10,12 +10,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from rlkit.envs.math.answers import words
-from rlkit.envs.math.answers.expressions import MAX_DEPTH
+from rlkit.envs.math.answers.expressions import MAX_DEPTH, MAX_LETTERS
 from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
 from rlkit.envs.math.answers.lexer import MAX_CHARS, Token, tokens
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression, number
 from rlkit.envs.math.answers.quantities import quantity
-from rlkit.envs.math.answers.relations import expanded, listed, related
+from rlkit.envs.math.answers.relations import are_far, expanded, is_name, listed, related
 from rlkit.envs.math.answers.sets import REALS, as_union, interval, without
 from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Scalar, Text, Union, Value
 
@@ -133,8 +133,8 @@ class _Reader:
             if self._is_text(low, high):
                 return self._text(low, high)
             items = _flat(self._item(*bounds) for bounds in ranges)
-            alternatives = any(token.kind == "or" for token in self._tokens[low:high])
-            return listed(items, alternatives=alternatives)
+            joining = {token.kind for token in self._tokens[low:high]} & {"or", "and"}
+            return listed(items, alternatives="or" in joining, conditions=joining == {"and"})
         finally:
             self._depth -= 1
 
@@ -185,7 +185,7 @@ class _Reader:
         if relations:
             return self._relation(low, high, relations)
         if ":" in self._signs(low, high, frozenset(":")):
-            if any(token.kind in ("text", "word") for token in self._tokens[low:high]):
+            if any(token.kind in ("text", "word") or _is_clock(token) for token in self._tokens[low:high]):
                 return self._text(low, high)
             return Ratio(tuple(self._expression(*bounds) for bounds in self._split(low, high, frozenset(":"))))
         operators = self._signs(low, high, frozenset("∪∩∖"))
@@ -199,15 +199,34 @@ class _Reader:
             return self._mathematical(*ranges[0])
         if len(ranges) != len(signs) + 1:
             raise Malformed("a relation without a side")
-        if "≈" in signs:  # what follows is a reminder, and no answer of its own
-            cut = signs.index("≈")
-            return self._mathematical(low, ranges[cut][1])
+        if "≈" in signs:
+            return self._approximated(ranges, signs)
         if signs == ["∈"]:
             return self._mathematical(*ranges[1])
         if "∈" in signs:
             raise Unreadable("a relation with ∈")
-        sides = tuple(self._mathematical(*bounds) for bounds in ranges)
-        return related(tuple(signs), sides)
+        return related(tuple(signs), tuple(self._sides(ranges, signs)))
+
+    def _sides(self, ranges: list[tuple[int, int]], signs: list[str]) -> Iterator[Value]:
+        """Of equal values, as in `x = 17 + 25 = 42`, it is enough that one is worked out."""
+        before, computed = self._computed, list[bool]()
+        for bounds in ranges:
+            self._computed = False
+            side = self._mathematical(*bounds)
+            if not is_name(side):
+                computed.append(self._computed)
+            yield side
+        self._computed = before or (all(computed) if set(signs) == {"="} else any(computed))
+
+    def _approximated(self, ranges: list[tuple[int, int]], signs: list[str]) -> Value:
+        """What follows a value is a reminder of its size; what follows a name is the value."""
+        cut = signs.index("≈")
+        exact, rough = (self._mathematical(*ranges[at]) for at in (cut, cut + 1))
+        if cut == 0 and is_name(exact):
+            return related(("=",), (exact, rough))
+        if are_far(exact, rough):
+            raise Malformed("two values that are not near each other")
+        return self._mathematical(ranges[0][0], ranges[cut][1])
 
     def _set_operation(self, low: int, high: int, signs: list[str]) -> Value:
         operands = [self._mathematical(*bounds) for bounds in self._split(low, high, frozenset("∪∩∖"))]
@@ -242,6 +261,8 @@ class _Reader:
                 return self._tuple(low, high)
             if first.kind == "(" and self._signs(low + 1, high - 1, _RELATIONS):
                 return self._mathematical(low + 1, high - 1)
+        if self._is_altered(low, high):
+            return self._text(low, high)
         return self._based(low, high) or self._scalar(low, high)
 
     def _set(self, low: int, high: int) -> Value:
@@ -279,10 +300,13 @@ class _Reader:
     def _based(self, low: int, high: int) -> Based | None:
         negative = self._tokens[low].kind == "-"
         at = low + negative
+        end = self._match.get(at) if self._tokens[min(at, high - 1)].kind == "(" else None
+        at += end is not None
         digits = ""
         while at < high and self._tokens[at].kind in ("number", "symbol", "word"):
             digits += self._tokens[at].text
             at += 1
+        at += at == end
         if not digits or not digits[0].isdecimal() or at >= high - 1 or self._tokens[at].kind != "_":
             return None
         base_low, base_high = self._peeled(at + 1, high)
@@ -302,6 +326,14 @@ class _Reader:
         self._computed = self._computed or found.computed
         self._bare_log = self._bare_log or found.bare_log
         return found.scalar
+
+    def _is_altered(self, low: int, high: int) -> bool:
+        """Whether words beside a value make something else of it: `at least 5`, `6 hours and 20 minutes`."""
+        found = self._tokens[low:high]
+        start = next((at for at, token in enumerate(found) if _is_phrase(token)), None)
+        if start is None or not all(token.kind in _WORDY for token in found[start:]):
+            return False
+        return words.alters(" ".join(token.text for token in found[start:]), leading=start == 0)
 
     def _is_text(self, low: int, high: int) -> bool:
         """Words and nothing to compute: `even`, `Monday`, `June 20`, `(B)` in a text."""
@@ -328,11 +360,23 @@ class _Reader:
         if (spelled := words.number(written)) is not None:
             return Scalar(number(spelled), raw=raw)
         pieces = [words.squeezed(piece) for piece in written.replace(" and ", ",").split(",")]
-        if len(pieces) > 1 and all(0 < len(piece) <= 2 for piece in pieces):
+        if len(pieces) > 1 and all(0 < len(piece) <= 3 for piece in pieces):
             return Group("list", tuple(Text(piece) for piece in pieces))
         if not raw:
             raise Malformed("nothing")
         return Text(raw)
+
+
+def _is_phrase(token: Token) -> bool:
+    """Whether it is a word, and no product of variables."""
+    return token.kind == "text" or (
+        token.kind == "word" and (len(token.text) > MAX_LETTERS or words.alters(token.text))
+    )
+
+
+def _is_clock(token: Token) -> bool:
+    """Whether it is the `05` of a time of day."""
+    return token.kind == "number" and len(token.text) > 1 and token.text.isdecimal() and token.text[0] == "0"
 
 
 def _matching(found: list[Token]) -> dict[int, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlkit.envs.math.answers.faults import Monstrous, Unreadable
+from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
 from rlkit.envs.math.answers.nodes import (
     MINUS_ONE,
     ONE,
@@ -22,9 +22,12 @@ from rlkit.envs.math.answers.nodes import (
     Sum,
     Symbol,
 )
-from rlkit.envs.math.answers.numeric import CONSTANTS, Evaluator, equal, parts, variables
-from rlkit.envs.math.answers.sets import FLIPPED, as_union
+from rlkit.envs.math.answers.numeric import CONSTANTS, Evaluator, equal, parts, real, variables
+from rlkit.envs.math.answers.sets import FLIPPED, as_union, intersection, variable
 from rlkit.envs.math.answers.values import Group, Relation, Scalar, Text, Union, Value
+
+NEAR = 0.1
+"""What `≈` may stand between: relative to the larger one."""
 
 _FUNCTION_NAMES = frozenset("fghpqrFGPQ")
 
@@ -59,7 +62,7 @@ def related(signs: tuple[str, ...], sides: tuple[Value, ...]) -> Value:
     if len(sides) > 2 and set(signs) == {"="}:
         tail = sides[1:] if _label(first) is not None else sides
         if not all(_equal(side, last) for side in tail):
-            raise Unreadable("a chain of equations")
+            raise _fault_of(tail)
         return last if len(tail) == len(sides) else Relation(("=",), (first, last))
     if signs == ("=",) and not _has_variables(sides) and _equal(first, last):
         return last
@@ -68,22 +71,27 @@ def related(signs: tuple[str, ...], sides: tuple[Value, ...]) -> Value:
     return Relation(signs, sides)
 
 
-def listed(items: Sequence[Value], *, alternatives: bool) -> Value:
+def listed(items: Sequence[Value], *, alternatives: bool, conditions: bool) -> Value:
     """A list.
 
     Args:
         items: at least two of them, or one that turned out to be several.
         alternatives: `or` stands between them: inequalities so joined are one set.
+        conditions: only `and` does: inequalities so joined hold all at once.
 
     Raises:
-        Unreadable: inequalities of which all must hold.
+        Unreadable: inequalities with a comma between them, or that cannot be joined.
     """
     if len(items) == 1:
         return items[0]
     inequalities = [item for item in items if isinstance(item, Relation) and "=" not in item.signs]
     if len(inequalities) == len(items):
         unions = [union for item in inequalities if (union := as_union(item)) is not None]
-        if not alternatives or len(unions) < len(items):
+        if len({variable(item) for item in inequalities}) != 1 or len(unions) < len(items):
+            raise Unreadable("several inequalities")
+        if conditions and (common := intersection(unions)) is not None:
+            return common
+        if not alternatives:
             raise Unreadable("several inequalities")
         return Union(tuple(part for union in unions for part in union.parts))
     labels = [labelled(item) for item in items]
@@ -100,6 +108,21 @@ def expanded(value: Value) -> tuple[Value, ...]:
     builder = Builder()
     upper, lower = (_substituted(value.expression, sign, builder) for sign in (ONE, MINUS_ONE))
     return (value._replace(expression=upper, raw=""), value._replace(expression=lower, raw=""))
+
+
+def is_name(side: Value) -> bool:
+    """Whether it may be the name of what stands on the other side of an equation."""
+    return _label(side) is not None
+
+
+def are_far(exact: Value, rough: Value) -> bool:
+    """Whether two numbers differ by more than rounding."""
+    match exact, rough:
+        case Scalar(left, suffix, _), Scalar(right, other, _) if suffix == other:
+            one, two = real(left), real(right)
+            return one is not None and two is not None and abs(one - two) > NEAR * max(abs(one), abs(two))
+        case _:
+            return False
 
 
 def flipped(relation: Relation) -> Relation:
@@ -129,10 +152,19 @@ def _label(side: Value) -> str | None:
             return raw
         case Scalar(Symbol(name)) if name not in CONSTANTS and name != "∞":
             return name
-        case Scalar(Product((Symbol(function), Symbol() | Number()))) if function in _FUNCTION_NAMES:
-            return f"{function}()"
+        case Scalar(Product((Symbol(function), Symbol(argument)))) if function in _FUNCTION_NAMES:
+            return f"{function}({argument})"
+        case Scalar(Product((Number(value), Symbol(function))), raw=raw) if function in _FUNCTION_NAMES:
+            return f"{function}({value})" if raw.startswith(function.lower()) else None  # `2f` is none
         case _:
             return None
+
+
+def _fault_of(sides: Sequence[Value]) -> NotAnAnswer:
+    """Why a chain of equations that are not all identities has no value."""
+    if _has_variables(sides):
+        return Unreadable("a chain of equations")
+    return Malformed("an equation that does not hold")
 
 
 def _has_variables(sides: Sequence[Value]) -> bool:

@@ -6,6 +6,7 @@ Invariant: two ways to write one set have one normal form, as long as their ends
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from rlkit.envs.math.answers.nodes import INFINITY, MINUS_ONE, Expression, Number, Product, Symbol
 from rlkit.envs.math.answers.numeric import Evaluator, Verdict, equal, real, variables
@@ -76,6 +77,29 @@ def solutions(relation: Relation) -> Union | None:
     if not all(sign in _BELOW for sign in signs):
         return None
     return Union((interval(sides[0], _BELOW[signs[0]], sides[2], _BELOW[signs[1]]),))
+
+
+def intersection(unions: Sequence[Union]) -> Union | None:
+    """What intervals have in common; None where that is nothing, or there is more than one in a set."""
+    low, low_closed, high, high_closed = REALS
+    for union in unions:
+        if len(union.parts) != 1:
+            return None
+        part = union.parts[0]
+        ends = [real(end) for end in (low, high, part.low, part.high)]
+        if None in ends:
+            return None
+        least, most, own_least, own_most = (end or 0.0 for end in ends)
+        if own_least > least or (own_least == least and not part.low_closed):
+            low, low_closed = part.low, part.low_closed
+        if own_most < most or (own_most == most and not part.high_closed):
+            high, high_closed = part.high, part.high_closed
+    least, most = real(low), real(high)
+    return (
+        None
+        if least is None or most is None or least >= most
+        else Union((Interval(low, low_closed, high, high_closed),))
+    )
 
 
 def without(whole: Union, removed: Union) -> Union | None:

@@ -5,6 +5,7 @@ Invariant: a unit that is not in the table is a word like any other, and two of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import NamedTuple
@@ -42,15 +43,18 @@ _UNITS: dict[str, tuple[str, Fraction | int]] = {
     "dollar usd buck": ("dollars", 1),
     "cent": ("dollars", Fraction(1, 100)),
     "euro eur": ("euros", 1),
-    "mph milesperhour": ("speed in miles", 1),
-    "kmh kph kilometersperhour": ("speed in kilometres", 1),
+    "mph": ("length per time", Fraction(1_609_344, 3_600_000)),
+    "kmh kph": ("length per time", Fraction(1000, 3600)),
     "unit": ("units", 1),
     "rad radian": ("radians", 1),
+    "am": ("hours before noon", 1),
+    "pm": ("hours after noon", 1),
 }
+_MONTHS = "january february march april may june july august september october november december".split()  # noqa: SIM905  reads better
 
 UNITS: Mapping[str, Unit] = {
     name: Unit(dimension, Fraction(factor)) for names, (dimension, factor) in _UNITS.items() for name in names.split()
-}
+} | {month: Unit(f"days of {month}", Fraction(1)) for month in _MONTHS}
 """Measures by name, in the singular."""
 
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cubed": 3, "squared": 2}
@@ -62,8 +66,8 @@ REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "set
 """Phrases for the empty set and for all real numbers, as `squeezed` writes them."""
 
 LEAD_INS = (
-    "the final answer is", "the correct answer is", "the answer is", "final answer", "correct answer", "answer is",
-    "answer", "therefore", "thus", "so", "hence", "option", "choice",
+    "the final answer is", "final answer is", "the correct answer is", "the answer is", "final answer",
+    "correct answer", "answer is", "answer", "therefore", "thus", "so", "hence", "option", "choice",
 )  # fmt: skip
 """What may stand before an answer; none is the beginning of a later one."""
 
@@ -75,7 +79,17 @@ _COUNTS: Mapping[str, int] = {
     **{word: 10 * value for value, word in enumerate(_TENS, start=2)},
 }
 _MULTIPLES: Mapping[str, int] = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALES: Mapping[str, int] = {"hundred": 100, **_MULTIPLES}
 _MAX_NUMBER_WORDS = 16
+
+_ALTERING = frozenset(
+    {
+        "or", "and", "not", "but", "except", "than", "least", "most", "plus", "minus", "divided", "factorial", "half",
+        "halves", "squared", "cubed", "negative",
+    }
+)  # fmt: skip
+_DIGITS = re.compile(r"(?<![A-Za-z])[0-9]")
+_WORDS = re.compile(r"[a-z]+(?:-[a-z]+)*")
 
 
 _ARTICLES = ("the ", "an ", "a ")
@@ -91,7 +105,13 @@ def squeezed(text: str) -> str:
 
 def unit(text: str, power: int = 1) -> Unit | None:
     """The measure that a text names, to a power; None for a word that is none: `square cm` and `cm`, 2 are one."""
-    words = [word for word in text.lower().replace(".", " ").replace("/", " per ").split() if word]
+    words = text.lower().replace(".", " ").replace("/", " per ").split()
+    if words.count("per") == 1:
+        cut = words.index("per")
+        above, below = (unit(" ".join(part)) for part in (words[:cut], words[cut + 1 :]))
+        if above is None or below is None:
+            return None
+        return _raised(Unit(f"{above.dimension} per {below.dimension}", above.factor / below.factor), power)
     for word in [*words]:
         if word in _POWERS:
             power *= _POWERS[word]
@@ -100,14 +120,28 @@ def unit(text: str, power: int = 1) -> Unit | None:
     found = UNITS.get(name) or UNITS.get(name.removesuffix("s"))
     if found is None and len(words) > 1:
         found = UNITS.get(words[0].removesuffix("s") + "s" + "".join(words[1:]))
-    if found is None or power == 1:
-        return found
-    return Unit(f"{found.dimension} to the power of {power}", found.factor**power)
+    return None if found is None else _raised(found, power)
+
+
+def _raised(unit: Unit, power: int) -> Unit:
+    return unit if power == 1 else Unit(f"{unit.dimension} to the power of {power}", unit.factor**power)
 
 
 def scale(text: str) -> int | None:
     """What a word such as `million` multiplies by."""
-    return _MULTIPLES.get(text.strip().lower())
+    return _SCALES.get(text.strip().lower())
+
+
+def alters(text: str, *, leading: bool = False) -> bool:
+    """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`.
+
+    Args:
+        text: the words.
+        leading: they stand before the value, which is in the text as well.
+    """
+    if unit(text) is not None:
+        return False
+    return (not leading and _DIGITS.search(text) is not None) or not _ALTERING.isdisjoint(_WORDS.findall(text.lower()))
 
 
 def is_measure(text: str) -> bool:

@@ -1,0 +1,62 @@
+"""What is reached without a model: Erdős' C₅ against processor seconds on one core.
+
+    python benchmarks/erdos.py [--seconds 400] [--seeds 0 1 2]     from random beginnings
+    python benchmarks/erdos.py --from erdos_ttt_discover_2026      a local search from a published construction
+
+Each line is an improvement; the last one of a search is verified, and proven in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+
+from rlkit.envs.discovery.erdos import Erdos
+from rlkit.envs.discovery.problem import published
+from rlkit.envs.discovery.steps import Heights, c5, linear_programs, search, upsample
+
+MARKS_S = (10, 60, 120, 180, 240, 300, 400)
+
+
+def proven(h: Heights) -> str:
+    found = Erdos().verified(h)
+    return Erdos().certificate(found.construction).claim
+
+
+def from_scratch(seed: int, seconds: float) -> None:
+    reached = list[tuple[float, float, int]]()
+
+    def told(cpu_s: float, h: Heights) -> None:
+        reached.append((cpu_s, c5(h), len(h)))
+        print(f"seed {seed} {cpu_s:7.1f} s  n = {len(h):4}  C5 = {c5(h):.9f}", flush=True)
+
+    best = search(seed, seconds, told=told)
+    for mark in (one for one in MARKS_S if one <= seconds):
+        value = min((value for cpu_s, value, _ in reached if cpu_s <= mark), default=1.0)
+        print(f"seed {seed}: after {mark:4} s C5 = {value:.7f}")
+    print(f"seed {seed}: {proven(best)}", flush=True)
+
+
+def from_published(name: str, seconds: float, times: int) -> None:
+    h = upsample(Erdos().verified(published(name)).construction, times)
+    print(f"{name}, {len(h)} pieces: {proven(h)}", flush=True)
+    began = time.process_time()
+    better = linear_programs(h, end_s=began + seconds, symmetric=False, radius=1e-3)
+    print(f"after {time.process_time() - began:.0f} s of linear programs: {proven(better)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=400.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--from", dest="start")
+    parser.add_argument("--times", type=int, default=1, help="pieces that each piece is cut into first")
+    given = parser.parse_args()
+    if os.environ.get("OMP_NUM_THREADS") != "1":
+        print("set OMP_NUM_THREADS=1, or the seconds are not those of one core")
+    if given.start:
+        from_published(given.start, given.seconds, given.times)
+    else:
+        for one in given.seeds:
+            from_scratch(one, given.seconds)

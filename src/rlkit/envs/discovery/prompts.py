@@ -1,0 +1,127 @@
+"""What a model is told, and what of its answer is a program.
+
+Invariant: every number in a prompt is the one that holds: the parent's own length and value, the limits that are
+enforced, the libraries that are installed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlkit.envs.discovery.problem import Problem
+from rlkit.envs.discovery.state import State
+from rlkit.sandbox.programs import ProgramLimits
+from rlkit.sandbox.spec import MIB
+from rlkit.types import Message
+
+ENTRY = "run"
+POLISH = "polish"
+BUDGET_SHARE = 0.9
+"""Of the time limit that a program is told it may use."""
+
+_LIBRARIES = ("numpy", "scipy", "cvxpy", "sympy", "numba")
+_FENCE = re.compile(
+    r"^[ \t]*```[ \t]*(?P<language>[\w+.-]*)[^\n]*\n(?P<body>.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL
+)
+_PYTHON = ("python", "python3", "py")
+_THINKING_ENDS = "</think>"
+_DIGITS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What programs are given, as it is said and as it holds.
+
+    Args:
+        limits: of each program.
+        helpers: whether the problem's local search may be called.
+    """
+
+    limits: ProgramLimits
+    helpers: bool = True
+
+    @property
+    def budget_s(self) -> float:
+        """Seconds that a program is told it may use."""
+        return float(f"{self.limits.timeout_s * BUDGET_SHARE:.3g}")
+
+
+def messages(problem: Problem, parent: State, terms: Terms) -> list[Message]:
+    """The conversation that asks for a program."""
+    parts = [problem.statement(), _start(problem, parent), _contract(problem, parent, terms)]
+    return [{"role": "user", "content": "\n\n".join(parts)}]
+
+
+def final_code(text: str) -> str | None:
+    """The last Python block of an answer; None where there is none.
+
+    Args:
+        text: the answer, without the model's thinking; what was said before a stray end of thinking is left out, too.
+    """
+    answer = text.rpartition(_THINKING_ENDS)[2]
+    blocks = [(found["language"].lower(), found["body"]) for found in _FENCE.finditer(answer)]
+    code = [body for language, body in blocks if language in _PYTHON] or [body for name, body in blocks if not name]
+    return code[-1] if code and code[-1].strip() else None
+
+
+def _start(problem: Problem, parent: State) -> str:
+    shape = "x".join(map(str, parent.construction.shape))
+    size = f"{shape} values" if parent.construction.ndim > 1 else f"{len(parent.construction)} values"
+    told = [f"You start from a construction of {size} with {problem.symbol} = {_number(parent.value)}."]
+    known = [
+        f"the best found by hand is {problem.baseline:g}" if problem.baseline is not None else "",
+        f"the best ever published is {problem.best_known:.9g}" if problem.best_known is not None else "",
+    ]
+    if any(known):
+        told.append(f"For comparison, {' and '.join(one for one in known if one)}.")
+    told.append(f"Improve on it: {problem.direction}.")
+    if not parent.program:
+        return " ".join(told)
+    before = "" if parent.parent_value is None else f", starting from {_number(parent.parent_value)}"
+    after = " and a local search after it" if parent.polished else ""
+    told.append(f"It was made by this program{after}{before}:")
+    made = f"{' '.join(told)}\n\n```python\n{parent.program.strip()}\n```"
+    return (
+        f"{made}\n\nThe end of what it printed:\n\n```text\n{parent.stdout.strip()}\n```"
+        if parent.stdout.strip()
+        else made
+    )
+
+
+def _contract(problem: Problem, parent: State, terms: Terms) -> str:
+    limits = terms.limits
+    shape = "x".join(map(str, parent.construction.shape))
+    given = [f"- `{problem.initial}`: a NumPy array of shape {shape}, the construction that you start from."]
+    if terms.helpers and problem.polish is not None:
+        given.append(
+            f"- `{POLISH}(construction, seconds)`: a local search that returns a construction that is at least as good."
+        )
+    processors = "one processor" if limits.cpus == 1 else f"{limits.cpus} processors"
+    return (
+        f"Write a Python program that finds a better construction, in one ```python block of your final answer. It "
+        f"must define\n\n    def {ENTRY}(seed, budget_s):\n\nwhich returns {problem.shape}. Whatever value a program "
+        "claims is not read: the verifier recomputes it from the numbers.\n\n"
+        f"These are global variables of your program:\n\n{chr(10).join(given)}\n\n"
+        f"`budget_s` is {terms.budget_s:g}; after {limits.timeout_s:g} seconds the program is ended and counts as "
+        f"failed. It has {processors} and {limits.memory_bytes // MIB} MiB of memory. It can import Python's standard "
+        f"library and {_installed(_LIBRARIES)}. It cannot write files, start processes or use the network.\n\n"
+        f"You are rewarded for the construction that it returns ({problem.direction}), and get 0 if it returns none "
+        "that is valid."
+    )
+
+
+def _installed(names: Sequence[str]) -> str:
+    found = list[str]()
+    for name in names:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
+
+
+def _number(value: float) -> str:
+    return f"{value:.{_DIGITS}f}"

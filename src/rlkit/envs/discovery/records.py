@@ -1,0 +1,125 @@
+"""The best constructions of a run, each with its program and its certificate, in the run's folder.
+
+Invariant: a record is on the disk before the rollout that found it ends. Whatever is killed later, it stays, and a
+construction is a record at most once.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from rlkit import atomic
+from rlkit.envs.discovery.problem import Certificate, Construction, Problem
+from rlkit.envs.discovery.state import State
+from rlkit.types import Json
+
+_ENDING = ".record.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record:
+    """A construction that was better than all before it.
+
+    Args:
+        problem: its name.
+        options: the problem's settings, by which it is made again.
+        symbol: what the value is called.
+        value: of the construction.
+        construction: itself.
+        certificate: what is proven of it, if anything.
+        task: that it was found at.
+        parent: the id of the state that its program started from.
+        program: that made it.
+        polished: whether a local search improved what the program returned.
+        name: of its file, without the ending.
+    """
+
+    problem: str
+    options: Mapping[str, Json]
+    symbol: str
+    value: float
+    construction: Construction
+    certificate: Certificate | None
+    task: str
+    parent: str | None
+    program: str
+    polished: bool
+    name: str
+
+
+def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
+    """Save a state if it is better than every record in the folder; whether it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with _lock(folder):
+        known = _best(folder)
+        if known is not None and not problem.better(state.value, known):
+            return False
+        proven = problem.certificate(state.construction)
+        held: dict[str, Json] = {
+            "format": _FORMAT,
+            "problem": problem.name,
+            "options": dict(options),
+            "symbol": problem.symbol,
+            "minimise": problem.minimise,
+            "value": state.value,
+            "certificate": None
+            if proven is None
+            else {"claim": proven.claim, "bound": proven.bound, "exact": proven.exact},
+            "task": task,
+            "parent": state.parent,
+            "polished": state.polished,
+            "program": state.program,
+            "values": cast("Json", state.construction.tolist()),
+        }
+        number = len(list(folder.glob(f"*{_ENDING}"))) + 1
+        path = folder / f"{number:04d}-{state.id}{_ENDING}"
+        atomic.write_text(path, json.dumps(held))
+        return True
+
+
+def read(folder: Path) -> list[Record]:
+    """The records of a folder, the best first."""
+    paths = sorted(folder.glob(f"*{_ENDING}"))
+    found = [_record(json.loads(path.read_text()), path.name.removesuffix(_ENDING)) for path in paths]
+    return found[::-1]  # each is better than all before it
+
+
+def _record(held: Mapping[str, Json], name: str) -> Record:
+    proven = cast("Mapping[str, str] | None", held["certificate"])
+    return Record(
+        str(held["problem"]),
+        cast("Mapping[str, Json]", held["options"]),
+        str(held["symbol"]),
+        float(cast("float", held["value"])),
+        np.asarray(held["values"], np.float64),
+        None if proven is None else Certificate(proven["claim"], proven["bound"], proven["exact"]),
+        str(held["task"]),
+        cast("str | None", held["parent"]),
+        str(held["program"]),
+        bool(held["polished"]),
+        name,
+    )
+
+
+def _best(folder: Path) -> float | None:
+    """The value of the last record, which is the best."""
+    paths = sorted(folder.glob(f"*{_ENDING}"))
+    return float(json.loads(paths[-1].read_text())["value"]) if paths else None
+
+
+@cache
+def _lock(folder: Path) -> threading.Lock:
+    """One for each folder of this process, whose rollouts share it."""
+    return threading.Lock()

@@ -1,0 +1,188 @@
+"""One expansion of the archive as a task: a model writes a program, and its construction is verified.
+
+Invariant: the reward is the problem's reward of the construction that the program returned, once, or 0 where there is
+no valid one. What runs programs may fail; that fails the episode, and is no reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from rlkit.concurrency import in_thread
+from rlkit.env import Env
+from rlkit.envs.discovery import prompts, records
+from rlkit.envs.discovery.problem import Construction, Invalid, Problem, Verified
+from rlkit.envs.discovery.prompts import ENTRY, POLISH, Terms
+from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
+from rlkit.envs.discovery.state import State
+from rlkit.policy import Policy, Reply
+from rlkit.sandbox.programs import Program, ProgramLimits, Ran
+from rlkit.stopwatch import waiting
+from rlkit.types import Json, Message, Outcome
+
+CHILD = "child"
+"""Under this an episode's info holds the state that it found."""
+
+type End = Literal["valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large"]
+
+ENDS: tuple[End, ...] = ("valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large")
+
+_POLISHER = f"def {ENTRY}(seconds):\n    return {POLISH}(start, seconds)\n"
+_SHOWN_CHARS = 2000
+_SPARE = 1.5  # a local search looks at the clock between its steps only
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """How tasks of a search are played.
+
+    Args:
+        terms: what programs are given.
+        runner: what runs them.
+        polish_s: seconds of local search that each child gets before it is archived; 0 for none.
+        options: of the problem, for its records.
+    """
+
+    terms: Terms = field(default_factory=lambda: Terms(ProgramLimits()))
+    runner: RunnerChoice = field(default_factory=RunnerChoice)
+    polish_s: float = 0.0
+    options: Mapping[str, Json] = field(default_factory=dict[str, Json])
+
+
+class _Queue:
+    """A program that was asked for: what its end takes beyond its own time limit, it waited for others.
+
+    That is not counted against the rollout, whose hundreds of neighbours may share two processors.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._own_until_s = self._clock() + timeout_s
+        self.silent_s = 0.0
+
+    @property
+    def excused_s(self) -> float:
+        return max(0.0, self._clock() - self._own_until_s)
+
+
+@dataclass(frozen=True)
+class ConstructionProblem(Env):
+    """A problem, and the state that a program is to improve on.
+
+    Its metrics are `valid`, `improved` over the parent, the `value` of a valid construction, the `program_s` and
+    `program_cpu_s` that it took, and the shares `end/<how>` of how programs ended. Its info holds the program, what it
+    printed, and what it found.
+
+    Args:
+        problem: what is looked for.
+        parent: what is started from.
+        number: of the expansion in its search.
+        play: how.
+        folder: where records go; None keeps none.
+    """
+
+    problem: Problem
+    parent: State
+    number: int = 0
+    play: Play = field(default_factory=Play)
+    folder: Path | None = None
+
+    @property
+    def task_id(self) -> str:
+        """The problem, the expansion and the state."""
+        return f"{self.problem.name}/{self.number:05d}-{self.parent.id}"
+
+    def prompt(self) -> list[Message]:
+        """The conversation that the model is given."""
+        return prompts.messages(self.problem, self.parent, self.play.terms)
+
+    async def rollout(self, policy: Policy) -> Outcome:
+        """Ask once, run once, verify."""
+        return await self.judged(await policy.chat(self.prompt()))
+
+    async def judged(self, reply: Reply) -> Outcome:
+        """The outcome of a reply.
+
+        Raises:
+            EnvironmentFault: what runs programs failed.
+            MissingError: it cannot run them as safely as was asked for.
+        """
+        code = prompts.final_code(reply.text)
+        if code is None:
+            return _outcome(0.0, "no_code", {"why": "the final answer has no ```python block"}, reply)
+        ran = await self._run(code)
+        found, why = await in_thread(self._verified, ran)
+        metrics = {"program_s": ran.seconds, "program_cpu_s": ran.cpu_s}
+        info: dict[str, Json] = {"program": code, "stdout": ran.stdout}
+        if found is None:
+            end = _end(ran)
+            return _outcome(0.0, end, {**info, "why": why[-_SHOWN_CHARS:]}, reply, metrics)
+        child = State(found.construction, found.value, self.parent.id, self.parent.value, code, ran.stdout)
+        metrics["value"] = found.value
+        metrics["improved"] = float(self.problem.better(found.value, self.parent.value))
+        reward = self.problem.reward(found.value)
+        if self.play.polish_s and self.problem.polish is not None:
+            child = await self._polished(child, self.problem.polish)
+            metrics["polished_value"] = child.value
+        if self.folder is not None:
+            folder = self.folder
+            kept = await in_thread(
+                lambda: records.offer(folder, child, self.problem, options=self.play.options, task=self.task_id)
+            )
+            metrics["record"] = float(kept)
+        return _outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": found.value}, reply, metrics)
+
+    async def _run(self, code: str) -> Ran:
+        terms = self.play.terms
+        helpers = {POLISH: self.problem.polish} if terms.helpers and self.problem.polish is not None else {}
+        program = Program(
+            code,
+            ENTRY,
+            {"seed": self.number, "budget_s": terms.budget_s},
+            {self.problem.initial: self.parent.construction},
+            helpers,
+        )
+        with waiting(_Queue(terms.limits.timeout_s)):
+            return await shared_runner(self.play.runner).run(program, terms.limits)
+
+    def _verified(self, ran: Ran) -> tuple[Verified | None, str]:
+        """What a program returned, as it counts; or why it does not."""
+        if ran.value is None:
+            return None, ran.error
+        try:
+            return self.problem.verified(ran.value), ""
+        except Invalid as error:
+            return None, str(error)
+
+    async def _polished(self, child: State, polish: str) -> State:
+        """The child after a local search, which runs where programs do; itself where that found nothing better."""
+        seconds = self.play.polish_s
+        limits = replace(self.play.terms.limits, timeout_s=_SPARE * seconds + self.play.terms.limits.timeout_s)
+        arrays: dict[str, Construction] = {"start": child.construction}
+        program = Program(_POLISHER, ENTRY, {"seconds": seconds}, arrays, {POLISH: polish})
+        with waiting(_Queue(limits.timeout_s)):
+            ran = await shared_runner(self.play.runner).run(program, limits)
+        found, _ = await in_thread(self._verified, ran)
+        if found is None or not self.problem.better(found.value, child.value):
+            return child
+        return replace(child, construction=found.construction, value=found.value, polished=True)
+
+
+def _end(ran: Ran) -> End:
+    if ran.outcome == "value":
+        return "invalid"
+    if ran.outcome == "error" and ran.error.rpartition("\n")[2].startswith(("SyntaxError", "IndentationError")):
+        return "compile"
+    return ran.outcome
+
+
+def _outcome(
+    reward: float, end: End, info: Mapping[str, Json], reply: Reply, metrics: Mapping[str, float] | None = None
+) -> Outcome:
+    ends = {f"end/{one.replace(' ', '_')}": float(one == end) for one in ENDS}
+    counted = {"valid": float(end == "valid"), "improved": 0.0, **ends, **(metrics or {})}
+    return Outcome(reward, counted, {"end": end, **info}, truncated=reply.truncated)

@@ -1,0 +1,31 @@
+"""Ending a model's thinking when its budget is spent, so that it gives an answer.
+
+Invariant: what is appended follows from the text alone; an answer that has begun is never interrupted.
+"""
+
+from __future__ import annotations
+
+_FINAL = "<|start|>assistant<|channel|>final<|message|>"
+"""What opens the answer in the format of gpt-oss (harmony)."""
+
+
+def end_of_thinking(text: str, phrase: str) -> str:
+    """What is appended to a reply that was cut off while the model was thinking.
+
+    In harmony, the phrase, the end of the message and the head of one in the final channel; where the model thinks
+    between `<think>` and `</think>`, the phrase and the latter; where it has no thinking of its own, the phrase. Where
+    the answer has begun, nothing.
+
+    Args:
+        text: the end of the prompt and the reply, with their special tokens.
+        phrase: that tells the model to come to an end.
+    """
+    if "<|channel|>" in text:
+        last = text.rpartition("<|start|>assistant")[2]
+        if "<|channel|>final<|message|>" in last:
+            return ""
+        return _FINAL if text.endswith("<|end|>") else f"{phrase}<|end|>{_FINAL}"
+    opened, closed = text.rfind("<think>"), text.rfind("</think>")
+    if opened > closed:
+        return f"{phrase}\n</think>\n\n"
+    return "" if closed >= 0 else phrase

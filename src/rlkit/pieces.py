@@ -1,0 +1,32 @@
+"""A completion out of parts that were sampled and parts that were forced.
+
+Invariant: a token that was not sampled has no log-probability, and is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlkit.types import Bools, Completion, Floats, Tokens
+
+type Piece = tuple[Tokens, Floats, Bools]
+"""Tokens, their log-probabilities, and whether they were sampled: [C] each."""
+
+
+def forced_piece(tokens: Tokens) -> Piece:
+    """Tokens that the model did not choose."""
+    return tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.bool_)
+
+
+def sampled_piece(completion: Completion) -> Piece:
+    """What the model sampled."""
+    return completion.tokens, completion.logprobs, np.ones(len(completion.tokens), np.bool_)
+
+
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """One after another."""
+    tokens = np.concatenate([piece[0] for piece in pieces])
+    logprobs = np.concatenate([piece[1] for piece in pieces])
+    return tokens, logprobs, np.concatenate([piece[2] for piece in pieces])

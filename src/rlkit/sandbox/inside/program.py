@@ -1,0 +1,210 @@
+"""What becomes of a forked process that runs one program of a model's.
+
+Invariant: before the program's first line, all layers that the server was told to use hold, or the process ends; what
+comes back is a number of float64 or a piece of text, and is only ever read as that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import inspect
+import linecache
+import os
+import resource
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn, TypedDict, cast
+
+from . import landlock, narrow
+
+HEADER = struct.Struct("<4sBB2x4Q")
+"""Of a result: a mark, what it is, its dimensions and their sizes; then come the numbers, or the text."""
+MARK = b"RLK1"
+VALUE, ERROR, MEMORY = range(3)
+
+_DIMENSIONS = 4
+_TEXT_BYTES = 4000
+_FRAMES = 6
+_FILE = "<program>"
+_OPEN_FILES = 256
+_DEATH_SIGNAL, _NO_NEW_PRIVS = 1, 38
+_RESULT, _BROKEN = 3, 4
+
+type Array = Mapping[str, object]
+
+
+class Request(TypedDict):
+    """One program, as the server is asked to run it."""
+
+    source: str
+    entry: str
+    arguments: dict[str, float]
+    helpers: dict[str, str]
+    arrays: list[tuple[str, list[int]]]
+    timeout_s: float
+    cpu_s: int
+    memory_bytes: int
+
+
+class Walls(TypedDict):
+    """What is between a program and the machine: names of layers, and what may be read."""
+
+    layers: list[str]
+    readable: list[str]
+    writable: list[str]
+    base_bytes: int
+
+
+def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int, int], broken: int) -> NoReturn:
+    """Run the program in this process, which ends with it.
+
+    Args:
+        request: what to run.
+        held: the numbers of its arrays, one array after the other.
+        walls: that are put up first.
+        streams: where its input, its output and its result go.
+        broken: where it is said why the walls cannot be put up; closed before the program's first line, which could
+            otherwise have its failure taken for ours.
+    """
+    try:
+        _only_streams(streams, broken)
+        enclose(walls, request)
+    except BaseException as error:
+        os.write(_BROKEN, f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES])
+        os._exit(1)
+    os.close(_BROKEN)
+    try:
+        # What this process was forked from had no output, so these would still take it for a file.
+        said = os.fdopen(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.stdout = sys.stderr = said
+        _run(request, held)
+    except MemoryError:
+        _say(MEMORY, "MemoryError")
+    except SystemExit as error:
+        _say(ERROR, f"the program called sys.exit({error.code!r})")
+    except BaseException as error:
+        _say(ERROR, _told(error))
+    with suppress(BaseException):  # the program may have put anything in its place
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def enclose(walls: Walls, request: Request) -> None:
+    """Put up the walls around this process.
+
+    Raises:
+        OSError: one does not stand.
+    """
+    layers = walls["layers"]
+    if "limits" in layers:
+        _limit(walls, request)
+    if sys.platform == "linux":
+        from . import kernel
+
+        if "capabilities" in layers:
+            kernel.keep_capabilities(frozenset())
+        if "no_new_privs" in layers:
+            kernel.control(_NO_NEW_PRIVS, 1)
+        kernel.control(_DEATH_SIGNAL, signal.SIGKILL)
+        if "landlock" in layers:
+            landlock.restrict(walls["readable"], walls["writable"])
+        if "seccomp" in layers and (program := narrow.program()) is not None:
+            kernel.install_filter(program)
+
+
+def _only_streams(streams: tuple[int, int, int], broken: int) -> None:
+    with suppress(PermissionError):  # the first process of a namespace of its own is its leader already
+        os.setsid()
+    for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    # Away from the numbers that they are to have.
+    given, said, result, fault = (fcntl.fcntl(one, fcntl.F_DUPFD, _BROKEN + 1) for one in (*streams, broken))
+    os.dup2(given, 0)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    os.dup2(result, _RESULT)
+    os.dup2(fault, _BROKEN)
+    os.closerange(_BROKEN + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _limit(walls: Walls, request: Request) -> None:
+    limits = {
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CPU: request["cpu_s"],
+        resource.RLIMIT_AS: walls["base_bytes"] + request["memory_bytes"],
+    }
+    for number, value in limits.items():
+        hard = resource.getrlimit(number)[1]
+        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        with suppress(ValueError):  # macOS has no limit on address space
+            resource.setrlimit(number, (least, least))
+
+
+def _run(request: Request, held: bytes) -> None:
+    import numpy as np
+
+    names: dict[str, object] = {"__name__": "program", "__file__": _FILE}
+    start = 0
+    for name, shape in request["arrays"]:
+        size = 8 * int(np.prod(shape, dtype=np.int64))
+        names[name] = np.frombuffer(held[start : start + size], "<f8").reshape(shape).copy()
+        start += size
+    for name, path in request["helpers"].items():
+        module, _, function = path.partition(":")
+        names[name] = getattr(importlib.import_module(module), function)
+    source = request["source"]
+    linecache.cache[_FILE] = (len(source), None, source.splitlines(keepends=True), _FILE)
+    gc.enable()
+    exec(compile(source, _FILE, "exec"), names)
+    entry = names.get(request["entry"])
+    if not callable(entry):
+        raise NameError(f"the program defines no function {request['entry']}")
+    value = entry(**_accepted(entry, request["arguments"]))
+    if isinstance(value, tuple) and value:
+        value = cast("tuple[object, ...]", value)[0]
+    array = np.asarray(cast("object", value))
+    if array.dtype.kind not in "fiub":
+        raise TypeError(f"{request['entry']} returned an array of {array.dtype}, and must return numbers")
+    if array.ndim > _DIMENSIONS:
+        raise TypeError(f"{request['entry']} returned {array.ndim} dimensions; there can be {_DIMENSIONS} at most")
+    _send(VALUE, np.ascontiguousarray(array, "<f8").tobytes(), array.shape)
+
+
+def _accepted(entry: Callable[..., object], arguments: Mapping[str, float]) -> dict[str, float]:
+    """Those of the arguments that a function takes."""
+    try:
+        parameters = inspect.signature(entry).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return dict(arguments)
+    names = {one.name for one in parameters if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    return {name: value for name, value in arguments.items() if name in names}
+
+
+def _told(error: BaseException) -> str:
+    """The end of the traceback, from the program's own first frame on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = next((place for place, frame in enumerate(frames) if frame.filename == _FILE), len(frames))
+    shown = traceback.format_list(frames[own:][-_FRAMES:])
+    return "".join([*shown, *traceback.format_exception_only(error)]).strip()
+
+
+def _say(kind: int, text: str) -> None:
+    with suppress(OSError, ValueError):
+        _send(kind, text.encode(errors="backslashreplace")[-_TEXT_BYTES:], ())
+
+
+def _send(kind: int, data: bytes, shape: tuple[int, ...]) -> None:
+    sizes = [*shape, *[0] * (_DIMENSIONS - len(shape))]
+    left = memoryview(HEADER.pack(MARK, kind, len(shape), *sizes) + data)
+    while left:
+        left = left[os.write(_RESULT, left) :]

@@ -1,0 +1,183 @@
+"""What runs a model's programs, whatever it is: the protocol, what it is given, and what comes back.
+
+Invariant: what comes back of a program is numbers and text. Nothing of it is ever unpickled, evaluated, or believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlkit.errors import MissingError
+from rlkit.sandbox.spec import MIB
+
+type Level = Literal["none", "limits", "os"]
+"""How far a program is kept from the machine: not at all; by limits on what it uses; by the kernel."""
+
+type Layer = Literal[
+    "environment", "session", "namespaces", "limits", "capabilities", "no_new_privs", "landlock", "seccomp"
+]
+
+LAYERS: tuple[Layer, ...] = (
+    "environment",
+    "session",
+    "namespaces",
+    "limits",
+    "capabilities",
+    "no_new_privs",
+    "landlock",
+    "seccomp",
+)
+"""All there are, in the order in which they are put up."""
+
+LEVELS: tuple[Level, ...] = ("none", "limits", "os")
+_OF_LIMITS = frozenset({"environment", "session", "limits"})
+_OF_OS = _OF_LIMITS | {"capabilities", "no_new_privs", "landlock", "seccomp"}
+
+
+def _no_numbers() -> Mapping[str, float]:
+    return {}
+
+
+def _no_arrays() -> Mapping[str, NDArray[np.float64]]:
+    return {}
+
+
+def _no_helpers() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A program to run.
+
+    Args:
+        source: Python.
+        entry: the function in it that is called; what it returns is the result, or the first of a tuple of results.
+        arguments: that it is given by name, those of them that it takes.
+        arrays: global variables of the program.
+        helpers: global variables that are functions, each as `module:function` of an installed module.
+    """
+
+    source: str
+    entry: str = "run"
+    arguments: Mapping[str, float] = field(default_factory=_no_numbers)
+    arrays: Mapping[str, NDArray[np.float64]] = field(default_factory=_no_arrays)
+    helpers: Mapping[str, str] = field(default_factory=_no_helpers)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramLimits:
+    """What one program may use.
+
+    Args:
+        timeout_s: from its start, as a clock on the wall counts.
+        memory_bytes: of address space, on top of that of the loaded libraries.
+        cpus: threads of its linear algebra; as many are counted for each program that runs.
+        result_bytes: of the numbers that it returns.
+    """
+
+    timeout_s: float = 60.0
+    memory_bytes: int = 2048 * MIB
+    cpus: int = 1
+    result_bytes: int = 16 * MIB
+
+
+type RanTo = Literal["value", "error", "timeout", "memory", "killed", "too large"]
+"""What a program ended with: numbers, an exception, its time limit, no more memory, a signal, or too many numbers."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """How a program went.
+
+    Args:
+        outcome: what it ended with.
+        value: the numbers that it returned, with an outcome of `value`.
+        error: otherwise the end of its traceback, or a line that says what happened.
+        stdout: the end of what it printed.
+        seconds: from its start to its end.
+        cpu_s: processor seconds that it took.
+    """
+
+    outcome: RanTo
+    value: NDArray[np.float64] | None
+    error: str
+    stdout: str
+    seconds: float
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """What is between programs and the machine.
+
+    Args:
+        level: that the layers in force make.
+        layers: that are in force, in order.
+        notes: by layer, what there is to say of it: its version, or why it is not in force.
+    """
+
+    level: Level
+    layers: tuple[str, ...]
+    notes: Mapping[str, str]
+
+    @classmethod
+    def of(cls, layers: tuple[str, ...], notes: Mapping[str, str]) -> Isolation:
+        """That of these layers."""
+        held = frozenset(layers)
+        return cls("os" if held >= _OF_OS else "limits" if held >= _OF_LIMITS else "none", layers, notes)
+
+    def demand(self, least: Level) -> None:
+        """Refuse to go on below a level.
+
+        Raises:
+            MissingError: it is below.
+        """
+        if LEVELS.index(self.level) < LEVELS.index(least):
+            raise MissingError(
+                f"programs would run with isolation {self.level!r}, below min_isolation {least!r} ({self}): use Linux "
+                "5.13 or later with Landlock and seccomp, a runner elsewhere, or lower min_isolation if you trust them"
+            )
+
+    def __str__(self) -> str:
+        missing = [layer for layer in LAYERS if layer not in self.layers]
+        held = ", ".join(f"{one} ({self.notes[one]})" if one in self.notes else one for one in self.layers) or "nothing"
+        lost = ", ".join(f"{one} ({self.notes[one]})" if one in self.notes else one for one in missing)
+        return f"{held}; without {lost}" if lost else held
+
+
+class CodeRunner(Protocol):
+    """Runs programs, as many at once as there is room for.
+
+    ::
+
+        runner = ForkServer()
+        ran = await runner.run(Program("def run(seed): return [seed, 2.0]", arguments={"seed": 1}), ProgramLimits())
+        assert ran.value.tolist() == [1.0, 2.0]
+    """
+
+    async def isolation(self) -> Isolation:
+        """What is between programs and the machine; starts what there is to start.
+
+        Raises:
+            MissingError: it is less than was asked for.
+        """
+        ...
+
+    async def run(self, program: Program, limits: ProgramLimits) -> Ran:
+        """Run a program to its end, once there is room; what it does wrong is in what comes back.
+
+        Raises:
+            MissingError: the isolation is less than was asked for.
+            EnvironmentFault: what runs programs failed, which says nothing about the program.
+        """
+        ...
+
+    def close(self) -> None:
+        """End everything that runs."""
+        ...

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlkit.envs.discovery.erdos import Erdos
+from rlkit.envs.discovery.packing import CirclePacking
+from rlkit.envs.discovery.problem import Problem, published
+from rlkit.envs.discovery.records import offer, read
+from rlkit.envs.discovery.state import State
+from tests.simulation import Simulation, Talk
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run of which it is made believe that it had two searches."""
+    simulation = Simulation(tmp_path / "runs" / "first", tasks=[Talk(number) for number in range(4)])
+    simulation.train()
+    directory = simulation.directory
+    config = yaml.safe_load((directory / "config.yaml").read_text())
+    own = next(iter(config["envs"].values()))
+    config["envs"] = {
+        "erdos": {**own, "env": "discovery"},
+        "packing": {**own, "env": "discovery", "args": {"problem": "circle_packing"}},
+        "empty": {**own, "env": "discovery"},
+    }
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    for name in ("erdos_haugland_2016", "erdos_alphaevolve_2025", "erdos_haugland_2016", "erdos_ttt_discover_2026"):
+        kept(directory / "artefacts" / "erdos", Erdos(), name)
+    kept(directory / "artefacts" / "packing", CirclePacking(26), "circle_packing_26_alphaevolve_2025")
+    return directory
+
+
+def kept(folder: Path, problem: Problem, name: str) -> None:
+    found = problem.verified(published(name))
+    offer(folder, State(found.construction, found.value, "parent", 0.5, "x"), problem, options={}, task=f"task/{name}")
+
+
+def test_the_best_constructions_are_listed_with_what_is_proven_and_drawn(rlkit: Callable[..., Any], run: Path) -> None:
+    result = rlkit("records", "first", "--best", "2")
+    assert result.exit_code == 0, result.stderr
+    lines = result.stdout.splitlines()[1:]
+    assert lines[0].startswith("erdos 1: C5 = 0.380875323218, 600 values, of task/erdos_ttt_discover_2026")
+    assert lines[1].strip().startswith("C5 <= 0.3808753233, proven exactly")
+    assert lines[3].startswith("erdos 2: C5 = 0.380923035108, 95 values")
+    assert "packing 1: the sum of the radii = 2.63586275639, 26x3 values" in result.stdout
+    assert "empty: no records yet" in result.stdout
+    pictures = sorted(run.glob("artefacts/*/*.png"))
+    assert len(pictures) == 3
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)
+
+
+def test_records_are_data_for_programs(rlkit: Callable[..., Any], run: Path) -> None:
+    found = json.loads(rlkit("records", "first", "--json", "--no-draw").stdout)["records"]
+    assert [one["value"] for one in found["erdos"]] == sorted(one["value"] for one in found["erdos"])
+    assert len(found["erdos"]) == 3  # what was no better than a record is none
+    assert found["erdos"][0]["certificate"]["bound"] == "0.3808753233"
+    assert not list(run.glob("artefacts/*/*.png"))
+    held = read(run / "artefacts" / "packing")[0]
+    assert held.construction.shape == (26, 3)
+    assert held.construction[:, 2].sum() == pytest.approx(held.value)
+
+
+def test_a_run_without_a_search_has_no_records(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    Simulation(tmp_path / "runs" / "plain", tasks=[Talk(number) for number in range(4)]).train()
+    result = rlkit("records", "plain")
+    assert result.exit_code == 2
+    assert "plain has no environment `discovery`" in result.stderr

@@ -1,0 +1,34 @@
+"""Which numbers a run may have though a run in small has none."""
+
+from __future__ import annotations
+
+from rlkit.config.measured import has_by_chance
+from rlkit.config.schema import Config
+
+CONFIG = Config.model_validate(
+    {
+        "envs": {"few": {"group_size": 4}, "many": {"group_size": 12, "advantage": "entropic_adaptive"}},
+        "eval": {"envs": {"held_out": {"attempts": 8}}},
+    }
+)
+
+
+def test_groups_of_a_size_have_the_powers_of_two_up_to_it() -> None:
+    def found(env: str) -> list[int]:
+        return [k for k in range(20) if has_by_chance(f"env/{env}/pass_at_{k}", CONFIG)]
+
+    assert found("few") == [2, 4]
+    assert found("many") == found("all") == [2, 4, 8]
+    assert not has_by_chance("env/few/pass_at_", CONFIG)
+
+
+def test_only_an_estimator_that_searches_is_saturated() -> None:
+    assert [has_by_chance(f"env/{env}/advantage/saturated", CONFIG) for env in ("few", "many", "all")] == [
+        False, True, True
+    ]  # fmt: skip
+
+
+def test_an_evaluation_is_played_with_all_its_attempts_and_only_repeats_are_chance() -> None:
+    assert has_by_chance("eval/held_out/retried/gap", CONFIG)
+    for name in ("pass_at_8", "advantage/saturated", "reward/mean"):
+        assert not has_by_chance(f"eval/held_out/{name}", CONFIG)

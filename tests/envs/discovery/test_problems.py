@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from rlkit.envs.discovery.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, convolved
+from rlkit.envs.discovery.erdos import Erdos, exact_c5, overlaps
+from rlkit.envs.discovery.exact import correlations, decimals
+from rlkit.envs.discovery.packing import CirclePacking
+from rlkit.envs.discovery.problem import Invalid, Problem, digest, published
+from rlkit.errors import UsageError
+
+ALL: list[Problem] = [Erdos(), FirstAutocorrelation(), SecondAutocorrelation(), CirclePacking(26), CirclePacking(5)]
+HEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda heights: sum(heights) > 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "value"),
+    [
+        ("erdos_haugland_2016", Erdos(), 0.380926853433087),
+        ("erdos_alphaevolve_2025", Erdos(), 0.380923035108450),
+        ("erdos_ttt_discover_2026", Erdos(), 0.380875323217719),
+        ("ac1_alphaevolve_2025", FirstAutocorrelation(), 1.5052939684),
+        ("ac2_alphaevolve_2025", SecondAutocorrelation(), 0.8962799442),
+        ("circle_packing_26_alphaevolve_2025", CirclePacking(26), 2.6358627564),
+    ],
+)
+def test_a_published_construction_has_the_published_value(name: str, problem: Problem, value: float) -> None:
+    digits = 15 if name.startswith("erdos") else 10
+    assert problem.verified(published(name)).value == pytest.approx(value, abs=0.51 * 10**-digits)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("erdos_haugland_2016", "0.3809268535"),
+        ("erdos_alphaevolve_2025", "0.3809230352"),
+        ("erdos_ttt_discover_2026", "0.3808753233"),
+    ],
+)
+def test_a_certificate_is_the_exact_value_rounded_up(name: str, bound: str) -> None:
+    found = Erdos().verified(published(name))
+    proven = Erdos().certificate(found.construction)
+    assert proven.bound == bound
+    exact = Fraction(proven.exact)
+    assert abs(float(exact) - found.value) < 1e-15
+    assert exact <= Fraction(bound) < exact + Fraction(1, 10**10)
+    assert bound in proven.claim
+
+
+def brute_force(h: list[Fraction], shift: Fraction) -> Fraction:
+    """∫ h(x)(1 − h(x + shift)) dx over a common refinement, exactly."""
+    width = Fraction(2, len(h))
+    cuts = sorted({width * i for i in range(len(h) + 1)} | {width * i - shift for i in range(len(h) + 1)})
+    total = Fraction(0)
+    for left, right in pairwise(cuts):
+        middle = (left + right) / 2
+        if 0 < middle < 2 and 0 < middle + shift < 2:
+            total += (right - left) * h[int(middle / width)] * (1 - h[int((middle + shift) / width)])
+    return total
+
+
+@settings(max_examples=25)
+@given(st.lists(st.integers(0, 8), min_size=2, max_size=6), st.fractions(-2, 2))
+def test_no_real_shift_overlaps_more_than_the_exact_value(eighths: list[int], shift: Fraction) -> None:
+    # a function and its complement, side by side, sum to half of their number
+    h = [Fraction(e, 8) for e in eighths] + [1 - Fraction(e, 8) for e in eighths]
+    found = exact_c5(np.array([float(one) for one in h]))
+    assert brute_force(h, shift) <= found
+    steps = [Fraction(2 * m, len(h)) for m in range(-len(h), len(h) + 1)]
+    assert max(brute_force(h, one) for one in steps) == found
+
+
+@settings(max_examples=50)
+@given(HEIGHTS)
+def test_what_is_verified_is_rescaled_and_agrees_with_its_certificate(heights: list[float]) -> None:
+    try:
+        found = Erdos().verified(np.array(heights))
+    except Invalid as error:
+        assert "[0, 1]" in str(error)  # rescaled, a height would be above 1
+        return
+    h = found.construction
+    assert 0 <= h.min() <= h.max() <= 1
+    assert h.sum() == pytest.approx(len(h) / 2)
+    assert float(exact_c5(h)) == pytest.approx(found.value, abs=1e-12)
+    again = Erdos().verified(h)
+    assert digest(again.construction) == digest(h)  # or the same would be archived twice
+    assert again.value == found.value
+
+
+@pytest.mark.parametrize(
+    ("given_array", "why"),
+    [
+        (np.full((2, 2), 0.5), "2 dimensions"),
+        (np.array(0.5), "0 dimensions"),
+        (np.array([]), "0 values"),
+        (np.full(1001, 0.5), "1001 values"),
+        (np.array([0.5, np.nan]), "not finite"),
+        (np.array([0.5, np.inf]), "not finite"),
+        (np.array([0.5, -1e-9]), "-1e-09"),
+        (np.array([1.1, 0.2]), "1.1"),
+        (np.array([0.0, 0.0]), "sum to 0"),
+        (np.array([0.9, 0.1, 0.1]), "after rescaling"),
+    ],
+)
+def test_a_step_function_that_breaks_a_rule_is_refused(given_array: NDArray[np.float64], why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        Erdos().verified(given_array)
+
+
+def test_a_height_that_is_past_one_by_rounding_alone_is_moved_toward_a_half() -> None:
+    h = np.array([1 + 1e-13, 0.0, 1.0, 0.0])
+    found = Erdos().verified(h)
+    assert found.construction.max() <= 1
+    assert exact_c5(h) > 0
+
+
+def test_another_number_of_pieces_can_be_refused() -> None:
+    problem = Erdos(n_points=10, exact_n=True)
+    problem.verified(np.full(10, 0.5))
+    with pytest.raises(Invalid, match="12 pieces, and must have 10"):
+        problem.verified(np.full(12, 0.5))
+
+
+@pytest.mark.parametrize("count", [5, 599, 600, 601, 1000])
+def test_fast_and_plain_overlaps_agree(count: int) -> None:
+    h = np.random.default_rng(count).uniform(0, 1, count)
+    plain = np.correlate(h, 1 - h, mode="full") * 2 / count
+    np.testing.assert_allclose(overlaps(h), plain, atol=1e-13)
+    np.testing.assert_allclose(convolved(h), np.convolve(h, h), rtol=1e-11)
+
+
+def test_pieces_cut_in_equal_parts_have_the_same_value_exactly() -> None:
+    h = Erdos().verified(published("erdos_haugland_2016")).construction
+    assert exact_c5(np.repeat(h, 3)) == exact_c5(h)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 1 << 70), min_size=1, max_size=12), st.data())
+def test_exact_correlations_are_the_sums_that_they_stand_for(a: list[int], data: st.DataObject) -> None:
+    b = data.draw(st.lists(st.integers(0, 1 << 70), min_size=len(a), max_size=len(a)))
+    count = len(a)
+    expected = [sum(a[i + m] * b[i] for i in range(count) if 0 <= i + m < count) for m in range(-(count - 1), count)]
+    assert correlations(a, b) == expected
+
+
+@given(st.fractions(0, 10), st.integers(1, 12))
+def test_decimals_are_rounded_in_the_direction_that_is_asked_for(value: Fraction, places: int) -> None:
+    low, high = (Fraction(decimals(value, places=places, up=up)) for up in (False, True))
+    assert low <= value <= high <= low + Fraction(1, 10**places)
+
+
+@pytest.mark.parametrize("problem", [FirstAutocorrelation(), SecondAutocorrelation()])
+def test_an_autocorrelation_does_not_depend_on_scale_and_refuses_what_is_below_zero(problem: Problem) -> None:
+    f = np.random.default_rng(0).uniform(0, 1, 50)
+    value = problem.verified(f).value
+    for scale in (1e-300, 3.7, 1e300):
+        assert problem.verified(f * scale).value == pytest.approx(value, rel=1e-12)
+    for wrong, why in ((f - 1, "below 0"), (f * 0, "all heights are 0"), (f * np.nan, "not finite")):
+        with pytest.raises(Invalid, match=why):
+            problem.verified(wrong)
+
+
+def test_the_first_autocorrelation_of_a_constant_is_two_and_the_second_two_thirds() -> None:
+    assert FirstAutocorrelation().verified(np.ones(40)).value == pytest.approx(2)
+    assert SecondAutocorrelation().verified(np.ones(40)).value == pytest.approx(2 / 3)
+
+
+def test_circles_may_touch_and_not_overlap_by_the_least_bit() -> None:
+    problem = CirclePacking(2)
+    touching = np.array([[0.25, 0.5, 0.25], [0.75, 0.5, 0.25]])
+    assert problem.verified(touching).value == pytest.approx(0.5, abs=1e-11)
+    nearer = touching - np.array([[0, 0, 0], [1e-11, 0, 0]])
+    with pytest.raises(Invalid, match="circles 0 and 1 overlap"):
+        problem.verified(nearer)
+    outside = touching + np.array([[0, 0, 0], [1e-11, 0, 0]])
+    with pytest.raises(Invalid, match="leaves the square"):
+        problem.verified(outside)
+
+
+@pytest.mark.parametrize(
+    ("circles", "why"),
+    [
+        (np.zeros((3, 3)), r"\(3, 3\)"),
+        (np.array([[0.5, 0.5, -0.1], [0.2, 0.2, 0.1]]), "below 0"),
+        (np.array([[0.5, 0.5, np.nan], [0.2, 0.2, 0.1]]), "not finite"),
+        (np.array([[9.0, 0.5, 0.1], [0.2, 0.2, 0.1]]), "leaves the square"),
+    ],
+)
+def test_a_packing_that_breaks_a_rule_is_refused(circles: NDArray[np.float64], why: str) -> None:
+    with pytest.raises(Invalid, match=why):
+        CirclePacking(2).verified(circles)
+
+
+def test_a_packings_certificate_is_rounded_down() -> None:
+    found = CirclePacking(26).verified(published("circle_packing_26_alphaevolve_2025"))
+    proven = CirclePacking(26).certificate(found.construction)
+    assert Fraction(proven.bound) <= Fraction(proven.exact) < Fraction(proven.bound) + Fraction(1, 10**10)
+
+
+@pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
+@settings(max_examples=15)
+@given(seed=st.integers(0, 1000))
+def test_a_random_beginning_is_valid_and_its_reward_is_above_that_of_failure(problem: Problem, seed: int) -> None:
+    found = problem.verified(problem.start(np.random.default_rng(seed)))
+    assert problem.reward(found.value) > 0
+    again = problem.verified(problem.start(np.random.default_rng(seed)))
+    assert digest(again.construction) == digest(found.construction)
+
+
+@pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
+def test_a_better_value_is_paid_more(problem: Problem) -> None:
+    worse, better = (0.9, 0.8) if problem.minimise else (0.8, 0.9)
+    assert problem.better(better, worse)
+    assert not problem.better(worse, worse)
+    assert problem.reward(better) > problem.reward(worse)
+
+
+def test_a_construction_that_is_not_there_is_named_with_its_neighbours() -> None:
+    with pytest.raises(UsageError, match="Did you mean 'erdos_haugland_2016'"):
+        published("erdos_hauglund_2016")

@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlkit
+from rlkit.boundary import outcome_of
+from rlkit.envs.discovery import discovery
+from rlkit.envs.discovery.prompts import Terms, final_code
+from rlkit.envs.discovery.records import read
+from rlkit.envs.discovery.source import Discovery
+from rlkit.envs.discovery.task import ConstructionProblem
+from rlkit.errors import ConfigError, MissingError, UsageError
+from rlkit.estimators import entropic_valid_aware
+from rlkit.sandbox.programs import ProgramLimits
+from rlkit.sandbox.spec import MIB
+from rlkit.testing import ScriptedPolicy
+from rlkit.types import Episode, Group, Outcome
+
+BETTER = "def run(seed, budget_s):\n    h = initial_h_values.copy()\n    return 0.5 + 0.9 * (h - 0.5)"
+
+
+def program(code: str) -> str:
+    return f"Here it is.\n\n```python\n{code}\n```\n"
+
+
+def search(**more: object) -> Discovery:
+    return discovery(options={"n_points": 20}, program_timeout_s=5.0, memory_mb=512, workers=2, **more)  # pyright: ignore
+
+
+@pytest.fixture(scope="module")
+def task() -> ConstructionProblem:
+    try:
+        made = search().next()
+        asyncio.run(made.rollout(ScriptedPolicy([program(BETTER)])))
+    except MissingError as error:
+        pytest.skip(str(error))
+    return made
+
+
+def play(task: ConstructionProblem, reply: str, **limits: int) -> Outcome:
+    return asyncio.run(task.rollout(ScriptedPolicy([reply], **limits)))  # pyright: ignore
+
+
+def test_the_reward_is_the_problems_once(task: ConstructionProblem) -> None:
+    policy = ScriptedPolicy([program(BETTER)])
+    outcome = asyncio.run(task.rollout(policy))
+    value = outcome.metrics["value"]
+    assert outcome.reward == 1 / value
+    assert [turn.reward for turn in policy.turns] == [None]  # or it would be counted twice
+    assert outcome.metrics["valid"] == 1
+    assert outcome.metrics["end/valid"] == 1
+    assert outcome.metrics["improved"] == float(value < task.parent.value)
+
+
+def test_a_claimed_value_is_not_read(task: ConstructionProblem) -> None:
+    honest = play(task, program("def run(): return [0.5] * 10"))
+    claimed = play(task, program("def run(): return [0.5] * 10, 1e-9, 10"))
+    assert claimed.reward == honest.reward == 2.0
+
+
+@pytest.mark.parametrize(
+    ("reply", "end"),
+    [
+        ("I do not know.", "no_code"),
+        ("```python\ndef run(: pass\n```", "compile"),
+        ("```python\ndef run(): return 1 / 0\n```", "error"),
+        ("```python\ndef run(): return [2.0, -1.0]\n```", "invalid"),
+        ("```python\ndef run(): return [float('nan')] * 4\n```", "invalid"),
+        ("```python\nimport os\nos._exit(0)\n```", "killed"),
+        ("```python\ndef run(): return bytearray(1 << 40)\n```", "memory"),
+        (
+            "```python\nimport json, os\nprint(json.dumps({'h_values': [0.5] * 4, 'c5': 1e-9}))\nos._exit(0)\n```",
+            "killed",
+        ),
+    ],
+)
+def test_what_gives_no_valid_construction_gets_nothing_and_says_why(
+    task: ConstructionProblem, reply: str, end: str
+) -> None:
+    outcome = play(task, reply)
+    assert (outcome.reward, outcome.metrics["valid"], outcome.info["end"]) == (0, 0, end)
+    assert outcome.metrics[f"end/{end}"] == 1
+    assert sum(value for name, value in outcome.metrics.items() if name.startswith("end/")) == 1
+    assert outcome.info["why"]
+
+
+def test_a_program_that_prints_its_progress_is_no_failure(task: ConstructionProblem) -> None:
+    outcome = play(task, program("def run():\n    print('step 1')\n    return [0.5] * 10"))
+    assert outcome.reward == 2.0
+    assert outcome.info["stdout"] == "step 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```python\na\n```\nor rather\n```python\nb\n```", "b\n"),
+        ("```\na\n```", "a\n"),
+        ("```text\na\n```\n```py\nb\n```\n```\nc\n```", "b\n"),
+        ("```python\nthought\n```\n</think>\nNo code.", None),
+        ("```python\nthought\n```\n</think>\n```python\nsaid\n```", "said\n"),
+        ("```python\nnever closed", None),
+        ("```python\n\n```", None),
+        ("", None),
+    ],
+)
+def test_the_program_is_the_last_block_of_the_final_answer(text: str, code: str | None) -> None:
+    assert final_code(text) == code
+
+
+def test_code_in_the_thinking_is_not_run(task: ConstructionProblem) -> None:
+    outcome = play(task, f"<think>\n{program('def run(): return [0.5] * 10')}\n</think>\nI give up.")
+    assert outcome.info["end"] == "no_code"
+
+
+def test_the_prompt_says_what_holds(task: ConstructionProblem) -> None:
+    (message,) = task.prompt()
+    text = str(message["content"])
+    length, value = len(task.parent.construction), task.parent.value
+    assert f"a construction of {length} values with C5 = {value:.10f}" in text
+    assert "lower is better" in text
+    assert "higher is better" not in text
+    assert "after 5 seconds the program is ended" in text
+    assert "512 MiB" in text
+    assert f"numpy {np.__version__}" in text
+    assert "`initial_h_values`" in text
+    assert "def run(seed, budget_s):" in text
+
+
+def test_what_the_prompt_promises_is_there(task: ConstructionProblem) -> None:
+    code = """
+import numpy as np, scipy
+def run(seed, budget_s):
+    assert budget_s == 4.5 and isinstance(initial_h_values, np.ndarray)
+    better = polish(initial_h_values, 0.2)
+    return better
+"""
+    outcome = play(task, program(code))
+    assert outcome.info.get("why") is None
+    assert outcome.metrics["value"] < task.parent.value
+
+
+def test_a_childs_prompt_shows_its_program_and_its_true_length(task: ConstructionProblem) -> None:
+    source = search()
+    first = source.next()
+    code = "def run():\n    print('found it')\n    return polish(initial_h_values.repeat(2), 0.1)"
+    source.observe(group(first, [play(first, program(code))]))
+    texts = [str(source.next().prompt()[0]["content"]) for _ in range(8)]
+    (shown,) = [text for text in texts if "found it" in text]
+    assert code in shown
+    assert "a construction of 40 values" in shown
+    assert f"starting from {first.parent.value:.10f}" in shown
+
+
+def test_a_task_can_be_pickled_and_has_a_name_of_its_own(task: ConstructionProblem) -> None:
+    again = pickle.loads(pickle.dumps(task))
+    assert again.task_id == task.task_id
+    assert again.prompt() == task.prompt()
+    source = search()
+    names = [source.next().task_id for _ in range(20)]
+    assert len(set(names)) == 20
+
+
+def group(task: ConstructionProblem, outcomes: Sequence[Outcome]) -> Group:
+    episodes = [
+        Episode(n, 0, (), "completed", one.reward, one.metrics, json.loads(json.dumps(one.info)), 1.0)
+        for n, one in enumerate(outcomes)
+    ]
+    return Group("erdos", task.task_id, 0, tuple(episodes))
+
+
+def test_what_a_group_finds_goes_into_the_archive_and_metrics_tell(task: ConstructionProblem) -> None:
+    source = search()
+    first = source.next()
+    better = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
+    source.observe(group(first, [play(first, better), play(first, better), play(first, "no")]))
+    metrics = source.metrics()
+    assert metrics["best"] <= first.parent.value
+    assert metrics["size"] == 9
+    assert metrics["expansions"] == 1
+    assert metrics["cpu_s"] > 0
+    state = json.loads(json.dumps(source.state_dict()))
+    again = search()
+    again.load_state_dict(state)
+    assert again.metrics() == metrics
+    assert [again.next().task_id for _ in range(5)] == [source.next().task_id for _ in range(5)]
+    with pytest.raises(UsageError, match="none of the search's tasks"):
+        source.observe(group(first, []))
+
+
+def test_the_estimators_for_discovery_know_what_is_valid(task: ConstructionProblem) -> None:
+    outcomes = [
+        play(task, reply) for reply in (program(BETTER), program("def run(): return [0.5] * 4"), "no", "nothing")
+    ]
+    advantages = entropic_valid_aware(group(task, outcomes))
+    assert list(advantages[2:]) == [-1, -1]
+    assert advantages[0] != advantages[1] >= -1
+
+
+def test_a_record_is_on_the_disk_when_its_rollout_ends(task: ConstructionProblem, tmp_path: Path) -> None:
+    source = search(start="flat", reuse="epsilon_greedy")
+    source.keep_in(tmp_path / "erdos")
+    first = source.next()
+    better = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
+    outcomes = [play(first, reply) for reply in (better, better, program("def run(): return [0.5] * 4"))]
+    assert [one.metrics["record"] for one in outcomes] == [1, 0, 0]
+    (record,) = read(tmp_path / "erdos")
+    assert record.value == outcomes[0].metrics["value"]
+    assert record.program == final_code(better)
+    assert record.certificate is not None
+    assert float(record.certificate.bound) == pytest.approx(record.value, abs=1e-9)
+    assert record.options["n_points"] == 20
+
+
+def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task: ConstructionProblem) -> None:
+    source = search(polish_s=0.2)
+    first = source.next()
+    outcome = play(first, program("def run(): return initial_h_values"))
+    assert outcome.reward == pytest.approx(1 / first.parent.value)
+    assert outcome.metrics["improved"] == 0
+    source.observe(group(first, [outcome]))
+    assert source.archive.best.value == outcome.metrics["polished_value"] < first.parent.value
+    assert source.archive.best.polished
+
+
+def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: ConstructionProblem) -> None:
+    async def main() -> list[tuple[Outcome | None, str | None]]:
+        slow = program("import time\ndef run():\n    time.sleep(0.4)\n    return [0.5] * 4")
+        limits = ProgramLimits(timeout_s=0.8, memory_bytes=512 * MIB)
+        play = replace(task.play, terms=Terms(limits), runner=replace(task.play.runner, workers=1))
+        await replace(task, play=play).rollout(ScriptedPolicy([slow]))  # the server is there from now on
+        alone = replace(task, play=play)
+        plays = (outcome_of(alone, ScriptedPolicy([slow]), timeout_s=1.5) for _ in range(8))  # 3.2 s in a row
+        return list(await asyncio.gather(*plays))
+
+    for outcome, error in asyncio.run(main()):
+        assert error is None
+        assert outcome is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"problem": "erdoes"}, "Did you mean 'erdos'"),
+        ({"options": {"n_point": 3}}, "options.args.n_point"),
+        ({"epsilon": 0.1}, "epsilon: has no effect with reuse 'puct'"),
+        ({"puct_c": 0.1, "reuse": "fixed"}, "puct_c: has no effect"),
+        ({"buffer_size": 3, "reuse": "none"}, "buffer_size: has no effect"),
+        ({"start": "flat"}, "start: flat is for"),
+        ({"start": "erdos_haugland"}, "Did you mean"),
+        ({"start": "circle_packing_26_alphaevolve_2025"}, "is no construction of erdos"),
+        ({"starts": 2, "start": "erdos_haugland_2016"}, "starts: has no effect"),
+        ({"polish_s": 1.0, "problem": "circle_packing"}, "polish_s: circle_packing has no local search"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_one_line(arguments: dict[str, object], why: str) -> None:
+    with pytest.raises((UsageError, ConfigError), match=why):
+        discovery(**arguments)  # pyright: ignore
+
+
+def test_what_is_known_without_a_model_is_told() -> None:
+    said = list[str]()
+    discovery(start="erdos_haugland_2016", note=said.append)
+    (line,) = said
+    assert "it begins with C5 = 0.3809268534" in line
+    assert "the best published 0.3808703" in line
+    assert "a scripted search without a model reaches" in line
+
+
+def test_an_environment_of_a_configuration_is_a_search() -> None:
+    from rlkit.config import load_envs
+    from rlkit.config.schema import EnvConfig
+
+    spec = EnvConfig(env="discovery", args={"problem": "circle_packing", "options": {"circles": 5}})
+    source = load_envs("packing", spec, field="envs.packing", seed=0)
+    assert isinstance(source, Discovery)
+    assert source.next().parent.construction.shape == (5, 3)
+
+    assert isinstance(source.next(), rlkit.Env)

@@ -1,0 +1,97 @@
+"""Groups that a server compares."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from rlkit.envs.openreward import openreward
+from rlkit.envs.openreward.scoring import candidate_of
+from rlkit.policy import Limits
+from rlkit.rollouts import Earlier, EnvSettings, Player
+from rlkit.slots import Slots
+from rlkit.sources import Task
+from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler
+from rlkit.types import Episode, Group, Sampling
+from tests.envs.openreward.worlds import CALLS, Served, call
+
+NOTHING = Earlier()
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlkit.envs.openreward.admission._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("rlkit.envs.openreward.admission._LONGEST_PAUSE_S", 0.05)
+
+
+def play(url: str, replies: Sequence[str], *, earlier: Earlier = NOTHING, **args: Any) -> tuple[Group, list[Episode]]:
+    """A group, and the episodes whose rewards were changed."""
+    CALLS.clear()
+    chat, said, scored = ByteChat(), iter(replies), list[Episode]()
+
+    def author(prompt: str, *, seed: int) -> str:
+        return next(said)
+
+    limits = EnvSettings(2, Sampling(300), 60.0, 0, Limits())
+    player = Player(chat, {"it": limits}, seed=0, slots=Slots(1), scored=lambda task, episode: scored.append(episode))
+    task = openreward(target=url, **args)[0]
+    group = asyncio.run(player.play(Task(0, "it", task), lambda: ScriptedSampler(author, chat=chat), earlier=earlier))
+    return group, scored
+
+
+@pytest.mark.parametrize(
+    ("args", "rewards"),
+    [
+        ({}, [0.25, 1.0]),
+        ({"group_score": "replace"}, [0.0, 1.0]),
+        ({"max_reward": 0.5}, [0.25, 0.5]),
+    ],
+)
+def test_a_group_is_compared_once_it_is_complete(worlds: Served, args: dict[str, Any], rewards: list[float]) -> None:
+    group, scored = play(f"{worlds.url}#compared", ["a bonus", call("look"), "a much longer answer"], **args)
+    assert group.rewards.tolist() == rewards
+    assert [episode.reward for episode in scored] == rewards
+    assert CALLS["scored"] == 1
+    assert worlds.sessions == 0
+
+
+def test_a_group_that_is_not_to_be_compared_has_the_rewards_of_its_calls(worlds: Served) -> None:
+    group, scored = play(f"{worlds.url}#compared", ["a bonus", "a longer bonus"], group_score="off")
+    assert (group.rewards.tolist(), scored) == ([0.25, 0.25], [])
+    group, scored = play(f"{worlds.url}#answers", ["yes", "no"])
+    assert (group.rewards.tolist(), scored, CALLS["scored"]) == ([1.0, 0.0], [], 0)
+
+
+def test_a_comparison_that_fails_is_no_reward(worlds: Served) -> None:
+    group, scored = play(f"{worlds.url}#compared", ["a bonus", "unjudgeable"])
+    assert [episode.status for episode in group.episodes] == ["failed", "failed"]
+    assert all("the judge gave up" in (episode.error or "") for episode in scored)
+
+
+def test_a_group_that_was_compared_before_the_run_was_interrupted_is_not_compared_again(worlds: Served) -> None:
+    group, _ = play(f"{worlds.url}#compared", ["a bonus", "a much longer answer"])
+    earlier = Earlier({episode.member: episode for episode in group.episodes}, {0: 1, 1: 1})
+    again, scored = play(f"{worlds.url}#compared", [], earlier=earlier)
+    assert (again.rewards.tolist(), scored, CALLS["scored"]) == (group.rewards.tolist(), [], 0)
+
+
+def test_a_comparison_that_the_server_has_no_time_for_is_asked_for_again(worlds: Served) -> None:
+    with FaultyProxy(worlds.url, share=0.7, kinds=("429",), only="/score_group", seed=1) as proxy:
+        group, _ = play(f"{proxy.url}#compared", ["a bonus", "a much longer answer"])
+        assert proxy.seen["429"] > 0
+    assert group.rewards.tolist() == [0.25, 1.0]
+    assert worlds.sessions == 0
+
+
+def test_what_an_older_server_does_not_take_is_left_out_of_a_candidate(worlds: Served) -> None:
+    group, _ = play(f"{worlds.url}#compared", ["a bonus", "<think>hm</think>So." + call("look"), "It is."])
+    whole, plain = (candidate_of(group.episodes[1], plain=plain) for plain in (False, True))
+    assert [[block.type for block in message.blocks] for message in whole] == [
+        ["text"], ["reasoning", "text", "tool_call"], ["tool_result"], ["text"],
+    ]  # fmt: skip
+    assert [(message.role, [block.type for block in message.blocks]) for message in plain] == [
+        ("user", ["text"]), ("assistant", ["text"]), ("assistant", ["text"]),
+    ]  # fmt: skip

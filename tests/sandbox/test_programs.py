@@ -1,0 +1,441 @@
+"""What a model's program may try, which layer stops it, and what comes back of one that behaves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlkit.errors import EnvironmentFault, MissingError
+from rlkit.sandbox.fork_server import ForkServer
+from rlkit.sandbox.inside import landlock, narrow
+from rlkit.sandbox.programs import LAYERS, Isolation, Layer, Program, ProgramLimits, Ran
+from rlkit.sandbox.spec import MIB
+
+LIMITS = ProgramLimits(timeout_s=5, memory_bytes=512 * MIB, result_bytes=MIB)
+SHORT = ProgramLimits(timeout_s=0.5, memory_bytes=512 * MIB, result_bytes=MIB)
+BARE: tuple[Layer, ...] = ("environment", "session")
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's"),
+    pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock"),
+    pytest.mark.skipif(narrow.program() is None, reason="there is no filter for this processor"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    """With all layers, as by default."""
+    made = ForkServer(workers=2, preload=["numpy"])
+    yield made
+    made.close()
+
+
+def ran(server: ForkServer, source: str, limits: ProgramLimits = LIMITS, **arguments: float) -> Ran:
+    return asyncio.run(server.run(Program(source, arguments=arguments), limits))
+
+
+def test_the_default_is_the_kernels_protection_and_says_what_it_is_made_of(server: ForkServer) -> None:
+    found = asyncio.run(server.isolation())
+    assert found.level == "os"
+    assert {"landlock", "seccomp", "no_new_privs", "capabilities", "limits"} <= set(found.layers)
+    assert f"landlock (version {landlock.version()})" in str(found)
+
+
+def test_numbers_come_back_bit_for_bit_in_their_shape(server: ForkServer) -> None:
+    given = np.random.default_rng(0).normal(size=(3, 5))
+    program = Program("def run():\n    return numbers * 1", arrays={"numbers": given})
+    found = asyncio.run(server.run(program, LIMITS))
+    assert found.outcome == "value"
+    assert found.value is not None
+    np.testing.assert_array_equal(found.value, given)
+    assert found.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "value"),
+    [
+        ("def run(seed): return [seed, 2]", [7.0, 2.0]),
+        ("def run(budget_s, seed=3): return seed + budget_s", 8.5),
+        ("def run(**given): return sorted(given.values())", [1.5, 7.0]),
+        ("run = lambda: (3.0, 'what it claims')", 3.0),
+        ("def run(): return True", 1.0),
+        ("import numpy as np\ndef run(): return np.float32([0.5, float('nan')])", [0.5, float("nan")]),
+    ],
+)
+def test_an_entry_takes_what_it_names_and_returns_numbers(
+    server: ForkServer, source: str, value: float | Sequence[float]
+) -> None:
+    found = ran(server, source, seed=7, budget_s=1.5)
+    assert found.value is not None, found.error
+    np.testing.assert_array_equal(found.value, np.array(value, np.float64))
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "error"),
+    [
+        ("def run(: pass", "error", "SyntaxError: invalid syntax"),
+        ("def run(): return 1 / 0", "error", "line 1, in run\n    def run(): return 1 / 0"),
+        ("def other(): return 1", "error", "NameError: the program defines no function run"),
+        ("def run(): return 'text'", "error", "TypeError: run returned an array of <U4"),
+        ("def run(): return object()", "error", "TypeError"),
+        ("def run(): return [[1], [2, 3]]", "error", "ValueError"),
+        ("def run(): return 1j", "error", "TypeError"),
+        ("import sys\ndef run(): sys.exit(3)", "error", "sys.exit(3)"),
+        ("import os\ndef run(): os._exit(3)", "killed", "code 3 and without a result"),
+        ("import os\ndef run(): os.abort()", "killed", "signal"),
+        ("def run(): return run()", "error", "RecursionError"),
+        ("def run(): return bytearray(1 << 40)", "memory", "memory"),
+        ("import numpy as np\ndef run(): return np.ones(1 << 18)", "too large", "larger than 1048576 bytes"),
+        ("def run():\n    raise BaseException('odd')", "error", "BaseException: odd"),
+    ],
+)
+def test_what_a_program_does_wrong_is_said(server: ForkServer, source: str, outcome: str, error: str) -> None:
+    found = ran(server, source)
+    assert (found.outcome, found.value) == (outcome, None)
+    assert error in found.error
+
+
+def test_the_end_of_what_is_printed_is_kept_and_is_no_result(server: ForkServer) -> None:
+    source = "def run():\n    print('first'); print('x' * 3000000); print('[1.0, 2.0]', end='')\n    return 5.0"
+    found = ran(server, source)
+    assert found.value is not None
+    assert float(found.value) == 5.0
+    assert found.stdout.endswith("x\n[1.0, 2.0]")
+    assert len(found.stdout) == 500
+
+
+def test_a_helper_is_a_function_of_the_program(server: ForkServer) -> None:
+    program = Program("def run(): return mean([1.0, 2.0])", helpers={"mean": "statistics:fmean"})
+    assert asyncio.run(server.run(program, LIMITS)).value == 1.5
+
+
+def test_a_program_that_takes_too_long_is_ended_with_what_it_printed(server: ForkServer) -> None:
+    found = ran(server, "import time\ndef run():\n    print('begun')\n    time.sleep(60)", SHORT)
+    assert (found.outcome, found.stdout) == ("timeout", "begun\n")
+    assert 0.5 <= found.seconds < 5
+
+
+def test_a_program_that_nobody_waits_for_is_ended(server: ForkServer) -> None:
+    async def main() -> None:
+        await server.run(Program("def run(): return 1.0"), LIMITS)
+        slow = Program("import time\ndef run(): time.sleep(60)")
+        long = ProgramLimits(timeout_s=60, memory_bytes=512 * MIB)
+        for waiting in [asyncio.create_task(server.run(slow, long)) for _ in range(4)]:
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+        async with asyncio.timeout(10):  # there is room again
+            assert (await server.run(Program("def run(): return 1.0"), LIMITS)).value == 1.0
+
+    asyncio.run(main())
+
+
+def test_a_server_that_died_is_started_anew() -> None:
+    server = ForkServer(workers=1, preload=["numpy"])
+    assert ran(server, "def run(): return 1.0").value == 1.0
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    end_s = time.monotonic() + 10
+    while alive(server.pid):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    assert ran(server, "def run(): return 2.0").value == 2.0
+    server.close()
+
+
+def test_it_refuses_to_run_below_the_level_that_is_asked_for() -> None:
+    server = ForkServer(workers=1, preload=["numpy"], layers=("environment", "session", "limits"))
+    with pytest.raises(MissingError, match="isolation 'limits', below min_isolation 'os'"):
+        ran(server, "def run(): return 1.0")
+    server.close()
+    weaker = ForkServer(
+        workers=1, preload=["numpy"], layers=("environment", "session", "limits"), min_isolation="limits"
+    )
+    assert ran(weaker, "def run(): return 1.0").value == 1.0
+    weaker.close()
+
+
+@pytest.mark.parametrize("lost", [layer for layer in LAYERS if layer != "namespaces"])
+def test_the_level_is_lost_with_any_layer_but_namespaces(lost: str) -> None:
+    assert Isolation.of(LAYERS, {}).level == "os"
+    assert Isolation.of(tuple(one for one in LAYERS if one != lost), {}).level != "os"
+    assert Isolation.of(tuple(one for one in LAYERS if one != "namespaces"), {}).level == "os"
+
+
+def test_all_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
+    mark = tmp_path / "pids"
+    script = f"""
+import asyncio, pathlib
+from rlkit.sandbox.fork_server import ForkServer
+from rlkit.sandbox.programs import Program, ProgramLimits
+async def main():
+    server = ForkServer(workers=1, preload=["numpy"])
+    await server.isolation()
+    running = asyncio.create_task(server.run(Program("while True: pass"), ProgramLimits()))
+    await asyncio.sleep(0.5)
+    pathlib.Path({str(mark)!r}).write_text(str(server.pid))
+    await running
+asyncio.run(main())
+"""
+    owner = subprocess.Popen([sys.executable, "-c", script])
+    while not (mark.exists() and mark.read_text()):
+        assert owner.poll() is None
+        time.sleep(0.05)
+    started = family(int(mark.read_text()))
+    assert len(started) >= 3  # the server, a keeper, a program
+    owner.kill()
+    owner.wait()
+    end_s = time.monotonic() + 10
+    while any(alive(pid) for pid in started):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def family(leader: int) -> set[int]:
+    parents = dict[int, int]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {leader}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A program that returns 1 if it got what it wanted.
+
+    Args:
+        source: of it.
+        stopped_by: the layers each of which refuses it, where it is the only one beside those that need no privilege.
+    """
+
+    source: str
+    stopped_by: tuple[Layer, ...]
+
+
+ATTACKS = {
+    "read the environment of the trainer": Attack(
+        "def run():\n    return b'SESAME' in open('/proc/{trainer}/environ', 'rb').read()", ("namespaces", "landlock")
+    ),
+    "read its own environment": Attack(
+        "import os\ndef run():\n    return 'SESAME' in str(os.environ)", ("environment",)
+    ),
+    "read the environment that it was started with": Attack(
+        "def run():\n    return b'SESAME' in open('/proc/self/environ', 'rb').read()",
+        ("environment", "namespaces", "landlock"),
+    ),
+    "read password hashes": Attack("def run():\n    return len(open('/etc/shadow').read()) > 0", ("landlock",)),
+    "list a home": Attack("import os\ndef run():\n    return len(os.listdir('/root')) >= 0", ("landlock",)),
+    "write a file": Attack(
+        "def run():\n    with open('{folder}/mark', 'w') as file:\n        file.write('x')\n    return 1",
+        ("limits", "landlock"),
+    ),
+    "make a folder": Attack("import os\ndef run():\n    os.mkdir('{folder}/made')\n    return 1", ("landlock",)),
+    "remove a file": Attack("import os\ndef run():\n    os.remove('{folder}/victim')\n    return 1", ("landlock",)),
+    "fill the disk": Attack(
+        "def run():\n    with open('{folder}/bomb', 'wb') as file:\n        file.write(bytes(1 << 20))\n    return 1",
+        ("limits", "landlock"),
+    ),
+    "fill memory through a file without a name": Attack(
+        "import os\ndef run():\n    return os.write(os.memfd_create('x'), b'x' * 4096)", ("limits", "seccomp")
+    ),
+    "fill memory": Attack("def run():\n    return len(bytearray(3 << 30)) > 0", ("limits",)),
+    "connect to a server": Attack(
+        "import socket\ndef run():\n    socket.create_connection(('127.0.0.1', {port}), timeout=1)\n    return 1",
+        ("namespaces", "landlock", "seccomp"),
+    ),
+    "send a datagram": Attack(
+        "import socket\ndef run():\n"
+        "    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))\n    return 1",
+        ("namespaces", "seccomp"),
+    ),
+    "run a shell": Attack(
+        "import subprocess\ndef run():\n    return subprocess.run(['/bin/sh', '-c', 'true']).returncode == 0",
+        ("landlock", "seccomp"),
+    ),
+    "become another program": Attack(
+        "import os\ndef run():\n    os.execv('/bin/true', ['true'])", ("landlock", "seccomp")
+    ),
+    "start processes": Attack(
+        "import os\ndef run():\n    if os.fork() == 0:\n        os._exit(0)\n    return 1", ("seccomp",)
+    ),
+    "kill the trainer": Attack(
+        "import os\ndef run():\n    os.kill({trainer}, 0)\n    return 1", ("namespaces", "seccomp")
+    ),
+    "kill whatever it may": Attack(
+        "import os, signal\ndef run():\n    os.kill({victim}, signal.SIGKILL)\n    return 1", ("namespaces", "seccomp")
+    ),
+    "look into another process": Attack(
+        "import ctypes\ndef run():\n    return ctypes.CDLL(None).ptrace(16, {victim}, 0, 0) == 0",
+        ("namespaces", "landlock", "seccomp"),
+    ),
+    "leave something in shared memory": Attack(
+        "import ctypes\ndef run():\n    return ctypes.CDLL(None).shmget(0, 4096, 0o1600) >= 0", ("seccomp",)
+    ),
+    "take new privileges": Attack(
+        "import ctypes\ndef run():\n    return ctypes.CDLL(None).unshare(0x10000000) == 0", ("seccomp",)
+    ),
+    "outlive its keeper": Attack(
+        "import ctypes\ndef run():\n    return ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0", ("seccomp",)
+    ),
+}
+
+
+@pytest.fixture
+def victim() -> Iterator[int]:
+    process = subprocess.Popen(["sleep", "60"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def listening() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def prepared(attack: Attack, folder: Path, victim: int, listening: int) -> str:
+    (folder / "victim").write_text("x")
+    source = attack.source
+    for name, value in (("trainer", os.getpid()), ("folder", folder), ("victim", victim), ("port", listening)):
+        source = source.replace(f"{{{name}}}", str(value))
+    return source
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_by_default_an_attack_gets_nothing(
+    name: str, server: ForkServer, tmp_path: Path, victim: int, listening: int
+) -> None:
+    found = ran(server, prepared(ATTACKS[name], tmp_path, victim, listening))
+    assert found.value is None or not found.value.any(), found.value
+    assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+    os.kill(victim, 0)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[dict[str, ForkServer]]:
+    """By layer, one with that layer and as little else as it can do with."""
+    made = dict[str, ForkServer]()
+    for layer in LAYERS:
+        needed: tuple[Layer, ...] = ("no_new_privs",) if layer in ("landlock", "seccomp") else ()
+        made[layer] = ForkServer(workers=1, preload=["numpy"], layers=(*needed, layer), min_isolation="none")
+    yield made
+    for one in made.values():
+        one.close()
+
+
+@pytest.mark.parametrize(("name", "layer"), [(name, layer) for name in ATTACKS for layer in ATTACKS[name].stopped_by])
+def test_each_layer_that_is_named_stops_the_attack_alone(
+    name: str,
+    layer: Layer,
+    servers: dict[str, ForkServer],
+    tmp_path: Path,
+    victim: int,
+    listening: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SESAME", "SESAME")
+    server = servers[layer]
+    if layer not in asyncio.run(server.isolation()).layers:
+        pytest.skip(f"this machine has no {layer}")
+    found = ran(server, prepared(ATTACKS[name], tmp_path, victim, listening))
+    assert found.value is None or not found.value.any(), found.value
+    assert (tmp_path / "victim").exists()
+    os.kill(victim, 0)
+
+
+def test_a_fork_bomb_and_a_daemon_are_gone_with_their_program_where_processes_are_namespaced() -> None:
+    layers: tuple[Layer, ...] = ("environment", "session", "namespaces")
+    server = ForkServer(workers=1, preload=["numpy"], layers=layers, min_isolation="none")
+    if "namespaces" not in asyncio.run(server.isolation()).layers:
+        pytest.skip("this machine has no namespaces")
+    assert server.pid is not None
+    source = """
+import os, time
+def run():
+    for _ in range(20):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                time.sleep(60)
+            os._exit(0)
+    time.sleep(60)
+"""
+    found = ran(server, source, SHORT)
+    assert found.outcome == "timeout"
+    end_s = time.monotonic() + 10
+    while len(family(server.pid)) > 2:  # the server, and the one that waits for it
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+    server.close()
+
+
+FORGERIES = {
+    "a result on its output": "import sys\ndef run():\n    print('[[0.1, 0.1, 9.0]]')\n    raise ValueError",
+    "a changed numpy": "import numpy as np\nnp.asarray = lambda *a, **k: 1 / 0\ndef run(): return 1.0",
+    "a pickle in the place of a result": (
+        "import os, pickle\ndef run():\n    os.write(3, pickle.dumps(print))\n    os._exit(0)"
+    ),
+    "an endless header": (
+        "import os\ndef run():\n    os.write(3, b'RLK1' + bytes([0, 4, 0, 0]) + b'\\xff' * 32)\n    os._exit(0)"
+    ),
+    "a fault of the sandbox": (
+        "import os\ndef run():\n    os.write(3, b'RLK1' + bytes([3]) + bytes(35) + b'no room')\n    os._exit(1)"
+    ),
+    "half a result": "import os\ndef run():\n    os.write(3, b'RLK1')\n    os._exit(0)",
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_result_is_none(name: str, server: ForkServer) -> None:
+    assert ran(server, FORGERIES[name]).value is None
+
+
+def test_a_result_that_was_written_by_hand_is_numbers_like_any_other(server: ForkServer) -> None:
+    """The verifier reads these numbers and nothing else, so that nothing is gained by it."""
+    source = (
+        "import os, struct\ndef run():\n"
+        "    os.write(3, b'RLK1' + bytes([0, 1, 0, 0]) + struct.pack('<4Qd', 1, 0, 0, 0, 4.5))\n    os._exit(0)"
+    )
+    found = ran(server, source)
+    assert found.value is not None
+    assert found.value.tolist() == [4.5]
+
+
+def test_numpy_that_one_program_changed_is_whole_for_the_next(server: ForkServer) -> None:
+    ran(server, FORGERIES["a changed numpy"])
+    assert ran(server, "import numpy as np\ndef run(): return np.asarray([2.0])").value == [2.0]
+
+
+def test_walls_that_cannot_be_put_up_fail_the_episode_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlkit.sandbox import fork_server
+
+    server = ForkServer(workers=1, preload=["numpy"])
+    monkeypatch.setattr(fork_server, "_START", "raise SystemExit(3)")
+    with pytest.raises(EnvironmentFault, match="does not start"):
+        ran(server, "def run(): return 1.0")
+    server.close()
