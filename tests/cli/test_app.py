@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-COMMANDS = ("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "tasks", "doctor")
+COMMANDS = ("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "tasks", "records", "doctor")
 HEAVY = (
     "torch",
     "transformers",

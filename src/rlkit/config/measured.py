@@ -28,11 +28,13 @@ OF_EPISODES = (
         "turns",
         "segments",
         "unique_bigrams",
+        "budget_forced",
     ),
     *(f"reward/{name}" for name in ("mean", "std", "min", "p10", "p50", "p90", "max")),
     *("groups/mixed", "groups/all_good", "groups/all_bad", *_LENGTHS, "stop/stop", "stop/length"),
     *("retried/groups", "retried/gap", "advantage/saturated"),
     *(f"tasks/{name}" for name in ("seen", "solve_rate", "too_hard", "too_easy", "effective")),
+    *(f"tasks/{name}" for name in ("best", "median", "size", "generation", "expansions", "cpu_s", "scripted")),
 )
 """Under `env/<name>/` and `eval/<name>/`, besides `pass_at_<k>` and what the environment reports."""
 
