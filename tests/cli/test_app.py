@@ -11,7 +11,7 @@ import pytest
 
 COMMANDS = (
     *("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "tasks", "doctor"),
-    *("export", "sync", "launch"),
+    *("export", "sync", "launch", "records"),
 )
 HEAVY = (
     "torch",

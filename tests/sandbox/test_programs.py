@@ -394,6 +394,30 @@ def run():
     server.close()
 
 
+def test_what_was_published_of_a_problem_cannot_be_read(server: ForkServer) -> None:
+    from rlkit.envs.discovery.problem import PUBLISHED
+
+    path = PUBLISHED / "erdos_ttt_discover_2026.json"
+    assert path.is_file()
+    assert "Permission denied" in ran(server, f"def run(): return len(open({str(path)!r}).read())").error
+
+
+def test_a_package_is_left_out_of_the_folder_that_it_is_in(tmp_path: Path) -> None:
+    from rlkit.sandbox.inside.server import _without  # pyright: ignore[reportPrivateUsage]
+
+    for name in ("numpy/core.py", "deep/rlkit/secret.json", "deep/other.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    found = {
+        str(Path(path).relative_to(tmp_path)) for path in _without(str(tmp_path), str(tmp_path / "deep" / "rlkit"))
+    }
+    assert found == {"numpy", "deep/other.py"}
+
+
+def test_a_library_that_was_not_loaded_can_be_imported(server: ForkServer) -> None:
+    assert ran(server, "import colorsys, yaml\ndef run(): return colorsys.rgb_to_hsv(1, 0, 0)[1]").value == 1.0
+
+
 FORGERIES = {
     "a result on its output": "import sys\ndef run():\n    print('[[0.1, 0.1, 9.0]]')\n    raise ValueError",
     "a changed numpy": "import numpy as np\nnp.asarray = lambda *a, **k: 1 / 0\ndef run(): return 1.0",

@@ -397,9 +397,9 @@ def records(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the best constructions that a search has found, with what is proven of them, and draw them.
+    """List the best constructions of a search, and draw them.
 
-    The pictures are PNG files beside the records, in the run's folder.
+    Each comes with what is proven of it. The pictures are PNG files beside the records, in the run's folder.
     """
     with command(json=json, debug=debug) as output:
         from rlkit.cli.records import run as list_records

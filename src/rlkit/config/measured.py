@@ -18,22 +18,13 @@ if TYPE_CHECKING:
 _LENGTHS = tuple(f"{of}/{name}" for of in ("tokens", "turn_tokens") for name in ("mean", "p10", "p50", "p90", "max"))
 
 OF_EPISODES = (
-    *(
-        "groups",
-        "episodes",
-        "failed",
-        "masked",
-        "retries",
-        "solved",
-        "truncated",
-        "turns",
-        "segments",
-        "unique_bigrams",
-    ),
+    *("groups", "episodes", "failed", "masked", "retries", "solved", "truncated"),
+    *("turns", "segments", "unique_bigrams", "budget_forced"),
     *(f"reward/{name}" for name in ("mean", "std", "min", "p10", "p50", "p90", "max")),
     *("groups/mixed", "groups/all_good", "groups/all_bad", *_LENGTHS, "stop/stop", "stop/length"),
     *("retried/groups", "retried/gap", "advantage/saturated"),
     *(f"tasks/{name}" for name in ("seen", "solve_rate", "too_hard", "too_easy", "effective")),
+    *(f"tasks/{name}" for name in ("best", "median", "size", "generation", "expansions", "cpu_s", "scripted")),
 )
 """Under `env/<name>/` and `eval/<name>/`, besides `pass_at_<k>` and what the environment reports."""
 

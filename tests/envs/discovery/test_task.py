@@ -19,9 +19,11 @@ from rlkit.envs.discovery.source import Discovery
 from rlkit.envs.discovery.task import ConstructionProblem
 from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.estimators import entropic_valid_aware
+from rlkit.renderers import chat_format
 from rlkit.sandbox.programs import ProgramLimits
 from rlkit.sandbox.spec import MIB
 from rlkit.testing import ScriptedPolicy
+from rlkit.tokenizers import load_tokenizer
 from rlkit.types import Episode, Group, Outcome
 
 BETTER = "def run(seed, budget_s):\n    h = initial_h_values.copy()\n    return 0.5 + 0.9 * (h - 0.5)"
@@ -113,6 +115,35 @@ def test_a_program_that_prints_its_progress_is_no_failure(task: ConstructionProb
     ],
 )
 def test_the_program_is_the_last_block_of_the_final_answer(text: str, code: str | None) -> None:
+    assert final_code(text) == code
+
+
+GOOD, BAD = "```python\ngood\n```", "```python\nthought\n```"
+HARMONY = "<|channel|>analysis<|message|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("model", "reply", "code"),
+    [
+        ("openai/gpt-oss-20b", f"{HARMONY}Let me see\n{BAD}\nand", None),
+        (
+            "openai/gpt-oss-20b",
+            f"{HARMONY}{BAD}<|end|><|start|>assistant<|channel|>final<|message|>No.<|return|>",
+            None,
+        ),
+        ("openai/gpt-oss-20b", f"{HARMONY}{BAD}<|end|><|start|>assistant<|channel|>final<|message|>{GOOD}", "good\n"),
+        ("openai/gpt-oss-20b", f"<|channel|>commentary<|message|>{BAD}<|end|>", None),
+        ("Qwen/Qwen3-8B", f"<think>\nLet me see\n{BAD}\nand", None),
+        ("Qwen/Qwen3-8B", f"<think>\n{BAD}\n</think>\n\nNo.<|im_end|>", None),
+        ("Qwen/Qwen3-8B", f"<think>\n{BAD}\n</think>\n\n{GOOD}\n<|im_end|>", "good\n"),
+        ("Qwen/Qwen3-8B", f"Let me see\n{BAD}\n</think>\n\nNo.<|im_end|>", None),
+    ],
+)
+def test_only_the_final_channel_of_a_real_format_is_read(model: str, reply: str, code: str | None) -> None:
+    tokenizer = load_tokenizer(model, with_weights=False, note=lambda message: None)
+    tokens = np.asarray(tokenizer.encode(reply, add_special_tokens=False), np.int32)
+    text = str(chat_format(model, tokenizer).parse(tokens).message["content"])
     assert final_code(text) == code
 
 

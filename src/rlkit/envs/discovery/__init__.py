@@ -73,14 +73,14 @@ def discovery(
         runner: where programs run: `local`, or on a Ray cluster with `ray`.
         min_isolation: programs are not run with less between them and the machine; by default `os` on Linux, and
             `limits` elsewhere.
-        helpers: offer the problem's local search to programs.
+        helpers: offer the problem's local search to programs, where SciPy is installed.
         polish_s: seconds of local search that each new construction gets before it is archived. It earns no reward.
         seed: of what is drawn by chance.
         note: told what a person should know of the search.
 
     Raises:
         UsageError: there is no such problem, or an argument makes no sense.
-        MissingError: Ray is asked for, and not installed.
+        MissingError: Ray, or SciPy for `polish_s`, is asked for and not installed.
     """
     import numpy as np
 
@@ -103,6 +103,8 @@ def discovery(
         raise UsageError("starts: has no effect with a given start; leave it out")
     if polish_s and made.polish is None:
         raise UsageError(f"polish_s: {made.name} has no local search; set it to 0")
+    if polish_s and find_spec("scipy") is None:
+        raise missing_extra("scipy")
     rule = ReuseRule(
         reuse,
         buffer_size or (1000 if reuse == "puct" else 16),
@@ -124,7 +126,8 @@ def discovery(
         note(
             "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
         )
-    return Discovery(archive, Play(Terms(limits, helpers), choice, polish_s, _written(made)))
+    terms = Terms(limits, helpers and find_spec("scipy") is not None)
+    return Discovery(archive, Play(terms, choice, polish_s, _written(made)))
 
 
 def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:

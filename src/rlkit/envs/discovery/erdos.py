@@ -51,7 +51,7 @@ class Erdos(Problem):
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
     baseline = 0.380927
     best_known = 0.3808703
-    scripted = ((10, 0.3810), (60, 0.380943), (180, 0.380915), (400, 0.380910))
+    scripted = ((10, 0.3810), (60, 0.380944), (120, 0.380914), (180, 0.380909), (360, 0.380905))
     polish = "rlkit.envs.discovery.steps:polish"
 
     def statement(self) -> str:  # noqa: D102  inherited

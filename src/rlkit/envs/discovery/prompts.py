@@ -27,7 +27,8 @@ _FENCE = re.compile(
     r"^[ \t]*```[ \t]*(?P<language>[\w+.-]*)[^\n]*\n(?P<body>.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL
 )
 _PYTHON = ("python", "python3", "py")
-_THINKING_ENDS = "</think>"
+_THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
+_CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"
 _DIGITS = 10
 
 
@@ -59,12 +60,20 @@ def final_code(text: str) -> str | None:
     """The last Python block of an answer; None where there is none.
 
     Args:
-        text: the answer, without the model's thinking; what was said before a stray end of thinking is left out, too.
+        text: the answer as the chat format reads it. Formats leave the marks of thinking in what was cut off before the
+            answer, or has an end of thinking without a beginning; what is thinking by these is left out.
     """
-    answer = text.rpartition(_THINKING_ENDS)[2]
+    answer = _answer(text)
     blocks = [(found["language"].lower(), found["body"]) for found in _FENCE.finditer(answer)]
     code = [body for language, body in blocks if language in _PYTHON] or [body for name, body in blocks if not name]
     return code[-1] if code and code[-1].strip() else None
+
+
+def _answer(text: str) -> str:
+    if _CHANNEL in text:
+        return text.rpartition(_FINAL)[2] if _FINAL in text else ""
+    answer = text.rpartition(_THINKING_ENDS)[2]
+    return answer.partition(_THINKING_BEGINS)[0]
 
 
 def _start(problem: Problem, parent: State) -> str:

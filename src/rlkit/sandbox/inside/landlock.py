@@ -29,10 +29,15 @@ def version() -> int:
     return max(found, 0)
 
 
-def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
+def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[str] = ()) -> None:
     """Leave this process nothing but to read these folders and files, and to write to those.
 
     It must have `no_new_privs`. What is not there is left out.
+
+    Args:
+        readable: with all that is in them.
+        writable: files.
+        listed: folders whose names can be read, but no file in them.
 
     Raises:
         OSError: the kernel refuses.
@@ -46,6 +51,8 @@ def restrict(readable: Sequence[str], writable: Sequence[str]) -> None:
     try:
         for path in readable:
             _allow(ruleset, path, _READ_FILE | _READ_DIR)
+        for path in listed:
+            _allow(ruleset, path, _READ_DIR)
         for path in writable:
             _allow(ruleset, path, _READ_FILE | _WRITE_FILE)
         _call(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0))

@@ -57,6 +57,7 @@ class Walls(TypedDict):
 
     layers: list[str]
     readable: list[str]
+    listed: list[str]
     writable: list[str]
     base_bytes: int
 
@@ -113,7 +114,7 @@ def enclose(walls: Walls, request: Request) -> None:
             kernel.control(_NO_NEW_PRIVS, 1)
         kernel.control(_DEATH_SIGNAL, signal.SIGKILL)
         if "landlock" in layers:
-            landlock.restrict(walls["readable"], walls["writable"])
+            landlock.restrict(walls["readable"], walls["writable"], walls["listed"])
         if "seccomp" in layers and (program := narrow.program()) is not None:
             kernel.install_filter(program)
 

@@ -74,7 +74,8 @@ def main() -> None:
     missing = _preloaded(plan["preload"])
     walls: Walls = {
         "layers": plan["layers"],
-        "readable": [*_SYSTEM, *_libraries(plan["package"])],
+        "readable": _libraries(plan["package"]),
+        "listed": _folders(),
         "writable": ["/dev/null"],
         "base_bytes": _mapped_bytes(),
     }
@@ -127,12 +128,39 @@ def _preloaded(modules: list[str]) -> list[str]:
     return missing
 
 
-def _libraries(package: str) -> list[str]:
-    """The folders of Python's own library and of what is installed, and `package`."""
+def _folders() -> list[str]:
+    """Those of Python's own library and of what is installed."""
     paths = sysconfig.get_paths()
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    found |= {path for path in sys.path if path.endswith(("site-packages", "dist-packages", "lib-dynload"))}
-    return sorted({package, *found})
+    return sorted(
+        found | {path for path in sys.path if path.endswith(("site-packages", "dist-packages", "lib-dynload"))}
+    )
+
+
+def _libraries(package: str) -> list[str]:
+    """What may be read: the system's libraries, Python's own and what is installed, but for `package`.
+
+    That one holds what was published of the problems that programs are asked to solve; what they need of it is loaded.
+    """
+    found: list[str] = []
+    for folder in (*_SYSTEM, *_folders()):
+        if os.path.realpath(package).startswith(os.path.realpath(folder) + os.sep):
+            found += _without(folder, os.path.realpath(package))
+        else:
+            found.append(folder)
+    return found
+
+
+def _without(folder: str, left_out: str) -> list[str]:
+    """The entries of a folder, those of folders on the way to what is left out too, without the latter."""
+    found: list[str] = []
+    for entry in os.scandir(folder):
+        path = os.path.realpath(entry.path)
+        if left_out.startswith(path + os.sep):
+            found += _without(path, left_out)
+        elif path != left_out:
+            found.append(entry.path)
+    return found
 
 
 def _mapped_bytes() -> int:
