@@ -397,7 +397,9 @@ def records(
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the best constructions that a search has found, with what is proven of them, and draw them.
+    """List the best that a search has found.
+
+    Each comes with what is proven of it, and is drawn.
 
     The pictures are PNG files beside the records, in the run's folder.
     """
