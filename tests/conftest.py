@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ settings.load_profile("rlkit")
 # The commands that tests start share what is compiled once: torch and transformers take longer to compile than to use.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Trackio reads it when it is imported, whichever test that does: none may write among the user's own.
+os.environ["TRACKIO_DIR"] = str(Path(tempfile.gettempdir()) / f"rlkit-tests-{os.getuid()}" / "trackio")
 
 
 @pytest.fixture(autouse=True)
