@@ -12,6 +12,10 @@ from rlkit.errors import RlkitError, UsageError, missing_extra
 from rlkit.paths import ARTEFACTS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic import JsonValue
+
     from rlkit.envs.discovery.problem import Problem
     from rlkit.envs.discovery.records import Record
 
@@ -60,7 +64,7 @@ def line(env: str, place: int, record: Record, picture: Path | None) -> str:
     return "\n".join(told)
 
 
-def _problem(args: dict[str, Data], output: Output) -> Problem | None:
+def _problem(args: Mapping[str, JsonValue], output: Output) -> Problem | None:
     """The problem of a search, which knows how its constructions are drawn."""
     from rlkit.envs.discovery import problem_of
 
