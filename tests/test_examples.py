@@ -68,8 +68,9 @@ def test_a_search_for_constructions_trains_though_the_model_writes_no_program(
     byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
-    small = {"steps": 1, "batch": {"groups": 2, "group_size": 2}, "sampling": {"max_tokens": 8}}
-    result = rlkit.train(EXAMPLES / "erdos.yaml", model=str(byte_model_dir), trackers=[], **small)  # pyright: ignore
+    batch, sampling = {"groups": 2, "group_size": 2}, {"max_tokens": 8}
+    path = EXAMPLES / "erdos.yaml"
+    result = rlkit.train(path, model=str(byte_model_dir), steps=1, batch=batch, sampling=sampling, trackers=[])
     assert result.steps == 1
     (line,) = metrics(tmp_path)
     assert (line["env/erdos/episodes"], line["env/erdos/end/no_code"], line["env/erdos/reward/mean"]) == (4, 1, 0)

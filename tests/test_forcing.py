@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import rlkit
+from rlkit.audit import audit
 from rlkit.batch import episode_data
 from rlkit.chat import ChatFormat
 from rlkit.errors import ConfigError
@@ -155,6 +159,38 @@ def test_real_formats_read_the_answer_and_keep_the_thinking_apart(
     assert not len(chat.last_words(prompt, np.concatenate([thought, told, tokens("The")]), PHRASE)) or (
         renderer == "qwen3_instruct"
     )
+
+
+class Say(rlkit.SingleTurnEnv):
+    def __init__(self, number: int) -> None:
+        self.task_id = str(number)
+
+    def prompt(self) -> list[Message]:
+        return [{"role": "user", "content": self.task_id}]
+
+    def grade(self, reply: Reply) -> float:
+        return len(reply.text) % 3
+
+
+def test_a_run_trains_on_both_parts_and_the_record_agrees(
+    byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    result = rlkit.train(
+        model=str(byte_model_dir),
+        envs=[Say(number) for number in range(2)],
+        steps=1,
+        batch={"groups": 2, "group_size": 3},
+        sampling={"max_tokens": 6, "budget_forcing": {"context_window_tokens": 128, "phrase": PHRASE}},
+        trackers=[],
+    )
+    (line,) = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
+    assert line["env/all/budget_forced"] > 0.5
+    assert line["env/all/tokens/max"] > 6
+    assert abs(line["optim/kl_sample_train_v1"]) < 1e-6  # each log-probability belongs to its token
+    (found,) = asyncio.run(audit(result.directory, max_tokens=None, excess="truncate")).values()
+    assert found.mismatch is None
+    assert found.tokens == line["env/all/tokens/mean"] * 6
 
 
 def test_a_window_without_room_for_an_answer_is_refused() -> None:
