@@ -28,7 +28,7 @@ def scores_table(envs: Mapping[str, Scores]) -> list[str]:
     shown = {env: parts for env, parts in envs.items() if parts}
     if not shown:
         return []
-    columns = list(dict.fromkeys(score for parts in shown.values() for one in parts.values() for score in one))
+    columns = sorted({score for parts in shown.values() for one in parts.values() for score in one}, key=_place)
     rows = [["", *(score.replace("_at_", "@") for score in columns)]]
     for env, parts in shown.items():
         for part, one in parts.items():
@@ -37,6 +37,11 @@ def scores_table(envs: Mapping[str, Scores]) -> list[str]:
     widths = [max(len(row[column]) for row in rows) for column in range(len(columns) + 1)]
     lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return ["with 95 % intervals", *lines]
+
+
+def _place(score: str) -> tuple[int, int]:
+    kind, k = score.split("_at_")
+    return ("avg", "pass", "maj").index(kind), int(k)
 
 
 def _cell(score: Mapping[str, float] | None) -> str:
