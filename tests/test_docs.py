@@ -132,7 +132,7 @@ def commands() -> list[str]:
 
 def test_the_readme_has_two_commands_that_set_up_and_train_or_test() -> None:
     set_up = "python3 -m pip install --target .uv uv && .uv/bin/uv run "
-    assert commands() == [f"{set_up}rlkit train examples/arithmetic.yaml", f"{set_up}pytest -n 2 --dist loadfile"]
+    assert commands() == [f"{set_up}rlkit train examples/arithmetic.yaml", f"{set_up}pytest -n 3 --dist loadfile"]
 
 
 def test_the_quick_start_trains_with_the_command_of_the_readme() -> None:
