@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AbstractAsyncContextManager
 
 import pytest
@@ -68,7 +67,6 @@ def piloted(monkeypatch: pytest.MonkeyPatch, **more: object) -> Pilot:
         return service
 
     monkeypatch.setattr("rlkit.pilot.connect", connect)
-    monkeypatch.setattr("rlkit.pilot.time.monotonic", lambda: asyncio.get_running_loop().time())
     config = load_config([], settings={"model": "simulated", "envs": {"words": {}}} | more).config
     tasks: dict[str, list[rlkit.Env]] = {"words": [Word(1), Word(2)]}
     return run_virtual(run_pilot(config, tasks, ByteChat(), SERVICE, groups=2, note=lambda message: None))

@@ -5,7 +5,7 @@ Invariant: the weights that come of it are not saved.
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -88,7 +88,8 @@ async def run_pilot(
         ServiceError: the service failed after retries.
     """
     note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe(choice)}")
-    drawn, began = list[Task](), time.monotonic()
+    clock = asyncio.get_running_loop().time
+    drawn, began = list[Task](), clock()
     for name, spec in config.envs.items():
         field, seed = f"envs.{name}.curriculum", derive(config.seed, "tasks", name)
         source = task_source(tasks[name], spec.curriculum, field=field, seed=seed)
@@ -107,27 +108,27 @@ async def run_pilot(
         sampler = PatientSampler(weights, watch, 0)
         settings = env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
-        playing = time.monotonic()
+        playing = clock()
         played = await together(player.play(task, lambda: sampler) for task in drawn)
-        played_s = time.monotonic() - playing
+        played_s = clock() - playing
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
         estimators = {name: nudged(one) for name, one in choose_estimators(config, {}).items()}
         objective = loss(config.loss)
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, estimators, objective, reference=reference)
-        scoring = time.monotonic()
+        scoring = clock()
         ready = prepared.together(await together(prepared.prepare(group) for group in played))
-        scored_s = time.monotonic() - scoring
+        scored_s = clock() - scoring
         data = [datum for one in ready for datum in one.data]
         trained_s, stepped_s = 0.0, 0.0
         if data:
-            training = time.monotonic()
+            training = clock()
             await watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
-            stepping = time.monotonic()
+            stepping = clock()
             rate = learning_rate(config).at(1)
             await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
             await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
-            trained_s, stepped_s = stepping - training, time.monotonic() - stepping
+            trained_s, stepped_s = stepping - training, clock() - stepping
         usage = service.usage
     valid = [episode for group in played for episode in group.episodes if episode.reward is not None]
     speed = measured(
@@ -142,7 +143,7 @@ async def run_pilot(
         own=choice.kind == "engine",
     )
     count = sum(len(group.episodes) for group in played)
-    return Pilot(rollouts, speed, count, time.monotonic() - began, usage)
+    return Pilot(rollouts, speed, count, clock() - began, usage)
 
 
 def measured(
