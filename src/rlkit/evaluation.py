@@ -22,6 +22,7 @@ from rlkit.containment import leftovers_ended
 from rlkit.endpoint import Endpoint, NoSampler, connected
 from rlkit.env import Env
 from rlkit.metrics import group_metrics
+from rlkit.origins import Origins
 from rlkit.policy import Limits, Sampler
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.scores import score_metrics
@@ -230,6 +231,7 @@ def eval_tasks(
     seed: int,
     field: str = "eval.envs",
     note: Callable[[str], None] = lambda message: None,
+    origins: Origins | None = None,
 ) -> Mapping[str, Sequence[Env]]:
     """The tasks of an evaluation: the first of each environment's own order.
 
@@ -238,15 +240,17 @@ def eval_tasks(
         seed: of the run.
         field: the field that holds them, for messages.
         note: told what a person should know of the tasks.
+        origins: of a run: what the tasks were made of when it began.
 
     Raises:
         ConfigError: an environment cannot be loaded, or has no use for a limit of turns.
     """
-    found = dict[str, Sequence[Env]]()
+    found, kept = dict[str, Sequence[Env]](), origins or Origins()
     for name, spec in specs.items():
-        made = load_envs(name, spec, field=f"{field}.{name}", seed=seed, note=note)
+        where = f"{field}.{name}"
+        made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=kept.recorded(where))
         if single_turn(made):
-            refuse_limit(spec, field=f"{field}.{name}")
+            refuse_limit(spec, field=where)
         found[name] = _first(made, spec.tasks)
     return found
 

@@ -28,6 +28,7 @@ from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.estimate import HOSTED, Estimate, Rollout, estimate, keep
 from rlkit.evaluation import eval_player, eval_tasks
 from rlkit.losses import loss
+from rlkit.origins import Origins
 from rlkit.overlap import contents
 from rlkit.pilot import Pilot, nudged, run_pilot
 from rlkit.prices import price_of
@@ -134,7 +135,7 @@ async def rehearse(
     note("loading the environments")
     small = in_small(config)
     tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
-    tasks = run_tasks(small, envs or {}, tested=contents(tests), note=note)
+    tasks = run_tasks(small, envs or {}, tested=contents(tests), note=note, origins=Origins())
     stage = _Stage(small, chat, tasks, _states(tasks), tests, parts, note)
     rollouts = {name: await stage.play(name) for name in small.envs}
     evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in small.eval.envs}

@@ -28,6 +28,7 @@ from rlkit.estimate import kept
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
 from rlkit.garbage import rare_collections
 from rlkit.losses import loss
+from rlkit.origins import Origins
 from rlkit.overlap import contents
 from rlkit.parts import Parts
 from rlkit.paths import ARTEFACTS, runs_dir
@@ -56,6 +57,7 @@ from rlkit.sources import Mixture, Task, Tasks
 from rlkit.stop import StopSignal
 from rlkit.store import RunStore
 from rlkit.store.history import History
+from rlkit.store.journal import unwritable
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.following import following
 from rlkit.trainer import Loop, Trainer
@@ -117,8 +119,10 @@ class RLTrainer(Trainer):
         for name in [*given, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
-        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=self._trackers.note)
-        tasks = run_tasks(config, given, tested=contents(self._eval_tasks), note=self._trackers.note)
+        self._origins = Origins(self._begun())
+        note, origins = self._trackers.note, self._origins
+        self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=origins)
+        tasks = run_tasks(config, given, tested=contents(self._eval_tasks), note=note, origins=origins)
         sources = {
             name: task_source(
                 tasks[name],
@@ -133,6 +137,12 @@ class RLTrainer(Trainer):
         self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
         self._rate = learning_rate(config)
+
+    def _begun(self) -> Path | None:
+        """The directory of the run that this goes on with; None for a new one."""
+        if not self._resume:
+            return None
+        return self._given_directory or _directory(self._config, self._runs_dir)
 
     @leftovers_ended()
     async def train(self) -> RunResult:
@@ -172,6 +182,10 @@ class RLTrainer(Trainer):
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
         history = store.open(self._tasks.state_dict(), decode=chat.decode)
         self._tasks.keep_in(store.directory / ARTEFACTS)
+        try:
+            await in_thread(self._origins.write, store.directory)
+        except OSError as error:
+            raise unwritable(store.directory, error) from error
         waiting = drawn_again(history, self._tasks)
         store.expect(history)
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)

@@ -19,6 +19,7 @@ from rlkit.env import Env, SingleTurnEnv, TaskSource
 from rlkit.errors import UsageError
 from rlkit.kl import KLPenalty, Score
 from rlkit.losses import Loss
+from rlkit.origins import Origins
 from rlkit.overlap import kept_apart
 from rlkit.policy import Limits
 from rlkit.rollouts import EnvSettings
@@ -45,7 +46,12 @@ def pace(config: Config) -> Pace:
 
 
 def run_tasks(
-    config: Config, given: Mapping[str, Tasks], *, tested: Mapping[str, str], note: Callable[[str], None]
+    config: Config,
+    given: Mapping[str, Tasks],
+    *,
+    tested: Mapping[str, str],
+    note: Callable[[str], None],
+    origins: Origins,
 ) -> dict[str, Tasks]:
     """The tasks of each environment of a run; those of a collection may be used again and again.
 
@@ -56,6 +62,7 @@ def run_tasks(
         given: made in Python, by name; the others are loaded as the configuration says.
         tested: what is evaluated, from `contents`.
         note: told what a person should know of the tasks.
+        origins: of the run: what the tasks were made of when it began.
 
     Raises:
         ConfigError: an environment cannot be loaded, or something is set that its tasks have no use for.
@@ -64,7 +71,10 @@ def run_tasks(
     found = dict[str, Tasks]()
     for name, spec in config.envs.items():
         field = f"envs.{name}"
-        made = given[name] if name in given else load_envs(name, spec, field=field, seed=config.seed, note=note)
+        if name in given:
+            made = given[name]
+        else:
+            made = load_envs(name, spec, field=field, seed=config.seed, note=note, recorded=origins.recorded(field))
         found[name] = made if is_source(made) else _not_tested(listed(made), tested, field=field, note=note)
     single = [name for name, tasks in found.items() if single_turn(tasks)]
     for name in single:

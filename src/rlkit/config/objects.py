@@ -28,6 +28,7 @@ from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_me
 if TYPE_CHECKING:
     from rlkit.config.schema import EnvConfig, EvalEnvConfig
     from rlkit.env import Env, TaskSource
+    from rlkit.origins import Recorded
 
 BUILT_IN = {
     "arithmetic": "rlkit.envs.math:arithmetic",
@@ -86,6 +87,7 @@ def load_envs(
     seed: int,
     base: Path | None = None,
     note: Callable[[str], None] = lambda message: None,
+    recorded: Recorded = lambda now: now,
 ) -> TaskSource | Sequence[Env]:
     """The tasks of one configured environment.
 
@@ -96,6 +98,8 @@ def load_envs(
         seed: of the run.
         base: the folder that a relative file starts from; the working directory by default.
         note: told what a person should know of the tasks, by an environment that takes a function of that name.
+        recorded: told what the tasks are made of, by an environment that takes a function of that name; gives what they
+            were made of when the run began.
 
     Raises:
         ConfigError: there is no such environment, it does not take these arguments, or what it gives is no tasks.
@@ -125,7 +129,7 @@ def load_envs(
     def noted(message: str) -> None:
         note(f"{field}: {message}")
 
-    offered: dict[str, object] = {"seed": seed, "note": noted}
+    offered: dict[str, object] = {"seed": seed, "note": noted, "recorded": recorded}
     arguments = bind(found, spec.args, field=field, offered=offered, load=load)
     with _blamed(field, _source(found), hidden=secrets_in(spec.args)):
         made = found(**arguments)

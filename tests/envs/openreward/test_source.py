@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,9 @@ from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.listing import Split, chosen
 from rlkit.envs.openreward.source import OpenRewardTasks
 from rlkit.errors import UsageError
+from rlkit.run import RLTrainer
 from rlkit.settings import task_source
-from tests.envs.openreward.worlds import Served
+from tests.envs.openreward.worlds import Marks, Served
 
 sizes_of_splits = st.dictionaries(st.sampled_from(["train", "test", "x"]), st.integers(1, 30), min_size=1)
 
@@ -94,3 +97,80 @@ def test_splits_that_make_no_sense_are_refused(worlds: Served, splits: object, m
     config = load_config([], settings=settings).config  # pyright: ignore
     with pytest.raises(UsageError, match=message):
         load_envs("m", config.envs["m"], field="envs.m", seed=0)
+
+
+def configured(url: str, directory: Path, *, resume: bool, **args: object) -> RLTrainer:
+    settings = {
+        "model": "simulated",
+        "envs": {"mine": {"env": "openreward", "args": {"target": f"{url}#marks"}}},
+        "eval": {
+            "envs": {"held_out": {"env": "openreward", "args": {"target": f"{url}#marks", "splits": "test"} | args}}
+        },
+    }
+    resolved = load_config([], settings=settings)  # pyright: ignore
+    return RLTrainer(resolved, directory=directory, resume=resume)
+
+
+def begun(url: str, directory: Path, *, resume: bool = False, **args: object) -> list[str]:
+    """The tasks that a run evaluates, which is begun, or gone on with, on a server."""
+    trainer = configured(url, directory, resume=resume, **args)
+    trainer._origins.write(directory)  # pyright: ignore[reportPrivateUsage]  as `train` does, which would need a service
+    return [env.task_id for env in trainer._eval_tasks["held_out"]]  # pyright: ignore
+
+
+def serve(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[object]], list[object]]) -> None:
+    """From now on the server has other tasks."""
+    tasks = {split: change(Marks.list_tasks(split)) for split in ("train", "test")}
+    monkeypatch.setattr(Marks, "_tasks_cache", tasks, raising=False)
+
+
+def test_a_run_records_its_tasks_and_evaluates_the_same_ones_after_a_server_has_got_more(
+    worlds: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = begun(worlds.url, tmp_path)
+    recorded = json.loads((tmp_path / "tasks.json").read_text())
+    test = recorded["eval.envs.held_out"]
+    assert test["target"] == "marks"
+    assert test["sizes"] == {"test": len(Marks.list_tasks("test"))}
+    assert first == [f"marks/test/{index}" for index in test["tasks"]["test"]]
+    assert set(recorded) == {"envs.mine", "eval.envs.held_out"}
+    serve(monkeypatch, lambda tasks: [*tasks, *({"id": number} for number in range(90, 99))])
+    assert begun(worlds.url, tmp_path, resume=True) == first
+    assert begun(worlds.url, tmp_path / "other") != first
+    assert begun(worlds.url, tmp_path / "repeated", splits={"test": {"size": test["sizes"]["test"]}}) == first
+
+
+def test_a_run_does_not_go_on_with_tasks_that_have_changed_or_are_gone(
+    worlds: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun(worlds.url, tmp_path)
+    serve(monkeypatch, lambda tasks: tasks[::-1])
+    with pytest.raises(UsageError, match="the tasks of marks are no longer those that the run was begun with"):
+        begun(worlds.url, tmp_path, resume=True)
+    serve(monkeypatch, lambda tasks: tasks[1:])
+    with pytest.raises(UsageError, match=r"of marks had \d tasks when the run began, and has fewer now"):
+        begun(worlds.url, tmp_path, resume=True)
+
+
+def test_other_settings_of_a_run_that_goes_on_are_followed(worlds: Served, tmp_path: Path) -> None:
+    assert len(begun(worlds.url, tmp_path)) == 2
+    assert begun(worlds.url, tmp_path, resume=True, splits={"test": {"num_samples": 1, "shuffle": False}}) == [
+        "marks/test/0"
+    ]
+
+
+def test_a_size_that_a_split_does_not_have_is_refused(worlds: Served) -> None:
+    with pytest.raises(UsageError, match=r"splits\.train\.size: it has \d+ tasks, and not 1000"):
+        made(worlds.url, splits={"train": Split(size=1000)})
+
+
+def test_a_server_that_does_not_show_its_tasks_is_said_to_go_unnoticed(
+    worlds: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hidden(split: str, index: int) -> object:
+        raise NotImplementedError
+
+    monkeypatch.setattr(Marks, "get_task", hidden)
+    told = list[str]()
+    made(worlds.url, note=told.append)
+    assert told == ["marks does not show its tasks, so that a change of them is not noticed"]

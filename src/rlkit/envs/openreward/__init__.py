@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 from pydantic import Field, JsonValue
 
-from rlkit.envs.openreward.listing import Split, chosen, find
+from rlkit.envs.openreward.listing import Split, chosen, find, settled
 from rlkit.envs.openreward.rewards import Reduction, RewardRule
 from rlkit.errors import UsageError, did_you_mean
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     from rlkit.envs.openreward.servers import LocalServer
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["openreward"]
 
 type Count = Annotated[int, Field(ge=1)]
+_OF_SPLIT = {"shuffle": True, "num_samples": None, "size": None}
+"""What may be said of a split, with the defaults."""
+
 type Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -47,6 +51,8 @@ def openreward(
     call_timeout_s: Seconds = 600.0,
     request_timeout_s: Seconds = 60.0,
     seed: Annotated[int, Field(ge=0)] = 0,
+    recorded: Callable[[Json], Json] = lambda now: now,
+    note: Callable[[str], None] = lambda message: None,
 ) -> OpenRewardTasks:
     """Tasks of an environment that speaks the Open Reward Standard.
 
@@ -56,7 +62,8 @@ def openreward(
         server: instead, a command that starts a server of one's own, with `{port}` where the port goes. It ends with
             the run.
         variant: with `server`, which of its environments.
-        splits: names of splits, or by their names `shuffle` and `num_samples`; by default `train`, or the only one.
+        splits: names of splits, or by their names `shuffle`, `num_samples` and `size`; by default `train`, or the only
+            one.
         max_turns: replies of the model in one rollout.
         max_total_tokens: of a rollout, what the environment says included; by default what the model's context holds.
         on_message: what becomes of a reply that calls no tool, where the environment does not take it as an answer: the
@@ -77,9 +84,12 @@ def openreward(
         call_timeout_s: seconds that a call of a tool may take.
         request_timeout_s: seconds that any other request may take.
         seed: of the order of tasks, and of which ones are taken.
+        recorded: told which tasks there are; gives which there were when the run began.
+        note: told what a person should know of the tasks.
 
     Raises:
-        UsageError: there is no such environment, or what is asked for makes no sense.
+        UsageError: there is no such environment, what is asked for makes no sense, or the tasks that a run was begun
+            with are no longer there.
         MissingError: there is no key for OpenReward.
     """
     from rlkit.envs.openreward import sdk
@@ -123,7 +133,8 @@ def openreward(
         group_score=group_score,
         max_sessions=max_sessions,
     )
-    return OpenRewardTasks(found.sizes, partial(_tasks, wanted or {}, settings, running, seed), seed=seed)
+    sizes = settled(found, wanted or {}, seed=seed, limit_s=request_timeout_s, recorded=recorded, note=note)
+    return OpenRewardTasks(sizes, partial(_tasks, wanted or {}, settings, running, seed), seed=seed)
 
 
 def _splits(
@@ -144,13 +155,17 @@ def _splits(
 
 def _split(name: str, given: Mapping[str, JsonValue]) -> Split:
     for key in given:
-        if key not in ("shuffle", "num_samples"):
-            hint = did_you_mean(key, ["shuffle", "num_samples"])
-            raise UsageError(f"splits.{name}.{key}: unknown.{hint} Known: shuffle, num_samples")
-    shuffle, most = given.get("shuffle", True), given.get("num_samples")
-    if not isinstance(shuffle, bool) or not (most is None or (isinstance(most, int) and not isinstance(most, bool))):
-        raise UsageError(f"splits.{name}: shuffle is true or false, and num_samples a whole number")
-    return Split(shuffle, most)
+        if key not in _OF_SPLIT:
+            known = ", ".join(_OF_SPLIT)
+            raise UsageError(f"splits.{name}.{key}: unknown.{did_you_mean(key, _OF_SPLIT)} Known: {known}")
+    shuffle, most, size = (given.get(key, default) for key, default in _OF_SPLIT.items())
+    if not (isinstance(shuffle, bool) and _is_count(most) and _is_count(size)):
+        raise UsageError(f"splits.{name}: shuffle is true or false, and num_samples and size are whole numbers")
+    return Split(shuffle, most, size)
+
+
+def _is_count(value: object) -> TypeGuard[int | None]:
+    return value is None or (isinstance(value, int) and not isinstance(value, bool))
 
 
 def _tasks(

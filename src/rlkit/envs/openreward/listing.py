@@ -1,17 +1,21 @@
 """What tasks an environment has, and which of them a run plays.
 
-Invariant: which tasks are chosen, and their order, follow from the sizes of the splits, the settings and the seed.
+Invariant: which tasks are chosen, and their order, follow from the sizes of the splits, the settings and the seed. A
+run that goes on plays the tasks that it began with, or does not go on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from pydantic import ConfigDict
 
+from rlkit.concurrency import together
 from rlkit.envs.openreward import sdk
 from rlkit.envs.openreward.clients import Access, environment
 from rlkit.envs.openreward.faults import kind_of, misconfigured, told
@@ -20,10 +24,19 @@ from rlkit.errors import EnvironmentFault, RlkitError, UsageError, did_you_mean
 from rlkit.seeds import derive
 from rlkit.sources import shuffled
 
+if TYPE_CHECKING:
+    from rlkit.origins import Recorded
+    from rlkit.types import Json
+
+type Note = Callable[[str], None]
+
 _ASKED = 4
 """Times that a server is asked which tasks it has."""
 
 _PAUSE_S = 0.5
+
+_MARKED = 16
+"""Tasks that a list is recognised by: each costs a request."""
 
 TRAIN = "train"
 
@@ -35,16 +48,19 @@ class Split:
     Args:
         shuffle: take `num_samples` anywhere in the split, not from its beginning.
         num_samples: at most so many; None for all.
+        size: take no notice of tasks from this one on, for what was played before a server had them; None for all.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
     shuffle: bool = True
     num_samples: int | None = None
+    size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_samples is not None and self.num_samples < 1:
-            raise UsageError(f"splits: num_samples is {self.num_samples}, and must be at least 1")
+        for name, value in (("num_samples", self.num_samples), ("size", self.size)):
+            if value is not None and value < 1:
+                raise UsageError(f"splits: {name} is {value}, and must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,7 @@ class Found:
 
     Args:
         access: to it, with the environment that is meant.
-        sizes: tasks of each split that was asked for.
+        sizes: tasks of each split that was asked for, as many as are taken notice of.
     """
 
     access: Access
@@ -90,7 +106,15 @@ async def _find(access: Access, splits: Mapping[str, Split] | None, limit_s: flo
             hint = did_you_mean(split, known)
             raise UsageError(f"splits: {name} has no split {split!r}.{hint} It has: {', '.join(known) or 'none'}")
     sizes = {split: await asked(lambda split=split: env.num_tasks(split)) for split in wanted}
-    return Found(access, sizes)
+    return Found(access, {name: _noticed(name, size, (splits or {}).get(name)) for name, size in sizes.items()})
+
+
+def _noticed(name: str, size: int, split: Split | None) -> int:
+    if split is None or split.size is None:
+        return size
+    if split.size > size:
+        raise UsageError(f"splits.{name}.size: it has {size} tasks, and not {split.size}")
+    return split.size
 
 
 def _usual(known: list[str]) -> list[str]:
@@ -157,3 +181,68 @@ def chosen(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) 
     if not tasks:
         raise UsageError(f"splits: there are no tasks in {', '.join(sizes)}")
     return tasks
+
+
+def settled(
+    found: Found, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: Recorded, note: Note
+) -> Mapping[str, int]:
+    """The sizes of the splits that a run plays from: those at its beginning.
+
+    Args:
+        found: what the server has now.
+        splits: which tasks are played.
+        seed: of the shuffling.
+        limit_s: seconds that each question to the server may take.
+        recorded: told what the tasks are, and gives what they were when the run began.
+        note: told that a change of the tasks would not be noticed.
+
+    Raises:
+        UsageError: the server no longer has those tasks, or they have changed.
+    """
+    target = found.access.target.label
+    tasks = chosen(found.sizes, splits, seed=seed)
+    now = {"target": target, "sizes": dict(found.sizes), "tasks": _by_split(tasks)}
+    mark = sdk.blocking(lambda: _mark(found.access, tasks, limit_s))
+    if mark is None:
+        note(f"{target} does not show its tasks, so that a change of them is not noticed")
+    begun = cast("dict[str, Json]", recorded(now | {"mark": mark}))
+    if begun["target"] != target:
+        raise UsageError(f"target: the run was begun with {begun['target']}, and this is {target}")
+    sizes = cast("dict[str, int]", begun["sizes"])
+    for name, size in sizes.items():
+        if size > found.sizes.get(name, size):
+            raise UsageError(f"target: {name} of {target} had {size} tasks when the run began, and has fewer now")
+    then = chosen(sizes, splits, seed=seed)
+    if _by_split(then) != begun["tasks"]:  # the settings are others by now
+        return found.sizes
+    if then != tasks:
+        mark = sdk.blocking(lambda: _mark(found.access, then, limit_s))
+    if mark is not None and begun["mark"] not in (None, mark):
+        raise UsageError(
+            f"target: the tasks of {target} are no longer those that the run was begun with; bring back the version of "
+            "that time, or begin a new run"
+        )
+    return sizes
+
+
+def _by_split(tasks: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
+    found = dict[str, list[int]]()
+    for split, index in tasks:
+        found.setdefault(split, []).append(index)
+    return found
+
+
+async def _mark(access: Access, tasks: Sequence[tuple[str, int]], limit_s: float) -> str | None:
+    """A hash of tasks that are spread over the list; None where the server does not show them."""
+    env = await environment(access)
+
+    async def shown(split: str, index: int) -> bytes:
+        task = await _patiently(access.target.name, lambda: env.get_task(split, index), limit_s)
+        return json.dumps([split, index, task.task_spec], sort_keys=True).encode()
+
+    picked = [tasks[place * len(tasks) // _MARKED] for place in range(_MARKED)] if len(tasks) > _MARKED else tasks
+    try:
+        lines = await together(shown(split, index) for split, index in picked)
+    except RlkitError:
+        return None
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
