@@ -299,5 +299,5 @@ def test_the_page_names_every_dataset_and_where_it_comes_from() -> None:
         (row,) = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
         for table in (table for tables in about.splits.values() for table in tables):
             assert f"`{table.repository}`" in row
-            assert (f"`{table.revision[:8]}`" if table.revision else "newest") in row
+            assert (f"`{table.revision[:8]}`" if table.revision else "of the run") in row
         assert all(split in row for split in about.splits)

@@ -1,7 +1,7 @@
 r"""The datasets that have a name: where each is, what its columns mean, and how its questions are put.
 
 Invariant: a table is data and nothing else; whatever reads it treats all of them alike. A revision is a commit, so that
-a name means the same rows for ever. The three without one are read as their authors last left them.
+a name means the same rows for ever; of the three without one, a run records which it read.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Table:
 
     Args:
         repository: `owner/name`.
-        revision: the commit; None for the newest, where no commit is known.
+        revision: the commit; None where none is known, so that a run records the one that it reads.
         split: of the table.
         columns: what they mean.
         config: of the repository, where it has several.

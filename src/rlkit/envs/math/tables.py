@@ -1,6 +1,6 @@
 """Tables of the catalogue, from the hub, and kept.
 
-Invariant: a table of a known revision is asked of the hub once; afterwards it is read from rlkit's cache, with or
+Invariant: a table is read at one commit. It is asked of the hub once; afterwards it is read from rlkit's cache, with or
 without a network. Only the columns that are used are kept.
 """
 
@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from rlkit import atomic
 from rlkit.atomic import make_folder
 from rlkit.envs.math.catalogue import Table
 from rlkit.envs.math.files import Row, read_rows
@@ -27,11 +28,29 @@ if TYPE_CHECKING:
 _FILE = "path to the file beside dataset (or, for a set that is kept apart, apart to a list with the file)"
 
 
+def newest(repository: str) -> str:
+    """The commit that was a repository's newest when this machine first asked.
+
+    Raises:
+        MissingError: the hub was never asked, and cannot be now.
+    """
+    kept = _folder() / f"{_safe(repository)}.commit"
+    if not kept.is_file():
+        _reach(repository)
+        with _blamed(repository):
+            from huggingface_hub import HfApi
+
+            commit = HfApi().dataset_info(repository).sha
+            assert commit is not None
+        atomic.write_text(kept, commit)
+    return kept.read_text(encoding="utf-8").strip()
+
+
 def table_rows(table: Table, *, note: Callable[[str], None]) -> Iterator[Row]:
     """The rows of a table, fetched first if need be.
 
     Args:
-        table: of the catalogue.
+        table: of the catalogue, with its commit.
         note: told that something is fetched.
 
     Raises:
@@ -39,20 +58,33 @@ def table_rows(table: Table, *, note: Callable[[str], None]) -> Iterator[Row]:
     """
     kept = _kept(table)
     if not kept.is_file():
-        if (problem := hub_problem()) is not None:
-            raise MissingError(
-                f"{table.repository} is not on this machine, and {problem}: download it where there is a network, and "
-                f"set {_FILE}"
-            )
-        note(f"reading {table.repository}{f' ({table.config})' if table.config else ''} from the Hugging Face hub")
+        _reach(table.repository)
+        name = f"{table.repository} ({table.config})" if table.config else table.repository
+        note(f"reading {name} at {table.revision} from the Hugging Face hub")
         _fetch(table, kept)
     return read_rows(kept)
 
 
+def _reach(repository: str) -> None:
+    if (problem := hub_problem()) is not None:
+        raise MissingError(
+            f"{repository} is not on this machine, and {problem}: download it where there is a network, and set {_FILE}"
+        )
+
+
+def _folder() -> Path:
+    return cache_dir() / "datasets"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.\-]", "--", name)
+
+
 def _kept(table: Table) -> Path:
-    parts = [table.repository, table.config, table.split, table.revision or "newest", table.rows_max]
+    assert table.revision is not None, "pinned"
+    parts = [table.repository, table.config, table.split, table.revision, table.rows_max]
     name = "--".join(str(part) for part in parts if part is not None)
-    return cache_dir() / "datasets" / (re.sub(r"[^\w.\-]", "--", name) + ".jsonl")
+    return _folder() / f"{_safe(name)}.jsonl"
 
 
 def _fetch(table: Table, kept: Path) -> None:
@@ -65,7 +97,7 @@ def _fetch(table: Table, kept: Path) -> None:
             return
         unfinished = kept.with_suffix(".unfinished")
         try:
-            with _blamed(table):
+            with _blamed(table.repository):
                 _write(_streamed(table), table, unfinished)
             unfinished.replace(kept)
         finally:
@@ -91,13 +123,13 @@ def _write(rows: Iterable[Row], table: Table, path: Path) -> None:
 
 
 @contextmanager
-def _blamed(table: Table) -> Generator[None]:
+def _blamed(repository: str) -> Generator[None]:
     """Whatever the hub's libraries raise, as one line: their kinds of errors are many."""
     try:
         yield
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MissingError(
-            f"{table.repository} cannot be had from the hub: {type(error).__name__}: {first}. To use a file instead, "
+            f"{repository} cannot be had from the hub: {type(error).__name__}: {first}. To use a file instead, "
             f"set {_FILE}"
         ) from error

@@ -6,11 +6,11 @@ Invariant: no task asks what a set that is kept apart asks, and each task's righ
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Field
 
@@ -21,11 +21,15 @@ from rlkit.envs.math.problem import MathProblem, OwnGrader, Scoring
 from rlkit.envs.math.problems import Problem, normalised, read_problems
 from rlkit.envs.math.prompts import EXAMPLES, Example, Template
 from rlkit.envs.math.selection import Count, Order, Wanted, select
-from rlkit.envs.math.tables import table_rows
+from rlkit.envs.math.tables import newest, table_rows
 from rlkit.errors import UsageError, did_you_mean
+from rlkit.origins import Recorded
+from rlkit.types import Json
 
 type Note = Callable[[str], None]
 type Length = Annotated[int, Field(ge=1)]
+type Commits = Mapping[str, str]
+"""By the repository, where it is not the one of the catalogue."""
 
 _QUESTIONS = ("question", "problem", "prompt")
 """Columns in which the questions of a file that is kept apart may stand."""
@@ -66,6 +70,8 @@ def maths(
     format_weight: Annotated[float, Field(ge=0)] = 0.0,
     policies: Policies | None = None,
     grader: OwnGrader | None = None,
+    revision: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None,
+    recorded: Recorded = lambda now: now,
     note: Note = lambda message: None,
 ) -> Sequence[MathProblem]:
     r"""Problems of a dataset, or of a file, or of a file that holds a dataset.
@@ -98,6 +104,8 @@ def maths(
         format_weight: taken off the reward of a reply without a boxed answer, or cut off.
         policies: how answers are compared; by default as suits the dataset.
         grader: a function of your own: the reply's text and the right answer in, the reward out.
+        revision: of the dataset, the commit on the hub that is read, instead of the one that rlkit knows.
+        recorded: told at which commits datasets are read of which rlkit knows none; gives those of when the run began.
         note: told how many problems there are, and what was left out.
 
     Raises:
@@ -106,7 +114,8 @@ def maths(
     """
     overrides = {"question": question, "answer": answer, "gold": gold, "level": level, "subject": subject}
     columns = {name: value for name, value in overrides.items() if value is not None}
-    source = _source(dataset, path, split, columns, test_share=test_share, note=note)
+    commits = _commits(dataset if path is None else None, apart, revision, recorded)
+    source = _source(dataset, path, split, columns, commits=commits, test_share=test_share, note=note)
     about = source.dataset
     wanted = Wanted(
         tuple(subjects), min_level, max_level, max_question_characters, max_answer_characters, order, limit, seed
@@ -119,7 +128,7 @@ def maths(
     taken = select(
         source.problems,
         wanted,
-        apart=_questions(about.apart if apart is None else apart, note),
+        apart=_questions(about.apart if apart is None else apart, commits, note),
         share=("test" if split == "test" else "train", test_share) if test_share else None,
         gradable=_anything if grader is not None else validate,
         count=count,
@@ -131,7 +140,14 @@ def maths(
 
 
 def _source(
-    name: str | None, path: Path | None, split: str | None, columns: dict[str, str], *, test_share: float, note: Note
+    name: str | None,
+    path: Path | None,
+    split: str | None,
+    columns: dict[str, str],
+    *,
+    commits: Commits,
+    test_share: float,
+    note: Note,
 ) -> _Source:
     if name is None and path is None:
         raise UsageError(f"dataset: name one of {', '.join(DATASETS)}, or set path to a file")
@@ -150,7 +166,28 @@ def _source(
     if test_share and len(about.splits) > 1:
         raise UsageError(f"test_share: {name} has splits of its own: {', '.join(about.splits)}")
     chosen = next(iter(about.splits)) if split is None or test_share else split
-    return _Source(_named(name, split or chosen), _problems(name, chosen, note), about)
+    return _Source(_named(name, split or chosen), _problems(name, chosen, commits, note), about)
+
+
+def _commits(name: str | None, apart: Sequence[str] | None, revision: str | None, recorded: Recorded) -> Commits:
+    """The commits of what the catalogue knows none of, and the one that the user wants."""
+    if revision is not None and name is None:
+        raise UsageError("revision: has no effect on a file: it is of a dataset on the hub")
+    given = dict[str, str]()
+    if name is not None and revision is not None:
+        repositories = {table.repository for table in _tables(name)}
+        if len(repositories) > 1:
+            raise UsageError(f"revision: {name} is of several repositories: {', '.join(sorted(repositories))}")
+        given = dict.fromkeys(repositories, revision)
+    sets = [*([] if name is None else [name]), *(one.partition(":")[0] for one in apart or ())]
+    unknown = {table.repository for one in sets if one in DATASETS for table in _tables(one) if table.revision is None}
+    now = {repository: newest(repository) for repository in sorted(unknown - set(given))}
+    begun = cast("Commits", recorded(dict[str, Json](now))) if now else now
+    return {**now, **begun, **given}
+
+
+def _tables(name: str) -> Iterator[Table]:
+    return chain.from_iterable(_dataset(name).splits.values())
 
 
 def _named(name: str, split: str | None) -> str:
@@ -169,30 +206,30 @@ def _dataset(name: str) -> Dataset:
     return DATASETS[name]
 
 
-def _problems(name: str, split: str, note: Note) -> Iterator[Problem | None]:
+def _problems(name: str, split: str, commits: Commits, note: Note) -> Iterator[Problem | None]:
     """The problems of a split, numbered over all its tables."""
     about = _dataset(name)
     if split not in about.splits:
         raise UsageError(f"split: {name} has {', '.join(about.splits)}, and no {split!r}; test_share can make one")
     tables = about.splits[split]
-    found = (_of_table(table, note) for table in tables)
+    found = (_of_table(table, commits, note) for table in tables)
     for place, problem in enumerate(chain.from_iterable(found)):
         yield None if problem is None else replace(problem, place=place)
 
 
-def _of_table(table: Table, note: Note) -> Iterator[Problem | None]:
-    rows = table_rows(table, note=note)
+def _of_table(table: Table, commits: Commits, note: Note) -> Iterator[Problem | None]:
+    rows = table_rows(replace(table, revision=commits.get(table.repository, table.revision)), note=note)
     for problem in read_problems(rows, table.columns, where=table.repository):
         yield replace(problem, subject=table.subject) if problem and table.subject else problem
 
 
-def _questions(sets: Sequence[str], note: Note) -> set[str]:
+def _questions(sets: Sequence[str], commits: Commits, note: Note) -> set[str]:
     """The normalised questions of sets that are kept apart."""
     found = set[str]()
     for one in sets:
         name, _, split = one.partition(":")
         if name in DATASETS:
-            problems = _problems(name, split or ("test" if "test" in DATASETS[name].splits else "train"), note)
+            problems = _problems(name, split or ("test" if "test" in DATASETS[name].splits else "train"), commits, note)
             found |= {normalised(problem.question) for problem in problems if problem is not None}
         elif re.search(r"\.\w+$", one):
             found |= {normalised(question) for question in _questions_of(Path(one))}
