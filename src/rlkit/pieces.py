@@ -27,6 +27,8 @@ def sampled_piece(completion: Completion) -> Piece:
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """One after another."""
+    if len(pieces) == 1:
+        return pieces[0]
     tokens = np.concatenate([piece[0] for piece in pieces])
     logprobs = np.concatenate([piece[1] for piece in pieces])
     return tokens, logprobs, np.concatenate([piece[2] for piece in pieces])

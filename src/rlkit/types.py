@@ -118,12 +118,15 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 def join(prompts: Sequence[Prompt]) -> Prompt:
     """Prompts one after another, copied once."""
+    tokens = np.concatenate([_NO_TOKENS, *[prompt.tokens for prompt in prompts]])
+    if not any([prompt.images for prompt in prompts]):  # noqa: C419  a list, which is faster than a generator for two
+        return Prompt(tokens)
     images, start = list[Image](), 0
     for prompt in prompts:
         for image in prompt.images:
             images.append(Image(image.start + start, image.length, image.data, image.format))
         start += len(prompt)
-    return Prompt(np.concatenate([_NO_TOKENS, *(prompt.tokens for prompt in prompts)]), tuple(images))
+    return Prompt(tokens, tuple(images))
 
 
 def as_prompt(tokens: Prompt | Sequence[int] | Tokens) -> Prompt:

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import override
 
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
+from rlkit.service.patience import Deadlines, NoAnswer, Patience
 from rlkit.stopwatch import Request, waiting
 from rlkit.types import Completion, Prompt, Sampling
 
@@ -46,6 +48,8 @@ class Watch:
     timeout_s: float
     seed: int = 0
     _random: Random = field(init=False)
+    _deadlines: Deadlines = field(default_factory=Deadlines)
+    _open: int = 0
     _waiting: Counter[str] = field(default_factory=Counter[str])
     _answered_s: float = 0.0
     _silent_s: float = 0.0  # how long the service had answered nobody when the last call failed
@@ -70,21 +74,23 @@ class Watch:
             ServiceError: the call failed, or took longer than `timeout_s`.
         """
         clock = asyncio.get_running_loop().time
-        if not self._waiting.total():
-            self._answered_s = max(self._answered_s, clock())  # silence counts from when somebody asks
-        self._waiting[what] += 1
-        request = _Request(self)
         delay, asked_s = _BACKOFF_S, clock()
+        if not self._open:
+            self._answered_s = max(self._answered_s, asked_s)  # silence counts from when somebody asks
+        self._open += 1
+        self._waiting[what] += 1
+        request = _Request(self, asked_s)
+        again = partial(self._until_it_answers, make, what) if retry else None
         try:
             with waiting(request):
                 while True:
                     try:
-                        answer = await self._in_time(make, what, retry=retry)
-                        self._answer_came()
+                        answer = await Patience(self._deadlines, self.timeout_s, again=again).wait(make(), what)
+                        self._answer_came(clock())
                         return answer
                     except ServiceError as error:
                         left_s = self._answered_s + self.timeout_s - clock()
-                        if not retry or left_s <= 0 or isinstance(error, _NoAnswer):
+                        if not retry or left_s <= 0 or isinstance(error, NoAnswer):
                             raise
                         request.failed = True
                         pause = min(self._random.uniform(0, delay), left_s)  # jitter: clients that fail together part
@@ -95,6 +101,7 @@ class Watch:
             self._silent_s = clock() - max(self._answered_s, asked_s)
             raise
         finally:
+            self._open -= 1
             self._waiting[what] -= 1
 
     @property
@@ -102,11 +109,10 @@ class Watch:
         """When the service last answered anybody."""
         return self._answered_s
 
-    @property
-    def silences_s(self) -> float:
+    def silences_s(self, now_s: float) -> float:
         """Seconds of all the times that the service answered nobody for `SILENCE_S` or more, up to now."""
-        silent_s = asyncio.get_running_loop().time() - self._answered_s
-        return self._silences_s + (silent_s if self._waiting.total() and silent_s >= SILENCE_S else 0.0)
+        silent_s = now_s - self._answered_s
+        return self._silences_s + (silent_s if silent_s >= SILENCE_S and self._open else 0.0)
 
     @property
     def gone(self) -> bool:
@@ -134,7 +140,7 @@ class Watch:
             while True:
                 await asyncio.sleep(_LOOK_S)
                 silent_s = clock() - self._answered_s
-                if self._waiting.total() and silent_s >= SILENCE_S:
+                if self._open and silent_s >= SILENCE_S:
                     asked = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
                     self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {asked}{said}")
@@ -145,22 +151,9 @@ class Watch:
         """Remember what the client library logged last."""
         self._said = message
 
-    async def _in_time[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool) -> T:
-        asked = [_begun(make())]
-        try:
-            done = await _first_good(asked, within_s=self.timeout_s / 2 if retry else self.timeout_s)
-            if done is None and retry:  # beside the first request, which may only be slow; but it may also be lost
-                self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
-                asked.append(asyncio.ensure_future(self._until_it_answers(make)))
-                done = await _first_good(asked, within_s=self.timeout_s / 2)
-            if done is None:
-                raise _NoAnswer(f"{what}: no answer within {self.timeout_s:g} s")
-            return done.result()
-        finally:
-            for request in asked:
-                request.cancel()
-
-    async def _until_it_answers[T](self, make: Callable[[], Awaitable[T]]) -> T:
+    async def _until_it_answers[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
+        """Beside the first request, which may only be slow; but it may also be lost."""
+        self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
         delay = _BACKOFF_S
         while True:
             try:
@@ -170,32 +163,10 @@ class Watch:
                 await asyncio.sleep(self._random.uniform(0, delay))
                 delay = min(2 * delay, _BACKOFF_MAX_S)
 
-    def _answer_came(self) -> None:
-        self._silences_s = self.silences_s
-        self._answered_s = asyncio.get_running_loop().time()
+    def _answer_came(self, now_s: float) -> None:
+        self._silences_s = self.silences_s(now_s)
+        self._answered_s = now_s
         self._silent_s = 0.0
-
-
-def _begun[T](answer: Awaitable[T]) -> asyncio.Future[T]:
-    """An answer that is on its way; what asks for it runs now, and not only in the loop's next round."""
-    if asyncio.iscoroutine(answer):
-        return asyncio.Task(answer, loop=asyncio.get_running_loop(), eager_start=True)
-    return asyncio.ensure_future(answer)
-
-
-async def _first_good[T](asked: Sequence[asyncio.Future[T]], *, within_s: float) -> asyncio.Future[T] | None:
-    """The first answer; the last failure if all failed; None if there is neither in time."""
-    clock = asyncio.get_running_loop().time
-    until_s, pending = clock() + within_s, set(asked)
-    while True:
-        done, pending = await asyncio.wait(
-            pending, timeout=max(until_s - clock(), 0), return_when=asyncio.FIRST_COMPLETED
-        )
-        good = [one for one in done if not one.cancelled() and one.exception() is None]
-        if good or (done and not pending):
-            return (good or list(done))[0]
-        if not done:
-            return None
 
 
 @dataclass(slots=True, eq=False)
@@ -219,31 +190,29 @@ class _Notice:
             self.note(message)
 
 
-class _NoAnswer(ServiceError):
-    """All the time that an answer may take is over: the request is not made again."""
-
-
 class _Request(Request):
     """A call that is not answered yet; of one that failed, all the time that it is made again is the service's fault.
 
     Where the service answers others and this one never, that ends after `timeout_s`, so that no rollout is immortal.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    __slots__ = ("_asked_s", "_silences_s", "_watch", "failed")
+
+    def __init__(self, watch: Watch, asked_s: float) -> None:
         self._watch = watch
-        self._clock = asyncio.get_running_loop().time
-        self._asked_s = self._clock()
-        self._silences_s = watch.silences_s
+        self._asked_s = asked_s
+        self._silences_s = watch.silences_s(asked_s)
         self.failed = False
 
     @property
     def excused_s(self) -> float:
-        waited_s = self._clock() - self._asked_s
-        return min(waited_s, self._watch.timeout_s if self.failed else self._watch.silences_s - self._silences_s)
+        now_s = asyncio.get_running_loop().time()
+        excused_s = self._watch.timeout_s if self.failed else self._watch.silences_s(now_s) - self._silences_s
+        return min(now_s - self._asked_s, excused_s)
 
     @property
     def silent_s(self) -> float:
-        return self._clock() - max(self._asked_s, self._watch.answered_s)
+        return asyncio.get_running_loop().time() - max(self._asked_s, self._watch.answered_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,7 +235,7 @@ class PatientSampler(Sampler):
                 return await self.watch.call(
                     lambda: self.of.sample(prompt, sampling, seed=seed, num_samples=num_samples), "sampling", retry=True
                 )
-            except _NoAnswer:  # while others are answered, it is the rollout's own time limit that ends this
+            except NoAnswer:  # while others are answered, it is the rollout's own time limit that ends this
                 if self.watch.gone:
                     raise
 

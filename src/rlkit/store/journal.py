@@ -28,7 +28,7 @@ from rlkit import atomic
 from rlkit.concurrency import in_thread
 from rlkit.errors import RunFailed
 
-_LEVEL = 3
+_LEVEL = -1
 _PREFIX_BYTES = 8
 
 
