@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import pytest
 
@@ -30,7 +31,8 @@ def waited(
         clock, task = asyncio.get_running_loop().time, asyncio.current_task()
         assert task is not None
         began, found = clock(), object()
-        patience = Patience[str](Deadlines(), WITHIN_S, again=None if second is None else lambda: after(*second))
+        again = None if second is None else partial(after, *second)
+        patience = Patience[str](Deadlines(), WITHIN_S, again=again)
         try:
             async with asyncio.timeout(limit_s):
                 found = await patience.wait(first(), "sampling")
