@@ -11,6 +11,7 @@ from rlkit.cli.checkpoint_commands import checkpoints_app
 from rlkit.cli.guard import command
 from rlkit.cli.launch_commands import launch_app
 from rlkit.cli.options import Configs, Debug, Help, Json, NoPanel, Quiet, Uploads
+from rlkit.cli.task_commands import tasks_app
 from rlkit.errors import UsageError
 
 app = typer.Typer(
@@ -27,7 +28,6 @@ config_app = typer.Typer(help="Look at a configuration.", no_args_is_help=True, 
 app.add_typer(config_app, name="config")
 app.add_typer(checkpoints_app, name="checkpoints")
 app.add_typer(launch_app, name="launch")
-tasks_app = typer.Typer(help="Look after tasks of Harbor.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(tasks_app, name="tasks")
 
 import_app = typer.Typer(help="Convert configurations of other programs.", no_args_is_help=True, rich_markup_mode=None)
@@ -45,11 +45,6 @@ def _version(asked: bool) -> None:
 @config_app.callback(add_help_option=False)
 def config_root(show_help: Help = False) -> None:
     """Look at a configuration."""
-
-
-@tasks_app.callback(add_help_option=False)
-def tasks_root(show_help: Help = False) -> None:
-    """Look after tasks of Harbor."""
 
 
 @import_app.callback(add_help_option=False)
@@ -308,48 +303,6 @@ def check(  # noqa: PLR0917  Typer reads options from parameters of any kind
 
         given = [*(args or []), *(arguments or [])]
         raise typer.Exit(run(target, given, output, tasks=tasks, timeout_s=timeout_s, seed=seed))
-
-
-@tasks_app.command("check")
-def tasks_check(  # noqa: PLR0917  Typer reads options from parameters of any kind
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A task, or a folder of tasks.")],
-    environment: Annotated[
-        str, typer.Option(help="Where they run: local, a type of Harbor's, or package.module:Class.")
-    ] = "local",
-    environment_kwargs: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="An argument of the environment's class.")
-    ] = None,
-    task_id: Annotated[list[str] | None, typer.Option(help="A glob of the tasks to check; several times.")] = None,
-    exclude: Annotated[list[str] | None, typer.Option(help="A glob of those to leave out; several times.")] = None,
-    jobs: Annotated[int, typer.Option(min=1, help="Tasks at one time.")] = 4,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Try each task with its solution, and with an agent that does nothing.
-
-    Exit code 1 if a solution does not get the full reward, or doing nothing does.
-    """
-    with command(json=json, debug=debug) as output:
-        from rlkit.cli.tasks import check
-
-        kwargs, ids, without = environment_kwargs or [], task_id or [], exclude or []
-        raise typer.Exit(
-            check(directory, output, environment=environment, kwargs=kwargs, task_ids=ids, exclude=without, jobs=jobs)
-        )
-
-
-@tasks_app.command("convert")
-def tasks_convert(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A task of terminal-bench 1, or a folder of them.")],
-    to: Annotated[Path, typer.Option(help="The folder that gets a folder for each task.")],
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
-    """Convert tasks of terminal-bench 1 (task.yaml) into tasks of Harbor (task.toml)."""
-    with command(json=json, debug=debug) as output:
-        from rlkit.cli.tasks import convert
-
-        raise typer.Exit(convert(directory, to, output))
 
 
 @app.command()
