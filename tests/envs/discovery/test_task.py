@@ -12,7 +12,7 @@ import pytest
 
 import rlkit
 from rlkit.boundary import outcome_of
-from rlkit.envs.discovery import discovery
+from rlkit.envs.discovery import PROBLEMS, discovery
 from rlkit.envs.discovery.prompts import Terms, final_code
 from rlkit.envs.discovery.records import read
 from rlkit.envs.discovery.source import Discovery
@@ -179,6 +179,25 @@ def run(seed, budget_s):
     assert outcome.metrics["value"] < task.parent.value
 
 
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_problem_offers_its_local_search(task: ConstructionProblem, problem: str) -> None:
+    made = discovery(problem=problem, program_timeout_s=5.0, workers=2).next()
+    assert "`polish(construction, seconds)`" in str(made.prompt()[0]["content"])
+    outcome = play(made, program(f"def run():\n    return polish({made.problem.initial}, 0.2)"))
+    assert outcome.info["end"] == "valid", outcome.info
+    assert outcome.metrics["improved"] == 1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_without_helpers_a_search_is_neither_offered_nor_there(task: ConstructionProblem, problem: str) -> None:
+    made = discovery(problem=problem, program_timeout_s=5.0, workers=2, helpers=False).next()
+    assert "polish" not in str(made.prompt()[0]["content"])
+    module = str(made.problem.polish).partition(":")[0]
+    outcome = play(made, program(f"import {module}\ndef run():\n    return polish({made.problem.initial}, 0.2)"))
+    assert outcome.info["end"] == "error"
+    assert "Error" in str(outcome.info["why"])
+
+
 def test_a_childs_prompt_shows_its_program_and_its_true_length(task: ConstructionProblem) -> None:
     source = search()
     first = source.next()
@@ -289,7 +308,7 @@ def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: Const
         ({"start": "erdos_haugland"}, "Did you mean"),
         ({"start": "circle_packing_26_alphaevolve_2025"}, "is no construction of erdos"),
         ({"starts": 2, "start": "erdos_haugland_2016"}, "starts: has no effect"),
-        ({"polish_s": 1.0, "problem": "circle_packing"}, "polish_s: circle_packing has no local search"),
+        ({"polish_s": 1.0, "problem": "tests.envs.discovery.test_archive:Number"}, "number has no local search"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_one_line(arguments: dict[str, object], why: str) -> None:

@@ -115,9 +115,10 @@ def discovery(
     rng = np.random.default_rng(derive(seed, "starts"))
     count = starts or (8 if reuse == "puct" else 1)
     archive.plant(_begin(made, start, count if start == "random" else 1, rng))
-    choice = RunnerChoice(
-        runner, workers, cpus, min_isolation, () if made.polish is None else (made.polish.partition(":")[0],)
-    )
+    helpers = helpers and find_spec("scipy") is not None
+    wanted = made.polish is not None and (helpers or polish_s > 0)
+    preload = ((made.polish or "").partition(":")[0],) if wanted else ()
+    choice = RunnerChoice(runner, workers, cpus, min_isolation, preload)
     if runner == "ray" and find_spec("ray") is None:
         raise missing_extra("ray")
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
@@ -126,7 +127,7 @@ def discovery(
         note(
             "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
         )
-    terms = Terms(limits, helpers and find_spec("scipy") is not None)
+    terms = Terms(limits, helpers)
     return Discovery(archive, Play(terms, choice, polish_s, _written(made)))
 
 

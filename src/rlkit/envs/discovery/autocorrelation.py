@@ -75,6 +75,7 @@ class FirstAutocorrelation(_Autocorrelation):
     symbol = "C1"
     baseline = 1.50973
     best_known = 1.50287
+    polish = "rlkit.envs.discovery.autocorrelation_steps:polish_first"
 
     def statement(self) -> str:  # noqa: D102  inherited
         formula = "    C1 = 2 * n * np.max(c) / np.sum(f) ** 2"
@@ -98,6 +99,7 @@ class SecondAutocorrelation(_Autocorrelation):
     symbol = "C2"
     baseline = 0.9015
     best_known = 0.9610
+    polish = "rlkit.envs.discovery.autocorrelation_steps:polish_second"
 
     def statement(self) -> str:  # noqa: D102  inherited
         formula = (

@@ -42,6 +42,7 @@ class CirclePacking(Problem):
     minimise = False
     symbol = "the sum of the radii"
     initial = "initial_circles"
+    polish = "rlkit.envs.discovery.packing_steps:polish"
 
     @property
     @override

@@ -91,10 +91,12 @@ def polish(construction: Heights, seconds: float) -> Heights:
     """A sequence of linear programs, each of the overlaps as they change to first order, within a trust region.
 
     Args:
-        construction: [n] heights.
-        seconds: after which no new program is begun.
+        construction: [n] heights, which are rescaled to the sum n/2 where that leaves them in [0, 1].
+        seconds: of processor time, after which no new program is begun.
     """
     h = np.asarray(construction, np.float64)
+    rescaled = h * (len(h) / 2 / float(h.sum())) if h.sum() > 0 else h
+    h = rescaled if rescaled.min() >= 0 and rescaled.max() <= 1 else h
     symmetric = bool(np.abs(h - h[::-1]).max() < 1e-9)
     return linear_programs(h, end_s=time.process_time() + seconds, symmetric=symmetric)
 
@@ -124,18 +126,6 @@ def linear_programs(
     return h
 
 
-def ladder(seed: int, seconds: float, *, start: int = 60, rungs: tuple[int, ...] = (2, 2, 2)) -> Heights:
-    """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
-
-    Args:
-        seed: of everything random.
-        seconds: of processor time.
-        start: pieces at first.
-        rungs: by which the number of pieces is multiplied, one after the other.
-    """
-    return search(seed, seconds, start=start, rungs=rungs)
-
-
 def search(
     seed: int,
     seconds: float,
@@ -144,7 +134,15 @@ def search(
     rungs: tuple[int, ...] = (2, 2, 2),
     told: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
-    """As `ladder`; `told` is given each improvement, and the processor seconds that it took to get there."""
+    """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
+
+    Args:
+        seed: of everything random.
+        seconds: of processor time.
+        start: pieces at first.
+        rungs: by which the number of pieces is multiplied, one after the other.
+        told: called with the seconds so far and each new best function.
+    """
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
     share = (0.12, 0.4, 0.75, 1.0)
