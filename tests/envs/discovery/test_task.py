@@ -270,6 +270,34 @@ def test_a_record_is_on_the_disk_when_its_rollout_ends(task: ConstructionProblem
     assert record.options["n_points"] == 20
 
 
+def test_a_record_whose_rollout_a_kill_has_lost_comes_back_into_the_search(
+    task: ConstructionProblem, tmp_path: Path
+) -> None:
+    found = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
+    killed = search(start="flat", reuse="epsilon_greedy")
+    killed.keep_in(tmp_path / "erdos")
+    assert play(killed.next(), found).metrics["record"] == 1  # and is not told to the search
+    again = search(start="flat", reuse="epsilon_greedy")
+    again.keep_in(tmp_path / "erdos")
+    first = again.next()
+    outcome = play(first, "I have no idea.")
+    assert (outcome.reward, outcome.metrics["valid"]) == (0, 0)
+    again.observe(group(first, [outcome, outcome]))
+    (record,) = read(tmp_path / "erdos")
+    assert again.archive.best.to_json() == record.state.to_json()
+    second = again.next()
+    assert second.parent.id == record.state.id
+    assert second.saved == ()
+
+
+def test_what_is_no_better_than_the_beginning_is_no_record(task: ConstructionProblem, tmp_path: Path) -> None:
+    source = discovery(start="erdos_haugland_2016", program_timeout_s=5.0, workers=2)
+    source.keep_in(tmp_path / "erdos")
+    outcome = play(source.next(), program("def run(): return [0.5] * 10"))
+    assert (outcome.metrics["valid"], outcome.metrics["record"]) == (1, 0)
+    assert read(tmp_path / "erdos") == []
+
+
 def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task: ConstructionProblem) -> None:
     source = search(polish_s=0.2)
     first = source.next()

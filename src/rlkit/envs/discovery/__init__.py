@@ -197,13 +197,8 @@ def _written(problem: Problem) -> dict[str, JsonValue]:
 
 
 def _tell(problem: Problem, best: State, note: Note) -> None:
-    """What is known without a model, so that nobody takes a library's search for what was learned."""
-    known = [f"it begins with {problem.symbol} = {best.value:.10g}"]
-    if problem.baseline is not None:
-        known.append(f"the best by hand is {problem.baseline:.9g}")
-    if problem.best_known is not None:
-        known.append(f"the best published {problem.best_known:.9g}")
-    if problem.scripted:
-        reached = ", ".join(f"{value:.7g} in {seconds:g} s" for seconds, value in problem.scripted)
-        known.append(f"a scripted search without a model reaches {reached} on one core")
-    note(f"{problem.name}, {problem.direction}: {'; '.join(known)}")
+    from rlkit.envs.discovery.problem import known
+
+    without_a_model = known(problem)
+    begins = f"it begins with {problem.symbol} = {best.value:.10g}"
+    note(f"{problem.name}, {problem.direction}: {begins}{'; ' * bool(without_a_model)}{without_a_model}")

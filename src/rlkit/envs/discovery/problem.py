@@ -138,6 +138,19 @@ class Problem(ABC):
         return "lower is better" if self.minimise else "higher is better"
 
 
+def known(problem: Problem) -> str:
+    """What is known without a model, so that nobody takes a library's search for what was learned; "" for nothing."""
+    found = list[str]()
+    if problem.baseline is not None:
+        found.append(f"the best by hand is {problem.baseline:.9g}")
+    if problem.best_known is not None:
+        found.append(f"the best published {problem.best_known:.9g}")
+    if problem.scripted:
+        reached = ", ".join(f"{value:.7g} in {seconds:g} s" for seconds, value in problem.scripted)
+        found.append(f"a scripted search without a model reaches {reached} on one core")
+    return "; ".join(found)
+
+
 def digest(construction: Construction) -> str:
     """The name of a construction: equal for equal numbers in the same shape."""
     shape = ",".join(map(str, construction.shape))

@@ -27,6 +27,9 @@ from rlkit.types import Json, Message, Outcome
 CHILD = "child"
 """Under this an episode's info holds the state that it found."""
 
+SAVED = "saved"
+"""Under this it holds the records of its task that were saved by rollouts of which a killed process kept no more."""
+
 type End = Literal["valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large"]
 
 ENDS: tuple[End, ...] = ("valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large")
@@ -83,6 +86,8 @@ class ConstructionProblem(Env):
         number: of the expansion in its search.
         play: how.
         folder: where records go; None keeps none.
+        best: value that the search knew when this was drawn; what is no better than that is no record.
+        saved: records of this task that were there when its run was resumed.
     """
 
     problem: Problem
@@ -90,6 +95,8 @@ class ConstructionProblem(Env):
     number: int = 0
     play: Play = field(default_factory=Play)
     folder: Path | None = None
+    best: float | None = None
+    saved: tuple[State, ...] = ()
 
     @property
     def task_id(self) -> str:
@@ -102,7 +109,10 @@ class ConstructionProblem(Env):
 
     async def rollout(self, policy: Policy) -> Outcome:
         """Ask once, run once, verify."""
-        return await self.judged(await policy.chat(self.prompt()))
+        outcome = await self.judged(await policy.chat(self.prompt()))
+        if not self.saved:
+            return outcome
+        return replace(outcome, info={**outcome.info, SAVED: [state.to_json() for state in self.saved]})
 
     async def judged(self, reply: Reply) -> Outcome:
         """The outcome of a reply.
@@ -129,11 +139,7 @@ class ConstructionProblem(Env):
             child = await self._polished(child, self.problem.polish)
             metrics["polished_value"] = child.value
         if self.folder is not None:
-            folder = self.folder
-            kept = await in_thread(
-                lambda: records.offer(folder, child, self.problem, options=self.play.options, task=self.task_id)
-            )
-            metrics["record"] = float(kept)
+            metrics["record"] = float(await in_thread(self._recorded, self.folder, child))
         return _outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": found.value}, reply, metrics)
 
     async def _run(self, code: str) -> Ran:
@@ -157,6 +163,12 @@ class ConstructionProblem(Env):
             return self.problem.verified(ran.value), ""
         except Invalid as error:
             return None, str(error)
+
+    def _recorded(self, folder: Path, child: State) -> bool:
+        """Save the child where it is a record; whether it is."""
+        if self.best is not None and not self.problem.better(child.value, self.best):
+            return False
+        return records.offer(folder, child, self.problem, options=self.play.options, task=self.task_id)
 
     async def _polished(self, child: State, polish: str) -> State:
         """The child after a local search, which runs where programs do; itself where that found nothing better."""
