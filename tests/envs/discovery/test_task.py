@@ -12,6 +12,8 @@ import pytest
 
 import rlkit
 from rlkit.boundary import outcome_of
+from rlkit.config import load_config, load_envs
+from rlkit.config.schema import EnvConfig
 from rlkit.envs.discovery import PROBLEMS, discovery
 from rlkit.envs.discovery.prompts import Terms, final_code
 from rlkit.envs.discovery.records import read
@@ -25,6 +27,7 @@ from rlkit.sandbox.spec import MIB
 from rlkit.testing import ScriptedPolicy
 from rlkit.tokenizers import load_tokenizer
 from rlkit.types import Episode, Group, Outcome
+from tests.test_docs import ROOT, snippets
 
 BETTER = "def run(seed, budget_s):\n    h = initial_h_values.copy()\n    return 0.5 + 0.9 * (h - 0.5)"
 
@@ -353,10 +356,42 @@ def test_what_is_known_without_a_model_is_told() -> None:
     assert "a scripted search without a model reaches" in line
 
 
-def test_an_environment_of_a_configuration_is_a_search() -> None:
-    from rlkit.config import load_envs
-    from rlkit.config.schema import EnvConfig
+def test_the_problem_of_the_documentation_is_played(
+    task: ConstructionProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {one.file_name: one.body for one in snippets(ROOT / "docs" / "discovery.md")}
+    assert len(shown["points.py"].splitlines()) <= 33  # 30, and the name of the file between two of them
+    for name in ("points.py", "points.yaml"):
+        (tmp_path / name).write_text(shown[name])
+    monkeypatch.chdir(tmp_path)
+    spec = load_config([Path("points.yaml")], ["model=simulated"]).config.envs["points"]
+    source = load_envs("points", spec, field="envs.points", seed=0)
+    assert isinstance(source, Discovery)
+    made = source.next()
+    code = "import numpy as np\ndef run():\n    return np.arange(5) * 2 * np.pi / 5"
+    outcome = play(made, program(code))
+    assert outcome.reward == outcome.metrics["value"] == pytest.approx(2 * np.sin(np.pi / 5))
+    source.observe(group(made, [outcome]))
+    assert source.archive.best.value == outcome.metrics["value"]
+    assert play(made, program("def run(): return [1.0] * 5")).info["why"] == "two points are the same"
 
+
+@pytest.mark.parametrize(("circles", "by_hand", "published_best"), [(26, 2.634, 2.635983), (32, 2.936, 2.939572)])
+def test_both_packings_of_the_literature_are_played_beside_what_is_known(
+    task: ConstructionProblem, circles: int, by_hand: float, published_best: float
+) -> None:
+    said = list[str]()
+    source = discovery(problem="circle_packing", options={"circles": circles}, workers=2, note=said.append)
+    made = source.next()
+    text = str(made.prompt()[0]["content"])
+    assert f"the best found by hand is {by_hand} and the best ever published is {published_best}" in text
+    assert f"an array of shape ({circles}, 3)" in text
+    assert f"a scripted search without a model reaches {made.problem.scripted[0][1]}" in said[0]
+    outcome = play(made, program("def run(): return polish(initial_circles, 1)"))
+    assert made.parent.value < outcome.metrics["value"] <= published_best + 1e-6
+
+
+def test_an_environment_of_a_configuration_is_a_search() -> None:
     spec = EnvConfig(env="discovery", args={"problem": "circle_packing", "options": {"circles": 5}})
     source = load_envs("packing", spec, field="envs.packing", seed=0)
     assert isinstance(source, Discovery)

@@ -75,6 +75,7 @@ class FirstAutocorrelation(_Autocorrelation):
     symbol = "C1"
     baseline = 1.50973
     best_known = 1.50287
+    scripted = ((1, 1.5260), (10, 1.5214), (30, 1.5117), (60, 1.5096))
     polish = "rlkit.envs.discovery.autocorrelation_steps:polish_first"
 
     def statement(self) -> str:  # noqa: D102  inherited
