@@ -334,7 +334,10 @@ def _read(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np
     shape = tuple(sizes[:dimensions])
     if kind != VALUE or math.prod(shape) * 8 != len(body):
         return None
-    return kind, np.frombuffer(body, "<f8").reshape(shape).astype(np.float64), ""
+    try:
+        return kind, np.frombuffer(body, "<f8").reshape(shape).astype(np.float64), ""
+    except ValueError:  # no numbers in a shape that no array has
+        return None
 
 
 def _ready(descriptors: list[int], timeout_s: float) -> list[int]:

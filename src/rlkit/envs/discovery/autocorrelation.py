@@ -100,6 +100,7 @@ class SecondAutocorrelation(_Autocorrelation):
     symbol = "C2"
     baseline = 0.9015
     best_known = 0.9610
+    scripted = ((1, 0.8922), (10, 0.9021), (30, 0.9083), (60, 0.9097))
     polish = "rlkit.envs.discovery.autocorrelation_steps:polish_second"
 
     def statement(self) -> str:  # noqa: D102  inherited
