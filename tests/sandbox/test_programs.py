@@ -433,6 +433,32 @@ def run():
     server.close()
 
 
+@pytest.mark.parametrize("then", ["time.sleep(60)", "\n            while True: os.write(1, b'x' * 4096)"])
+def test_a_daemon_that_limits_alone_let_live_does_not_hold_up_the_result(then: str) -> None:
+    layers: tuple[Layer, ...] = ("environment", "session", "limits")
+    server = ForkServer(workers=1, preload=["numpy"], layers=layers, min_isolation="limits")
+    source = f"""
+import os, signal, time
+def run():
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.write(writer, str(os.getpid()).encode())
+            {then}
+        os._exit(0)
+    return float(os.read(reader, 20))
+"""
+    found = ran(server, source)
+    assert found.value is not None, found.error
+    try:
+        os.kill(int(found.value), signal.SIGKILL)
+    except ProcessLookupError:
+        assert "write" in then  # nobody reads any more
+    server.close()
+
+
 def test_what_was_published_of_a_problem_cannot_be_read(server: ForkServer) -> None:
     from rlkit.envs.discovery.problem import PUBLISHED
 

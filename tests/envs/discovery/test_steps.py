@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlkit.envs.discovery import PROBLEMS, autocorrelation_steps, discovery, packing_steps
 from rlkit.envs.discovery.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
@@ -14,7 +16,7 @@ from rlkit.envs.discovery.erdos import Erdos
 from rlkit.envs.discovery.packing import CirclePacking
 from rlkit.envs.discovery.problem import Construction, Problem, published
 from rlkit.envs.discovery.scripted import PROGRAMS, reply
-from rlkit.envs.discovery.steps import c5, descend, linear_programs, mirrored, polish, search, upsample
+from rlkit.envs.discovery.steps import balanced, c5, descend, linear_programs, mirrored, polish, search, upsample
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
 
@@ -51,6 +53,13 @@ def test_a_polished_construction_is_valid_and_no_worse(symmetric: bool) -> None:
     h = mirrored(h) if symmetric else h
     before = Erdos().verified(h).value
     assert Erdos().verified(polish(h, 1.0)).value <= before
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=40), st.floats(-1e-9, 1e-9))
+def test_balanced_heights_are_taken_by_the_verifier_as_they_are(heights: list[float], off: float) -> None:
+    found = balanced(np.clip(balanced(np.array(heights)) + off, 0, 1))
+    assert Erdos().verified(found).value == pytest.approx(c5(found), abs=1e-12)
 
 
 def test_finer_pieces_are_the_same_function() -> None:
@@ -120,8 +129,8 @@ def test_heights_of_another_sum_are_rescaled_as_the_verifier_does_before_they_ar
 
 
 def test_circles_in_one_place_and_outside_of_the_square_are_parted() -> None:
-    for given in (np.full((6, 3), 0.5), np.full((6, 3), 9.0), np.zeros((6, 3))):
-        found = CirclePacking(6).verified(packing_steps.polish(given, 0.5))
+    for circles in (np.full((6, 3), 0.5), np.full((6, 3), 9.0), np.zeros((6, 3))):
+        found = CirclePacking(6).verified(packing_steps.polish(circles, 0.5))
         assert found.value > 1.0
 
 

@@ -152,9 +152,10 @@ def known(problem: Problem) -> str:
 
 
 def digest(construction: Construction) -> str:
-    """The name of a construction: equal for equal numbers in the same shape."""
+    """The name of a construction: equal for equal numbers in the same shape, and so for 0 and −0."""
     shape = ",".join(map(str, construction.shape))
-    return hashlib.blake2b(shape.encode() + b":" + construction.tobytes(), digest_size=8).hexdigest()
+    numbers = (construction + 0.0).tobytes()
+    return hashlib.blake2b(shape.encode() + b":" + numbers, digest_size=8).hexdigest()
 
 
 def one_dimensional(given: Construction, *, least: int, most: int) -> Construction:
