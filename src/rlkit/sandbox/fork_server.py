@@ -106,6 +106,10 @@ class ForkServer:
         """
         return (await asyncio.get_running_loop().run_in_executor(self._threads, self._started)).isolation
 
+    def start(self) -> Isolation:
+        """As `isolation`, for who waits in no event loop."""
+        return self._started().isolation
+
     async def run(self, program: Program, limits: ProgramLimits) -> Ran:
         """Run a program to its end, once there is room.
 

@@ -3,8 +3,10 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,16 +16,19 @@ import rlkit
 from rlkit.boundary import outcome_of
 from rlkit.config import load_config, load_envs
 from rlkit.config.schema import EnvConfig
-from rlkit.envs.discovery import PROBLEMS, discovery
+from rlkit.envs.discovery import PROBLEMS, discovery, runners
 from rlkit.envs.discovery.prompts import Terms, final_code
 from rlkit.envs.discovery.records import read
+from rlkit.envs.discovery.runners import RunnerChoice
 from rlkit.envs.discovery.source import Discovery
-from rlkit.envs.discovery.task import ConstructionProblem
+from rlkit.envs.discovery.task import ConstructionProblem, Play
 from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.estimators import entropic_valid_aware
 from rlkit.renderers import chat_format
+from rlkit.sandbox.fork_server import ForkServer
 from rlkit.sandbox.programs import ProgramLimits
 from rlkit.sandbox.spec import MIB
+from rlkit.sources import Mixture
 from rlkit.testing import ScriptedPolicy
 from rlkit.tokenizers import load_tokenizer
 from rlkit.types import Episode, Group, Outcome
@@ -165,7 +170,7 @@ def test_the_prompt_says_what_holds(task: ConstructionProblem) -> None:
     assert "after 5 seconds the program is ended" in text
     assert "512 MiB" in text
     assert f"numpy {np.__version__}" in text
-    assert "`initial_h_values`" in text
+    assert f"`initial_h_values`: a NumPy array of shape ({length},)" in text
     assert "def run(seed, budget_s):" in text
 
 
@@ -325,6 +330,21 @@ def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: Const
     for outcome, error in asyncio.run(main()):
         assert error is None
         assert outcome is not None
+
+
+def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    source = search()
+    without_ray = Discovery(source.archive, replace(Play(), runner=RunnerChoice("ray")))
+    tasks = Mixture({"erdos": without_ray}, weights={"erdos": 1.0}, seed=0)
+    with pytest.raises(MissingError, match="uv sync --extra ray"):
+        tasks.keep_in(tmp_path)
+    monkeypatch.setattr(runners, "ForkServer", partial(ForkServer, layers=("environment", "session")))
+    bare = Discovery(source.archive, replace(Play(), runner=RunnerChoice(min_isolation="limits")))
+    with pytest.raises(MissingError, match="isolation 'none', below min_isolation 'limits'"):
+        bare.keep_in(tmp_path)
 
 
 @pytest.mark.parametrize(

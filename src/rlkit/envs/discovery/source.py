@@ -13,6 +13,7 @@ from typing import cast
 from rlkit.env import TaskSource
 from rlkit.envs.discovery import records
 from rlkit.envs.discovery.archive import Archive
+from rlkit.envs.discovery.runners import demand
 from rlkit.envs.discovery.state import State
 from rlkit.envs.discovery.task import CHILD, SAVED, ConstructionProblem, Play
 from rlkit.errors import UsageError
@@ -45,7 +46,11 @@ class Discovery(TaskSource):
 
         Those that are there already come back with the episodes of their tasks, where these are played again: the run
         may have been killed when a record was saved and its rollout was not.
+
+        Raises:
+            MissingError: programs cannot be run as was asked for; a run says so before it samples anything.
         """
+        demand(self._play.runner)
         self._folder = folder
         for one in records.read(folder):
             self._saved[one.task] = (*self._saved.get(one.task, ()), one.state)
