@@ -230,6 +230,13 @@ def test_a_random_beginning_is_valid_and_its_reward_is_above_that_of_failure(pro
     assert digest(again.construction) == digest(found.construction)
 
 
+@settings(max_examples=200)
+@given(st.integers(2, 12), st.integers(0, 10_000))
+def test_a_random_beginning_of_few_pieces_is_valid_too(count: int, seed: int) -> None:
+    for problem in (Erdos(n_points=count), FirstAutocorrelation(n_points=count), CirclePacking(count - 1)):
+        problem.verified(problem.start(np.random.default_rng(seed)))
+
+
 @pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
 def test_a_better_value_is_paid_more(problem: Problem) -> None:
     worse, better = (0.9, 0.8) if problem.minimise else (0.8, 0.9)

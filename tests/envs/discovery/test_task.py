@@ -352,6 +352,12 @@ def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_aske
     [
         ({"problem": "erdoes"}, "Did you mean 'erdos'"),
         ({"options": {"n_point": 3}}, "options.args.n_point"),
+        ({"options": {"exact_n": True}}, "exact_n needs n_points"),
+        ({"options": {"n_points": 2000}}, "n_points is 2000, above max_points 1000"),
+        ({"options": {"n_points": 0}}, "options.args.n_points"),
+        ({"problem": "circle_packing", "options": {"circles": 0}}, "options.args.circles"),
+        ({"problem": "autocorrelation_1", "options": {"n_points": 1}}, "options.args.n_points"),
+        ({"problem": "autocorrelation_2", "options": {"max_points": 50}}, "n_points is 100, above max_points 50"),
         ({"epsilon": 0.1}, "epsilon: has no effect with reuse 'puct'"),
         ({"puct_c": 0.1, "reuse": "fixed"}, "puct_c: has no effect"),
         ({"buffer_size": 3, "reuse": "none"}, "buffer_size: has no effect"),

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlkit.envs.discovery.problem import Construction, Invalid, Problem, Verified, one_dimensional
+from rlkit.envs.discovery.problem import Construction, Invalid, Pieces, Problem, Verified, one_dimensional
+from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,13 +36,21 @@ class _Autocorrelation(Problem):
     Args:
         n_points: pieces of the random step functions that a search starts from.
         max_points: pieces that a construction may have.
+
+    Raises:
+        UsageError: there are more of the former.
     """
 
-    n_points: int = 100
-    max_points: int = 10_000
+    n_points: Pieces = 100
+    max_points: Pieces = 10_000
 
     initial = "initial_f_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
+
+    def __post_init__(self) -> None:
+        """See whether the options can hold together."""
+        if self.n_points > self.max_points:
+            raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
     def start(self, rng: np.random.Generator) -> Construction:
         """Independent heights between 0.5 and 1.5."""

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlkit.envs.discovery.exact import correlations, decimals, scaled
-from rlkit.envs.discovery.problem import Certificate, Construction, Invalid, Problem, Verified, one_dimensional
+from rlkit.envs.discovery.problem import (
+    Certificate,
+    Construction,
+    Invalid,
+    Pieces,
+    Problem,
+    Verified,
+    one_dimensional,
+)
+from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,10 +49,13 @@ class Erdos(Problem):
         n_points: pieces of the random step functions that a search starts from; None draws from 40 to 99.
         max_points: pieces that a construction may have.
         exact_n: a construction must have `n_points` pieces.
+
+    Raises:
+        UsageError: the options contradict each other.
     """
 
-    n_points: int | None = None
-    max_points: int = 1000
+    n_points: Pieces | None = None
+    max_points: Pieces = 1000
     exact_n: bool = False
 
     name = "erdos"
@@ -63,6 +75,13 @@ class Erdos(Problem):
         (360, 0.380905),
     )
     polish = "rlkit.envs.discovery.steps:polish"
+
+    def __post_init__(self) -> None:
+        """See whether the options can hold together."""
+        if self.exact_n and self.n_points is None:
+            raise UsageError("options: exact_n needs n_points, the number of pieces that is meant")
+        if self.n_points is not None and self.n_points > self.max_points:
+            raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
     def statement(self) -> str:  # noqa: D102  inherited
         pieces = (
@@ -96,10 +115,11 @@ class Erdos(Problem):
         return Verified(h, float(overlaps(h).max()))
 
     def start(self, rng: np.random.Generator) -> Construction:
-        """As TTT-Discover: n from 40 to 99, and ½ plus uniform noise of ±0.4 without its mean."""
+        """As TTT-Discover: n from 40 to 99, and ½ plus uniform noise of ±0.4 without its mean, as far as that fits."""
         count = self.n_points or int(rng.integers(40, 100))
         noise = rng.uniform(-0.4, 0.4, count)
-        return np.clip(0.5 + noise - noise.mean(), 0, 1)
+        noise -= noise.mean()
+        return 0.5 + noise * min(1.0, 0.5 / float(np.abs(noise).max()))
 
     def certificate(self, construction: Construction) -> Certificate:
         """C₅ as a fraction."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, override
+from typing import TYPE_CHECKING, Annotated, override
 
 import numpy as np
+from pydantic import Field
 
 from rlkit.envs.discovery.exact import decimals, scaled
 from rlkit.envs.discovery.problem import Certificate, Construction, Invalid, Problem, Verified
@@ -41,7 +42,7 @@ class CirclePacking(Problem):
         circles: n; 26 and 32 are the ones of the literature.
     """
 
-    circles: int = 26
+    circles: Annotated[int, Field(ge=1)] = 26
 
     name = "circle_packing"
     minimise = False

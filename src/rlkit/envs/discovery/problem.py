@@ -10,10 +10,11 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from rlkit.errors import UsageError, did_you_mean
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 type Construction = NDArray[np.float64]
+type Pieces = Annotated[int, Field(ge=2)]
+"""How many pieces a step function has."""
 
 PUBLISHED = Path(__file__).with_name("published")
 """Constructions from the literature, as JSON with their sources."""
