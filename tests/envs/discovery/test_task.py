@@ -315,6 +315,8 @@ def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task:
     source.observe(group(first, [outcome]))
     assert source.archive.best.value == outcome.metrics["polished_value"] < first.parent.value
     assert source.archive.best.polished
+    spent_s = outcome.metrics["program_cpu_s"] + outcome.metrics["polish_cpu_s"]
+    assert source.metrics()["cpu_s"] == spent_s > outcome.metrics["program_cpu_s"]  # or SciPy would come for nothing
 
 
 def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: ConstructionProblem) -> None:

@@ -75,7 +75,7 @@ class Discovery(TaskSource):
             raise UsageError(f"a group of {group.task!r} is of none of the search's tasks")
         children = dict[str, State]()
         for episode in group.episodes:
-            self._cpu_s += episode.metrics.get("program_cpu_s", 0.0)
+            self._cpu_s += episode.metrics.get("program_cpu_s", 0.0) + episode.metrics.get("polish_cpu_s", 0.0)
             found = [episode.info[CHILD]] if CHILD in episode.info else []
             for held in (*found, *cast("Sequence[Json]", episode.info.get(SAVED, ()))):
                 child = State.from_json(cast("Mapping[str, Json]", held))
@@ -83,7 +83,7 @@ class Discovery(TaskSource):
         self._archive.expanded(parent, list(children.values()))
 
     def metrics(self) -> dict[str, float]:
-        """What the archive holds, and the processor seconds that programs have used.
+        """What the archive holds, and the processor seconds that programs and the polishing of children have used.
 
         `scripted` is what a scripted search, without a model, reached in as many seconds, where that was measured.
         """

@@ -77,8 +77,8 @@ class ConstructionProblem(Env):
     """A problem, and the state that a program is to improve on.
 
     Its metrics are `valid`, `improved` over the parent, the `value` of a valid construction, the `program_s` and
-    `program_cpu_s` that it took, and the shares `end/<how>` of how programs ended. Its info holds the program, what it
-    printed, and what it found.
+    `program_cpu_s` that it took, with `polish_s` the `polished_value` and the `polish_cpu_s` that this took, and the
+    shares `end/<how>` of how programs ended. Its info holds the program, what it printed, and what it found.
 
     Args:
         problem: what is looked for.
@@ -136,7 +136,7 @@ class ConstructionProblem(Env):
         metrics["improved"] = float(self.problem.better(found.value, self.parent.value))
         reward = self.problem.reward(found.value)
         if self.play.polish_s and self.problem.polish is not None:
-            child = await self._polished(child, self.problem.polish)
+            child, metrics["polish_cpu_s"] = await self._polished(child, self.problem.polish)
             metrics["polished_value"] = child.value
         if self.folder is not None:
             metrics["record"] = float(await in_thread(self._recorded, self.folder, child))
@@ -170,8 +170,11 @@ class ConstructionProblem(Env):
             return False
         return records.offer(folder, child, self.problem, options=self.play.options, task=self.task_id)
 
-    async def _polished(self, child: State, polish: str) -> State:
-        """The child after a local search, which runs where programs do; itself where that found nothing better."""
+    async def _polished(self, child: State, polish: str) -> tuple[State, float]:
+        """The child after a local search, which runs where programs do, and the processor seconds that it took.
+
+        The child itself where nothing better was found.
+        """
         seconds = self.play.polish_s
         limits = replace(self.play.terms.limits, timeout_s=_SPARE * seconds + self.play.terms.limits.timeout_s)
         arrays: dict[str, Construction] = {"start": child.construction}
@@ -180,8 +183,8 @@ class ConstructionProblem(Env):
             ran = await shared_runner(self.play.runner).run(program, limits)
         found, _ = await in_thread(self._verified, ran)
         if found is None or not self.problem.better(found.value, child.value):
-            return child
-        return replace(child, construction=found.construction, value=found.value, polished=True)
+            return child, ran.cpu_s
+        return replace(child, construction=found.construction, value=found.value, polished=True), ran.cpu_s
 
 
 def _end(ran: Ran) -> End:
