@@ -40,11 +40,43 @@ def test_this_machine_is_examined_without_its_engine(tmp_path: Path, monkeypatch
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
     findings = {finding.subject: finding for finding in doctor.examine(engine=False, environ={})}
-    for subject in ("python", *doctor.PACKAGES, "keys", "service", "default model", "runs folder", "docker"):
+    for subject in (
+        "python",
+        *doctor.PACKAGES,
+        "keys",
+        "service",
+        "default model",
+        "runs folder",
+        "docker",
+        "model programs",
+    ):
         assert subject in findings
     assert "engine" not in findings
     assert all(finding.fix for finding in findings.values() if finding.status != "ok")
     assert "embedded engine" in findings["service"].detail
+
+
+def test_the_layers_around_programs_are_reported_and_weak_ones_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = doctor.programs()
+    assert "no_new_privs" in finding.detail
+    assert finding.status == ("ok" if finding.detail.startswith("isolation 'os'") else "warn")
+    from rlkit.sandbox.inside import landlock, narrow
+
+    if not landlock.version() or narrow.program() is None:
+        return
+    from rlkit.sandbox import fork_server
+
+    class WithoutLandlock(fork_server.ForkServer):
+        def __init__(self, **given: object) -> None:
+            layers = [layer for layer in fork_server.LAYERS if layer != "landlock"]
+            super().__init__(**{**given, "layers": layers})  # pyright: ignore
+
+    monkeypatch.setattr(fork_server, "ForkServer", WithoutLandlock)
+    weak = doctor.programs()
+    assert weak.status == "warn"
+    assert weak.detail.startswith("isolation 'limits'")
+    assert "without landlock" in weak.detail
+    assert "min_isolation" in weak.fix
 
 
 def test_of_a_key_only_the_name_is_told() -> None:

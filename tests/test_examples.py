@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rlkit
+from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
 
 from .sandbox.conftest import cache, can_sandbox, sandbox_cache
@@ -70,7 +71,10 @@ def test_a_search_for_constructions_trains_though_the_model_writes_no_program(
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
     batch, sampling = {"groups": 2, "group_size": 2}, {"max_tokens": 8}
     path = EXAMPLES / "erdos.yaml"
-    result = rlkit.train(path, model=str(byte_model_dir), steps=1, batch=batch, sampling=sampling, trackers=[])
+    try:
+        result = rlkit.train(path, model=str(byte_model_dir), steps=1, batch=batch, sampling=sampling, trackers=[])
+    except MissingError as error:  # the kernel cannot keep programs apart
+        pytest.skip(str(error))
     assert result.steps == 1
     (line,) = metrics(tmp_path)
     assert (line["env/erdos/episodes"], line["env/erdos/end/no_code"], line["env/erdos/reward/mean"]) == (4, 1, 0)

@@ -28,6 +28,7 @@ KEYS = ("TINKER_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENREWARD_API_KEY")
 
 SERVICE_TIMEOUT_S = 5.0
 ENGINE_TIMEOUT_S = 60.0
+PROGRAMS_TIMEOUT_S = 30.0
 LITTLE_DISK_BYTES = 5 * 10**9
 NO_DISK_BYTES = 500 * 10**6
 GB = 10**9
@@ -69,6 +70,7 @@ def examine(*, engine: bool = True, environ: Mapping[str, str] = os.environ) -> 
     yield default_model(needed=needed)
     yield runs_folder()
     yield from optional_parts()
+    yield programs()
     if engine:
         yield embedded_engine(needed=needed)
 
@@ -207,6 +209,35 @@ def optional_parts() -> Iterator[Finding]:
         elif extra != "all":
             fix = f"if you want it, run `uv sync --extra {extra}`"
             yield Finding(f"extra {extra}", "ok", f"optional, and not installed: {', '.join(absent)}", fix)
+
+
+def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
+    """What is between the machine and the programs that a model writes for `discovery`, each layer tried."""
+    import asyncio
+
+    from rlkit.sandbox.fork_server import ForkServer, default_level
+    from rlkit.sandbox.programs import LEVELS, Isolation
+
+    subject = "model programs"
+    found = list[Isolation]()
+
+    def look() -> None:
+        server = ForkServer(workers=1, min_isolation="none", preload=())
+        try:
+            found.append(asyncio.run(server.isolation()))
+        finally:
+            server.close()
+
+    problem = _within(look, timeout_s=timeout_s)
+    if not found:
+        fix = "only the environment `discovery` needs it: use another machine, or runner: ray"
+        return Finding(subject, "warn", f"cannot be run: {problem}", fix)
+    detail = f"isolation {found[0].level!r}: {found[0]}"
+    if LEVELS.index(found[0].level) >= LEVELS.index("os"):
+        return Finding(subject, "ok", detail)
+    needed = f"`discovery` wants {default_level()!r} unless min_isolation says otherwise"
+    fix = f"{needed}; with Linux 5.13 or later, Landlock and seccomp they cannot read your files or use the network"
+    return Finding(subject, "warn", detail, fix)
 
 
 def _needed_by(extra: str) -> Iterator[str]:

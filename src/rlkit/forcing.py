@@ -24,6 +24,10 @@ def end_of_thinking(text: str, phrase: str) -> str:
         last = text.rpartition("<|start|>assistant")[2]
         if "<|channel|>final<|message|>" in last:
             return ""
+        _, begun, header = text.rpartition("<|start|>")
+        if begun and "<|message|>" not in header:  # cut off between the words of a head, which is finished first
+            head = begun + header
+            return _FINAL.removeprefix(head) if _FINAL.startswith(head) else f"<|message|>{phrase}<|end|>{_FINAL}"
         return _FINAL if text.endswith("<|end|>") else f"{phrase}<|end|>{_FINAL}"
     opened, closed = text.rfind("<think>"), text.rfind("</think>")
     if opened > closed:

@@ -15,7 +15,7 @@ from typing import cast
 import numpy as np
 
 from rlkit.env import Env, TaskSource
-from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.plain import readable
 from rlkit.seeds import derive
 from rlkit.types import Group, Json
@@ -219,8 +219,10 @@ class Mixture:
 
 @contextmanager
 def _blamed(name: str) -> Generator[None]:
-    """What a source raises is the user's own."""
+    """What a source raises is the user's own, unless it says what is to be installed."""
     try:
         yield
+    except MissingError:
+        raise
     except Exception as error:
         raise EnvironmentFault(f"the task source of {name} failed: {type(error).__name__}: {error}") from error

@@ -255,6 +255,21 @@ ATTACKS = {
     ),
     "make a folder": Attack("import os\ndef run():\n    os.mkdir('{folder}/made')\n    return 1", ("landlock",)),
     "remove a file": Attack("import os\ndef run():\n    os.remove('{folder}/victim')\n    return 1", ("landlock",)),
+    "change who may read a file": Attack(
+        "import os\ndef run():\n    os.chmod('{folder}/victim', 0o777)\n    return 1", ("seccomp",)
+    ),
+    "give a file away": Attack(
+        "import os\ndef run():\n    os.chown('{folder}/victim', os.getuid(), os.getgid())\n    return 1", ("seccomp",)
+    ),
+    "change a file's age": Attack(
+        "import os\ndef run():\n    os.utime('{folder}/victim', (1, 1))\n    return 1", ("seccomp",)
+    ),
+    "write beside a file's content": Attack(
+        "import os\ndef run():\n    os.setxattr('{folder}/victim', 'user.mark', b'1')\n    return 1", ("seccomp",)
+    ),
+    "watch a folder": Attack(
+        "import ctypes\ndef run():\n    return ctypes.CDLL(None).inotify_init1(0) >= 0", ("seccomp",)
+    ),
     "fill the disk": Attack(
         "def run():\n    with open('{folder}/bomb', 'wb') as file:\n        file.write(bytes(1 << 20))\n    return 1",
         ("limits", "landlock"),
@@ -287,6 +302,26 @@ ATTACKS = {
     ),
     "kill whatever it may": Attack(
         "import os, signal\ndef run():\n    os.kill({victim}, signal.SIGKILL)\n    return 1", ("namespaces", "seccomp")
+    ),
+    "have a pipe kill": Attack(
+        "import fcntl, os\ndef run():\n    reader, writer = os.pipe()\n    fcntl.fcntl(reader, 8, {victim})\n"
+        "    fcntl.fcntl(reader, 10, 9)\n    fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC)\n    return 1",
+        ("seccomp",),
+    ),
+    "slow another process": Attack(
+        "import os\ndef run():\n    os.setpriority(os.PRIO_PROCESS, {victim}, 19)\n    return 1",
+        ("namespaces", "seccomp"),
+    ),
+    "slow all processes": Attack(
+        "import os\ndef run():\n    os.setpriority(os.PRIO_USER, os.getuid(), 19)\n    return 1", ("seccomp",)
+    ),
+    "bind another process to a processor": Attack(
+        "import os\ndef run():\n    os.sched_setaffinity({victim}, os.sched_getaffinity(0))\n    return 1",
+        ("namespaces", "seccomp"),
+    ),
+    "ask a file system for more than a file": Attack(
+        "import fcntl, os\ndef run():\n    return fcntl.ioctl(os.open(os.__file__, 0), 0x80086601, bytes(8)) != b''",
+        ("seccomp",),
     ),
     "look into another process": Attack(
         "import ctypes\ndef run():\n    return ctypes.CDLL(None).ptrace(16, {victim}, 0, 0) == 0",
@@ -330,9 +365,13 @@ def prepared(attack: Attack, folder: Path, victim: int, listening: int) -> str:
 def test_by_default_an_attack_gets_nothing(
     name: str, server: ForkServer, tmp_path: Path, victim: int, listening: int
 ) -> None:
-    found = ran(server, prepared(ATTACKS[name], tmp_path, victim, listening))
+    source = prepared(ATTACKS[name], tmp_path, victim, listening)
+    before = (tmp_path / "victim").stat()
+    found = ran(server, source)
     assert found.value is None or not found.value.any(), found.value
     assert [path.name for path in tmp_path.iterdir()] == ["victim"]
+    after = (tmp_path / "victim").stat()
+    assert (after.st_mode, after.st_mtime, after.st_ctime) == (before.st_mode, before.st_mtime, before.st_ctime)
     os.kill(victim, 0)
 
 
@@ -394,6 +433,32 @@ def run():
     server.close()
 
 
+@pytest.mark.parametrize("then", ["time.sleep(60)", "\n            while True: os.write(1, b'x' * 4096)"])
+def test_a_daemon_that_limits_alone_let_live_does_not_hold_up_the_result(then: str) -> None:
+    layers: tuple[Layer, ...] = ("environment", "session", "limits")
+    server = ForkServer(workers=1, preload=["numpy"], layers=layers, min_isolation="limits")
+    source = f"""
+import os, signal, time
+def run():
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.write(writer, str(os.getpid()).encode())
+            {then}
+        os._exit(0)
+    return float(os.read(reader, 20))
+"""
+    found = ran(server, source)
+    assert found.value is not None, found.error
+    try:
+        os.kill(int(found.value), signal.SIGKILL)
+    except ProcessLookupError:
+        assert "write" in then  # nobody reads any more
+    server.close()
+
+
 def test_what_was_published_of_a_problem_cannot_be_read(server: ForkServer) -> None:
     from rlkit.envs.discovery.problem import PUBLISHED
 
@@ -426,6 +491,17 @@ FORGERIES = {
     ),
     "an endless header": (
         "import os\ndef run():\n    os.write(3, b'RLK1' + bytes([0, 4, 0, 0]) + b'\\xff' * 32)\n    os._exit(0)"
+    ),
+    "no numbers in an impossible shape": (
+        "import os, struct\ndef run():\n"
+        "    os.write(3, b'RLK1' + bytes([0, 4, 0, 0]) + struct.pack('<4Q', 0, *[2**63] * 3))\n    os._exit(0)"
+    ),
+    "two results": (
+        "import os, struct\ndef run():\n"
+        "    os.write(3, b'RLK1' + bytes([0, 1, 0, 0]) + struct.pack('<4Qd', 1, 0, 0, 0, 4.5))\n    return 5.0"
+    ),
+    "a kind that there is not": (
+        "import os\ndef run():\n    os.write(3, b'RLK1' + bytes([7] + [0] * 35))\n    os._exit(0)"
     ),
     "a fault of the sandbox": (
         "import os\ndef run():\n    os.write(3, b'RLK1' + bytes([3]) + bytes(35) + b'no room')\n    os._exit(1)"

@@ -44,6 +44,12 @@ def test_a_step_line_says_what_failed_and_what_was_evaluated() -> None:
     assert step_line(0, 5, metrics) == "step 0/5  eval hard 0.50  3 failed"
 
 
+def test_a_search_shows_its_best_beside_what_a_scripted_one_reached() -> None:
+    metrics = {"env/erdos/reward/mean": 2.6, "env/erdos/tasks/best": 0.38102341, "env/erdos/tasks/scripted": 0.381}
+    assert step_line(2, 5, metrics) == "step 2/5  erdos 2.60  best of erdos 0.3810234 (scripted 0.381)"
+    assert step_line(2, 5, {"env/own/tasks/best": 3.0}) == "step 2/5  best of own 3"
+
+
 def test_a_step_without_metrics_is_still_a_line() -> None:
     assert step_line(1, 2, {}) == "step 1/2"
 

@@ -27,27 +27,32 @@ def run(name: str, output: Output, *, best: int, draw: bool) -> int:
         MissingError: matplotlib is not installed.
     """
     from rlkit.envs.discovery import records
+    from rlkit.envs.discovery.problem import known
 
     directory = run_directory(name)
     config = resolve([str(directory / "config.yaml")]).config
     searches = [env for env, spec in config.envs.items() if (spec.env or env) == "discovery"]
     if not searches:
         raise UsageError(f"{directory.name} has no environment `discovery`, and so no records")
-    told = dict[str, Data]()
+    told, without_a_model = dict[str, Data](), dict[str, Data]()
     for env in searches:
         folder = directory / ARTEFACTS / env
         found = records.read(folder)[:best]
-        problem = _problem(config.envs[env].args, output) if draw and found else None
-        pictures = [None if problem is None else _picture(problem, one, folder) for one in found]
+        problem = _problem(config.envs[env].args, output)
+        pictures = [None if problem is None or not draw else _picture(problem, one, folder) for one in found]
         told[env] = [_data(one, picture) for one, picture in zip(found, pictures, strict=True)]
+        compared = "" if problem is None else known(problem)
+        without_a_model[env] = compared
         if output.json:
             continue
         if not found:
-            output.line(f"{env}: no records yet")
+            output.line(f"{env}: no records: nothing is better than what it began with")
         for place, (one, picture) in enumerate(zip(found, pictures, strict=True), 1):
             output.line(line(env, place, one, picture))
+        if compared:
+            output.line(f"{env}, for comparison: {compared}")
     if output.json:
-        output.data({"run": directory.name, "records": told})
+        output.data({"run": directory.name, "records": told, "known": without_a_model})
     return 0
 
 
@@ -71,7 +76,7 @@ def _problem(args: Mapping[str, JsonValue], output: Output) -> Problem | None:
     try:
         return problem_of(str(given), dict(options) if isinstance(options, dict) else {})
     except RlkitError as error:  # a file of the user's own that is not there any more
-        output.note(f"nothing is drawn: {error}")
+        output.note(f"nothing is drawn or compared: {error}")
         return None
 
 

@@ -140,12 +140,13 @@ def _saved(saved: Checkpoint | None) -> dict[str, Data] | None:
 
 
 def _summary(result: RunResult) -> str:
-    from rlkit.trackers.console import number, rewards
+    from rlkit.trackers.console import number, rewards, searches
 
     ended = "out of budget" if result.status == "budget" else result.status
     lines = [f"{ended} after {result.steps} steps: {result.directory}"]
     if last := rewards(result.metrics):
         lines.append("last rewards  " + "  ".join(f"{name} {number(value)}" for name, value in last.items()))
+    lines += [f"best found    {name} {text}" for name, text in searches(result.metrics).items()]
     if result.checkpoint is not None:
         lines.append(f"checkpoint    {result.checkpoint.state}")
         lines.append(f"weights       {result.checkpoint.sampler}")

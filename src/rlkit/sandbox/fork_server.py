@@ -43,6 +43,7 @@ STDOUT_CHARS = 500
 _START_S = 120.0
 _GRACE_S = 10.0  # past its time limit, a keeper that says nothing is taken for broken
 _END_S = 5.0
+_REST_S = 1.0  # for what an ended program has left in its pipes
 _TEXT_BYTES = 1 << 16
 _KEPT_BYTES = 4 * STDOUT_CHARS
 _CHUNK_BYTES = 1 << 20
@@ -104,6 +105,10 @@ class ForkServer:
             EnvironmentFault: the server does not start.
         """
         return (await asyncio.get_running_loop().run_in_executor(self._threads, self._started)).isolation
+
+    def start(self) -> Isolation:
+        """As `isolation`, for who waits in no event loop."""
+        return self._started().isolation
 
     async def run(self, program: Program, limits: ProgramLimits) -> Ran:
         """Run a program to its end, once there is room.
@@ -272,8 +277,11 @@ def _ran(asked: socket.socket, said: int, result: int, limits: ProgramLimits) ->
     kept: dict[int, bytearray] = {asked.fileno(): told, said: printed, result: returned}
     too_large = False
     while kept:
+        ended = asked.fileno() not in kept  # what is in the pipes is all that there is; a daemon may keep them open
         left_s = end_s - time.monotonic()
-        ready = _ready(list(kept), left_s) if left_s > 0 else []
+        ready = _ready(list(kept), 0 if ended else left_s) if left_s > 0 else []
+        if not ready and ended:
+            break
         if not ready:
             raise EnvironmentFault("what keeps a program to its time limit has not said anything")
         for descriptor in ready:
@@ -281,6 +289,8 @@ def _ran(asked: socket.socket, said: int, result: int, limits: ProgramLimits) ->
             data = os.read(descriptor, _CHUNK_BYTES)
             if not data:
                 del kept[descriptor]
+                if descriptor == asked.fileno():
+                    end_s = min(end_s, time.monotonic() + _REST_S)
             elif buffer is returned and len(buffer) + len(data) > most:
                 too_large = True  # read on, or the program would wait
             else:
@@ -334,7 +344,10 @@ def _read(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np
     shape = tuple(sizes[:dimensions])
     if kind != VALUE or math.prod(shape) * 8 != len(body):
         return None
-    return kind, np.frombuffer(body, "<f8").reshape(shape).astype(np.float64), ""
+    try:
+        return kind, np.frombuffer(body, "<f8").reshape(shape).astype(np.float64), ""
+    except ValueError:  # no numbers in a shape that no array has
+        return None
 
 
 def _ready(descriptors: list[int], timeout_s: float) -> list[int]:

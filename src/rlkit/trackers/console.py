@@ -24,6 +24,17 @@ def rewards(metrics: Mapping[str, float]) -> dict[str, float]:
     return found
 
 
+def searches(metrics: Mapping[str, float]) -> dict[str, str]:
+    """By environment that searches: the best value it has found, and beside it what a scripted search reaches."""
+    found = dict[str, str]()
+    for key, value in metrics.items():
+        name = key.removeprefix("env/").removesuffix("/tasks/best")
+        if key == f"env/{name}/tasks/best":
+            scripted = metrics.get(f"env/{name}/tasks/scripted")
+            found[name] = f"{value:.7g}" + ("" if scripted is None else f" (scripted {scripted:.7g})")
+    return found
+
+
 def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
     """`step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, with what the metrics have of it.
 
@@ -31,6 +42,7 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: in
         tokens: that were sampled in this step.
     """
     parts = [f"step {step}/{steps}", *(f"{name} {number(value)}" for name, value in rewards(metrics).items())]
+    parts += [f"best of {name} {text}" for name, text in searches(metrics).items()]
     if KL in metrics:
         parts.append(f"kl {round(metrics[KL], 4) + 0.0:.4f}")  # + 0.0 turns −0.0 into 0.0
     if failed := metrics.get("env/all/failed"):

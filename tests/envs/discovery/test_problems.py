@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from rlkit.envs.discovery.problem import Invalid, Problem, digest, published
 from rlkit.errors import UsageError
 
 ALL: list[Problem] = [Erdos(), FirstAutocorrelation(), SecondAutocorrelation(), CirclePacking(26), CirclePacking(5)]
+ERDOS = ["erdos_haugland_2016", "erdos_alphaevolve_2025", "erdos_ttt_discover_2026"]
 HEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda heights: sum(heights) > 1e-3)
 
 
@@ -88,10 +89,25 @@ def test_what_is_verified_is_rescaled_and_agrees_with_its_certificate(heights: l
     h = found.construction
     assert 0 <= h.min() <= h.max() <= 1
     assert h.sum() == pytest.approx(len(h) / 2)
-    assert float(exact_c5(h)) == pytest.approx(found.value, abs=1e-12)
+    assert float(exact_c5(h)) == pytest.approx(found.value, abs=1e-15)
     again = Erdos().verified(h)
     assert digest(again.construction) == digest(h)  # or the same would be archived twice
     assert again.value == found.value
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(ERDOS), st.floats(-4e-12, 4e-12), st.floats(0, 1e-12))
+def test_nothing_is_gained_by_what_rounding_leaves_room_for(name: str, more: float, past: float) -> None:
+    h = Erdos().verified(published(name)).construction
+    known = Erdos().verified(h).value
+    tried = np.where(h >= 1 - 1e-9, h + past, np.clip(h * (1 + more), 0, 1))
+    try:
+        found = Erdos().verified(tried)
+    except Invalid as error:
+        assert "after rescaling" in str(error)
+        return
+    assert not Erdos().better(found.value, known)
+    assert float(exact_c5(found.construction)) == pytest.approx(found.value, abs=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -214,12 +230,53 @@ def test_a_random_beginning_is_valid_and_its_reward_is_above_that_of_failure(pro
     assert digest(again.construction) == digest(found.construction)
 
 
+@settings(max_examples=200)
+@given(st.integers(2, 12), st.integers(0, 10_000))
+def test_a_random_beginning_of_few_pieces_is_valid_too(count: int, seed: int) -> None:
+    for problem in (Erdos(n_points=count), FirstAutocorrelation(n_points=count), CirclePacking(count - 1)):
+        problem.verified(problem.start(np.random.default_rng(seed)))
+
+
 @pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
 def test_a_better_value_is_paid_more(problem: Problem) -> None:
     worse, better = (0.9, 0.8) if problem.minimise else (0.8, 0.9)
     assert problem.better(better, worse)
     assert not problem.better(worse, worse)
     assert problem.reward(better) > problem.reward(worse)
+
+
+def test_a_zero_below_zero_makes_no_other_construction() -> None:
+    assert digest(np.array([0.0, 1.0])) == digest(np.array([-0.0, 1.0])) != digest(np.array([1.0, 0.0]))
+
+
+@settings(max_examples=40)
+@given(st.lists(st.integers(0, 1 << 40), min_size=2, max_size=40).filter(any), st.sampled_from([1, 20]))
+def test_autocorrelations_agree_with_exact_arithmetic(heights: list[int], times: int) -> None:
+    f = [height for height in heights for _ in range(times)]  # 600 pieces and more are folded in another way
+    corners = correlations(f, f[::-1])  # of a sequence and its mirror image: the convolution
+    y = [0, *corners, 0]
+    square = Fraction(sum(a * a + a * b + b * b for a, b in pairwise(y)), 3)
+    first = Fraction(2 * len(f) * max(corners), sum(f) ** 2)
+    second = square / (sum(corners) * max(corners))
+    given_array = np.array(f, np.float64)
+    assert FirstAutocorrelation().verified(given_array).value == pytest.approx(float(first), rel=1e-12)
+    assert SecondAutocorrelation().verified(given_array).value == pytest.approx(float(second), rel=1e-12)
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(*[st.integers(0, 16)] * 2, st.integers(0, 6)), min_size=2, max_size=5))
+def test_a_packing_is_valid_just_when_exact_arithmetic_says_so(sixteenths: list[tuple[int, int, int]]) -> None:
+    circles = [[Fraction(number, 16) for number in one] for one in sixteenths]
+    fits = all(r <= x <= 1 - r and r <= y <= 1 - r for x, y, r in circles) and all(
+        (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 >= (a[2] + b[2]) ** 2 for a, b in combinations(circles, 2)
+    )
+    try:
+        found = CirclePacking(len(circles)).verified(np.array(circles, np.float64))
+    except Invalid:
+        assert not fits
+        return
+    assert fits
+    assert found.value == pytest.approx(float(sum(one[2] for one in circles)), abs=1e-10)
 
 
 def test_a_construction_that_is_not_there_is_named_with_its_neighbours() -> None:

@@ -1,16 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rlkit.envs.discovery import discovery
+from rlkit.envs.discovery import PROBLEMS, autocorrelation_steps, discovery, packing_steps
+from rlkit.envs.discovery.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
 from rlkit.envs.discovery.erdos import Erdos
-from rlkit.envs.discovery.problem import published
+from rlkit.envs.discovery.packing import CirclePacking
+from rlkit.envs.discovery.problem import Construction, Problem, published
 from rlkit.envs.discovery.scripted import PROGRAMS, reply
-from rlkit.envs.discovery.steps import c5, descend, linear_programs, mirrored, polish, search, upsample
+from rlkit.envs.discovery.steps import balanced, c5, descend, linear_programs, mirrored, polish, search, upsample
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
 
@@ -49,6 +55,13 @@ def test_a_polished_construction_is_valid_and_no_worse(symmetric: bool) -> None:
     assert Erdos().verified(polish(h, 1.0)).value <= before
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=40), st.floats(-1e-9, 1e-9))
+def test_balanced_heights_are_taken_by_the_verifier_as_they_are(heights: list[float], off: float) -> None:
+    found = balanced(np.clip(balanced(np.array(heights)) + off, 0, 1))
+    assert Erdos().verified(found).value == pytest.approx(c5(found), abs=1e-12)
+
+
 def test_finer_pieces_are_the_same_function() -> None:
     h = beginning(2, 10)
     assert c5(upsample(h, 4)) == pytest.approx(c5(h), abs=1e-15)
@@ -62,14 +75,109 @@ def test_a_search_tells_each_improvement_and_returns_the_best() -> None:
     assert Erdos().verified(found).value < 0.3835
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_scripted_program_is_played_like_a_models(name: str) -> None:
-    task = discovery(start="erdos_haugland_2016", program_timeout_s=2.0, workers=2).next()
+@pytest.mark.parametrize(("problem", "name"), [(problem, name) for problem in PROGRAMS for name in PROGRAMS[problem]])
+def test_a_scripted_program_is_played_like_a_models(problem: str, name: str) -> None:
+    start = "erdos_haugland_2016" if problem == "erdos" else "random"
+    task = discovery(problem=problem, start=start, program_timeout_s=2.0, workers=2).next()
     try:
-        outcome = asyncio.run(task.rollout(ScriptedPolicy([reply(name)])))
+        outcome = asyncio.run(task.rollout(ScriptedPolicy([reply(name, problem)])))
     except MissingError as error:
         pytest.skip(str(error))
     if outcome.info["end"] == "timeout":  # on a machine that is busy with other things
         return
     assert outcome.info["end"] == "valid", outcome.info
-    assert outcome.metrics["value"] < 0.39
+    if problem == "erdos":
+        assert outcome.metrics["value"] < 0.39
+    else:
+        assert outcome.metrics["improved"] == 1
+
+
+def test_every_problem_has_programs_of_its_own() -> None:
+    assert set(PROGRAMS) == set(PROBLEMS)
+
+
+POLISHED: list[tuple[Problem, Callable[[Construction, float], Construction]]] = [
+    (Erdos(), polish),
+    (FirstAutocorrelation(), autocorrelation_steps.polish_first),
+    (SecondAutocorrelation(), autocorrelation_steps.polish_second),
+    (CirclePacking(4), packing_steps.polish),
+]
+
+
+@pytest.mark.parametrize(("problem", "polished"), POLISHED, ids=[one.name for one, _ in POLISHED])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_helper_returns_what_is_valid_and_no_worse(
+    problem: Problem, polished: Callable[[Construction, float], Construction], seed: int
+) -> None:
+    given = problem.start(np.random.default_rng(seed))
+    before, now = problem.verified(given).value, problem.verified(polished(given, 0.1)).value
+    assert problem.better(now, before)
+    again = problem.verified(polished(problem.verified(given).construction, 0.0)).value
+    assert not problem.better(before, again)
+
+
+@pytest.mark.parametrize("problem", [one for one, _ in POLISHED], ids=lambda one: one.name)
+def test_the_helper_of_a_problem_is_the_function_that_it_names(problem: Problem) -> None:
+    assert problem.polish is not None
+    module, _, function = problem.polish.partition(":")
+    assert getattr(importlib.import_module(module), function) in [one for _, one in POLISHED]
+
+
+def test_heights_of_another_sum_are_rescaled_as_the_verifier_does_before_they_are_improved() -> None:
+    h = np.random.default_rng(5).uniform(0.1, 0.4, 12)
+    assert Erdos().verified(polish(h, 0.0)).value == pytest.approx(Erdos().verified(h).value, abs=1e-12)
+
+
+def test_circles_in_one_place_and_outside_of_the_square_are_parted() -> None:
+    for circles in (np.full((6, 3), 0.5), np.full((6, 3), 9.0), np.zeros((6, 3))):
+        found = CirclePacking(6).verified(packing_steps.polish(circles, 0.5))
+        assert found.value > 1.0
+
+
+def test_a_packing_of_two_is_the_best_there_is() -> None:
+    given = CirclePacking(2).start(np.random.default_rng(0))
+    assert CirclePacking(2).verified(packing_steps.polish(given, 1.0)).value == pytest.approx(2 - 2**0.5, abs=1e-9)
+
+
+def test_a_search_for_packings_tells_each_improvement() -> None:
+    told = list[float]()
+    found = packing_steps.search(0, 1.0, count=8, told=lambda seconds, circles: told.append(circles[:, 2].sum()))
+    assert told == sorted(told)
+    assert CirclePacking(8).verified(found).value == pytest.approx(told[-1], abs=1e-9)
+    assert told[-1] > 1.2
+
+
+def test_what_was_published_of_the_second_autocorrelation_is_improved_by_a_local_search() -> None:
+    problem = SecondAutocorrelation()
+    given = problem.verified(published("ac2_alphaevolve_2025")).construction
+    better = problem.verified(autocorrelation_steps.polish_second(given, 2.0))
+    assert better.value > 0.8964 > problem.verified(given).value
+
+
+@pytest.mark.parametrize("count", [7, 300])
+def test_the_values_that_are_searched_are_those_that_are_verified(count: int) -> None:
+    f = np.random.default_rng(count).uniform(0, 1, count)
+    assert autocorrelation_steps.first_value(f) == pytest.approx(FirstAutocorrelation().verified(f).value, rel=1e-12)
+    assert autocorrelation_steps.second_value(f) == pytest.approx(SecondAutocorrelation().verified(f).value, rel=1e-12)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+@pytest.mark.parametrize("count", [6, 240])
+def test_descents_follow_the_slope_of_the_value(norms: bool, count: int) -> None:
+    f = np.random.default_rng(count).uniform(0.5, 1, count)
+    found = autocorrelation_steps.descend(f, iterations=30, norms=norms)
+    assert autocorrelation_steps.loss(found, norms=norms) < autocorrelation_steps.loss(f, norms=norms) - 0.01
+
+
+def test_a_search_for_autocorrelations_tells_each_improvement() -> None:
+    told = list[float]()
+    autocorrelation_steps.search(
+        0, 1.0, norms=True, start=20, told=lambda seconds, f: told.append(autocorrelation_steps.second_value(f))
+    )
+    assert told == sorted(told)
+    assert told[-1] > 0.85
+
+
+def test_heights_that_are_all_zero_cannot_be_improved() -> None:
+    with pytest.raises(ValueError, match="no height is above 0"):
+        autocorrelation_steps.polish_first(np.zeros(3), 1.0)

@@ -3,8 +3,10 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +14,25 @@ import pytest
 
 import rlkit
 from rlkit.boundary import outcome_of
-from rlkit.envs.discovery import discovery
+from rlkit.config import load_config, load_envs
+from rlkit.config.schema import EnvConfig
+from rlkit.envs.discovery import PROBLEMS, discovery, runners
 from rlkit.envs.discovery.prompts import Terms, final_code
 from rlkit.envs.discovery.records import read
+from rlkit.envs.discovery.runners import RunnerChoice
 from rlkit.envs.discovery.source import Discovery
-from rlkit.envs.discovery.task import ConstructionProblem
+from rlkit.envs.discovery.task import ConstructionProblem, Play
 from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.estimators import entropic_valid_aware
 from rlkit.renderers import chat_format
+from rlkit.sandbox.fork_server import ForkServer
 from rlkit.sandbox.programs import ProgramLimits
 from rlkit.sandbox.spec import MIB
+from rlkit.sources import Mixture
 from rlkit.testing import ScriptedPolicy
 from rlkit.tokenizers import load_tokenizer
 from rlkit.types import Episode, Group, Outcome
+from tests.test_docs import ROOT, snippets
 
 BETTER = "def run(seed, budget_s):\n    h = initial_h_values.copy()\n    return 0.5 + 0.9 * (h - 0.5)"
 
@@ -162,7 +170,7 @@ def test_the_prompt_says_what_holds(task: ConstructionProblem) -> None:
     assert "after 5 seconds the program is ended" in text
     assert "512 MiB" in text
     assert f"numpy {np.__version__}" in text
-    assert "`initial_h_values`" in text
+    assert f"`initial_h_values`: a NumPy array of shape ({length},)" in text
     assert "def run(seed, budget_s):" in text
 
 
@@ -177,6 +185,25 @@ def run(seed, budget_s):
     outcome = play(task, program(code))
     assert outcome.info.get("why") is None
     assert outcome.metrics["value"] < task.parent.value
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_every_problem_offers_its_local_search(task: ConstructionProblem, problem: str) -> None:
+    made = discovery(problem=problem, program_timeout_s=5.0, workers=2).next()
+    assert "`polish(construction, seconds)`" in str(made.prompt()[0]["content"])
+    outcome = play(made, program(f"def run():\n    return polish({made.problem.initial}, 0.2)"))
+    assert outcome.info["end"] == "valid", outcome.info
+    assert outcome.metrics["improved"] == 1
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_without_helpers_a_search_is_neither_offered_nor_there(task: ConstructionProblem, problem: str) -> None:
+    made = discovery(problem=problem, program_timeout_s=5.0, workers=2, helpers=False).next()
+    assert "polish" not in str(made.prompt()[0]["content"])
+    module = str(made.problem.polish).partition(":")[0]
+    outcome = play(made, program(f"import {module}\ndef run():\n    return polish({made.problem.initial}, 0.2)"))
+    assert outcome.info["end"] == "error"
+    assert "Error" in str(outcome.info["why"])
 
 
 def test_a_childs_prompt_shows_its_program_and_its_true_length(task: ConstructionProblem) -> None:
@@ -251,6 +278,34 @@ def test_a_record_is_on_the_disk_when_its_rollout_ends(task: ConstructionProblem
     assert record.options["n_points"] == 20
 
 
+def test_a_record_whose_rollout_a_kill_has_lost_comes_back_into_the_search(
+    task: ConstructionProblem, tmp_path: Path
+) -> None:
+    found = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
+    killed = search(start="flat", reuse="epsilon_greedy")
+    killed.keep_in(tmp_path / "erdos")
+    assert play(killed.next(), found).metrics["record"] == 1  # and is not told to the search
+    again = search(start="flat", reuse="epsilon_greedy")
+    again.keep_in(tmp_path / "erdos")
+    first = again.next()
+    outcome = play(first, "I have no idea.")
+    assert (outcome.reward, outcome.metrics["valid"]) == (0, 0)
+    again.observe(group(first, [outcome, outcome]))
+    (record,) = read(tmp_path / "erdos")
+    assert again.archive.best.to_json() == record.state.to_json()
+    second = again.next()
+    assert second.parent.id == record.state.id
+    assert second.saved == ()
+
+
+def test_what_is_no_better_than_the_beginning_is_no_record(task: ConstructionProblem, tmp_path: Path) -> None:
+    source = discovery(start="erdos_haugland_2016", program_timeout_s=5.0, workers=2)
+    source.keep_in(tmp_path / "erdos")
+    outcome = play(source.next(), program("def run(): return [0.5] * 10"))
+    assert (outcome.metrics["valid"], outcome.metrics["record"]) == (1, 0)
+    assert read(tmp_path / "erdos") == []
+
+
 def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task: ConstructionProblem) -> None:
     source = search(polish_s=0.2)
     first = source.next()
@@ -260,6 +315,8 @@ def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task:
     source.observe(group(first, [outcome]))
     assert source.archive.best.value == outcome.metrics["polished_value"] < first.parent.value
     assert source.archive.best.polished
+    spent_s = outcome.metrics["program_cpu_s"] + outcome.metrics["polish_cpu_s"]
+    assert source.metrics()["cpu_s"] == spent_s > outcome.metrics["program_cpu_s"]  # or SciPy would come for nothing
 
 
 def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: ConstructionProblem) -> None:
@@ -277,11 +334,32 @@ def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: Const
         assert outcome is not None
 
 
+def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    source = search()
+    without_ray = Discovery(source.archive, replace(Play(), runner=RunnerChoice("ray")))
+    tasks = Mixture({"erdos": without_ray}, weights={"erdos": 1.0}, seed=0)
+    with pytest.raises(MissingError, match="uv sync --extra ray"):
+        tasks.keep_in(tmp_path)
+    monkeypatch.setattr(runners, "ForkServer", partial(ForkServer, layers=("environment", "session")))
+    bare = Discovery(source.archive, replace(Play(), runner=RunnerChoice(min_isolation="limits")))
+    with pytest.raises(MissingError, match="isolation 'none', below min_isolation 'limits'"):
+        bare.keep_in(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
         ({"problem": "erdoes"}, "Did you mean 'erdos'"),
         ({"options": {"n_point": 3}}, "options.args.n_point"),
+        ({"options": {"exact_n": True}}, "exact_n needs n_points"),
+        ({"options": {"n_points": 2000}}, "n_points is 2000, above max_points 1000"),
+        ({"options": {"n_points": 0}}, "options.args.n_points"),
+        ({"problem": "circle_packing", "options": {"circles": 0}}, "options.args.circles"),
+        ({"problem": "autocorrelation_1", "options": {"n_points": 1}}, "options.args.n_points"),
+        ({"problem": "autocorrelation_2", "options": {"max_points": 50}}, "n_points is 100, above max_points 50"),
         ({"epsilon": 0.1}, "epsilon: has no effect with reuse 'puct'"),
         ({"puct_c": 0.1, "reuse": "fixed"}, "puct_c: has no effect"),
         ({"buffer_size": 3, "reuse": "none"}, "buffer_size: has no effect"),
@@ -289,7 +367,7 @@ def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: Const
         ({"start": "erdos_haugland"}, "Did you mean"),
         ({"start": "circle_packing_26_alphaevolve_2025"}, "is no construction of erdos"),
         ({"starts": 2, "start": "erdos_haugland_2016"}, "starts: has no effect"),
-        ({"polish_s": 1.0, "problem": "circle_packing"}, "polish_s: circle_packing has no local search"),
+        ({"polish_s": 1.0, "problem": "tests.envs.discovery.test_archive:Number"}, "number has no local search"),
     ],
 )
 def test_an_argument_that_makes_no_sense_is_one_line(arguments: dict[str, object], why: str) -> None:
@@ -306,10 +384,42 @@ def test_what_is_known_without_a_model_is_told() -> None:
     assert "a scripted search without a model reaches" in line
 
 
-def test_an_environment_of_a_configuration_is_a_search() -> None:
-    from rlkit.config import load_envs
-    from rlkit.config.schema import EnvConfig
+def test_the_problem_of_the_documentation_is_played(
+    task: ConstructionProblem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = {one.file_name: one.body for one in snippets(ROOT / "docs" / "discovery.md")}
+    assert len(shown["points.py"].splitlines()) <= 33  # 30, and the name of the file between two of them
+    for name in ("points.py", "points.yaml"):
+        (tmp_path / name).write_text(shown[name])
+    monkeypatch.chdir(tmp_path)
+    spec = load_config([Path("points.yaml")], ["model=simulated"]).config.envs["points"]
+    source = load_envs("points", spec, field="envs.points", seed=0)
+    assert isinstance(source, Discovery)
+    made = source.next()
+    code = "import numpy as np\ndef run():\n    return np.arange(5) * 2 * np.pi / 5"
+    outcome = play(made, program(code))
+    assert outcome.reward == outcome.metrics["value"] == pytest.approx(2 * np.sin(np.pi / 5))
+    source.observe(group(made, [outcome]))
+    assert source.archive.best.value == outcome.metrics["value"]
+    assert play(made, program("def run(): return [1.0] * 5")).info["why"] == "two points are the same"
 
+
+@pytest.mark.parametrize(("circles", "by_hand", "published_best"), [(26, 2.634, 2.635983), (32, 2.936, 2.939572)])
+def test_both_packings_of_the_literature_are_played_beside_what_is_known(
+    task: ConstructionProblem, circles: int, by_hand: float, published_best: float
+) -> None:
+    said = list[str]()
+    source = discovery(problem="circle_packing", options={"circles": circles}, workers=2, note=said.append)
+    made = source.next()
+    text = str(made.prompt()[0]["content"])
+    assert f"the best found by hand is {by_hand} and the best ever published is {published_best}" in text
+    assert f"an array of shape ({circles}, 3)" in text
+    assert f"a scripted search without a model reaches {made.problem.scripted[0][1]}" in said[0]
+    outcome = play(made, program("def run(): return polish(initial_circles, 1)"))
+    assert made.parent.value < outcome.metrics["value"] <= published_best + 1e-6
+
+
+def test_an_environment_of_a_configuration_is_a_search() -> None:
     spec = EnvConfig(env="discovery", args={"problem": "circle_packing", "options": {"circles": 5}})
     source = load_envs("packing", spec, field="envs.packing", seed=0)
     assert isinstance(source, Discovery)

@@ -115,9 +115,10 @@ def discovery(
     rng = np.random.default_rng(derive(seed, "starts"))
     count = starts or (8 if reuse == "puct" else 1)
     archive.plant(_begin(made, start, count if start == "random" else 1, rng))
-    choice = RunnerChoice(
-        runner, workers, cpus, min_isolation, () if made.polish is None else (made.polish.partition(":")[0],)
-    )
+    helpers = helpers and find_spec("scipy") is not None
+    wanted = made.polish is not None and (helpers or polish_s > 0)
+    preload = ((made.polish or "").partition(":")[0],) if wanted else ()
+    choice = RunnerChoice(runner, workers, cpus, min_isolation, preload)
     if runner == "ray" and find_spec("ray") is None:
         raise missing_extra("ray")
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
@@ -126,7 +127,7 @@ def discovery(
         note(
             "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
         )
-    terms = Terms(limits, helpers and find_spec("scipy") is not None)
+    terms = Terms(limits, helpers)
     return Discovery(archive, Play(terms, choice, polish_s, _written(made)))
 
 
@@ -196,13 +197,8 @@ def _written(problem: Problem) -> dict[str, JsonValue]:
 
 
 def _tell(problem: Problem, best: State, note: Note) -> None:
-    """What is known without a model, so that nobody takes a library's search for what was learned."""
-    known = [f"it begins with {problem.symbol} = {best.value:.10g}"]
-    if problem.baseline is not None:
-        known.append(f"the best by hand is {problem.baseline:.9g}")
-    if problem.best_known is not None:
-        known.append(f"the best published {problem.best_known:.9g}")
-    if problem.scripted:
-        reached = ", ".join(f"{value:.7g} in {seconds:g} s" for seconds, value in problem.scripted)
-        known.append(f"a scripted search without a model reaches {reached} on one core")
-    note(f"{problem.name}, {problem.direction}: {'; '.join(known)}")
+    from rlkit.envs.discovery.problem import known
+
+    without_a_model = known(problem)
+    begins = f"it begins with {problem.symbol} = {best.value:.10g}"
+    note(f"{problem.name}, {problem.direction}: {begins}{'; ' * bool(without_a_model)}{without_a_model}")

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlkit.envs.discovery.problem import Construction, Invalid, Problem, Verified, one_dimensional
+from rlkit.envs.discovery.problem import Construction, Invalid, Pieces, Problem, Verified, one_dimensional
+from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,13 +36,21 @@ class _Autocorrelation(Problem):
     Args:
         n_points: pieces of the random step functions that a search starts from.
         max_points: pieces that a construction may have.
+
+    Raises:
+        UsageError: there are more of the former.
     """
 
-    n_points: int = 100
-    max_points: int = 10_000
+    n_points: Pieces = 100
+    max_points: Pieces = 10_000
 
     initial = "initial_f_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
+
+    def __post_init__(self) -> None:
+        """See whether the options can hold together."""
+        if self.n_points > self.max_points:
+            raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
     def start(self, rng: np.random.Generator) -> Construction:
         """Independent heights between 0.5 and 1.5."""
@@ -75,6 +84,8 @@ class FirstAutocorrelation(_Autocorrelation):
     symbol = "C1"
     baseline = 1.50973
     best_known = 1.50287
+    scripted = ((1, 1.5260), (10, 1.5214), (30, 1.5117), (60, 1.5096))
+    polish = "rlkit.envs.discovery.autocorrelation_steps:polish_first"
 
     def statement(self) -> str:  # noqa: D102  inherited
         formula = "    C1 = 2 * n * np.max(c) / np.sum(f) ** 2"
@@ -98,6 +109,8 @@ class SecondAutocorrelation(_Autocorrelation):
     symbol = "C2"
     baseline = 0.9015
     best_known = 0.9610
+    scripted = ((1, 0.8922), (10, 0.9021), (30, 0.9083), (60, 0.9097))
+    polish = "rlkit.envs.discovery.autocorrelation_steps:polish_second"
 
     def statement(self) -> str:  # noqa: D102  inherited
         formula = (

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlkit.envs.discovery.exact import correlations, decimals, scaled
-from rlkit.envs.discovery.problem import Certificate, Construction, Invalid, Problem, Verified, one_dimensional
+from rlkit.envs.discovery.problem import (
+    Certificate,
+    Construction,
+    Invalid,
+    Pieces,
+    Problem,
+    Verified,
+    one_dimensional,
+)
+from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,6 +35,8 @@ SLACK = 1e-12
 
 _GRID = 2.0**60
 """Values are rounded to multiples of 2^-60, so that exact arithmetic has numbers of a bounded length."""
+_ROUNDING = 1e-15
+"""For each piece, how far a sum may be from n/2 by rounding alone. By more than that a value could be bettered."""
 _FFT_FROM = 600
 _PLACES = 10
 
@@ -38,10 +49,13 @@ class Erdos(Problem):
         n_points: pieces of the random step functions that a search starts from; None draws from 40 to 99.
         max_points: pieces that a construction may have.
         exact_n: a construction must have `n_points` pieces.
+
+    Raises:
+        UsageError: the options contradict each other.
     """
 
-    n_points: int | None = None
-    max_points: int = 1000
+    n_points: Pieces | None = None
+    max_points: Pieces = 1000
     exact_n: bool = False
 
     name = "erdos"
@@ -51,8 +65,23 @@ class Erdos(Problem):
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
     baseline = 0.380927
     best_known = 0.3808703
-    scripted = ((10, 0.3810), (60, 0.380944), (120, 0.380914), (180, 0.380909), (360, 0.380905))
+    scripted = (
+        (1, 0.3813),
+        (3, 0.38102),
+        (10, 0.3810),
+        (60, 0.380944),
+        (120, 0.380914),
+        (180, 0.380909),
+        (360, 0.380905),
+    )
     polish = "rlkit.envs.discovery.steps:polish"
+
+    def __post_init__(self) -> None:
+        """See whether the options can hold together."""
+        if self.exact_n and self.n_points is None:
+            raise UsageError("options: exact_n needs n_points, the number of pieces that is meant")
+        if self.n_points is not None and self.n_points > self.max_points:
+            raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
     def statement(self) -> str:  # noqa: D102  inherited
         pieces = (
@@ -79,17 +108,18 @@ class Erdos(Problem):
         total = float(h.sum())
         if total <= 0:
             raise Invalid("the heights sum to 0, and cannot be rescaled to sum to n / 2")
-        if abs(total - len(h) / 2) > SLACK * len(h):  # what was verified before stays what it is, bit for bit
+        if abs(total - len(h) / 2) > _ROUNDING * len(h):  # what was verified before stays what it is, bit for bit
             h *= len(h) / 2 / total
         _in_box(h, " after rescaling to the sum n / 2")
         h = np.round(_blended(h) * _GRID) / _GRID
         return Verified(h, float(overlaps(h).max()))
 
     def start(self, rng: np.random.Generator) -> Construction:
-        """As TTT-Discover: n from 40 to 99, and ½ plus uniform noise of ±0.4 without its mean."""
+        """As TTT-Discover: n from 40 to 99, and ½ plus uniform noise of ±0.4 without its mean, as far as that fits."""
         count = self.n_points or int(rng.integers(40, 100))
         noise = rng.uniform(-0.4, 0.4, count)
-        return np.clip(0.5 + noise - noise.mean(), 0, 1)
+        noise -= noise.mean()
+        return 0.5 + noise * min(1.0, 0.5 / float(np.abs(noise).max()))
 
     def certificate(self, construction: Construction) -> Certificate:
         """C₅ as a fraction."""

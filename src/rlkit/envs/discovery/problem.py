@@ -10,10 +10,11 @@ import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from rlkit.errors import UsageError, did_you_mean
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 type Construction = NDArray[np.float64]
+type Pieces = Annotated[int, Field(ge=2)]
+"""How many pieces a step function has."""
 
 PUBLISHED = Path(__file__).with_name("published")
 """Constructions from the literature, as JSON with their sources."""
@@ -138,10 +141,24 @@ class Problem(ABC):
         return "lower is better" if self.minimise else "higher is better"
 
 
+def known(problem: Problem) -> str:
+    """What is known without a model, so that nobody takes a library's search for what was learned; "" for nothing."""
+    found = list[str]()
+    if problem.baseline is not None:
+        found.append(f"the best by hand is {problem.baseline:.9g}")
+    if problem.best_known is not None:
+        found.append(f"the best published {problem.best_known:.9g}")
+    if problem.scripted:
+        reached = ", ".join(f"{value:.7g} in {seconds:g} s" for seconds, value in problem.scripted)
+        found.append(f"a scripted search without a model reaches {reached} on one core")
+    return "; ".join(found)
+
+
 def digest(construction: Construction) -> str:
-    """The name of a construction: equal for equal numbers in the same shape."""
+    """The name of a construction: equal for equal numbers in the same shape, and so for 0 and −0."""
     shape = ",".join(map(str, construction.shape))
-    return hashlib.blake2b(shape.encode() + b":" + construction.tobytes(), digest_size=8).hexdigest()
+    numbers = (construction + 0.0).tobytes()
+    return hashlib.blake2b(shape.encode() + b":" + numbers, digest_size=8).hexdigest()
 
 
 def one_dimensional(given: Construction, *, least: int, most: int) -> Construction:

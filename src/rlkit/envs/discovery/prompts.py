@@ -102,7 +102,7 @@ def _start(problem: Problem, parent: State) -> str:
 
 def _contract(problem: Problem, parent: State, terms: Terms) -> str:
     limits = terms.limits
-    shape = "x".join(map(str, parent.construction.shape))
+    shape = parent.construction.shape
     given = [f"- `{problem.initial}`: a NumPy array of shape {shape}, the construction that you start from."]
     if terms.helpers and problem.polish is not None:
         given.append(

@@ -55,9 +55,16 @@ class Record:
     polished: bool
     name: str
 
+    @property
+    def state(self) -> State:
+        """The construction as an archive holds it."""
+        return State(self.construction, self.value, self.parent, None, self.program, polished=self.polished)
+
 
 def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
     """Save a state if it is better than every record in the folder; whether it was.
+
+    What the search began with is no record, and is not looked at here.
 
     Raises:
         OSError: it cannot be written.

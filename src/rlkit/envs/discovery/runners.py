@@ -53,3 +53,20 @@ def shared_runner(choice: RunnerChoice) -> CodeRunner:
     )
     atexit.register(runner.close)
     return runner
+
+
+@cache
+def demand(choice: RunnerChoice) -> None:
+    """See once whether programs can be run as a choice says, before anything is paid for that they would follow.
+
+    Raises:
+        MissingError: Ray is not installed, there is no cluster, or the isolation here is less than was asked for.
+    """
+    if choice.kind == "ray":
+        shared_runner(choice)
+        return
+    tried = ForkServer(workers=1, min_isolation=choice.min_isolation, preload=())  # ready in a moment
+    try:
+        tried.start()
+    finally:
+        tried.close()

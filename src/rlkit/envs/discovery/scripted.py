@@ -7,37 +7,73 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_HEAD = (
-    "import numpy as np\nfrom rlkit.envs.discovery.steps import descend, ladder, linear_programs, mirrored, upsample\n"
-)
+_STEPS = "rlkit.envs.discovery"
+_HEADS: Mapping[str, str] = {
+    "erdos": f"import numpy as np\nfrom {_STEPS}.steps import descend, mirrored, search, upsample\n",
+    "autocorrelation_1": f"from {_STEPS}.autocorrelation_steps import search\n",
+    "autocorrelation_2": f"from {_STEPS}.autocorrelation_steps import search\n",
+    "circle_packing": f"from {_STEPS}.packing_steps import search\n",
+}
 
-PROGRAMS: Mapping[str, str] = {
-    "multistart": """
+PROGRAMS: Mapping[str, Mapping[str, str]] = {
+    "erdos": {
+        "multistart": """
 def run(seed, budget_s):
-    return ladder(seed, 0.8 * budget_s, start=48, rungs=())
+    return search(seed, 0.8 * budget_s, start=48, rungs=())
 """,
-    "adam": """
+        "adam": """
 def run(seed, budget_s):
     rng = np.random.default_rng(seed)
     h = mirrored(np.clip(0.5 + rng.uniform(-0.4, 0.4, 50), 0, 1))
     return descend(h, iterations=3000, symmetric=True)
 """,
-    "linear programs": """
+        "linear programs": """
 def run(seed, budget_s):
     return polish(initial_h_values, 0.8 * budget_s)
 """,
-    "basin hopping": """
+        "basin hopping": """
 def run(seed, budget_s):
-    return ladder(seed, 0.8 * budget_s, start=60, rungs=(2, 2, 2))
+    return search(seed, 0.8 * budget_s, start=60, rungs=(2, 2, 2))
 """,
-    "upsampling": """
+        "upsampling": """
 def run(seed, budget_s):
     return polish(upsample(initial_h_values, 2), 0.8 * budget_s)
 """,
+    },
+    "autocorrelation_1": {
+        "multistart": """
+def run(seed, budget_s):
+    return search(seed, 0.8 * budget_s, norms=False)
+""",
+        "linear programs": """
+def run(seed, budget_s):
+    return polish(initial_f_values, 0.8 * budget_s)
+""",
+    },
+    "autocorrelation_2": {
+        "multistart": """
+def run(seed, budget_s):
+    return search(seed, 0.8 * budget_s, norms=True)
+""",
+        "linear programs": """
+def run(seed, budget_s):
+    return polish(initial_f_values, 0.8 * budget_s)
+""",
+    },
+    "circle_packing": {
+        "basin hopping": """
+def run(seed, budget_s):
+    return search(seed, 0.8 * budget_s, count=len(initial_circles))
+""",
+        "linear programs": """
+def run(seed, budget_s):
+    return polish(initial_circles, 0.8 * budget_s)
+""",
+    },
 }
-"""For `erdos`: from random beginnings, but for `linear programs` and `upsampling`, which start from the parent."""
+"""By problem and name. Those that call `polish` start from the parent, the others from random beginnings."""
 
 
-def reply(name: str) -> str:
+def reply(name: str, problem: str = "erdos") -> str:
     """What a policy says that proposes one of the programs."""
-    return f"```python\n{_HEAD}{PROGRAMS[name]}```"
+    return f"```python\n{_HEADS[problem]}{PROGRAMS[problem][name]}```"

@@ -21,7 +21,7 @@ _LEAST_RADIUS = 1e-10
 _LEAST_GAIN = 1e-13
 _FIRST_RADIUS = 0.02
 _POOL = 6
-_BALANCED = 1e-9
+_BALANCED = 1e-14  # for each piece: the verifier rescales by more, and 1 may then be passed
 _BISECTIONS = 80
 _SAME = 0.01
 
@@ -39,7 +39,7 @@ def upsample(h: Heights, times: int) -> Heights:
 def balanced(h: Heights) -> Heights:
     """[n] heights inside [0, 1] that sum to n/2, as near to those given as a common shift makes them."""
     count = len(h)
-    if abs(float(h.sum()) - count / 2) < _BALANCED and h.min() >= 0 and h.max() <= 1:
+    if abs(float(h.sum()) - count / 2) < _BALANCED * count and h.min() >= 0 and h.max() <= 1:
         return h
     low, high = -1.0 - float(h.max()), 1.0 - float(h.min())
     for _ in range(_BISECTIONS):
@@ -91,10 +91,12 @@ def polish(construction: Heights, seconds: float) -> Heights:
     """A sequence of linear programs, each of the overlaps as they change to first order, within a trust region.
 
     Args:
-        construction: [n] heights.
-        seconds: after which no new program is begun.
+        construction: [n] heights, which are rescaled to the sum n/2 where that leaves them in [0, 1].
+        seconds: of processor time, after which no new program is begun.
     """
     h = np.asarray(construction, np.float64)
+    rescaled = h * (len(h) / 2 / float(h.sum())) if h.sum() > 0 else h
+    h = rescaled if rescaled.min() >= 0 and rescaled.max() <= 1 else h
     symmetric = bool(np.abs(h - h[::-1]).max() < 1e-9)
     return linear_programs(h, end_s=time.process_time() + seconds, symmetric=symmetric)
 
@@ -113,27 +115,15 @@ def linear_programs(
         if step is None:
             radius /= 4
             continue
-        moved = np.clip(h + step[0], 0, 1)
+        moved = balanced(np.clip(h + step[0], 0, 1))
         gain, hoped = value - c5(moved), value - step[1]
-        if gain > 0 and abs(float(moved.sum()) - len(h) / 2) < 1e-9:
+        if gain > 0:
             stale = stale + 1 if gain < _LEAST_GAIN else 0
             h, value = moved, value - gain
             radius *= 2 if gain > 0.7 * hoped else 1 if gain > 0.3 * hoped else 0.5
         else:
             radius /= 4
     return h
-
-
-def ladder(seed: int, seconds: float, *, start: int = 60, rungs: tuple[int, ...] = (2, 2, 2)) -> Heights:
-    """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
-
-    Args:
-        seed: of everything random.
-        seconds: of processor time.
-        start: pieces at first.
-        rungs: by which the number of pieces is multiplied, one after the other.
-    """
-    return search(seed, seconds, start=start, rungs=rungs)
 
 
 def search(
@@ -144,7 +134,15 @@ def search(
     rungs: tuple[int, ...] = (2, 2, 2),
     told: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
-    """As `ladder`; `told` is given each improvement, and the processor seconds that it took to get there."""
+    """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
+
+    Args:
+        seed: of everything random.
+        seconds: of processor time.
+        start: pieces at first.
+        rungs: by which the number of pieces is multiplied, one after the other.
+        told: called with the seconds so far and each new best function.
+    """
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
     share = (0.12, 0.4, 0.75, 1.0)

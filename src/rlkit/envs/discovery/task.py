@@ -27,6 +27,9 @@ from rlkit.types import Json, Message, Outcome
 CHILD = "child"
 """Under this an episode's info holds the state that it found."""
 
+SAVED = "saved"
+"""Under this it holds the records of its task that were saved by rollouts of which a killed process kept no more."""
+
 type End = Literal["valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large"]
 
 ENDS: tuple[End, ...] = ("valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large")
@@ -74,8 +77,8 @@ class ConstructionProblem(Env):
     """A problem, and the state that a program is to improve on.
 
     Its metrics are `valid`, `improved` over the parent, the `value` of a valid construction, the `program_s` and
-    `program_cpu_s` that it took, and the shares `end/<how>` of how programs ended. Its info holds the program, what it
-    printed, and what it found.
+    `program_cpu_s` that it took, with `polish_s` the `polished_value` and the `polish_cpu_s` that this took, and the
+    shares `end/<how>` of how programs ended. Its info holds the program, what it printed, and what it found.
 
     Args:
         problem: what is looked for.
@@ -83,6 +86,8 @@ class ConstructionProblem(Env):
         number: of the expansion in its search.
         play: how.
         folder: where records go; None keeps none.
+        best: value that the search knew when this was drawn; what is no better than that is no record.
+        saved: records of this task that were there when its run was resumed.
     """
 
     problem: Problem
@@ -90,6 +95,8 @@ class ConstructionProblem(Env):
     number: int = 0
     play: Play = field(default_factory=Play)
     folder: Path | None = None
+    best: float | None = None
+    saved: tuple[State, ...] = ()
 
     @property
     def task_id(self) -> str:
@@ -102,7 +109,10 @@ class ConstructionProblem(Env):
 
     async def rollout(self, policy: Policy) -> Outcome:
         """Ask once, run once, verify."""
-        return await self.judged(await policy.chat(self.prompt()))
+        outcome = await self.judged(await policy.chat(self.prompt()))
+        if not self.saved:
+            return outcome
+        return replace(outcome, info={**outcome.info, SAVED: [state.to_json() for state in self.saved]})
 
     async def judged(self, reply: Reply) -> Outcome:
         """The outcome of a reply.
@@ -126,14 +136,10 @@ class ConstructionProblem(Env):
         metrics["improved"] = float(self.problem.better(found.value, self.parent.value))
         reward = self.problem.reward(found.value)
         if self.play.polish_s and self.problem.polish is not None:
-            child = await self._polished(child, self.problem.polish)
+            child, metrics["polish_cpu_s"] = await self._polished(child, self.problem.polish)
             metrics["polished_value"] = child.value
         if self.folder is not None:
-            folder = self.folder
-            kept = await in_thread(
-                lambda: records.offer(folder, child, self.problem, options=self.play.options, task=self.task_id)
-            )
-            metrics["record"] = float(kept)
+            metrics["record"] = float(await in_thread(self._recorded, self.folder, child))
         return _outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": found.value}, reply, metrics)
 
     async def _run(self, code: str) -> Ran:
@@ -158,8 +164,17 @@ class ConstructionProblem(Env):
         except Invalid as error:
             return None, str(error)
 
-    async def _polished(self, child: State, polish: str) -> State:
-        """The child after a local search, which runs where programs do; itself where that found nothing better."""
+    def _recorded(self, folder: Path, child: State) -> bool:
+        """Save the child where it is a record; whether it is."""
+        if self.best is not None and not self.problem.better(child.value, self.best):
+            return False
+        return records.offer(folder, child, self.problem, options=self.play.options, task=self.task_id)
+
+    async def _polished(self, child: State, polish: str) -> tuple[State, float]:
+        """The child after a local search, which runs where programs do, and the processor seconds that it took.
+
+        The child itself where nothing better was found.
+        """
         seconds = self.play.polish_s
         limits = replace(self.play.terms.limits, timeout_s=_SPARE * seconds + self.play.terms.limits.timeout_s)
         arrays: dict[str, Construction] = {"start": child.construction}
@@ -168,8 +183,8 @@ class ConstructionProblem(Env):
             ran = await shared_runner(self.play.runner).run(program, limits)
         found, _ = await in_thread(self._verified, ran)
         if found is None or not self.problem.better(found.value, child.value):
-            return child
-        return replace(child, construction=found.construction, value=found.value, polished=True)
+            return child, ran.cpu_s
+        return replace(child, construction=found.construction, value=found.value, polished=True), ran.cpu_s
 
 
 def _end(ran: Ran) -> End:

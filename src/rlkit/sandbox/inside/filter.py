@@ -13,8 +13,8 @@ from collections.abc import Sequence
 
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 LOAD, EQUAL, ANY_BIT, _AT_LEAST, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-FIRST_ARGUMENT = 16
-"""Where its lower half stands in what a filter sees of a call; the call's number stands at 0."""
+FIRST_ARGUMENT, SECOND_ARGUMENT = 16, 24
+"""Where their lower halves stand in what a filter sees of a call; the call's number stands at 0."""
 
 _NEW_NAMESPACES = 0x7E020080  # each CLONE_NEW… but time's, which clone cannot ask for
 _CLONE3 = 435  # its flags are in memory, where a filter cannot look; without it the C library uses clone

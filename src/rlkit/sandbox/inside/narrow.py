@@ -1,34 +1,71 @@
 """The system calls that a model's program may not make, besides those that no sandbox allows.
 
-Invariant: what is left computes, reads what it may read and writes to what it was given. No process is started, nobody
-is signalled, and nothing is said to any other process.
+Invariant: what is left computes, reads what it may read and writes to what it was given. No process is started,
+signalled, slowed or moved, nothing is said to any other process, and nothing about a file is changed: Landlock keeps a
+program from what files hold, but not from their owners, modes, times and attributes.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from . import filter as calls
-from .filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, step
+from .filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, step
 
 _THREAD = 0x10000  # CLONE_THREAD
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
-_SAME = (424, 434, 438, 440, 447, 448)
-"""pidfd_send_signal, pidfd_open, pidfd_getfd, process_madvise, memfd_secret, process_mrelease: the same everywhere."""
+_CONTROLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what a library asks of its own descriptors."""
+_TELLING = (8, 10, 15, 1024, 1026)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX, which have a descriptor signal any process, and F_SETLEASE, F_NOTIFY."""
 
-_PROCESSORS: dict[str, tuple[tuple[int, ...], int, int, int, int]] = {
-    # execve, execveat, socket, socketpair, connect, bind, listen, accept (two), ptrace, process_vm (two), kill, tkill,
-    # rt_sigqueueinfo, rt_tgsigqueueinfo, shared memory (three), semaphores (three), messages (four), mq_open,
-    # memfd_create, fork and vfork where there are such; then clone, tgkill, prlimit64 and prctl
-    "x86_64": (
+_SAME = (424, 434, 438, 440, 447, 448, 452, 463, 466, 469)
+"""pidfd_send_signal, pidfd_open, pidfd_getfd, process_madvise, memfd_secret, process_mrelease, fchmodat2, setxattrat,
+removexattrat, file_setattr: the same everywhere."""
+
+
+class _Numbers(NamedTuple):
+    """Of the calls of one kind of processor.
+
+    Args:
+        forbidden: in any case.
+        own: whose first argument must be 0, this process.
+        clone: only for threads.
+        tgkill: only to this process.
+        prctl: but for the signal at the death of the parent.
+        ioctl: only for `_CONTROLS`.
+        fcntl: but for `_TELLING`.
+    """
+
+    forbidden: tuple[int, ...]
+    own: tuple[int, ...]
+    clone: int
+    tgkill: int
+    prctl: int
+    ioctl: int
+    fcntl: int
+
+
+_PROCESSORS: dict[str, _Numbers] = {
+    # Forbidden: execve, execveat, socket, socketpair, connect, bind, listen, accept (two), ptrace, process_vm (two),
+    # kill, tkill, rt_sigqueueinfo, rt_tgsigqueueinfo, shared memory (three), semaphores (three), messages (four),
+    # mq_open, memfd_create; chmod (three), chown (four), times (four) and extended attributes (six) as far as there are
+    # such; inotify (three) and fanotify_init; sync, syncfs, setpriority, ioprio_set, migrate_pages, move_pages, kcmp,
+    # personality, and on x86 modify_ldt, fork and vfork.
+    # Own: prlimit64, sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr.
+    "x86_64": _Numbers(
         (59, 322, 41, 53, 42, 49, 50, 43, 288, 101, 310, 311, 62, 200, 129, 297, 29, 30, 31, 64, 65, 66, 68, 69, 70, 71,
-         240, 319, 57, 58),
-        56, 234, 302, 157,
+         240, 319, 90, 91, 268, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 253, 254, 294, 300,
+         162, 306, 141, 251, 256, 279, 312, 135, 154, 57, 58),
+        (302, 142, 144, 203, 314), clone=56, tgkill=234, prctl=157, ioctl=16, fcntl=72,
     ),
-    "aarch64": (
+    "aarch64": _Numbers(
         (221, 281, 198, 199, 203, 200, 201, 202, 242, 117, 270, 271, 129, 130, 138, 240, 194, 195, 196, 190, 191, 193,
-         186, 187, 188, 189, 180, 279),
-        220, 131, 261, 167,
+         186, 187, 188, 189, 180, 279, 52, 53, 54, 55, 88, 5, 6, 7, 14, 15, 16, 26, 27, 262, 81, 267, 140, 30, 238, 239,
+         272, 92),
+        (261, 118, 119, 122, 274), clone=220, tgkill=131, prctl=167, ioctl=29, fcntl=25,
     ),
 }  # fmt: skip
 
@@ -38,16 +75,25 @@ def program() -> bytes | None:
     known = _PROCESSORS.get(os.uname().machine)
     if known is None:
         return None
-    forbidden, clone, signal_thread, limits, control = known
-    steps = calls.refused((*forbidden, *_SAME))
-    steps += _only(clone, ANY_BIT, _THREAD)
-    steps += _only(signal_thread, EQUAL, os.getpid())  # its own threads, which is how abort() ends a process
-    steps += _only(limits, EQUAL, 0)
-    steps += [step(EQUAL, control, unless=4), step(LOAD, FIRST_ARGUMENT), step(EQUAL, _DEATH_SIGNAL, unless=1), REFUSE]
-    return calls.program([*steps, step(LOAD, 0)])
+    steps = calls.refused((*known.forbidden, *_SAME))
+    steps += _only(known.clone, ANY_BIT, [_THREAD])
+    steps += _only(known.tgkill, EQUAL, [os.getpid()])  # its own threads, which is how abort() ends a process
+    for number in known.own:
+        steps += _only(number, EQUAL, [0])
+    steps += _but(known.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
+    steps += _only(known.ioctl, EQUAL, _CONTROLS, argument=SECOND_ARGUMENT)
+    steps += _but(known.fcntl, _TELLING, argument=SECOND_ARGUMENT)
+    return calls.program(steps)
 
 
-def _only(number: int, test: int, value: int) -> list[bytes]:
-    """Steps that refuse a call unless its first argument passes a test."""
-    first = step(LOAD, FIRST_ARGUMENT)
-    return [step(EQUAL, number, unless=4), first, step(test, value, when=1), REFUSE, step(LOAD, 0)]
+def _only(number: int, test: int, values: Sequence[int], *, argument: int = FIRST_ARGUMENT) -> list[bytes]:
+    """Steps that refuse a call unless one of its arguments passes a test against one of the values."""
+    count = len(values)
+    tests = [step(test, value, when=count - place) for place, value in enumerate(values)]
+    return [step(EQUAL, number, unless=count + 3), step(LOAD, argument), *tests, REFUSE, step(LOAD, 0)]
+
+
+def _but(number: int, values: Sequence[int], *, argument: int) -> list[bytes]:
+    """Steps that refuse a call if one of its arguments is one of the values."""
+    tests = [part for value in values for part in (step(EQUAL, value, unless=1), REFUSE)]
+    return [step(EQUAL, number, unless=len(tests) + 2), step(LOAD, argument), *tests, step(LOAD, 0)]
