@@ -13,7 +13,7 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 from rlkit.store.journal import records
 from rlkit.trackers.sync import sent
 from tests.trackers.stubs import docent_stub
-from tests.trackers.wandb_files import read
+from tests.trackers.wandb_stub import synced
 
 ENV = """
 import os
@@ -108,8 +108,7 @@ def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_mode
         assert {name: sent(directory, name).step for name in ["wandb", "tensorboard", *optional]} == dict.fromkeys(
             ["wandb", "tensorboard", *optional], 3
         )
-        (folder,) = (directory / "wandb").glob("offline-run-*")
-        shown = read(folder)
+        (shown,), sent_on = synced(directory)
         assert [one["step"] for one in shown.steps] == [1, 2, 3]
         assert shown.exit_code == 0
         if "docent" in optional:
@@ -117,6 +116,7 @@ def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_mode
         everything = [*texts(runs), *texts(tmp_path / "trackio")]
         everything += [(Path("stdout"), done.stdout), (Path("stderr"), done.stderr)]
         everything += [(Path("docent"), body) for body in stub.bodies]
+        everything += [(Path("wandb sync"), body) for body in sent_on]
     told = {path for path, text in everything if b"canary" in text}
     assert not told
     assert any(b"the server refused" in text for _, text in everything)  # what leaks is there, without the secrets
