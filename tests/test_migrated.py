@@ -52,9 +52,3 @@ def test_every_documented_run_is_on_a_page() -> None:
     text = "".join(page.read_text() for page in PAGES)
     for path in (ROOT / "examples" / "migrated").iterdir():
         assert f"examples/migrated/{path.name}" in text
-
-
-@pytest.mark.parametrize("name", ["migrated/tinking_arithmetic.yaml", "maths/arithmetic.yaml"])
-def test_a_run_that_needs_no_data_passes_a_dry_run(name: str, rlkit: Callable[..., Any], byte_model_dir: Path) -> None:
-    result = rlkit("train", ROOT / "examples" / name, f"model={byte_model_dir}", "--dry-run", "--quiet")
-    assert result.exit_code == 0, result.stderr
