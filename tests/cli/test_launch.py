@@ -32,9 +32,9 @@ SAME = [
     *("--runs-dir", "/oe-eval-default/runs"),
 ]
 LAUNCHES = {
-    "hello world": ["rlkit", "train", "examples/hello_world.yaml", "--name", "debug-hello-world"],
-    "Olmo 3 math mix": ["rlkit", "train", "examples/maths/polaris_llama.yaml", "--name", "debug-math-500"],
-    "papergym": ["rlkit", "train", "examples/papergym.yaml", "--name", "papergym"],
+    "hello world": ["rlkit", "train", "examples/migrated/tinking_hello_world.yaml", "--name", "debug-hello-world"],
+    "Olmo 3 math mix": ["rlkit", "train", "examples/migrated/tinking_polaris.yaml", "--name", "debug-math-500"],
+    "papergym": ["rlkit", "train", "examples/migrated/tinking_papergym.yaml", "--name", "papergym"],
 }
 
 
