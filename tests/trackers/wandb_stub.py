@@ -138,7 +138,8 @@ def synced(directory: Path) -> tuple[list[Shown], list[bytes]]:
     for folder in folders:
         with wandb_stub() as server:
             command = [sys.executable, "-m", "wandb", "sync", str(folder)]
-            subprocess.run(command, env={**os.environ, **server.environ}, check=True, capture_output=True)
+            environ = {**os.environ, **server.environ}
+            subprocess.run(command, cwd=directory, env=environ, check=True, capture_output=True)
         shown += server.runs.values()
         bodies += server.bodies
     return shown, bodies
