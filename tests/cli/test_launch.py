@@ -115,6 +115,18 @@ def test_the_value_of_a_secret_is_in_no_specification(
         assert result.exit_code == 2
         assert "give --secret" in result.stderr
         assert "0123456789abcdef" not in result.output
+    secret = "0123456789abcdef0123456789abcdef01234567"
+    for given in (
+        ["--env", f"HEADERS=a: {secret}", "--", "true"],
+        ["--install", f"pip install --index-url https://me:{secret}@host/simple", "--", "true"],
+        ["--description", secret, "--", "true"],
+        ["--", "curl", "-H", f"Authorization: Bearer {secret}"],
+        ["--", "curl", "-H", "Authorization: Bearer tml-0123456789abcdef"],
+    ):
+        result = rlkit("launch", "beaker", "--dry-run", "--code", "image", *given)
+        assert result.exit_code == 2
+        assert "holds a secret, and anyone who sees the job would see it" in result.stderr
+        assert "0123456789abcdef" not in result.output
     found = launched(rlkit, "--code", "image", "--secret", "WANDB_API_KEY", "--", "true")
     assert "0123456789abcdef" not in json.dumps(found)
 

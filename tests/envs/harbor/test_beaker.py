@@ -17,6 +17,7 @@ import pytest
 
 from rlkit import concurrency
 from rlkit.containment import leftovers_ended
+from rlkit.envs.harbor import beaker_agent
 from rlkit.envs.harbor.settings import TrialSettings, environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, ServiceError, UsageError
@@ -127,6 +128,28 @@ def test_a_command_that_takes_too_long_is_ended_with_its_children(fake: FakeBeak
         assert (await job.exec("echo still here")).stdout == "still here\n"
         await asyncio.sleep(3)
         assert not (tmp_path / "late").exists()
+
+    inside(task, main)
+
+
+def test_a_command_is_over_though_something_in_the_background_holds_its_output(fake: FakeBeaker, task: Path) -> None:
+    async def main(job) -> None:
+        done = await asyncio.wait_for(job.exec("sleep 60 & echo hello"), 20)
+        assert (done.stdout, done.return_code) == ("hello\n", 0)
+
+    inside(task, main)
+
+
+def test_what_a_command_prints_without_end_is_cut_off(
+    fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Path(beaker_agent.__file__).read_text()
+    (task / "agent.py").write_text(text.replace("OUTPUT_BYTES = 16 << 20", "OUTPUT_BYTES = 1000"))
+    monkeypatch.setattr("rlkit.envs.harbor.beaker_agent.__file__", str(task / "agent.py"))
+
+    async def main(job) -> None:
+        done = await job.exec("head -c 10000000 /dev/zero | tr '\\0' a; echo problem >&2")
+        assert (done.stdout, done.stderr, done.return_code) == ("a" * 1000, "problem\n", 0)
 
     inside(task, main)
 
