@@ -344,9 +344,12 @@ def test_what_only_the_service_knows_is_named() -> None:
     made = played(load_checkpoint=path, kl_penalty={"coefficient": 0.1, "reference": reference})
     assert made.passed, made.parts
     untried = {one.name: one.detail for one in made.parts if one.status == "not tried"}
-    assert list(untried) == ["service", "load_checkpoint", "kl_penalty.reference"]
+    assert list(untried) == ["service", "load_checkpoint", "kl_penalty.reference", "prices"]
     assert path in untried["load_checkpoint"]
     assert "127.0.0.1:9" in untried["service"]
+    assert untried["prices"].endswith(
+        "is known: set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
+    )
 
 
 def test_a_tokenizer_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,9 @@ def _write(path: str, directory: Path, base: str, form: Form, at: Address) -> No
             _download(path, whole if form == "raw" else adapter, at)
             if form != "raw":
                 _build(base, adapter, whole, form)
+            mode = whole.stat().st_mode & 0o666
+            for file in filter(Path.is_file, whole.rglob("*")):
+                file.chmod(mode)  # safetensors writes for its owner alone
             whole.rename(directory)
             made.clear()
     except OSError as error:

@@ -148,6 +148,12 @@ async def rehearse(
         rollouts, speed = dict(found.rollouts), found.speed
         stage.parts.append(Part("service", "ok", _piloted(found, choice)))
     stage.parts.extend(_not_tried(config, choice, piloted=bool(pilot)))
+    if price is None:
+        detail = (
+            f"no price of {config.model} is known: set prices.prefill, prices.sample and prices.train, in US dollars "
+            "per million tokens"
+        )
+        stage.parts.append(Part("prices", "not tried", detail))
     if not stage.works:
         return Rehearsal(stage.parts, None)
     made = estimate(config, rollouts, evaluated, price=price, speed=speed)

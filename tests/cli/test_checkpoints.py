@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM
 
@@ -135,7 +136,9 @@ def test_a_merged_model_gives_the_log_probabilities_of_the_trained_one(
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["merged"]
 
 
-def test_an_adapter_is_in_the_layout_of_peft(trained: Trained, rlkit: Callable[..., Any], tmp_path: Path) -> None:
+def test_an_adapter_that_peft_loads_gives_the_log_probabilities_of_the_trained_model(
+    trained: Trained, rlkit: Callable[..., Any], tmp_path: Path
+) -> None:
     result = rlkit("checkpoints", "export", last(trained).state, tmp_path / "adapter", "--json")
     assert json.loads(result.stdout) == {
         "checkpoint": last(trained).state,
@@ -147,6 +150,14 @@ def test_an_adapter_is_in_the_layout_of_peft(trained: Trained, rlkit: Callable[.
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     assert tensors[first].shape == (4, 64)
+    model = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(trained.model, dtype=torch.float32), tmp_path / "adapter"
+    )
+    with torch.no_grad():
+        scores = model(torch.from_numpy(TEXT).long()[None]).logits[0].log_softmax(-1).numpy()
+    found = scores[np.arange(len(TEXT) - 1), TEXT[1:]]
+    assert np.abs(found - logprobs(trained, last(trained))).max() < 1e-4
+    assert len({path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}) == 1
 
 
 def test_a_step_and_the_best_can_be_chosen(trained: Trained, rlkit: Callable[..., Any], tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ def test_what_is_neither_new_nor_good_is_pruned_and_the_run_goes_on_from_what_is
 def test_a_checkpoint_gets_another_end_and_the_run_knows_it(run: Saved, rlkit: Command) -> None:
     assert rlkit("checkpoints", "ttl", "first").exit_code == 2
     assert "6 checkpoints" in rlkit("checkpoints", "ttl", "first", "--days", "90", "--dry-run").stdout
-    assert rlkit("checkpoints", "ttl", run.saved[0].state, "--days", "90").exit_code == 0
+    (changed,) = json.loads(rlkit("checkpoints", "ttl", run.saved[0].state, "--days", "90", "--json").stdout)[
+        "checkpoints"
+    ]
+    assert changed["expires"] == pytest.approx(time.time() + 90 * 86400, abs=600)
     ends = {row["path"]: row["expires"] for row in json.loads(rlkit("checkpoints", "list", "--json").stdout)}
     assert ends[run.saved[0].state] == pytest.approx(time.time() + 90 * 86400, abs=600)
     assert ends[run.saved[1].state] == pytest.approx(time.time() + 30 * 86400, abs=600)

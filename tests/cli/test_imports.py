@@ -59,6 +59,8 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
     assert (config.rollouts.timeout_s, config.rollouts.max_live, config.rollouts.min_valid) == (600, 64, 8)
     assert config.loss.model_dump() == {"name": "ppo", "clip_low": 0.8, "clip_high": 1.3}
     assert config.advantage.name == "grpo"
+    assert config.track.wandb is not None
+    assert (config.track.wandb.project, config.track.wandb.name) == ("mine", "first")
     first, second = config.envs["generalreasoning-whodunit"], config.envs["other-whodunit"]
     assert (first.group_size, first.temperature, second.group_size) == (16, 0.9, 8)
     assert first.args["secrets"] == {"openai_api_key": "OPENAI_API_KEY"}
@@ -83,6 +85,7 @@ def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any
     assert (config.sampling.max_tokens, config.optimizer.learning_rate) == (4096, 4e-5)
     assert (config.rollouts.timeout_s, config.seed, config.lora.rank) == (300, 42, 32)
     assert (config.checkpoint.every, config.loss.name, config.advantage.name) == (10, "ppo", "grpo")
+    assert config.track.wandb is None
     assert config.chat.renderer == "qwen3_disable_thinking", "the cookbook does not let models think unless told to"
     assert "num_epochs: it trained without end: say how long to train with `steps`" in result.stderr
 

@@ -32,9 +32,9 @@ SAME = [
     *("--runs-dir", "/oe-eval-default/runs"),
 ]
 LAUNCHES = {
-    "hello world": ["rlkit", "train", "examples/hello_world.yaml", "--name", "debug-hello-world"],
-    "Olmo 3 math mix": ["rlkit", "train", "examples/maths/polaris_llama.yaml", "--name", "debug-math-500"],
-    "papergym": ["rlkit", "train", "examples/papergym.yaml", "--name", "papergym"],
+    "hello world": ["rlkit", "train", "examples/migrated/tinking_hello_world.yaml", "--name", "debug-hello-world"],
+    "Olmo 3 math mix": ["rlkit", "train", "examples/migrated/tinking_polaris.yaml", "--name", "debug-math-500"],
+    "papergym": ["rlkit", "train", "examples/migrated/tinking_papergym.yaml", "--name", "papergym"],
 }
 
 
@@ -114,6 +114,18 @@ def test_the_value_of_a_secret_is_in_no_specification(
         result = rlkit("launch", "beaker", "--dry-run", "--code", "image", "--env", given, "--", "true")
         assert result.exit_code == 2
         assert "give --secret" in result.stderr
+        assert "0123456789abcdef" not in result.output
+    secret = "0123456789abcdef0123456789abcdef01234567"
+    for given in (
+        ["--env", f"HEADERS=a: {secret}", "--", "true"],
+        ["--install", f"pip install --index-url https://me:{secret}@host/simple", "--", "true"],
+        ["--description", secret, "--", "true"],
+        ["--", "curl", "-H", f"Authorization: Bearer {secret}"],
+        ["--", "curl", "-H", "Authorization: Bearer tml-0123456789abcdef"],
+    ):
+        result = rlkit("launch", "beaker", "--dry-run", "--code", "image", *given)
+        assert result.exit_code == 2
+        assert "holds a secret, and anyone who sees the job would see it" in result.stderr
         assert "0123456789abcdef" not in result.output
     found = launched(rlkit, "--code", "image", "--secret", "WANDB_API_KEY", "--", "true")
     assert "0123456789abcdef" not in json.dumps(found)

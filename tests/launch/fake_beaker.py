@@ -23,6 +23,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from rlkit.sandbox import Done, Sandbox, Spec, image
+
 WORKLOAD = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
 
 
@@ -34,6 +36,7 @@ class FakeBeaker:
         jobs: what each prints, line by line; all but the last were preempted.
         ends: how the last one ends.
         execute: run the command of a job here, instead of playing it.
+        contain: and in a sandbox, which has files of its own as a container has.
     """
 
     jobs: list[list[str]] = field(default_factory=lambda: [["hello"]])
@@ -44,8 +47,19 @@ class FakeBeaker:
     rpc_address: str = ""
     played: int = 0
     execute: bool = False
+    contain: bool = False
     process: subprocess.Popen[bytes] | None = None
     cancelled: int = 0
+    _loop: asyncio.AbstractEventLoop | None = None
+    _sandbox: Sandbox | None = None
+    _running: asyncio.Task[Done] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether there is a job that has ended."""
+        if self._running is not None:
+            return self._running.done()
+        return self.process is not None and self.process.poll() is not None
 
     async def create(self, request: Request) -> Response:
         """`POST /api/v3/workspaces/ID/experiments`."""
@@ -54,7 +68,9 @@ class FakeBeaker:
         spec = await request.json()
         place = {"workspace": request.path_params["workspace"], "name": request.query_params.get("name")}
         self.submitted.append({**place, "spec": spec})
-        if self.execute:
+        if self.contain:
+            await self._run_contained(spec["tasks"][0])
+        elif self.execute:
             self._run(spec["tasks"][0])
         return JSONResponse({"id": WORKLOAD})
 
@@ -71,6 +87,19 @@ class FakeBeaker:
         self.jobs = [[]]
         threading.Thread(target=self._listen, args=(self.process,), daemon=True).start()
 
+    async def _run_contained(self, task: dict[str, Any]) -> None:
+        """Run a job in a sandbox with this machine's programs."""
+        self._loop = asyncio.get_running_loop()
+        self._sandbox = await Sandbox.start(Spec(trees=image.trees(image.base("host")), network=True))
+        self.jobs = [[]]
+
+        async def heard(data: bytes, stream: str) -> None:
+            self.jobs[0] += data.decode().splitlines()
+
+        variables = {one["name"]: one["value"] for one in task.get("envVars", [])}
+        command = [*task["command"], *task["arguments"]]
+        self._running = asyncio.create_task(self._sandbox.run(command, env=variables, on_output=heard))
+
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
         with process.stdout:
@@ -84,6 +113,14 @@ class FakeBeaker:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        if self._sandbox is not None and self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._end(self._sandbox), self._loop).result()
+
+    async def _end(self, sandbox: Sandbox) -> None:
+        await sandbox.stop()
+        if self._running is not None:
+            await asyncio.wait([self._running])
+            self._running.exception()  # that it is gone, which is known
 
     def config(self, path: Path) -> Path:
         """A configuration file of Beaker's that names this server."""
@@ -136,7 +173,7 @@ def _servicer(fake: FakeBeaker) -> object:
             job = pb2.Job(id=identity)
             job.assignment_details.node_id = "node"
             job.status.started.GetCurrentTime()
-            if fake.process is not None and fake.process.poll() is not None:
+            if fake.over:
                 job.status.finalized.GetCurrentTime()
             if int(identity.removeprefix("job-")) < fake.played:
                 job.status.finalized.GetCurrentTime()

@@ -34,6 +34,16 @@ def test_the_holder_is_named(tmp_path: Path) -> None:
     lock(tmp_path).close()
 
 
+def test_a_lock_that_is_closed_is_free_while_a_program_that_starts_has_a_copy_of_it(tmp_path: Path) -> None:
+    held = lock(tmp_path)
+    copy = os.dup(held.fileno())
+    try:
+        held.close()
+        lock(tmp_path).close()
+    finally:
+        os.close(copy)
+
+
 def test_a_process_that_an_environment_forked_does_not_hold_the_run(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", FORKS_AND_DIES, str(tmp_path)], check=False, timeout=100)
     child = int((tmp_path / "child").read_text())

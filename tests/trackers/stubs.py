@@ -50,19 +50,24 @@ class DocentStub:
 
 
 @contextmanager
-def docent_stub() -> Generator[DocentStub]:
-    """A stub of Docent's server."""
-    found = DocentStub()
-    app = Starlette(routes=[Route("/{path:path}", found.answer, methods=["GET", "POST"])])
+def listening(app: Starlette) -> Generator[str]:
+    """A server on this machine; its address."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.005)
-    found.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    yield found
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     server.should_exit = True
     thread.join()
+
+
+@contextmanager
+def docent_stub() -> Generator[DocentStub]:
+    """A stub of Docent's server."""
+    found = DocentStub()
+    with listening(Starlette(routes=[Route("/{path:path}", found.answer, methods=["GET", "POST"])])) as found.url:
+        yield found
 
 
 @contextmanager

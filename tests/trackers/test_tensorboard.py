@@ -45,18 +45,20 @@ def test_each_step_is_an_event_with_its_metrics(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     send(directory, "tensorboard", sink("tensorboard", settings_of("tensorboard", {})))
     (file,) = (directory / "tensorboard").iterdir()
-    first, *steps = records(file)
+    first, start, *steps = records(file)
     assert first.endswith(b"brain.Event:2")
+    assert start.endswith(b"\x3a\x02\x08\x01")  # session_log {status: START}
     assert len(steps) == 4
     assert all(b"env/sums/reward/mean" in step and b"optim/odd" not in step for step in steps)
     assert struct.pack("<f", 0.3) in steps[3]
 
 
-def test_tensorboard_itself_reads_it(tmp_path: Path) -> None:
+def test_tensorboard_itself_reads_each_step_once(tmp_path: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = write_run(tmp_path / "run")
     settings = settings_of("tensorboard", {"directory": str(tmp_path / "events")})
-    send(directory, "tensorboard", sink("tensorboard", settings))
+    for _ in range(2):
+        send(directory, "tensorboard", sink("tensorboard", settings), again=True)
     read = loader.EventAccumulator(str(tmp_path / "events")).Reload()
     assert [(one.step, round(one.value, 6)) for one in read.Scalars("env/sums/reward/mean")] == [
         (0, 0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import subprocess
 import sys
@@ -13,10 +14,12 @@ import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 from rlkit.store.journal import records
 from rlkit.trackers.sync import sent
 from tests.trackers.stubs import docent_stub
-from tests.trackers.wandb_files import read
+from tests.trackers.wandb_stub import synced
 
 ENV = """
+import base64
 import os
+from urllib.parse import urlencode
 import rlkit
 
 class Leaky(rlkit.Env):
@@ -27,7 +30,11 @@ class Leaky(rlkit.Env):
         reply = await policy.chat([{"role": "user", "content": "2+2"}])
         secrets = f"{os.environ['CANARY_API_KEY']} {os.environ['DOTENV_TOKEN']} {self.password}"
         if self.number % 4 == 0 and reply.turn.completion[0] % 2:
-            raise ConnectionError(f"the server refused {secrets}, Authorization: Bearer {secrets}")
+            basic = base64.b64encode(f"me:{os.environ['CANARY_API_KEY']}".encode()).decode()
+            query = urlencode({"key": os.environ["CANARY_API_KEY"]})
+            url = f"https://me:{self.password}@server/?{query}"
+            told = f"the server refused {secrets}, Authorization: Basic {basic}, {url}"
+            raise ConnectionError(told) from KeyError(secrets)
         return rlkit.Outcome(float(reply.turn.completion[0] % 3), info={"login": secrets})
 
 def tasks(password: str):
@@ -45,7 +52,7 @@ track:
   tensorboard: {}
 """
 CANARIES = {
-    "CANARY_API_KEY": "canary-1-of-the-environment",
+    "CANARY_API_KEY": "canary-1/of+the environment",
     "DOTENV_TOKEN": "canary-2-of-the-file",
     "MY_LOGIN": "canary-3-of-the-configuration-77",
     "DOCENT_API_KEY": "canary-4-of-docent",
@@ -108,8 +115,7 @@ def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_mode
         assert {name: sent(directory, name).step for name in ["wandb", "tensorboard", *optional]} == dict.fromkeys(
             ["wandb", "tensorboard", *optional], 3
         )
-        (folder,) = (directory / "wandb").glob("offline-run-*")
-        shown = read(folder)
+        (shown,), sent_on = synced(directory)
         assert [one["step"] for one in shown.steps] == [1, 2, 3]
         assert shown.exit_code == 0
         if "docent" in optional:
@@ -117,6 +123,8 @@ def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_mode
         everything = [*texts(runs), *texts(tmp_path / "trackio")]
         everything += [(Path("stdout"), done.stdout), (Path("stderr"), done.stderr)]
         everything += [(Path("docent"), body) for body in stub.bodies]
-    told = {path for path, text in everything if b"canary" in text}
+        everything += [(Path("wandb sync"), body) for body in sent_on]
+    encoded = [base64.b64encode(bytes(before) + b"canary")[(0, 2, 3)[before] : -4] for before in range(3)]
+    told = {path for path, text in everything if any(one in text for one in (b"canary", *encoded))}
     assert not told
     assert any(b"the server refused" in text for _, text in everything)  # what leaks is there, without the secrets

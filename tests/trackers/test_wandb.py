@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import rlkit
 from rlkit.errors import MissingError, UsageError
 from rlkit.trackers.sinks import settings_of, sink
 from rlkit.trackers.sync import send
 from tests.trackers.folders import write_run, write_step
-from tests.trackers.wandb_files import read
+from tests.trackers.wandb_stub import synced, wandb_stub
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_a_run_is_written_offline_and_goes_on_under_the_same_id(
@@ -23,22 +29,61 @@ def test_a_run_is_written_offline_and_goes_on_under_the_same_id(
     write_step(directory, 3, text="canary-of-the-environment")
     send(directory, "wandb", sink("wandb", settings))
 
-    folders = sorted((directory / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_mtime)
-    first, second = map(read, folders)
+    (first, second), bodies = synced(directory)
     assert (first.id, first.name, first.project, first.entity) == (second.id, "run", "sums", "us")
     assert sorted(first.tags) == ["lora_rank:32", "mine", "model:Qwen/Qwen3-8B"]
     assert (first.config["model"], first.config["batch"]["groups"]) == ("Qwen/Qwen3-8B", 16)
     assert [(one["step"], one["env/sums/reward/mean"]) for one in first.steps] == [(0, 0.0), (1, 0.1), (2, 0.2)]
     assert [one["_step"] for one in second.steps] == [3]
     assert first.exit_code == 1
-    table = next((folders[0] / "files" / "media" / "table").rglob("*.json"))
-    rows = json.loads(table.read_text())
+    rows = json.loads(next(content for name, content in first.files.items() if name.endswith(".table.json")))
     assert len(rows["data"]) == 3
     assert dict(zip(rows["columns"], rows["data"][0], strict=True))["conversation"] == "what is 2+2? four"
     pages = list((directory / "wandb").rglob("*.html"))
     assert len(pages) == 3
-    written = b"".join(path.read_bytes() for path in (directory / "wandb").rglob("*") if path.is_file())
-    assert b"canary" not in written
+    written = [path.read_bytes() for path in (directory / "wandb").rglob("*") if path.is_file()]
+    assert not [one for one in [*written, *bodies] if b"canary" in one]
+
+
+def test_a_run_that_goes_on_goes_on_at_the_service(tmp_path: Path) -> None:
+    directory = write_run(tmp_path / "run", steps=2)
+    given = ["project=sums", "entity=us", "rollouts=1"]
+    with wandb_stub() as server:
+        # A process each, as for a user: the package reads its variables once.
+        command = [sys.executable, "-m", "rlkit", "sync", str(directory), "--to", "wandb", *given]
+        for step in (3, 4):
+            done = subprocess.run(command, env={**os.environ, **server.environ}, check=False, capture_output=True)
+            assert done.returncode == 0, done.stderr.decode()
+            write_step(directory, step)
+        (shown,) = server.runs.values()
+    assert [one["step"] for one in shown.steps] == [0, 1, 2, 3]
+    assert (shown.name, shown.exit_code) == ("run", 0)
+    assert sorted(shown.tags) == ["lora_rank:32", "model:HuggingFaceTB/SmolLM2-135M-Instruct"]
+    assert len([name for name in shown.files if name.endswith(".html")]) == 3
+
+
+def test_the_run_of_an_example_is_read_back_with_every_step_and_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, byte_model_dir: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    monkeypatch.setenv("SOME_API_KEY", "canary-of-the-environment")
+    result = rlkit.train(
+        EXAMPLES / "arithmetic.yaml",
+        model=str(byte_model_dir),
+        steps=3,
+        batch={"groups": 2, "group_size": 2},
+        eval={"envs": {"arithmetic": {"tasks": 2}}},
+        track={"wandb": {"mode": "offline"}},
+    )
+    (shown,), bodies = synced(result.directory)
+    lines = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert len(shown.steps) == len(lines)
+    for step, line in zip(shown.steps, lines, strict=True):
+        known = {name: value for name, value in line.items() if value is not None}
+        assert {name: step[name] for name in known} == pytest.approx(known)
+    assert (shown.exit_code, shown.config["batch"]["groups"]) == (0, 2)
+    assert not [body for body in bodies if b"canary" in body]
 
 
 def test_a_run_without_rollouts_has_numbers_only(tmp_path: Path) -> None:

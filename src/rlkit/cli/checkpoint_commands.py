@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Never
 
 import typer
 
 from rlkit.cli.guard import command
 from rlkit.cli.options import Debug, Help, Json
 from rlkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rlkit.export import Form
 
 checkpoints_app = typer.Typer(
     help="Look after the weights that were saved.", no_args_is_help=True, rich_markup_mode=None
@@ -148,10 +151,7 @@ def checkpoints_download(  # noqa: PLR0917  Typer reads options from parameters 
     debug: Debug = False,
 ) -> None:
     """Write the files of a checkpoint to a folder, as the service has them."""
-    with command(json=json, debug=debug) as output:
-        from rlkit.cli.checkpoints import export
-
-        raise typer.Exit(export(what, directory, output, step=step, best=best, form="raw"))
+    _write(what, directory, "raw", step=step, best=best, json=json, debug=debug)
 
 
 @checkpoints_app.command("export")
@@ -167,8 +167,11 @@ def checkpoints_export(  # noqa: PLR0917  Typer reads options from parameters of
     debug: Debug = False,
 ) -> None:
     """Write the weights of a checkpoint to a folder that other programs load."""
+    _write(what, directory, "merged" if merged else "adapter", step=step, best=best, json=json, debug=debug)
+
+
+def _write(what: str, directory: Path, form: Form, *, step: int | None, best: bool, json: bool, debug: bool) -> Never:
     with command(json=json, debug=debug) as output:
         from rlkit.cli.checkpoints import export
 
-        form = "merged" if merged else "adapter"
         raise typer.Exit(export(what, directory, output, step=step, best=best, form=form))

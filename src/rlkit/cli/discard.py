@@ -67,8 +67,10 @@ def set_ttl(
     found = _of(chosen, only.of(concurrency.run(stored(chosen.service))))
     ttl_s = None if days is None else round(days * _DAY_S)
     until = "never" if days is None else f"in {days:g} days"
+    expires = None if ttl_s is None else only.now + ttl_s
+    shown = [replace(one, expires=expires) for one in found]
     if dry_run or not found:
-        return _told(found, output, f"would expire {until}", done=0)
+        return _told(shown, output, f"would expire {until}", done=0)
 
     async def changed() -> list[str]:
         from rlkit.service import connect
@@ -79,9 +81,8 @@ def set_ttl(
             return [one.path for one in found]
 
     paths = concurrency.run(changed())
-    expires = None if ttl_s is None else only.now + ttl_s
     _rewrite(paths, chosen.runs, lambda saved: replace(saved, expires=expires))
-    return _told(found, output, f"expire {until}", done=len(paths))
+    return _told(shown, output, f"expire {until}", done=len(paths))
 
 
 def _of(chosen: Named, found: Iterable[Stored]) -> list[Stored]:

@@ -55,6 +55,7 @@ def beaker(command: Sequence[str], options: Options, output: Output, *, follow: 
     from rlkit.launch.job import spec
 
     job = _job(command, options)
+    _refuse_secrets(job)
     for note in notes(job):
         output.note(note)
     described = spec(job)
@@ -90,6 +91,24 @@ def notes(job: Job) -> list[str]:
     if job.replicas > 1 and trains(job.command):
         found.append("each replica trains a run of its own, and all of one name: one replica is enough")
     return found
+
+
+def _refuse_secrets(job: Job) -> None:
+    """Check what stands in a job for anyone who may see it.
+
+    Raises:
+        UsageError: something has the shape of a credential, or is one of this environment.
+    """
+    from rlkit.trackers.feed import clean
+
+    env = {f"--env {name}": value for name, value in (job.env or {}).items()}
+    told = {"--description": job.description, "--install": job.install, **env}
+    for place, text in [*(("the command", word) for word in job.command), *told.items()]:
+        if text is not None and clean(text) != text:
+            raise UsageError(
+                f"{place} holds a secret, and anyone who sees the job would see it: keep it in Beaker (`beaker secret "
+                "write NAME …`) and give --secret NAME"
+            )
 
 
 def _job(command: Sequence[str], options: Options) -> Job:

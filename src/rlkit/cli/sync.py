@@ -16,13 +16,14 @@ from rlkit.errors import UsageError
 _AFTER_END_S = 60.0
 """What a process that follows a run may take once the run is over; it is killed before that, unless the run was."""
 
-
-_NICENESS = 10
+_NICENESS = 19
 """Of a process that follows a run, which is to have the processor first."""
 
 
 def run(what: str, to: str, values: Sequence[str], output: Output, *, again: bool, follow: bool) -> int:
     """Send a run to a service. Returns the exit code."""
+    if follow:
+        os.nice(_NICENESS)  # before anything is imported, which takes most of its time
     import yaml
 
     from rlkit.trackers.feed import told
@@ -39,7 +40,6 @@ def run(what: str, to: str, values: Sequence[str], output: Output, *, again: boo
         given[key] = yaml.safe_load(text)
     settings = settings_of(to, {**(tracked.get(to) or {}), **given})
     if follow:
-        os.nice(_NICENESS)
         over = _end_of_input()
         count = send(directory, to, sink(to, settings), ended=over.is_set, sleep=over.wait)
     else:

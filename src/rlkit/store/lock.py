@@ -14,7 +14,17 @@ from weakref import WeakSet
 from rlkit import atomic
 from rlkit.errors import UsageError
 
-_held = WeakSet[FileIO]()
+
+class _Lock(FileIO):
+    """A file that is unlocked when it is closed, also while a program that is about to start has a copy of it."""
+
+    def close(self) -> None:
+        if not self.closed:
+            fcntl.flock(self, fcntl.LOCK_UN)
+        super().close()
+
+
+_held = WeakSet[_Lock]()
 
 
 def lock(directory: Path) -> FileIO:
@@ -25,7 +35,7 @@ def lock(directory: Path) -> FileIO:
     """
     try:
         atomic.make_folder(directory)
-        file = FileIO(directory / "lock", "a+")
+        file = _Lock(directory / "lock", "a+")
     except FileExistsError as error:
         raise UsageError(f"{directory} is a file, and a run needs a folder: choose another name (--name)") from error
     except OSError as error:
@@ -48,7 +58,7 @@ def lock(directory: Path) -> FileIO:
 def _let_go() -> None:
     """In a process that an environment forked: it would hold the lock for as long as it lives, and it is no writer."""
     for file in list(_held):
-        file.close()
+        FileIO.close(file)  # to unlock it would be to unlock its parent's
 
 
 os.register_at_fork(after_in_child=_let_go)

@@ -2,7 +2,8 @@
 
     tensorboard --logdir RUN/tensorboard
 
-Invariant: a reader sees whole records only; a file that is there is never written to again.
+Invariant: a reader sees whole records only; a file that is there is never written to again. What a new file says of a
+step takes the place of what others have said of it and of later ones.
 
 The frame is TensorFlow's `TFRecord`: a length of eight bytes, its checksum, the record and its checksum, all of them
 little-endian; a checksum is a CRC-32C that is rotated by 15 bits and increased by a constant.
@@ -27,8 +28,9 @@ _CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 _UINT32 = 0xFFFFFFFF
 
-# Fields of tensorflow.Event, Summary and Summary.Value.
-_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY = 1, 2, 3, 5
+# Fields of tensorflow.Event, SessionLog, Summary and Summary.Value.
+_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7
+_STATUS, _START = 1, 1
 _VALUE = 1
 _TAG, _SIMPLE_VALUE = 1, 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -44,6 +46,7 @@ class TensorboardSink:
     def __init__(self, *, directory: Path | None) -> None:
         self._directory = directory
         self._file: BinaryIO | None = None
+        self._begun = False
 
     def open(self, run: Told, state: Mapping[str, Json]) -> Mapping[str, Json]:  # noqa: D102  of the protocol
         folder = self._directory or run.directory / "tensorboard"
@@ -55,11 +58,11 @@ class TensorboardSink:
         return {}
 
     def step(self, step: Step) -> None:  # noqa: D102  of the protocol
-        self._write(
-            _field(_WALL_TIME, _FIXED64, struct.pack("<d", time.time()))
-            + _field(_STEP, _VARINT, _varint(step.number))
-            + _text(_SUMMARY, b"".join(_text(_VALUE, _value(*metric)) for metric in step.metrics.items()))
-        )
+        at = _field(_WALL_TIME, _FIXED64, struct.pack("<d", time.time())) + _field(_STEP, _VARINT, _varint(step.number))
+        if not self._begun:  # what other files have of this step and of later ones is left out by a reader
+            self._write(at + _text(_SESSION_LOG, _field(_STATUS, _VARINT, _varint(_START))))
+            self._begun = True
+        self._write(at + _text(_SUMMARY, b"".join(_text(_VALUE, _value(*metric)) for metric in step.metrics.items())))
 
     def close(self, status: str) -> None:  # noqa: D102  of the protocol
         if self._file is not None:

@@ -9,32 +9,43 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
-from rlkit.envs.harbor.settings import environment
-from rlkit.errors import EnvironmentFault, UsageError
+from rlkit import concurrency
+from rlkit.containment import leftovers_ended
+from rlkit.envs.harbor import beaker_agent
+from rlkit.envs.harbor.settings import TrialSettings, environment
+from rlkit.envs.harbor.task import HarborTask
+from rlkit.errors import EnvironmentFault, ServiceError, UsageError
 from rlkit.sandbox import CommandTimeout
 from tests.launch.fake_beaker import FakeBeaker, fake_beaker
 
 from .conftest import write_task
+from .playing import DO, DONE, Faulty, recording, said, write_simple
+from .test_task import played
 
-pytestmark = pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
 
 IMAGE = '[environment]\ndocker_image = "debian:12"\nbuild_timeout_sec = 60\n'
 
 
 @pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBeaker]:
+def fake(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBeaker]:
+    """Jobs are processes of this machine, and in sandboxes where a test has a cache for these."""
     pytest.importorskip("beaker")
     import grpc  # pyright: ignore[reportMissingTypeStubs]
 
     monkeypatch.setattr(grpc, "secure_channel", lambda address, credentials, options: grpc.insecure_channel(address))
     monkeypatch.setattr("rlkit.envs.harbor.beaker._POLL_S", 0.02)
     monkeypatch.delenv("BEAKER_TOKEN", raising=False)
-    with fake_beaker(FakeBeaker(execute=True)) as found:
+    with fake_beaker(FakeBeaker(execute=True, contain="cache" in request.fixturenames)) as found:
         monkeypatch.setenv("BEAKER_CONFIG", str(found.config(tmp_path / "beaker.yml")))
         yield found
         found.kill()
@@ -80,10 +91,6 @@ def inside(task: Path, function: Callable[..., Awaitable[None]], **given: object
     asyncio.run(main())
 
 
-def over(fake: FakeBeaker) -> bool:
-    return fake.process is not None and fake.process.poll() is not None
-
-
 def test_commands_run_in_the_job_and_files_go_in_and_out(fake: FakeBeaker, task: Path, tmp_path: Path) -> None:
     place = tmp_path / "in the job"
 
@@ -103,7 +110,7 @@ def test_commands_run_in_the_job_and_files_go_in_and_out(fake: FakeBeaker, task:
         assert [one.stdout for one in both] == ["1\n", "2\n"]
 
     inside(task, main, workspace="me/mine", clusters=["ai2/jupiter"], budget="ai2/oe-base")
-    assert over(fake)
+    assert fake.over
     assert fake.cancelled == 1
     (sent,) = fake.submitted
     (described,) = sent["spec"]["tasks"]
@@ -121,6 +128,28 @@ def test_a_command_that_takes_too_long_is_ended_with_its_children(fake: FakeBeak
         assert (await job.exec("echo still here")).stdout == "still here\n"
         await asyncio.sleep(3)
         assert not (tmp_path / "late").exists()
+
+    inside(task, main)
+
+
+def test_a_command_is_over_though_something_in_the_background_holds_its_output(fake: FakeBeaker, task: Path) -> None:
+    async def main(job) -> None:
+        done = await asyncio.wait_for(job.exec("sleep 60 & echo hello"), 20)
+        assert (done.stdout, done.return_code) == ("hello\n", 0)
+
+    inside(task, main)
+
+
+def test_what_a_command_prints_without_end_is_cut_off(
+    fake: FakeBeaker, task: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = Path(beaker_agent.__file__).read_text()
+    (task / "agent.py").write_text(text.replace("OUTPUT_BYTES = 16 << 20", "OUTPUT_BYTES = 1000"))
+    monkeypatch.setattr("rlkit.envs.harbor.beaker_agent.__file__", str(task / "agent.py"))
+
+    async def main(job) -> None:
+        done = await job.exec("head -c 10000000 /dev/zero | tr '\\0' a; echo problem >&2")
+        assert (done.stdout, done.stderr, done.return_code) == ("a" * 1000, "problem\n", 0)
 
     inside(task, main)
 
@@ -145,7 +174,7 @@ def test_a_start_that_is_cancelled_leaves_no_job(fake: FakeBeaker, task: Path, m
                 await made(task).start(force_build=False)
 
     asyncio.run(main())
-    assert over(fake)
+    assert fake.over
     assert fake.cancelled == 1
 
 
@@ -164,7 +193,7 @@ def test_a_job_that_dies_is_a_fault_of_the_environment(fake: FakeBeaker, task: P
             await made(task, python="no-such-python").start(force_build=False)
 
     asyncio.run(without_python())
-    assert over(fake)
+    assert fake.over
 
 
 def test_a_job_whose_owner_has_died_ends_by_itself(
@@ -193,3 +222,66 @@ def test_a_task_without_an_image_is_refused_before_it_starts(tmp_path: Path) -> 
 
 def test_the_environment_has_a_name() -> None:
     assert environment("beaker", {"workspace": "a/b"}).import_path == "rlkit.envs.harbor.beaker:BeakerSandbox"
+
+
+WHOLE = f"{IMAGE}workdir = '/app'\n"
+
+
+@pytest.fixture
+def greeting(tmp_path: Path) -> HarborTask:
+    """A whole task, which is played as a job."""
+    folder = write_simple(tmp_path / "greet")
+    settings = (folder / "task.toml").read_text().replace("[environment]\nbuild_timeout_sec = 60\n", WHOLE)
+    (folder / "task.toml").write_text(settings)
+    place = environment("beaker", {"workspace": "me/mine", "python": "/usr/bin/python3"})
+    return HarborTask("greet", folder, TrialSettings(environment=place, agent_timeout_s=20))
+
+
+def test_a_whole_trial_is_a_job_that_is_gone_with_it(
+    can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask
+) -> None:
+    outcome, policy = played(greeting, [said(DO), *DONE])
+    assert (outcome.reward, outcome.truncated, len(policy.turns)) == (1.0, False, 3)
+    assert outcome.metrics["seconds/verifier"] > 0
+    assert (fake.over, fake.cancelled, len(fake.submitted)) == (True, 1, 1)
+
+
+def test_an_agent_that_runs_out_of_time_in_a_job_is_graded_there(
+    can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask
+) -> None:
+    late = replace(greeting, settings=replace(greeting.settings, agent_timeout_s=3.0))
+    outcome, _ = played(late, [said(DO), said("sleep 60\n", duration=60)])
+    assert (outcome.reward, outcome.truncated) == (1.0, True)
+    assert (fake.over, fake.cancelled) == (True, 1)
+
+
+def test_a_trial_whose_model_fails_leaves_no_job(
+    can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask
+) -> None:
+    policy = recording(Faulty([said(DO)], failing=range(1, 9)))
+
+    @leftovers_ended()
+    async def main() -> None:
+        with pytest.raises(ServiceError):
+            await greeting.rollout(policy)
+
+    concurrency.run(main())
+    assert (fake.over, fake.cancelled) == (True, 1)
+
+
+def test_a_trial_that_is_interrupted_leaves_no_job(
+    can_sandbox: None, cache: Path, fake: FakeBeaker, greeting: HarborTask
+) -> None:
+    policy = recording(Faulty([said(DO)], hanging=1))
+
+    @leftovers_ended()
+    async def main() -> None:
+        playing = asyncio.create_task(greeting.rollout(policy))
+        while not policy.turns:
+            await asyncio.sleep(0.02)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+
+    concurrency.run(main())
+    assert (fake.over, fake.cancelled) == (True, 1)

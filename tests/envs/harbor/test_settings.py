@@ -29,6 +29,8 @@ def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
         ("nowhere.at.all:Sandbox", {}, "environment: there is no module 'nowhere.at.all'"),
         ("local", {"memory_mb": "lots"}, r"environment_kwargs\.memory_mb: 'lots' is no value for it: .*integer"),
         ("local", {"processes": 0}, r"environment_kwargs\.processes: 0 is no value for it: .*greater than 0"),
+        ("beaker", {"workspce": "a/b"}, r"environment_kwargs\.workspce: a job of Beaker .* Did you mean 'workspace'"),
+        ("beaker", {"priority": "hgh"}, r"environment_kwargs\.priority: 'hgh' is no value for it: .*'low'"),
         ("local", {"memory": 1}, r"environment_kwargs\.memory: .* Did you mean 'memory_mb'"),
     ],
 )

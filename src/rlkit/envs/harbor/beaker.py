@@ -18,15 +18,16 @@ import json
 import secrets
 import tarfile
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, cast, override
 
 import httpx
-from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.base import ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities
 
 from rlkit.concurrency import in_thread
 from rlkit.envs.harbor import beaker_agent
+from rlkit.envs.harbor.own import OwnEnvironment, result
 from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra
 from rlkit.launch.job import PRIORITIES, Job, Priority, spec
 from rlkit.sandbox import CommandTimeout
@@ -46,7 +47,7 @@ _REQUEST_S = 60.0
 _TOKEN_BYTES = 32
 
 
-class BeakerSandbox(BaseEnvironment):
+class BeakerSandbox(OwnEnvironment):
     """A job of Beaker as an environment of Harbor's.
 
     Args:
@@ -90,11 +91,6 @@ class BeakerSandbox(BaseEnvironment):
     @override
     def capabilities(self) -> EnvironmentCapabilities:
         return EnvironmentCapabilities()
-
-    @classmethod
-    @override
-    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     @override
     def _validate_definition(self) -> None:
@@ -165,10 +161,9 @@ class BeakerSandbox(BaseEnvironment):
         }
         wait_s = None if timeout_sec is None else timeout_sec + _REQUEST_S
         done = json.loads(await self._ask("run", json.dumps(asked).encode(), timeout_s=wait_s))
-        out, err = (base64.b64decode(done[name]).decode(errors="replace") for name in ("out", "err"))
         if done["late"]:
             raise CommandTimeout(f"a command took longer than {timeout_sec} s")
-        return ExecResult(stdout=out, stderr=err, return_code=done["code"])
+        return result(base64.b64decode(done["out"]), base64.b64decode(done["err"]), done["code"])
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
@@ -230,9 +225,6 @@ class BeakerSandbox(BaseEnvironment):
             await asyncio.sleep(_ALIVE_S)
             with suppress(EnvironmentFault):  # the next request will tell
                 await self._ask("alive")
-
-    def _absolute(self, path: str) -> PurePosixPath:
-        return PurePosixPath(self.task_env_config.workdir or "/") / path
 
     def _begin(self) -> str:
         try:

@@ -20,11 +20,13 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 TOKEN = os.environ.pop("RLKIT_AGENT_TOKEN", "")
 IDLE_S = float(os.environ.pop("RLKIT_AGENT_IDLE_S", "300"))
 READY = "rlkit agent on port"
+OUTPUT_BYTES = 16 << 20
+LAST_S = 0.5
 
 asked_s = time.monotonic()
 
@@ -51,19 +53,45 @@ def execute(asked: dict[str, Any]) -> dict[str, Any]:
         user=user,
         group=group,
     )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out, err = Kept(process.stdout), Kept(process.stderr)
     late = False
     try:
-        out, err = process.communicate(timeout=asked["timeout_s"])
+        process.wait(asked["timeout_s"])
     except subprocess.TimeoutExpired:
         late = True
         os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
+        process.wait()
     return {
         "code": process.returncode,
         "late": late,
-        "out": base64.b64encode(out).decode(),
-        "err": base64.b64encode(err).decode(),
+        "out": base64.b64encode(out.so_far()).decode(),
+        "err": base64.b64encode(err.so_far()).decode(),
     }
+
+
+class Kept:
+    """The beginning of what a command prints; the rest is read and dropped.
+
+    Args:
+        stream: to be read, also when the command has left something in the background that holds it open.
+    """
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.data = bytearray()
+        self.thread = threading.Thread(target=self.read, args=(stream,), daemon=True)
+        self.thread.start()
+
+    def read(self, stream: IO[bytes]) -> None:
+        """Read it to its end."""
+        while chunk := os.read(stream.fileno(), 65536):
+            self.data += chunk[: max(OUTPUT_BYTES - len(self.data), 0)]
+
+    def so_far(self) -> bytes:
+        """What there is a moment after the command's end."""
+        self.thread.join(LAST_S)
+        return bytes(self.data)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -7,15 +7,16 @@ of the host's but through a copy that keeps to that folder: the folders of logs 
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Literal, override
 
-from harbor.environments.base import BaseEnvironment, ExecResult
-from harbor.environments.capabilities import EnvironmentCapabilities, EnvironmentResourceCapabilities
+from harbor.environments.base import ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities
 from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import PositiveInt
 
+from rlkit.envs.harbor.own import OwnEnvironment, result
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import Bind, Limits, Sandbox, Spec, dockerfile, image
 from rlkit.sandbox.image import HOST, Image
@@ -24,7 +25,7 @@ from rlkit.sandbox.spec import MIB
 from rlkit.sandbox.threads import in_thread
 
 
-class LocalSandbox(BaseEnvironment):
+class LocalSandbox(OwnEnvironment):
     """A sandbox of Linux namespaces as an environment of Harbor's.
 
     Its configuration there: `environment: {import_path: "rlkit.envs.harbor.sandbox:LocalSandbox", kwargs: {…}}`.
@@ -71,11 +72,6 @@ class LocalSandbox(BaseEnvironment):
     @override
     def capabilities(self) -> EnvironmentCapabilities:
         return EnvironmentCapabilities(disable_internet=True)
-
-    @classmethod
-    @override
-    def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
-        return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
     @override
     def _validate_definition(self) -> None:
@@ -149,33 +145,31 @@ class LocalSandbox(BaseEnvironment):
             output_bytes=self._output_bytes,
             on_output=self._heard(),
         )
-        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-        return ExecResult(stdout=out, stderr=err, return_code=done.exit_code)
+        return result(done.stdout, done.stderr, done.exit_code)
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        await self._running().put(Path(source_path), self._absolute(target_path))
+        await self._running().put(Path(source_path), self._place(target_path))
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        await self._running().put(Path(source_dir), self._absolute(target_dir))
+        await self._running().put(Path(source_dir), self._place(target_dir))
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        await self._running().get(self._absolute(source_path), Path(target_path), folder=False)
+        await self._running().get(self._place(source_path), Path(target_path), folder=False)
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        await self._running().get(self._absolute(source_dir), Path(target_dir), folder=True)
+        await self._running().get(self._place(source_dir), Path(target_dir), folder=True)
 
     def _running(self) -> Sandbox:
         if self._sandbox is None:
             raise EnvironmentFault(f"{self.session_id}: the sandbox has not been started, or was stopped")
         return self._sandbox
 
-    def _absolute(self, path: str) -> str:
-        workdir = self.task_env_config.workdir or (self._image.workdir if self._image else "/")
-        return str(PurePosixPath(workdir) / path)
+    def _place(self, path: str) -> str:
+        return str(self._absolute(path, workdir=self._image.workdir if self._image else None))
 
     def _limits(self) -> Limits:
         storage_mb = self._effective_storage_mb

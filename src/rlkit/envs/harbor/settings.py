@@ -25,6 +25,8 @@ LOCAL_SANDBOX = "rlkit.envs.harbor.sandbox:LocalSandbox"
 OWN = {LOCAL: LOCAL_SANDBOX, "beaker": "rlkit.envs.harbor.beaker:BeakerSandbox"}
 """Environments of rlkit's own, by their names."""
 
+_CALLED = {LOCAL: "the local sandbox", "beaker": "a job of Beaker"}
+
 type Keep = Literal["all", "failed", "none"]
 
 
@@ -127,19 +129,19 @@ def environment(
         force_build: build images anew.
 
     Raises:
-        UsageError: there is no such environment, or the local sandbox takes no such argument.
+        UsageError: there is no such environment, or one of rlkit's own takes no such argument.
     """
     from harbor.models.environment_type import EnvironmentType
 
     given = dict(kwargs or {})
     known = [LOCAL, *(one.value for one in EnvironmentType), *(own for own in OWN if own != LOCAL)]
-    if name == LOCAL:
-        _check_local(given)
-    elif ":" in name:
+    if ":" in name:
         load_object(name, field="environment")
     elif name not in known:
         hint = did_you_mean(name, known)
         raise UsageError(f"environment: there is no {name!r}.{hint} Known: {', '.join(known)}, or package.module:Class")
+    if name in OWN:
+        _check_own(name, given)
     path = OWN.get(name, name if ":" in name else None)
     return Environment(
         type=None if path else name,
@@ -152,16 +154,16 @@ def environment(
     )
 
 
-def _check_local(kwargs: Mapping[str, Json]) -> None:
-    from rlkit.envs.harbor.sandbox import LocalSandbox
-
-    parameters = inspect.signature(LocalSandbox.__init__, eval_str=True).parameters.values()
+def _check_own(environment: str, kwargs: Mapping[str, Json]) -> None:
+    made = load_object(OWN[environment], field="environment")
+    assert isinstance(made, type)
+    parameters = inspect.signature(made.__init__, eval_str=True).parameters.values()
     known = {one.name: one.annotation for one in parameters if one.kind is one.KEYWORD_ONLY}
     for name, value in kwargs.items():
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}"
-            raise UsageError(f"environment_kwargs.{name}: the local sandbox takes no such argument. {hint}")
+            raise UsageError(f"environment_kwargs.{name}: {_CALLED[environment]} takes no such argument. {hint}")
         try:
             TypeAdapter(known[name]).validate_python(value, strict=True)
         except ValidationError as error:

@@ -33,6 +33,8 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
     "rollout_timeout": ("rollouts", "timeout_s"),
     "max_rollout_concurrency": ("rollouts", "max_live"),
     "seed": ("seed",),
+    "wandb_project_name": ("track", "wandb", "project"),
+    "wandb_run_name": ("track", "wandb", "name"),
 }
 """What has a place of its own."""
 
@@ -46,9 +48,7 @@ _DEFAULTS: Mapping[str, Json] = {
 """Of the cookbook, where rlkit has others."""
 
 _LEFT: Mapping[str, str] = {
-    "wandb_project_name": "set track.wandb.project",
-    "wandb_run_name": "set track.wandb.name",
-    "log_path": "runs are in RLKIT_RUNS_DIR, or in ./runs",
+    "log_path": "runs are in RLKIT_RUNS_DIR, or in ~/rlkit-runs",
     "tokenizer_name": "the tokenizer is the model's own",
     "max_active_tasks": "a run plays as many groups as its schedule wants; rollouts.max_live limits the rollouts",
 }
