@@ -120,7 +120,8 @@ def checkpoints_prune(  # noqa: PLR0917  Typer reads options from parameters of 
 def checkpoints_ttl(  # noqa: PLR0917  Typer reads options from parameters of any kind
     what: What = None,
     days: Annotated[
-        float | None, typer.Option(min=1 / 24, max=3650, help="Days from now until the service deletes them.")
+        float | None,
+        typer.Option(min=0.042, max=3650, help="Days from now until the service deletes them; an hour at least."),
     ] = None,
     never: Annotated[bool, typer.Option("--never", help="Keep them until somebody deletes them.")] = False,
     every: All = False,
