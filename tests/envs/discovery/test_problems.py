@@ -214,6 +214,11 @@ def test_circles_may_touch_and_not_overlap_by_the_least_bit() -> None:
     problem = CirclePacking(2)
     touching = np.array([[0.25, 0.5, 0.25], [0.75, 0.5, 0.25]])
     assert problem.verified(touching).value == pytest.approx(0.5, abs=1e-11)
+    rounded = touching + np.array([[0, 0, 1e-13], [0, 0, 0]])
+    found = problem.verified(rounded)
+    assert found.value < 0.5
+    again = problem.verified(found.construction)
+    assert digest(again.construction) == digest(found.construction)  # or the same would be archived twice
     nearer = touching - np.array([[0, 0, 0], [1e-11, 0, 0]])
     with pytest.raises(Invalid, match="circles 0 and 1 overlap"):
         problem.verified(nearer)
