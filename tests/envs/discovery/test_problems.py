@@ -110,6 +110,26 @@ def test_nothing_is_gained_by_what_rounding_leaves_room_for(name: str, more: flo
     assert float(exact_c5(found.construction)) == pytest.approx(found.value, abs=1e-15)
 
 
+ODD = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-300, 1e-12, -1e-12, 0.5, 1.0, 1 + 1e-12, 1e300, 1.7e308])
+
+
+@pytest.mark.parametrize("problem", [Erdos(), FirstAutocorrelation(), SecondAutocorrelation(), CirclePacking(2)])
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=300)
+@given(numbers=st.lists(ODD | st.floats(), min_size=6, max_size=6))
+def test_whatever_numbers_come_the_value_is_a_number_or_there_is_none(problem: Problem, numbers: list[float]) -> None:
+    shape = (2, 3) if isinstance(problem, CirclePacking) else (6,)
+    try:
+        found = problem.verified(np.array(numbers).reshape(shape))
+    except Invalid:
+        return
+    assert np.isfinite(found.value)
+    assert np.isfinite(found.construction).all()
+    assert np.isfinite(problem.reward(found.value))
+    again = problem.verified(found.construction)
+    assert again.value == pytest.approx(found.value, rel=1e-9, abs=1e-11)
+
+
 @pytest.mark.parametrize(
     ("given_array", "why"),
     [
@@ -123,6 +143,8 @@ def test_nothing_is_gained_by_what_rounding_leaves_room_for(name: str, more: flo
         (np.array([1.1, 0.2]), "1.1"),
         (np.array([0.0, 0.0]), "sum to 0"),
         (np.array([0.9, 0.1, 0.1]), "after rescaling"),
+        (np.array([5e-324, 0.0, 0.0, 5e-324]), "sum to 9.88e-324"),
+        (np.array([1e-300] * 4), "cannot be rescaled"),
     ],
 )
 def test_a_step_function_that_breaks_a_rule_is_refused(given_array: NDArray[np.float64], why: str) -> None:
@@ -192,6 +214,11 @@ def test_circles_may_touch_and_not_overlap_by_the_least_bit() -> None:
     problem = CirclePacking(2)
     touching = np.array([[0.25, 0.5, 0.25], [0.75, 0.5, 0.25]])
     assert problem.verified(touching).value == pytest.approx(0.5, abs=1e-11)
+    rounded = touching + np.array([[0, 0, 1e-13], [0, 0, 0]])
+    found = problem.verified(rounded)
+    assert found.value < 0.5
+    again = problem.verified(found.construction)
+    assert digest(again.construction) == digest(found.construction)  # or the same would be archived twice
     nearer = touching - np.array([[0, 0, 0], [1e-11, 0, 0]])
     with pytest.raises(Invalid, match="circles 0 and 1 overlap"):
         problem.verified(nearer)

@@ -5,7 +5,7 @@ import json
 import pickle
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from rlkit.sources import Mixture
 from rlkit.testing import ScriptedPolicy
 from rlkit.tokenizers import load_tokenizer
 from rlkit.types import Episode, Group, Outcome
+from tests.envs.discovery.test_archive import Number
 from tests.test_docs import ROOT, snippets
 
 BETTER = "def run(seed, budget_s):\n    h = initial_h_values.copy()\n    return 0.5 + 0.9 * (h - 0.5)"
@@ -100,6 +101,19 @@ def test_what_gives_no_valid_construction_gets_nothing_and_says_why(
     assert outcome.metrics[f"end/{end}"] == 1
     assert sum(value for name, value in outcome.metrics.items() if name.startswith("end/")) == 1
     assert outcome.info["why"]
+
+
+@dataclass(frozen=True)
+class Careless(Number):
+    """A problem that puts a value on anything."""
+
+
+def test_a_value_that_is_no_number_is_none(task: ConstructionProblem) -> None:
+    careless = replace(task, problem=Careless())
+    for number in ("nan", "inf", "-inf"):
+        outcome = play(careless, program(f"def run(): return [float('{number}')]"))
+        assert (outcome.reward, outcome.info["end"]) == (0, "invalid")
+        assert str(outcome.info["why"]).endswith("which is no number")
 
 
 def test_a_program_that_prints_its_progress_is_no_failure(task: ConstructionProblem) -> None:

@@ -37,6 +37,8 @@ _GRID = 2.0**60
 """Values are rounded to multiples of 2^-60, so that exact arithmetic has numbers of a bounded length."""
 _ROUNDING = 1e-15
 """For each piece, how far a sum may be from n/2 by rounding alone. By more than that a value could be bettered."""
+_LEAST_SUM = 1e-9
+"""Below which nothing is left of the precision of heights, down to where rescaling them gives what is no number."""
 _FFT_FROM = 600
 _PLACES = 10
 
@@ -106,8 +108,8 @@ class Erdos(Problem):
             raise Invalid(f"the construction has {len(h)} pieces, and must have {self.n_points}")
         _in_box(h, "")
         total = float(h.sum())
-        if total <= 0:
-            raise Invalid("the heights sum to 0, and cannot be rescaled to sum to n / 2")
+        if total < _LEAST_SUM:
+            raise Invalid(f"the heights sum to {total:.3g}, and cannot be rescaled to sum to n / 2")
         if abs(total - len(h) / 2) > _ROUNDING * len(h):  # what was verified before stays what it is, bit for bit
             h *= len(h) / 2 / total
         _in_box(h, " after rescaling to the sum n / 2")
@@ -178,7 +180,7 @@ def exact_c5(h: Construction) -> Fraction:
 
 def _in_box(h: Construction, when: str) -> None:
     low, high = float(h.min()), float(h.max())
-    if low < -SLACK or high > 1 + SLACK:
+    if not (low >= -SLACK and high <= 1 + SLACK):  # so that no comparison with what is no number passes
         worst = low if low < -SLACK else high
         raise Invalid(f"a height is {worst:.9g}{when}; heights must lie in [0, 1]")
 

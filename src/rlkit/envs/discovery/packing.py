@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHRINK = 1e-12
-"""What each radius is lessened by before packings are judged, so that rounding alone makes none invalid."""
+"""What each radius is lessened by where circles overlap or leave the square, as rounding alone may make them."""
 
 _CLOSE = 1e-9
 """Pairs that are further apart than this need no exact arithmetic."""
@@ -78,13 +78,14 @@ class CirclePacking(Problem):
         return (
             f"Pack {self.circles} circles into the unit square [0, 1] x [0, 1] so that the sum of their radii is as "
             "large as possible. The circles may have different radii; they must not overlap, nor leave the square.\n\n"
-            f"A construction is {self.shape}, all finite, with radii that are not negative. The verifier lessens each "
-            f"radius by {SHRINK:g}, for rounding, and then refuses any overlap at all: the distance of two centres "
-            "must be at least the sum of their radii, and a centre at least its radius away from each side."
+            f"A construction is {self.shape}, all finite, with radii that are not negative. The distance of two "
+            "centres must be at least the sum of their radii, and a centre at least its radius away from each side. "
+            f"Where that is not so, the verifier lessens each radius by {SHRINK:g}, for rounding, and then refuses any "
+            "overlap at all."
         )
 
     def verified(self, given: Construction) -> Verified:
-        """The circles with their radii lessened by `SHRINK`, and the sum of these."""
+        """The circles, their radii lessened by `SHRINK` where they do not fit as they are, and the sum of these."""
         if given.shape != (self.circles, 3):
             raise Invalid(f"the array has the shape {given.shape}, and must have ({self.circles}, 3)")
         if not np.isfinite(given).all():
@@ -92,11 +93,11 @@ class CirclePacking(Problem):
         circles = given.astype(np.float64, copy=True)
         if circles[:, 2].min() < 0:
             raise Invalid(f"a radius is {circles[:, 2].min():.9g}; none may be below 0")
-        circles[:, 2] = np.maximum(circles[:, 2] - SHRINK, 0)
-        if np.abs(circles).max() > 1:
-            raise Invalid("a circle leaves the square")
-        _inside(circles)
-        _apart(circles)
+        try:
+            _fit(circles)
+        except Invalid:
+            circles[:, 2] = np.maximum(circles[:, 2] - SHRINK, 0)
+            _fit(circles)
         return Verified(circles, float(circles[:, 2].sum()))
 
     def start(self, rng: np.random.Generator) -> Construction:
@@ -125,6 +126,13 @@ class CirclePacking(Problem):
         for x, y, radius in construction.tolist():
             axes.add_patch(Circle((x, y), radius, facecolor="C0", alpha=0.35, edgecolor="C0"))
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xlabel="x", ylabel="y")
+
+
+def _fit(circles: Construction) -> None:
+    if np.abs(circles).max() > 1:
+        raise Invalid("a circle leaves the square")
+    _inside(circles)
+    _apart(circles)
 
 
 def _inside(circles: Construction) -> None:

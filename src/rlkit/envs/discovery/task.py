@@ -7,6 +7,7 @@ no valid one. What runs programs may fail; that fails the episode, and is no rew
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -160,9 +161,12 @@ class ConstructionProblem(Env):
         if ran.value is None:
             return None, ran.error
         try:
-            return self.problem.verified(ran.value), ""
+            found = self.problem.verified(ran.value)
         except Invalid as error:
             return None, str(error)
+        if not math.isfinite(found.value):
+            return None, f"its value is {found.value}, which is no number"
+        return found, ""
 
     def _recorded(self, folder: Path, child: State) -> bool:
         """Save the child where it is a record; whether it is."""
