@@ -93,7 +93,7 @@ def decode(data: bytes) -> Episode:
 
 def dump(value: Mapping[str, object]) -> str:
     """JSON on one line; what JSON cannot hold is written as its `repr`."""
-    return _ENCODER.encode(value)
+    return _ENCODER.encode(value) if value else "{}"  # as most are
 
 
 type _ImageHead = tuple[int, int, int, Literal["png", "jpeg"]]

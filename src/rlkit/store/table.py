@@ -207,7 +207,7 @@ def _turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructA
         _lists(completions, pa.int32()),
         _lists([turn.logprobs for turn in turns], pa.float32()),
         _lists([turn.sampled for turn in turns], pa.bool_()),
-        pa.array([decode(tokens[tokens != IMAGE_TOKEN]) for tokens in prompts], pa.large_string()),
+        pa.array([decode(_without_images(turn.prompt)) for turn in turns], pa.large_string()),
         pa.array([decode(tokens) for tokens in completions], pa.large_string()),
         _nested(
             pa.array(
@@ -223,6 +223,10 @@ def _turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructA
         pa.array([turn.request_id for turn in turns], pa.string()),
     ]
     return pa.StructArray.from_arrays(fields, fields=list(_TURN))
+
+
+def _without_images(prompt: Prompt) -> Tokens:
+    return prompt.tokens[prompt.tokens != IMAGE_TOKEN] if prompt.images else prompt.tokens
 
 
 def _lists(arrays: Sequence[Any], kind: pa.DataType) -> pa.ListArray:
