@@ -57,6 +57,7 @@ print("done")
 @pytest.mark.timeout(300)
 def test_programs_run_on_the_machines_of_a_cluster_behind_the_same_layers() -> None:
     environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as the runner sets it where it is the one that connects
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=250, check=False, env=environ
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Protocol, cast
@@ -114,6 +115,9 @@ class RayRunner:
 
 
 def _connected() -> ModuleType:
+    # Of what `uv run` has started Ray starts each worker with `uv run` again, in a copy of the working directory: for
+    # minutes, and at times for ever. rlkit must be installed there anyway.
+    os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
         module = importlib.import_module("ray")
     except ModuleNotFoundError:
