@@ -346,3 +346,20 @@ def test_a_source_of_ones_own_may_say_something_too(tmp_path: Path) -> None:
     own.said = {"held": "many"}
     with pytest.raises(EnvironmentFault, match="the task source of words failed: ValueError"):
         Simulation(tmp_path / "broken", tasks=own).train()  # type: ignore[arg-type]  as above
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_step_that_is_taken_again_for_its_numbers_has_those_of_its_tasks_too(tmp_path: Path, mode: str) -> None:
+    settings = {
+        "envs": {"words": {"curriculum": {"name": "target"}}},
+        "schedule": {"mode": mode},
+    }
+    run = Simulation(tmp_path / "run", settings=settings)
+    run.train()
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(lines[:-1]))  # as if killed before the last was written
+    run.train(resume=True)
+    names = {name for name in json.loads(lines[-1]) if name.startswith("env/words/tasks/")}
+    assert names
+    before, after = json.loads(lines[-1]), run.lines()[-1]
+    assert {name: after[name] for name in names} == {name: before[name] for name in names}

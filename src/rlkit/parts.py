@@ -50,6 +50,7 @@ class Parts:
         stop: looked at between steps.
         slots: of all rollouts; they give no more places once the budget is used up.
         budget: of the run.
+        of_tasks: by step, what the task sources said after it, of the last steps before the run was interrupted.
     """
 
     restore: Restore
@@ -69,3 +70,4 @@ class Parts:
     stop: StopSignal
     slots: Slots
     budget: Budget
+    of_tasks: Mapping[int, Mapping[str, float]]

@@ -22,6 +22,7 @@ from rlkit.trackers import Checkpoint
 def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     """Take the task sources through what happened since their state was kept; the tasks that are in no step yet.
 
+    What the sources say after each step is put into `history.of_tasks`, for steps whose numbers were not written down.
     Draws that a damaged journal has lost are made again, and `history` knows them from then on. Where these may now be
     of other tasks, it forgets what was played of them.
 
@@ -37,6 +38,7 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     except Exception as error:  # it is not what they wrote
         path = state_path(history.directory, history.since)
         raise UsageError(f"{path}: the task sources cannot take it up: {type(error).__name__}: {error}") from error
+    history.of_tasks[history.since] = tasks.metrics()
     waiting = list[Task]()
     lost = dict[int, Draw]()
     trained = {one.draw for record in history.steps.values() for one in record.groups}
@@ -74,6 +76,7 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
                     if kept.group.draw in lost and kept.group.task != lost[kept.group.draw].task:
                         raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
                     tasks.observe(kept.group)
+                history.of_tasks[event.step] = tasks.metrics()
                 moved = moved or (before is not None and tasks.state_dict() != before)
     return waiting
 

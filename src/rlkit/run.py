@@ -313,6 +313,7 @@ class RLTrainer(Trainer):
             stop=self._stop,
             slots=slots,
             budget=budget,
+            of_tasks=history.of_tasks,
         )
         loop = Loop(parts, step=history.step, weights=weights)
         return loop

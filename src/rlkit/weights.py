@@ -207,7 +207,7 @@ class Weights:
                 update.withdraw()
             self.step = step
             if not self._reporter.knows(step):
-                self._report(step, metrics, newest)
+                self._report(step, metrics | dict(parts.of_tasks.get(step, {})), newest)
         return newest or await self.hand_over()
 
     async def _made(

@@ -59,6 +59,7 @@ class History:
         attempts: the episodes in the journal, by draw.
         steps: the steps in the journal.
         draws: the draws in the journal.
+        of_tasks: by step, what the task sources said after it, of the steps that they were taken through again.
         damaged: files of the journal with records that cannot be read, or are missing.
     """
 
@@ -71,6 +72,7 @@ class History:
     attempts: dict[int, list[Episode]] = field(default_factory=dict[int, list[Episode]])
     steps: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])
     draws: dict[int, Draw] = field(default_factory=dict[int, Draw])
+    of_tasks: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
     damaged: list[Path] = field(default_factory=list[Path])
 
     def groups(self, step: int) -> Sequence[table.StepGroup]:
