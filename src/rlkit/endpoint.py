@@ -199,7 +199,7 @@ class NoSampler(Sampler):
     async def sample(  # noqa: D102  inherited
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
-        raise NotImplementedError
+        raise AssertionError("an endpoint has no weights that could be sampled from")
 
 
 @asynccontextmanager

@@ -141,6 +141,7 @@ def test_a_known_commit_is_read_whatever_is_newer_and_what_is_missing_is_named(t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"dataset": "minerva", "revision": "main"}, "revision: 'main' is no commit, which has 40 digits"),
         ({"path": Path("x.jsonl"), "revision": OLD}, "revision: has no effect on a file"),
         ({"dataset": "aime", "revision": OLD}, "revision: aime is of several repositories: HuggingFaceH4/aime_2024, "),
     ],

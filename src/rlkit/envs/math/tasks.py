@@ -70,7 +70,7 @@ def maths(
     format_weight: Annotated[float, Field(ge=0)] = 0.0,
     policies: Policies | None = None,
     grader: OwnGrader | None = None,
-    revision: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None,
+    revision: str | None = None,
     recorded: Recorded = lambda now: now,
     note: Note = lambda message: None,
 ) -> Sequence[MathProblem]:
@@ -174,6 +174,8 @@ def _commits(name: str | None, apart: Sequence[str] | None, revision: str | None
     if revision is not None and name is None:
         raise UsageError("revision: has no effect on a file: it is of a dataset on the hub")
     given = dict[str, str]()
+    if revision is not None and not re.fullmatch("[0-9a-f]{40}", revision):
+        raise UsageError(f"revision: {revision!r} is no commit, which has 40 digits from 0 to f; a branch may move")
     if name is not None and revision is not None:
         repositories = {table.repository for table in _tables(name)}
         if len(repositories) > 1:
