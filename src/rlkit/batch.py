@@ -277,22 +277,23 @@ def _path(episode: Episode, last: int) -> list[int]:
 
 
 def _datum(episode: Episode, path: list[int], advantages: NDArray[np.float64], *, fresh: list[bool]) -> Datum:
-    pieces = list[Prompt]()
-    logprobs, weights, masks = list[NDArray[np.float32]](), list[NDArray[np.float32]](), list[NDArray[np.bool_]]()
-    for index, new in zip(path, fresh, strict=True):
-        turn = episode.turns[index]
-        given = len(turn.prompt)
-        pieces += [turn.prompt, Prompt(turn.completion)]
-        mask = turn.sampled & new
-        logprobs += [np.zeros(given, np.float32), np.where(mask, turn.logprobs, np.float32(0))]
-        weights += [np.zeros(given, np.float32), np.where(mask, np.float32(advantages[index]), np.float32(0))]
-        masks += [np.zeros(given, np.bool_), mask]
-    prompt = join(pieces)
+    turns = [episode.turns[index] for index in path]
+    prompt = join([piece for turn in turns for piece in (turn.prompt, Prompt(turn.completion))])
+    logprobs, weights = np.zeros(len(prompt), np.float32), np.zeros(len(prompt), np.float32)
+    mask = np.zeros(len(prompt), np.bool_)
+    end = 0
+    for turn, index, new in zip(turns, path, fresh, strict=True):
+        start = end + len(turn.prompt)
+        end = start + len(turn.completion)
+        if new:
+            mask[start:end] = turn.sampled
+            np.copyto(logprobs[start:end], turn.logprobs, where=turn.sampled)
+            np.copyto(weights[start:end], np.float32(advantages[index]), where=turn.sampled)
     images = tuple(image for image in prompt.images if image.start < len(prompt) - 1)
     return Datum(
         prompt=Prompt(prompt.tokens[:-1], images),
         targets=np.maximum(prompt.tokens[1:], 0),  # an image position predicts nothing, but must hold a token
-        logprobs=np.concatenate(logprobs)[1:],
-        advantages=np.concatenate(weights)[1:],
-        mask=np.concatenate(masks)[1:],
+        logprobs=logprobs[1:],
+        advantages=weights[1:],
+        mask=mask[1:],
     )

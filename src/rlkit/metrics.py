@@ -136,24 +136,30 @@ def _stops(prefix: str, turns: Sequence[Turn]) -> dict[str, float]:
     if not turns:
         return {}
     stops = {f"{prefix}/stop/{why}": _mean(float(turn.stop == why) for turn in turns) for why in ("stop", "length")}
-    forced = [bool((turn.sampled[:-1] & ~turn.sampled[1:]).any()) for turn in turns]
+    forced = [not turn.sampled.all() and bool((turn.sampled[:-1] & ~turn.sampled[1:]).any()) for turn in turns]
     return {**stops, f"{prefix}/budget_forced": _mean(map(float, forced))} if any(forced) else stops
 
 
 def _unique_bigrams(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
     shares = list[float]()
     for episode in episodes:
-        # Sorting, unlike hashing, lets other threads run.
-        pairs = np.sort(np.concatenate([np.empty(0, np.int64), *(_bigrams(turn) for turn in episode.turns)]))
+        pairs = np.sort(_bigrams(episode.turns))  # sorting, unlike hashing, lets other threads run
         if len(pairs):
-            shares.append((1 + np.count_nonzero(np.diff(pairs))) / len(pairs))
+            shares.append((1 + np.count_nonzero(pairs[1:] != pairs[:-1])) / len(pairs))
     return {f"{prefix}/unique_bigrams": _mean(shares)} if shares else {}
 
 
-def _bigrams(turn: Turn) -> NDArray[np.int64]:
+def _bigrams(turns: Sequence[Turn]) -> NDArray[np.int64]:
     """Both tokens of each pair in one number."""
-    tokens = turn.completion.astype(np.int64)
-    return (tokens[:-1] << 32 | tokens[1:])[turn.sampled[:-1] & turn.sampled[1:]]
+    turns = [turn for turn in turns if len(turn.completion)]
+    if not turns:
+        return np.empty(0, np.int64)
+    tokens = np.concatenate([turn.completion for turn in turns], dtype=np.int64)
+    sampled = np.concatenate([turn.sampled for turn in turns])
+    pair = sampled[:-1] & sampled[1:]
+    ends = np.cumsum([len(turn.completion) for turn in turns[:-1]], dtype=np.int64)
+    pair[ends - 1] = False  # what begins at the end of a turn
+    return (tokens[:-1] << 32 | tokens[1:])[pair]
 
 
 def _retried(prefix: str, groups: Sequence[Group]) -> dict[str, float]:

@@ -107,7 +107,7 @@ def _die_in_a_record(kind: Kind, number: int, cut: float, die: Callable[[], NoRe
     def doomed(self: Journal, kind_: Kind, content: bytes) -> None:
         seen[kind_] += 1
         if kind_ is kind and seen[kind] == number:
-            framed = journals._framed(bytes([kind]) + content, self._compressor)  # pyright: ignore[reportPrivateUsage]
+            framed = journals._framed(kind, content)  # pyright: ignore[reportPrivateUsage]
             atomic.append(self._file, framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
             die()
         append(self, kind_, content)

@@ -6,7 +6,9 @@ before it is lost. One that is damaged is told, and nothing that stands behind i
 
 A journal is a folder of segments, `000001.log`, `000002.log`, …: segment n holds what happened from the end of the
 batch of step n − 1 to the end of that of step n. A record is its length and its CRC-32, four bytes each and
-little-endian, and then its content, compressed with zstandard: one byte for its kind, and the rest.
+little-endian, and then what they are of: four bytes by which a record is found behind a damaged one, one byte for its
+kind, and its content. Nothing is compressed: a segment is deleted soon, and to compress an episode takes as long as to
+encode it.
 """
 
 from __future__ import annotations
@@ -22,14 +24,12 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-import zstandard
-
 from rlkit import atomic
 from rlkit.concurrency import in_thread
 from rlkit.errors import RunFailed
 
-_LEVEL = -1
 _PREFIX_BYTES = 8
+_MARK = b"\xb5rlk"
 
 
 class Kind(IntEnum):
@@ -84,7 +84,6 @@ class Journal:
         self._written = self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
         self._broken: OSError | None = None
-        self._compressor = zstandard.ZstdCompressor(level=_LEVEL)
 
     def append(self, kind: Kind, content: bytes) -> None:
         """Write a record, which outlives the process; `sync` puts it on the disk. Records keep their order.
@@ -95,7 +94,7 @@ class Journal:
         if self._broken is not None:  # after a torn record nothing can follow
             raise self._failure(self._broken)
         try:
-            atomic.append(self._file, _framed(bytes([kind]) + content, self._compressor))
+            atomic.append(self._file, _framed(kind, content))
             self._written += 1
             if kind is Kind.STEP:
                 self._full.append(self._file)
@@ -196,11 +195,11 @@ def records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None
         damaged: told of a segment that holds a record which cannot be read and is left out.
     """
     for number, path in segments(folder):
-        for content, _ in _frames(path):
-            if content is None:
+        for framed, _ in _frames(path):
+            if framed is None:
                 damaged(path)
             else:
-                yield Record(number, Kind(content[0]), content[1:])
+                yield Record(number, Kind(framed[len(_MARK)]), framed[len(_MARK) + 1 :])
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
@@ -210,9 +209,10 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.stem), path) for path in folder.glob("*.log") if path.stem.isdigit())
 
 
-def _framed(content: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
-    packed = compressor.compress(content)
-    return len(packed).to_bytes(4, "little") + zlib.crc32(packed).to_bytes(4, "little") + packed
+def _framed(kind: Kind, content: bytes) -> bytes:
+    head = _MARK + bytes([kind])
+    crc = zlib.crc32(content, zlib.crc32(head))
+    return b"".join([(len(head) + len(content)).to_bytes(4, "little"), crc.to_bytes(4, "little"), head, content])
 
 
 def _frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
@@ -221,34 +221,33 @@ def _frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
     What ends the file, and has nothing whole behind it, was being written when the process or the machine died, and is
     no record.
     """
-    decompressor = zstandard.ZstdDecompressor()
     with path.open("rb") as file:
         at, end = 0, os.fstat(file.fileno()).st_size
         while at < end:
-            packed = _packed(file, at, end)
-            following = _next_whole(file, at, end) if packed is None else at + _PREFIX_BYTES + len(packed)
+            framed = _whole(file, at, end)
+            following = _next_whole(file, at, end) if framed is None else at + _PREFIX_BYTES + len(framed)
             if following is None:
                 return
-            yield None if packed is None else decompressor.decompress(packed), following - at
+            yield framed, following - at
             at = following
 
 
-def _packed(file: BinaryIO, at: int, end: int) -> bytes | None:
-    """The compressed content of the record that begins at a place; None if no whole one does."""
+def _whole(file: BinaryIO, at: int, end: int) -> bytes | None:
+    """Mark, kind and content of the record that begins at a place; None if no whole one does."""
     file.seek(at)
     prefix = file.read(_PREFIX_BYTES)
     size, crc = (int.from_bytes(part, "little") for part in (prefix[:4], prefix[4:]))
     if not 0 < size <= end - at - _PREFIX_BYTES:
         return None
-    packed = file.read(size)
-    return packed if zlib.crc32(packed) == crc else None
+    framed = file.read(size)
+    return framed if framed.startswith(_MARK) and zlib.crc32(framed) == crc else None
 
 
 def _next_whole(file: BinaryIO, at: int, end: int) -> int | None:
     """Where the first whole record begins behind the beginning of one that is not."""
     with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as data:
-        magic = at + _PREFIX_BYTES
-        while (magic := data.find(zstandard.FRAME_HEADER, magic + 1)) >= 0:
-            if _packed(file, magic - _PREFIX_BYTES, end) is not None:
-                return magic - _PREFIX_BYTES
+        mark = at + _PREFIX_BYTES
+        while (mark := data.find(_MARK, mark + 1)) >= 0:
+            if _whole(file, mark - _PREFIX_BYTES, end) is not None:
+                return mark - _PREFIX_BYTES
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Generator
+from contextvars import Context
 from typing import Any
 
 import httpx
@@ -19,10 +20,13 @@ _REQUEST = httpx.Request("POST", "http://simulated")
 
 
 class Answer[T]:
-    """Stands in for `tinker.APIFuture`: the request is on its way, and this is awaited."""
+    """Stands in for `tinker.APIFuture`: the request is on its way, and this is awaited.
+
+    What a service does is no work of the rollout that asks, so it has a context of its own, as in the SDK's thread.
+    """
 
     def __init__(self, answer: Awaitable[T]) -> None:
-        self._answer = asyncio.ensure_future(answer)
+        self._answer = Context().run(asyncio.ensure_future, answer)
         self._answer.add_done_callback(lambda done: None if done.cancelled() else done.exception())
 
     def __await__(self) -> Generator[Any, None, T]:
