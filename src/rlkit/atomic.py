@@ -63,12 +63,11 @@ def sync_folder(path: Path) -> None:
 
 def append(file: BinaryIO, data: bytes) -> None:
     """Write all of `data` at the end of an unbuffered file, or nothing. It outlives the process, not a power cut."""
-    before = file.tell()
     left = memoryview(data)
     try:
         while left:
             left = left[file.write(left) :]
     except OSError:
         with suppress(OSError):
-            file.truncate(before)
+            file.truncate(file.tell() - (len(data) - len(left)))
         raise

@@ -6,6 +6,7 @@ Invariant: a token that was not sampled has no log-probability, and is marked.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
@@ -22,7 +23,16 @@ def forced_piece(tokens: Tokens) -> Piece:
 
 def sampled_piece(completion: Completion) -> Piece:
     """What the model sampled."""
-    return completion.tokens, completion.logprobs, np.ones(len(completion.tokens), np.bool_)
+    count = len(completion.tokens)
+    return completion.tokens, completion.logprobs, _ones(count.bit_length())[:count]
+
+
+@cache
+def _ones(bits: int) -> Bools:
+    """Up to 2^bits − 1 of them, for all completions: nearly every token is sampled."""
+    ones = np.ones(1 << bits, np.bool_)
+    ones.flags.writeable = False
+    return ones
 
 
 def joined(pieces: Sequence[Piece]) -> Piece:

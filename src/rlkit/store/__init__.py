@@ -307,19 +307,22 @@ class RunStore:
             await earlier
         await asyncio.shield(written)  # a step is a step once its record says so
         try:
-            path = table_path(self.directory, step)
-            await in_thread(lambda: table.write(path, groups, decode=self._decode))
-            await in_thread(atomic.write_text, state_path(self.directory, step), state)
+            await in_thread(self._write_step, step, groups, state)
             if retried:
                 self.about.write()
         except OSError as error:
             raise self._unwritable(error) from error
         # What was drawn in segment n is drawn again from the state after step n − 1.
-        needed = max(kept for kept in states(self.directory) if kept < before)
-        for kept in states(self.directory):
+        known = states(self.directory)
+        needed = max(kept for kept in known if kept < before)
+        for kept in known:
             if kept < needed:
                 state_path(self.directory, kept).unlink(missing_ok=True)
         self._writer.drop_through(needed)
+
+    def _write_step(self, step: int, groups: Sequence[StepGroup], state: str) -> None:
+        table.write(table_path(self.directory, step), groups, decode=self._decode)
+        atomic.write_text(state_path(self.directory, step), state)
 
     def _without_secrets(self, episode: Episode) -> Episode:
         if episode.error is None and not episode.info:

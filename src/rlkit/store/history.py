@@ -6,6 +6,7 @@ Invariant: what is found is what was on the disk for sure, or there is an error 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from rlkit.store.journal import Kind, Record, records, segments
 from rlkit.types import Episode, Group, Json
 
 DRAW_BYTES = 8
+
+_STATE = re.compile(r"step=(\d+)\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +125,9 @@ def state_path(directory: Path, step: int) -> Path:
 
 def states(directory: Path) -> list[int]:
     """The steps whose state is kept."""
-    numbers = (path.stem.partition("=")[2] for path in (directory / "state").glob("step=*.json"))
-    return sorted(int(number) for number in numbers if number.isdecimal())
+    folder = directory / "state"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(found[1]) for found in map(_STATE.fullmatch, names) if found)
 
 
 def step_group(draw: Draw, attempts: Sequence[Episode], member: Member) -> table.StepGroup:

@@ -72,7 +72,7 @@ class ByteChat(ChatFormat):
         return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
 
     def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
-        plain = tokens[(tokens >= 0) & (tokens < BEGIN)]
+        plain = tokens[np.asarray(tokens, np.int32).view(np.uint32) < BEGIN]  # one below 0 is a large one there
         return plain.astype(np.uint8).tobytes().decode(errors="replace")
 
     def _written(self, role: str, body: str) -> list[Tokens]:
