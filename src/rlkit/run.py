@@ -270,7 +270,6 @@ class RLTrainer(Trainer):
 
         async def play(task: Task) -> Played:
             group = await player.play(task, lambda: loop.newest, earlier=known.pop(task.draw, Earlier()))
-            await store.sync()
             await keep_used()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
             played = Played(await prepared.prepare(group), enough)

@@ -9,6 +9,7 @@ import os
 import random
 import threading
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,8 @@ from hypothesis import strategies as st
 from rlkit.errors import RunFailed, UsageError
 from rlkit.store import codec, table
 from rlkit.store.history import read_groups
-from rlkit.store.journal import Journal, Kind, records, segments, unwritable
+from rlkit.store.journal import SYNC_WITHIN_S, Journal, Kind, records, segments, unwritable
+from rlkit.testing import run_virtual
 from rlkit.types import Episode, Group, Image, Prompt, Turn
 
 floats32 = st.floats(width=32, allow_nan=False)
@@ -288,6 +290,49 @@ def test_what_did_not_reach_the_disk_is_told_to_all_who_wait_for_it(
     failures = asyncio.run(run())
     assert [type(failure) for failure in failures] == [RunFailed, RunFailed]
     assert "make room, then resume the run" in str(failures[0])
+
+
+def test_a_record_that_nobody_asks_for_is_on_the_disk_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = list[float]()
+
+    async def run() -> None:
+        clock = asyncio.get_running_loop().time
+
+        def flushed(_: object) -> None:
+            times.append(clock())
+
+        monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=flushed, fstat=os.fstat))
+        journal = Journal(tmp_path, segment=1)
+        times.clear()
+        journal.append(Kind.EPISODE, b"one")
+        await asyncio.sleep(4)
+        journal.append(Kind.EPISODE, b"two")  # goes with the first
+        await asyncio.sleep(2 * SYNC_WITHIN_S)
+        journal.append(Kind.EPISODE, b"three")
+        await journal.sync()
+        await asyncio.sleep(2 * SYNC_WITHIN_S)  # nothing is left to do
+        journal.append(Kind.EPISODE, b"four")
+        await journal.close()
+
+    run_virtual(run())
+    assert times == [SYNC_WITHIN_S, 4 + 2 * SYNC_WITHIN_S, 4 + 4 * SYNC_WITHIN_S]
+    assert contents(tmp_path) == [b"one", b"two", b"three", b"four"]
+
+
+def test_what_cannot_be_put_on_the_disk_later_is_told_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        journal.append(Kind.EPISODE, b"one")
+        with monkeypatch.context() as broken:
+            broken.setattr(os, "fsync", disk_full)
+            await asyncio.sleep(2 * SYNC_WITHIN_S)
+        with pytest.raises(RunFailed, match="No space left"):
+            journal.append(Kind.EPISODE, b"two")
+        await journal.close()
+
+    run_virtual(run())
 
 
 def test_one_who_stops_waiting_does_not_stop_the_others(tmp_path: Path) -> None:

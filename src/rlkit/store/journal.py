@@ -1,8 +1,9 @@
 """The journal of a run: what happened, in order, durable before it counts.
 
-Invariant: a record survives the process once `append` has returned, and a power cut once `sync` has or the journal was
-opened again. A record that was being written when the process died is recognised and dropped, and nothing that stands
-before it is lost. One that is damaged is told, and nothing that stands behind it is lost.
+Invariant: a record survives the process once `append` has returned, and a power cut once `sync` has, or `SYNC_WITHIN_S`
+later, or once the journal was opened again. A record that was being written when the process died is recognised and
+dropped, and nothing that stands before it is lost. One that is damaged is told, and nothing that stands behind it is
+lost.
 
 A journal is a folder of segments, `000001.log`, `000002.log`, …: segment n holds what happened from the end of the
 batch of step n − 1 to the end of that of step n. A record is its length and its CRC-32, four bytes each and
@@ -27,6 +28,9 @@ from typing import BinaryIO
 from rlkit import atomic
 from rlkit.concurrency import in_thread
 from rlkit.errors import RunFailed
+
+SYNC_WITHIN_S = 10.0
+"""How long a record waits to be put on the disk when nobody asks for it."""
 
 _PREFIX_BYTES = 8
 _MARK = b"\xb5rlk"
@@ -83,6 +87,7 @@ class Journal:
         self._full: list[BinaryIO] = []
         self._written = self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
+        self._due: asyncio.TimerHandle | None = None
         self._broken: OSError | None = None
 
     def append(self, kind: Kind, content: bytes) -> None:
@@ -102,6 +107,8 @@ class Journal:
                 self._file = self._opened(self._segment)
         except OSError as error:
             raise self._failure(error) from error
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_later(SYNC_WITHIN_S, self._sync_what_waits)
 
     async def sync(self) -> None:
         """Return when all that was appended is on the disk. Those who ask at the same time wait for the same.
@@ -111,10 +118,7 @@ class Journal:
         """
         wanted = self._written
         while self._synced < wanted:
-            if self._syncing is None:
-                self._syncing = asyncio.create_task(self._sync())
-                self._syncing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-            await asyncio.shield(self._syncing)
+            await asyncio.shield(self._begin_to_sync())
 
     async def close(self) -> None:
         """Put what was appended on the disk, if it can be, and let go of the files; a cancellation waits for that."""
@@ -139,8 +143,21 @@ class Journal:
             with suppress(RunFailed):  # whoever needed it there has waited for it
                 await self.sync()
         finally:
+            if self._due is not None:
+                self._due.cancel()
             for file in [*self._full, self._file]:
                 file.close()
+
+    def _sync_what_waits(self) -> None:
+        self._due = None
+        if self._synced < self._written:
+            self._begin_to_sync()  # what goes wrong is told to whoever appends next
+
+    def _begin_to_sync(self) -> asyncio.Task[None]:
+        if self._syncing is None:
+            self._syncing = asyncio.create_task(self._sync())
+            self._syncing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        return self._syncing
 
     async def _sync(self) -> None:
         written, full, file = self._written, self._full, self._file
