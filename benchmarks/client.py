@@ -72,7 +72,7 @@ def dialogues(turns: int) -> list[Dialogue]:
 
 def our_group(rollouts: Sequence[Dialogue]) -> Group:
     """A group as rlkit's policy handle records it."""
-    from rlkit.policy import RecordingPolicy
+    from rlkit.recording import RecordingPolicy
     from rlkit.testing import ByteChat
     from rlkit.types import Completion, Episode, Group, Sampling
 

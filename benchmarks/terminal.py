@@ -28,7 +28,7 @@ os.environ["HARBOR_TELEMETRY"] = "0"
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
 
-    from rlkit.policy import RecordingPolicy
+    from rlkit.recording import RecordingPolicy
 
 OPENING_TOKENS = 1500
 TOKENS_PER_NUMBER = 5
@@ -169,7 +169,8 @@ def timed_policy(model: Path, said: Sequence[str]) -> tuple[RecordingPolicy, lis
     """A policy that says this, and the CPU seconds that its `chat` took, in a list of one."""
     import numpy as np
 
-    from rlkit.policy import RecordingPolicy, Reply
+    from rlkit.policy import Reply
+    from rlkit.recording import RecordingPolicy
     from rlkit.renderers import TemplateChat
     from rlkit.testing import tiny_model
     from rlkit.tokenizers import load_tokenizer

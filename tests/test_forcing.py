@@ -18,7 +18,8 @@ from rlkit.chat import ChatFormat
 from rlkit.errors import ConfigError
 from rlkit.forcing import end_of_thinking
 from rlkit.metrics import group_metrics
-from rlkit.policy import Limits, RecordingPolicy, Reply
+from rlkit.policy import Limits, Reply
+from rlkit.recording import RecordingPolicy
 from rlkit.renderers import chat_format
 from rlkit.testing import ByteChat
 from rlkit.testing.policies import ScriptedSampler

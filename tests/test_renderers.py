@@ -11,7 +11,8 @@ import pytest
 from rlkit.chat import ChatFormat
 from rlkit.engine.models import load_tokenizer
 from rlkit.errors import UsageError
-from rlkit.policy import Limits, RecordingPolicy
+from rlkit.policy import Limits
+from rlkit.recording import RecordingPolicy
 from rlkit.renderers import CookbookChat, TemplateChat, chat_format
 from rlkit.testing import tiny_model
 from rlkit.types import IMAGE_TOKEN, Completion, Message, Prompt, Sampling, StopReason, Tool, ToolCall

@@ -18,7 +18,8 @@ from rlkit.chat import ChatFormat
 from rlkit.coalesce import Coalescer
 from rlkit.concurrency import together
 from rlkit.env import GroupScorer, SingleTurnEnv
-from rlkit.policy import Limits, Policy, RecordingPolicy, Sampler
+from rlkit.policy import Limits, Policy, Sampler
+from rlkit.recording import RecordingPolicy
 from rlkit.seeds import derive
 from rlkit.slots import Slots
 from rlkit.sources import Task

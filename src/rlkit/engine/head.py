@@ -65,7 +65,7 @@ class Head:
             owner, tokens = targets.rows[pairs] - rows.start, targets.tokens[pairs]
             h = hidden[rows]
             logits = self._logits(h)
-            logprobs[pairs], normaliser = _chosen(logits, owner, tokens)
+            logprobs[pairs], masses, total_mass = _chosen(logits, owner, tokens)
             inputs = {name: values[pairs] for name, values in targets.inputs.items()}
             losses[pairs], slope = loss.gradient(logprobs[pairs], inputs)
             # ∂ logp / ∂ logits = onehot(target) − softmax
@@ -76,8 +76,8 @@ class Head:
             if not len(kept):
                 continue
             if len(kept) < len(h):
-                logits, normaliser = logits[kept], normaliser[kept]
-            by_logits = logits.sub_(normaliser).exp_().mul_(-total[kept, None])
+                masses = masses[kept]
+            by_logits = masses.mul_((-total / total_mass)[kept, None])
             place = torch.cumsum(touched, 0) - 1
             there = touched[owner]
             by_logits.index_put_((place[owner[there]], tokens[there]), slope[there], accumulate=True)
@@ -112,7 +112,13 @@ def _chunks(rows: Tensor, count: int) -> list[tuple[slice, slice]]:
     return [(slice(start, end), slice(first, last)) for start, end, first, last in chunks if last > first]
 
 
-def _chosen(logits: Tensor, owner: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-probability of each token [Q], and the normaliser of each row [n, 1]."""
-    normaliser = torch.logsumexp(logits, -1, keepdim=True)
-    return logits[owner, tokens] - normaliser[owner, 0], normaliser
+def _chosen(logits: Tensor, owner: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probability of each token [Q]; of each row its weights [n, V], which `logits` become, and their sum [n].
+
+    Divided by their sum the weights are probabilities.
+    """
+    logits.sub_(logits.amax(-1, keepdim=True))
+    chosen = logits[owner, tokens]
+    masses = logits.exp_()
+    total = masses.sum(-1)
+    return chosen - total.log()[owner], masses, total

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,6 +53,11 @@ class Lora:
         parts = [inner[:, i * rank : (i + 1) * rank] @ b.to(x.dtype) for i, b in enumerate(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
+    def added(self, x: Tensor, weight: Tensor) -> Tensor:
+        """`x [N, in] @ weight [in, out]` and the low-rank term, [N, out]; it may be differentiated once."""
+        bs = [b.to(x.dtype) for b in self.bs]
+        return cast("Tensor", _Added.apply(x, weight, self.a.to(x.dtype), self.scale, *bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+
     def merged(self, transposed: Tensor) -> Tensor:
         """A weight given as [out, in] plus the adapter's own matrix, [out, in]."""
         out = torch.empty(transposed.shape, dtype=torch.float32, device=transposed.device)
@@ -61,6 +67,40 @@ class Lora:
             torch.addmm(transposed[rows].float(), b.t(), self.a[:, columns].t(), alpha=self.scale, out=out[rows])
             row = rows.stop
         return out.to(transposed.dtype)
+
+
+class _Added(torch.autograd.Function):
+    """A product and its low-rank term, each part of which is added where it belongs.
+
+    Autograd alone would make a matrix of all parts first, and one for each sum on the way back.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, a: Tensor, scale: float, *bs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        inner = (x @ a).mul_(scale)
+        y = x @ weight
+        for part, columns, b in _parts(bs):
+            y[:, columns].addmm_(inner[:, part], b)
+        ctx.scale = scale
+        ctx.save_for_backward(x, weight, a, inner, *bs)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        x, weight, a, inner, *bs = ctx.saved_tensors
+        by_bs = [inner[:, part].t() @ by_y[:, columns] for part, columns, _ in _parts(bs)]
+        by_inner = torch.cat([by_y[:, columns] @ b.t() for _, columns, b in _parts(bs)], 1).mul_(ctx.scale)
+        by_x = (by_y @ weight.t()).addmm_(by_inner, a.t()) if ctx.needs_input_grad[0] else None
+        return by_x, None, x.t() @ by_inner, None, *by_bs
+
+
+def _parts(bs: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Each B with its columns of the inner matrix and of the outer one."""
+    inner = outer = 0
+    for b in bs:
+        rank, width = b.shape
+        yield slice(inner, inner + rank), slice(outer, outer + width), b
+        inner, outer = inner + rank, outer + width
 
 
 @dataclass(frozen=True, slots=True, eq=False)

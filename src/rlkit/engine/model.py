@@ -64,8 +64,7 @@ def trunk(
 
 def project(x: Tensor, weight: Tensor, lora: Lora | None) -> Tensor:
     """`x @ weight`, plus the adapter's low-rank term where there is one."""
-    y = product(x, weight)
-    return y if lora is None else y + lora.delta(x)
+    return product(x, weight) if lora is None else lora.added(x, weight)
 
 
 def attended(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:

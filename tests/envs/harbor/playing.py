@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlkit.errors import ServiceError
-from rlkit.policy import Limits, RecordingPolicy, Sampler
+from rlkit.policy import Limits, Sampler
+from rlkit.recording import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.testing.policies import UNLIMITED
 from rlkit.types import Completion, Prompt, Sampling

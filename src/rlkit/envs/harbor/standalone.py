@@ -24,7 +24,8 @@ from rlkit.config.schema import ServiceConfig
 from rlkit.envs.harbor.llm import PolicyLLM
 from rlkit.envs.harbor.terminus import PolicyOptions, PolicyTerminus2
 from rlkit.errors import RlkitError, UsageError
-from rlkit.policy import Limits, RecordingPolicy, Sampler
+from rlkit.policy import Limits, Sampler
+from rlkit.recording import RecordingPolicy
 from rlkit.renderers import chat_format
 from rlkit.seeds import derive
 from rlkit.service import choose, connect

@@ -20,7 +20,8 @@ from rlkit.envs.openreward.servers import LocalServer
 from rlkit.envs.openreward.session import Session, opened
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.policy import Policy, RecordingPolicy
+from rlkit.policy import Policy
+from rlkit.recording import RecordingPolicy
 from rlkit.types import Episode, Json, Outcome
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.errors import ContextFull, LimitReached
-from rlkit.policy import Limits, RecordingPolicy
+from rlkit.policy import Limits
+from rlkit.recording import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import END
 from rlkit.types import Message, Sampling, Tool, Turn
