@@ -16,8 +16,9 @@
     disk        bytes for each token in RUN/episodes: tokens of a vocabulary of 150,000 with the frequencies of words,
                 their log-probabilities, versions and texts of four letters a token
 
-CPU is process time, the best of a few rounds. Every contender runs in a process of its own, on one processor: where two
-are threads of one core, what one thread of a process computes would slow down another, and count as its CPU.
+CPU is process time, the best of a few rounds. Every contender runs in a process of its own, all but `import` on one
+processor: where two are threads of one core, what one thread of a process computes would slow down another, and count
+as its CPU.
 """
 
 from __future__ import annotations

@@ -69,5 +69,5 @@ def append(file: BinaryIO, data: bytes) -> None:
             left = left[file.write(left) :]
     except OSError:
         with suppress(OSError):
-            file.truncate(file.tell() - (len(data) - len(left)))
+            file.truncate(file.tell() - (len(data) - len(left)))  # asked only now: it is a system call
         raise

@@ -245,6 +245,15 @@ class RLTrainer(Trainer):
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, self._estimators, self._loss, reference=reference)
         needed = partial(_needed, scored=reference is not None, passes=self._loss.passes)
+        recipe = Recipe(
+            self._loss,
+            config.optimizer,
+            self._rate,
+            config.batch.groups,
+            config.batch.substeps,
+            streaming=config.schedule.mode == "stream",
+            together=prepared.together if prepared.whole_steps else None,
+        )
         unprepared = defaultdict[int, Usage](Usage)  # by draw: what its episodes will take once its group is complete
 
         def record(task: Task, episode: Episode) -> None:
@@ -270,6 +279,8 @@ class RLTrainer(Trainer):
 
         async def play(task: Task) -> Played:
             group = await player.play(task, lambda: loop.newest, earlier=known.pop(task.draw, Earlier()))
+            if recipe.at_once:  # otherwise the loop waits for the disk, once for all groups of a step
+                await store.sync()
             await keep_used()
             enough = int(group.valid.sum()) >= settings[task.name].min_valid
             played = Played(await prepared.prepare(group), enough)
@@ -290,15 +301,7 @@ class RLTrainer(Trainer):
             tasks=self._tasks,
             player=player,
             preparation=prepared,
-            recipe=Recipe(
-                self._loss,
-                config.optimizer,
-                self._rate,
-                config.batch.groups,
-                config.batch.substeps,
-                streaming=config.schedule.mode == "stream",
-                together=prepared.together if prepared.whole_steps else None,
-            ),
+            recipe=recipe,
             min_valid={name: one.min_valid for name, one in settings.items()},
             evaluation=Evaluation(
                 self._eval_tasks, eval_player(config, chat, slots=slots, context=context), config.eval.every

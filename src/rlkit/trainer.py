@@ -218,8 +218,6 @@ class Loop:
                 making = self._weights.begin(step)
                 while (one := await parts.supply.next()) is not None:
                     making.taken.append(one)
-                    if parts.recipe.streaming:  # it is used at once
-                        await parts.store.sync()
                     making.update.add(one.played.prepared, counts=one.counts)
                     self._reporter.check()
                 if self._used_up:
@@ -231,7 +229,7 @@ class Loop:
                     return
                 making.complete_s = clock()
                 making.sample_s = making.complete_s - started
-                await parts.store.sync()  # nothing is used that is not on the disk
+                await parts.store.sync()  # nothing is trained on that is not on the disk
                 self._weights.finish(making)
                 self._complete.put_nowait(making)
                 del making, one

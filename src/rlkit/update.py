@@ -47,6 +47,11 @@ class Recipe:
     streaming: bool = False
     together: Callable[[Sequence[Prepared]], Sequence[Prepared]] | None = None
 
+    @property
+    def at_once(self) -> bool:
+        """Whether something may be asked for before all groups of the step are there."""
+        return self.together is None and (self.streaming or self.substeps > 1)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:

@@ -10,17 +10,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pandas as pd
 import pytest
 
 import rlkit
+from rlkit.batch import Prepared
 from rlkit.stop import StopSignal
 from rlkit.store import table
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, Kind, segments
 from rlkit.testing import Fault, Latency, World
+from rlkit.update import StepUpdate
 from tests.simulation import Ears, Simulation, Talk, Word
 
 
@@ -114,7 +116,7 @@ def test_a_run_that_is_done_gets_a_new_checkpoint_for_one_that_has_expired(tmp_p
     [
         ("run.json", "{"),
         ("run.json", "[]"),
-        ("run.json", '{"format": 1}'),
+        ("run.json", '{"format": 2}'),
         ("checkpoints.jsonl", "nonsense\n"),
         ("metrics.jsonl", "1\n"),
         ("state/step=000003.json", "{"),
@@ -614,12 +616,22 @@ def test_old_segments_and_states_do_not_pile_up(tmp_path: Path) -> None:
     assert all(table_path(run.directory, step).exists() for step in range(1, 13))
 
 
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_another_format_is_refused(tmp_path: Path) -> None:
     run = whole(tmp_path / "run")
     about = json.loads((run.directory / "run.json").read_text())
-    (run.directory / "run.json").write_text(json.dumps({**about, "format": 2}))
-    with pytest.raises(rlkit.UsageError, match="was written in format 2, and this rlkit knows 1"):
+    (run.directory / "run.json").write_text(json.dumps({**about, "format": 1}))
+    with pytest.raises(rlkit.UsageError, match="was written in format 1, and this rlkit knows 2"):
         run.train(resume=True)
+
+
+def test_a_run_of_another_format_is_not_replaced(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "journal").mkdir(parents=True)
+    (run / "run.json").write_text('{"format": 1}')
+    (run / "journal" / "000001.log").write_bytes(b"what cannot be read here")
+    with pytest.raises(rlkit.UsageError, match="already holds a run"):
+        Simulation(run).train()
+    assert (run / "journal" / "000001.log").read_bytes() == b"what cannot be read here"
 
 
 def test_a_run_is_not_started_over(tmp_path: Path) -> None:
@@ -670,3 +682,40 @@ def test_a_step_of_which_neither_record_nor_table_is_left_is_named(cut: int, tmp
     path.write_bytes(data[:-cut])
     with pytest.raises(rlkit.UsageError, match=f"{path.name} is damaged where it says what step {number} is made of"):
         run.train(resume=True)
+
+
+@pytest.mark.parametrize("substeps", [1, 2])
+@pytest.mark.parametrize("schedule", [{"mode": "sync"}, {"mode": "stream"}, {"mode": "async", "max_staleness": 2}])
+def test_nothing_is_trained_on_that_is_not_on_the_disk(
+    schedule: Mapping[str, object], substeps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appended, on_disk = set[int](), set[int]()  # draws of which there are records, and those all of which are there
+    given, asked = dict[int, list[int]](), list[bool]()
+    append, add, submit = Journal.append, StepUpdate.add, StepUpdate._submit
+
+    def appending(self: Journal, kind: Kind, content: bytes) -> None:
+        append(self, kind, content)
+        if kind is Kind.EPISODE:
+            draw = int.from_bytes(content[:8], "little")
+            appended.add(draw)
+            on_disk.discard(draw)
+
+    def flushed(files: Sequence[BinaryIO], folder: Path | None) -> None:
+        on_disk.update(appended)
+
+    def adding(self: StepUpdate, prepared: Prepared, *, counts: bool) -> None:
+        given.setdefault(id(self), []).append(prepared.group.draw)
+        add(self, prepared, counts=counts)
+
+    def submitting(self: StepUpdate) -> None:
+        asked.append(on_disk.issuperset(given[id(self)]))
+        submit(self)
+
+    monkeypatch.setattr(Journal, "append", appending)
+    monkeypatch.setattr("rlkit.store.journal._sync", flushed)
+    monkeypatch.setattr(StepUpdate, "add", adding)
+    monkeypatch.setattr(StepUpdate, "_submit", submitting)
+    settings = {"schedule": schedule, "batch": {"groups": 4, "group_size": 3, "substeps": substeps}, "steps": 3}
+    Simulation(tmp_path / "run", settings=settings).train()
+    assert len(asked) >= 3 * substeps
+    assert all(asked)

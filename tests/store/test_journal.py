@@ -319,6 +319,36 @@ def test_a_record_that_nobody_asks_for_is_on_the_disk_soon(tmp_path: Path, monke
     assert contents(tmp_path) == [b"one", b"two", b"three", b"four"]
 
 
+def test_a_record_that_comes_while_others_are_put_on_the_disk_is_there_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = list[int]()
+
+    async def run() -> None:
+        free = threading.Event()
+
+        def slow(file: int) -> None:
+            free.wait(10)
+            sizes.append(os.fstat(file).st_size)
+
+        monkeypatch.setattr("rlkit.store.journal.SYNC_WITHIN_S", 0.1)
+        journal = Journal(tmp_path, segment=1)
+        monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=slow, fstat=os.fstat))
+        journal.append(Kind.EPISODE, b"one")
+        waiting = asyncio.create_task(journal.sync())
+        await asyncio.sleep(0.05)
+        journal.append(Kind.EPISODE, b"two")
+        await asyncio.sleep(0.2)  # its time is over, and the disk is still busy with the first
+        free.set()
+        await waiting
+        await asyncio.sleep(0.2)
+        assert len(sizes) == 2, "nobody asked for it, and it is there"
+        await journal.close()
+
+    asyncio.run(run())
+    assert len(sizes) == 2
+
+
 def test_what_cannot_be_put_on_the_disk_later_is_told_to_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,7 +35,7 @@ def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:
     (checkpoint,) = (tmp_path / "run" / "checkpoints.jsonl").read_text().splitlines()
     assert json.loads(checkpoint)["state"] == "tinker://a/weights/b"
     about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (about["status"], about["seed"], about["format"]) == ("completed", 5, 1)
+    assert (about["status"], about["seed"], about["format"]) == ("completed", 5, 2)
     assert about["versions"]["tinker"]
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["seed"] == 5
 

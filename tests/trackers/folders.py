@@ -35,7 +35,7 @@ def write_run(
     resolved = load_config([], settings={"envs": {"arithmetic": {}}, **(settings or {})}, environ={})
     directory.mkdir(parents=True)
     (directory / "config.yaml").write_text("\n".join(show_lines(resolved)) + "\n")
-    (directory / "run.json").write_text(json.dumps({"format": 1, "name": directory.name, "status": status}))
+    (directory / "run.json").write_text(json.dumps({"format": 2, "name": directory.name, "status": status}))
     (directory / "metrics.jsonl").write_text("")
     add_metrics(directory, 0)
     for step in range(1, steps + 1):

@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rlkit.engine.config import ModelConfig
 from rlkit.engine.products import pack
@@ -86,6 +87,7 @@ class _Added(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         x, weight, a, inner, *bs = ctx.saved_tensors
         by_bs = [inner[:, part].t() @ by_y[:, columns] for part, columns, _ in _parts(bs)]

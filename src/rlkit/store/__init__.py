@@ -1,7 +1,7 @@
 """The run directory: everything that is known about a run, in files that other tools can read.
 
-Invariant: what was finished is on disk before the run goes on; a reader never sees half a file, only at worst a torn
-last line of a `.jsonl` file, which it can tell. One process writes to a run at a time.
+Invariant: what was finished outlives the process, and is on the disk before it is trained on; a reader never sees half
+a file, only at worst a torn last line of a `.jsonl` file, which it can tell. One process writes to a run at a time.
 """
 
 from __future__ import annotations

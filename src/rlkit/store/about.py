@@ -25,7 +25,7 @@ from rlkit.store.history import DRAW_BYTES
 from rlkit.store.journal import Kind, Record, records
 from rlkit.types import Json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Of the run directory; a reader refuses one that is newer than it knows."""
 
 type Status = Literal["running", "completed", "interrupted", "budget", "failed"]
@@ -51,7 +51,9 @@ class About:
         self._directory = directory
         self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
         held = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
-        held = held or any(_finished(record) for record in records(directory / "journal"))
+        held = (
+            held or any(_finished(record) for record in records(directory / "journal")) or _of_other_format(directory)
+        )
         if resume:
             about: dict[str, Json] = lines.read_object(directory / "run.json")
             if about.get("format") != FORMAT_VERSION:
@@ -141,6 +143,14 @@ def _identity(resolved: Resolved) -> dict[str, Json]:
 def _finished(record: Record) -> bool:
     """Whether it is an episode that did not fail."""
     return record.kind is Kind.EPISODE and codec.decode(record.content[DRAW_BYTES:]).status != "failed"
+
+
+def _of_other_format(directory: Path) -> bool:
+    """Whether what it holds cannot be read here."""
+    try:
+        return lines.read_object(directory / "run.json").get("format") != FORMAT_VERSION
+    except (OSError, UsageError):  # there is none, or it was never finished
+        return False
 
 
 def _clear(directory: Path) -> None:

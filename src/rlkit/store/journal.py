@@ -88,6 +88,7 @@ class Journal:
         self._written = self._synced = 0
         self._syncing: asyncio.Task[None] | None = None
         self._due: asyncio.TimerHandle | None = None
+        self._late: asyncio.Task[None] | None = None
         self._broken: OSError | None = None
 
     def append(self, kind: Kind, content: bytes) -> None:
@@ -150,13 +151,13 @@ class Journal:
 
     def _sync_what_waits(self) -> None:
         self._due = None
-        if self._synced < self._written:
-            self._begin_to_sync()  # what goes wrong is told to whoever appends next
+        self._late = asyncio.create_task(self.sync())
+        self._late.add_done_callback(_told_to_the_next)
 
     def _begin_to_sync(self) -> asyncio.Task[None]:
         if self._syncing is None:
             self._syncing = asyncio.create_task(self._sync())
-            self._syncing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+            self._syncing.add_done_callback(_told_to_the_next)
         return self._syncing
 
     async def _sync(self) -> None:
@@ -195,6 +196,12 @@ def unwritable(folder: Path, error: OSError) -> RunFailed:
     """What ends a run that cannot write to a folder."""
     remedy = "; make room, then resume the run" if error.errno in atomic.FULL else ""
     return RunFailed(f"cannot write to {folder}: {error.strerror or error}{remedy}")
+
+
+def _told_to_the_next(done: asyncio.Task[None]) -> None:
+    """What went wrong is known: whoever asks next is told."""
+    if not done.cancelled():
+        done.exception()
 
 
 def _sync(files: Sequence[BinaryIO], folder: Path | None) -> None:

@@ -60,7 +60,7 @@ def later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> 
         elif kind != "hang":
             future.set_exception(error_of(kind))
 
-    loop.call_later(seconds, answer)
+    loop.call_later(seconds, answer, context=Context())
     return Answer(future)
 
 
