@@ -63,7 +63,9 @@ def test_with_a_fifth_of_all_requests_spoiled_every_rollout_ends_in_a_known_stat
             bad = await asyncio.gather(*(player.play(Task(draw, "marks", task), lambda: sampler) for draw in range(3)))
             assert proxy.seen.total() > proxy.seen["through"]
             limit = gate(task.settings.access, task.settings.max_sessions).limit
-            narrowed, proxy.share = limit.value, 0.0
+            # Whether a session was refused, and how many, depends on the order of the requests.
+            narrowed = limit.value = min(limit.value, 8.0)
+            proxy.share = 0.0
             good = await asyncio.gather(*(player.play(Task(draw, "marks", task), lambda: sampler) for draw in (3, 4)))
             assert limit.value > narrowed, "throughput recovers"
         return bad, good
