@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_BLOCK_TOKENS = 64
+from rlkit.engine import kernels
+from rlkit.engine.ops import compiled
+from rlkit.engine.teams import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,39 +39,52 @@ def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> 
     """One token a row.
 
     Args:
-        logits: [n, V] float32, changed by the call.
+        logits: [n, V] float32.
         settings: n of them.
         uniforms: [n] float64 in [0, 1).
 
     Returns:
         tokens [n] int64 and log-probabilities [n] float32.
     """
-    peak, best = logits.max(-1, keepdim=True)
-    logits -= peak
-    temperatures = torch.tensor([s.temperature for s in settings], device=logits.device)
-    greedy = temperatures == 0
-    plain = all(s.temperature in (0.0, 1.0) and not s.filtered for s in settings)
-    masses = _block_sums(torch.exp(logits))
-    normaliser = masses[0].sum(-1).log()
-    if plain:
-        tokens = _invert(*masses, uniforms)
-    else:
-        shaped = logits / torch.where(greedy, 1.0, temperatures)[:, None]
-        for row, s in enumerate(settings):
-            if s.filtered and s.temperature > 0:
-                shaped[row] = _filter(shaped[row], s)
-        tokens = _invert(*_block_sums(torch.exp(shaped)), uniforms)
+    tokens, normalisers = _sampled(logits, uniforms)
+    if any(s.temperature not in (0.0, 1.0) or s.filtered for s in settings):
+        tokens, _ = _sampled(_shaped(logits, settings), uniforms)
+    greedy = torch.tensor([s.temperature == 0 for s in settings], device=logits.device)
+    if any(s.temperature == 0 for s in settings):
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    return tokens, (logits.gather(1, tokens[:, None])[:, 0] - normalisers).to(torch.float32)
+
+
+def _shaped(logits: Tensor, settings: Sequence[DrawSettings]) -> Tensor:
+    """`logits [n, V]` by temperature, −∞ where a row's settings leave a token out."""
+    temperatures = torch.tensor([s.temperature or 1.0 for s in settings], device=logits.device)
+    shaped = (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
+    for row, s in enumerate(settings):
+        if s.filtered and s.temperature > 0:
+            shaped[row] = _filter(shaped[row], s)
+    return shaped
+
+
+def _sampled(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """A token [n] of each row of `logits [n, V]`, and the logarithm of the row's summed exponentials, [n] float64."""
+    if compiled(logits):
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        normalisers = torch.empty(len(logits), dtype=torch.float64)
+        numbers, aims, found, sums = logits.contiguous().numpy(), uniforms.numpy(), tokens.numpy(), normalisers.numpy()
+        share(lambda a, b: kernels.choose(numbers[a:b], aims[a:b], found[a:b], sums[a:b]), len(logits), least=4)
+        return tokens, normalisers
+    peak = logits.amax(-1, keepdim=True)
+    sums, blocks = _block_sums(torch.exp(logits - peak))
+    normalisers = peak[:, 0].double() + sums.sum(-1).log()
     # Weights that are not finite give no distribution: the token must be one nevertheless.
-    tokens = torch.where(greedy, best[:, 0], tokens).clamp_(max=logits.shape[1] - 1)
-    chosen = logits.gather(1, tokens[:, None])[:, 0]
-    return tokens, (chosen - normaliser).to(torch.float32)
+    return _invert(sums, blocks, uniforms).clamp_(max=logits.shape[1] - 1), normalisers
 
 
 def _block_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Sums [n, blocks] float64 of `weights [n, V]`, and the weights as [n, blocks, 64]."""
-    missing = -weights.shape[1] % _BLOCK_TOKENS
+    missing = -weights.shape[1] % kernels.BLOCK
     padded = functional.pad(weights, (0, missing)) if missing else weights  # a padding of nothing would be a copy
-    blocks = padded.view(len(weights), -1, _BLOCK_TOKENS)
+    blocks = padded.view(len(weights), -1, kernels.BLOCK)
     return blocks.sum(-1).double(), blocks
 
 
@@ -81,7 +96,7 @@ def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
     rows = torch.arange(len(sums), device=sums.device)
     inside = blocks[rows, block].double()
     rest = aim - (cumulative[rows, block] - sums[rows, block])
-    return block * _BLOCK_TOKENS + _first_above(inside.cumsum(-1), rest, inside)
+    return block * kernels.BLOCK + _first_above(inside.cumsum(-1), rest, inside)
 
 
 def _first_above(cumulative: Tensor, aim: Tensor, weights: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from rlkit.engine.lora import Lora
 from rlkit.engine.losses import Inputs, Loss
+from rlkit.engine.products import Matrix, product
+from rlkit.engine.weights import Weights
 
 _HEAD_ROWS = 128
 
@@ -40,10 +42,19 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """The output layer: logits = h Wᵀ + the unembedding's adapter, [V] a row; `weight [V, E]`."""
+    """The output layer: logits = h Wᵀ + the unembedding's adapter, [V] a row.
+
+    Args:
+        weight: [V, E].
+        output: the same as it is multiplied with, [E, V].
+        lora: the unembedding's adapter.
+        scratch: where logits are put, by `head_scratch`: to have new memory for each piece would take as long as they.
+    """
 
     weight: Tensor
+    output: Matrix
     lora: Lora | None
+    scratch: Tensor
 
     def logprobs(self, hidden: Tensor, targets: Targets) -> Tensor:
         """Log-probabilities [Q] float32 of the targets."""
@@ -85,7 +96,7 @@ class Head:
         return logprobs, losses, upstream
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = hidden @ self.weight.t()
+        logits = product(hidden, self.output, out=self.scratch)
         if self.lora is not None:
             logits += self.lora.delta(hidden)
         return logits.float()
@@ -102,6 +113,11 @@ class Head:
             a.grad += hidden.t() @ by_inner
             b.grad += ((hidden @ a.to(hidden.dtype)) * self.lora.scale).t() @ by_logits
         return upstream
+
+
+def head_scratch(weights: Weights) -> Tensor:
+    """Memory for the logits of one piece, which is not taken up before it is used."""
+    return weights.head.new_empty(_HEAD_ROWS, len(weights.head))
 
 
 def _chunks(rows: Tensor, count: int) -> list[tuple[slice, slice]]:

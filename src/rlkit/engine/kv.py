@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlkit.engine.config import ModelConfig
+from rlkit.engine.ops import attend, compiled, split_heads
 
 _SHORT_STEP_TOKENS = 32
 _LONG_STEP_TOKENS = 256
@@ -48,7 +49,6 @@ class KvBlock[Row]:
         self.rows: list[Row] = []
         self.lengths: list[int] = []
         self._config = config
-        self._heads = config.heads
         self._like = like
         self._tensors = [self._zeros(0) for _ in range(2 * config.layers)]  # keys and values of layer 0, of layer 1, …
 
@@ -95,26 +95,29 @@ class KvBlock[Row]:
             self.rows[hole], self.lengths[hole] = self.rows[filler], self.lengths[filler]
         del self.rows[kept:], self.lengths[kept:]
 
-    def begin(self) -> Tensor:
-        """Make room for one more position in every row, and return the additive mask [n, bucket] of this step."""
+    def begin(self) -> None:
+        """Make room for one more position in every row."""
         self.lengths = [length + 1 for length in self.lengths]
-        device = self._like.device
-        self._last = torch.tensor(self.lengths, device=device) - 1
-        self._row_index = torch.arange(len(self.rows), device=device)
-        hidden = torch.arange(self.tokens, device=device) > self._last[:, None]
-        return self._like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        self._last = torch.tensor(self.lengths, device=self._like.device) - 1
+        self._mask = None if compiled(self._like) else self._hidden()
 
-    def attend(self, layer: int, qk: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        """Write this step's position and attend: qk [n, H + K, D] and values [n, K, D] to [n, H · D]."""
-        rows, kv_heads = len(self.rows), values.shape[1]
-        own_keys, own_values = self._tensors[2 * layer : 2 * layer + 2]
-        own_keys[self._row_index, :, self._last] = qk[:, self._heads :]
-        own_values[self._row_index, :, self._last] = values
-        q = qk[:, : self._heads].reshape(rows, kv_heads, self._heads // kv_heads, -1) * qk.shape[-1] ** -0.5
-        # A batched product gives a row the same bits in every batch; the fused attention kernel does not.
-        scores = torch.matmul(q, own_keys[:rows].transpose(-1, -2)) + mask[:, None, None]
-        mixed = torch.matmul(functional.softmax(scores, -1), own_values[:rows])
-        return mixed.reshape(rows, -1)
+    def attend(self, layer: int, rows: Tensor, out: Tensor) -> None:
+        """Write this step's position and attend: queries, keys and values [n, H + 2K, D] to `out [n, H · D]`."""
+        keys, values = self._tensors[2 * layer : 2 * layer + 2]
+        if self._mask is None:
+            attend(rows, keys, values, self._last, out)
+            return
+        q, k, v = split_heads(rows, keys.shape[1])
+        places = torch.arange(len(rows), device=rows.device)
+        keys[places, :, self._last], values[places, :, self._last] = k, v
+        grouped = q.reshape(len(rows), keys.shape[1], -1, q.shape[-1]) * q.shape[-1] ** -0.5
+        scores = torch.matmul(grouped, keys[: len(rows)].transpose(-1, -2)) + self._mask[:, None, None]
+        out.view(grouped.shape)[:] = torch.matmul(functional.softmax(scores, -1), values[: len(rows)])
+
+    def _hidden(self) -> Tensor:
+        """What is added to the scores of a step, [n, bucket]: −∞ where there is no position yet."""
+        hidden = torch.arange(self.tokens, device=self._like.device) > self._last[:, None]
+        return self._like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
 
     def _capacity_with(self, count: int) -> int:
         """The room that `count` more rows need: what there is, or somewhat more, so that it seldom grows."""

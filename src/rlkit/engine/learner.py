@@ -24,7 +24,7 @@ from torch import Tensor
 
 from rlkit.engine.config import ModelConfig
 from rlkit.engine.devices import batches
-from rlkit.engine.head import Head, Targets
+from rlkit.engine.head import Head, Targets, head_scratch
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.lora import Adapter, slots
 from rlkit.engine.losses import LOSSES, SEQUENCE, Loss, sequence_log_ratio
@@ -153,7 +153,10 @@ class Learner:
     def _run(self, examples: Sequence[Example], loss: Loss, others: Others | None, *, backward: bool) -> LossOutput:
         _check_examples(examples, loss.name, self.weights.config)
         packed = micro_batches([example.tokens for example in examples], self._tokens)
-        shares = [_Share(adapter, deque(packed[i::_SHARES])) for i, adapter in enumerate(self._shares)]
+        shares = [
+            _Share(adapter, deque(packed[i::_SHARES]), head_scratch(self.weights))
+            for i, adapter in enumerate(self._shares)
+        ]
         work = partial(self._run_share, examples=examples, loss=loss, others=others, backward=backward)
         try:
             while any(share.waiting for share in shares):
@@ -176,7 +179,7 @@ class Learner:
         while share.waiting:
             self._lanes.check()
             batch = share.waiting.popleft()
-            logp, losses = self._micro_batch(share.adapter, batch, examples, loss, backward=backward)
+            logp, losses = self._micro_batch(share, batch, examples, loss, backward=backward)
             share.losses.append(float(losses.sum(dtype=torch.float64)))
             found, start = logp.cpu().numpy(), 0
             for member in batch.members:
@@ -188,7 +191,7 @@ class Learner:
                 return
 
     def _micro_batch(
-        self, adapter: Adapter, batch: MicroBatch, examples: Sequence[Example], loss: Loss, *, backward: bool
+        self, share: _Share, batch: MicroBatch, examples: Sequence[Example], loss: Loss, *, backward: bool
     ) -> tuple[Tensor, Tensor]:
         """Log-probabilities and losses, [Q] each, of all targets of the micro-batch's members, one behind the other."""
         device = self.weights.embedding.device
@@ -197,9 +200,9 @@ class Learner:
         backward = backward and _may_have_gradient(loss, targets)
         with torch.set_grad_enabled(backward):
             tokens = torch.from_numpy(batch.tokens).to(device)
-            hidden = trunk(self.weights, tokens, batch.spans, adapter=adapter)
+            hidden = trunk(self.weights, tokens, batch.spans, adapter=share.adapter)
         with torch.no_grad():
-            head = Head(self.weights.head, adapter.unembed())
+            head = Head(self.weights.head, self.weights.output, share.adapter.unembed(), share.scratch)
             # The output layer wants the targets of one row together.
             order = torch.argsort(targets.rows, stable=True)
             if loss.by_sequence:
@@ -223,6 +226,7 @@ class _Share:
 
     adapter: Adapter
     waiting: deque[MicroBatch]
+    scratch: Tensor
     logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict[int, NDArray[np.float32]])
     losses: list[float] = field(default_factory=list[float])
 

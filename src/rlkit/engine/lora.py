@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlkit.engine.config import ModelConfig
-from rlkit.engine.products import pack
+from rlkit.engine.products import Matrix, pack
 from rlkit.engine.weights import Layer, Weights
 
 ALPHA = 32.0
@@ -207,21 +207,19 @@ def serve(
 ) -> Weights:
     """Weights for sampling: the adapter, if any, added in, and every matrix packed for products that only read it.
 
-    The output layer is one of these matrices, and stands as they do, [E, V].
-
     Args:
         run: calls the functions it is given, one for each layer, and returns what they return.
     """
     unembed = None if adapter is None else adapter.unembed()
     with torch.inference_mode():
         layers = run([partial(_served, layer, adapter and adapter.layer(i)) for i, layer in enumerate(weights.layers)])
-        head = weights.head if unembed is None else unembed.merged(weights.head)
-        return replace(weights, layers=tuple(layers), head=pack(head))
+        head = weights.output if unembed is None else pack(unembed.merged(weights.head))
+        return replace(weights, layers=tuple(layers), merged_head=head)
 
 
 @torch.inference_mode()
 def _served(layer: Layer, lora: LayerAdapter | None) -> Layer:
-    def served(name: str) -> Tensor:
+    def served(name: str) -> Matrix:
         transposed: Tensor = getattr(layer, name).t()
         part: Lora | None = getattr(lora, name, None)
         return pack(transposed if part is None else part.merged(transposed))

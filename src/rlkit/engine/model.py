@@ -20,7 +20,8 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from rlkit.engine.config import ModelConfig
 from rlkit.engine.layout import Run, Span, positions, runs
 from rlkit.engine.lora import Adapter, LayerAdapter, Lora
-from rlkit.engine.products import product
+from rlkit.engine.ops import Rope, gated, rms_norm, rotated, split_heads
+from rlkit.engine.products import Matrix, plain, product
 from rlkit.engine.weights import Layer, Weights
 
 _TABLE_POSITIONS = 1024
@@ -50,10 +51,10 @@ def trunk(
     def layer_of(index: int, x: Tensor) -> Tensor:
         layer = weights.layers[index]
         lora = adapter.layer(index) if adapter else LayerAdapter.none()
-        qk, v = project_qkv(config, layer, x, rope, lora.qkv)
+        q, k, v = split_heads(project_qkv(config, layer, x, rope, lora.qkv), config.kv_heads)
         if keep is not None:
-            keep(index, qk[:, config.heads :], v)
-        x = attended(layer, x, _attend(config, qk, v, together), lora)
+            keep(index, k, v)
+        x = attended(layer, x, _attend(q, k, v, together), lora)
         return x + mlp(config, layer, x, lora)
 
     recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS[tokens.device.type]
@@ -62,9 +63,9 @@ def trunk(
     return rms_norm(x, weights.norm, config.norm_eps)
 
 
-def project(x: Tensor, weight: Tensor, lora: Lora | None) -> Tensor:
+def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
     """`x @ weight`, plus the adapter's low-rank term where there is one."""
-    return product(x, weight) if lora is None else lora.added(x, weight)
+    return product(x, weight) if lora is None else lora.added(x, plain(weight))
 
 
 def attended(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
@@ -73,42 +74,26 @@ def attended(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tens
     return y if layer.o_bias is None else y + layer.o_bias
 
 
-def project_qkv(
-    config: ModelConfig, layer: Layer, x: Tensor, rope: tuple[Tensor, Tensor], lora: Lora | None = None
-) -> tuple[Tensor, Tensor]:
-    """Rotated queries and keys together [N, H + K, D], and values [N, K, D]."""
+def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, rope: Rope, lora: Lora | None = None) -> Tensor:
+    """Rotated queries and keys, and values, [N, H + 2K, D]."""
     rows = project(rms_norm(x, layer.attention_norm, config.norm_eps), layer.qkv, lora)
     if layer.qkv_bias is not None:
         rows = rows + layer.qkv_bias
-    split = rows.view(len(x), config.heads + 2 * config.kv_heads, config.head_dim)
-    qk, v = split[:, : -config.kv_heads], split[:, -config.kv_heads :]
+    rows = rows.view(len(x), config.heads + 2 * config.kv_heads, config.head_dim)
     if layer.q_norm is not None and layer.k_norm is not None:
-        q = rms_norm(qk[:, : config.heads], layer.q_norm, config.norm_eps)
-        qk = torch.cat([q, rms_norm(qk[:, config.heads :], layer.k_norm, config.norm_eps)], 1)
-    return (_rotate(qk, rope) if layer.rotary else qk), v
+        q, k, v = split_heads(rows, config.kv_heads)
+        q, k = rms_norm(q, layer.q_norm, config.norm_eps), rms_norm(k, layer.k_norm, config.norm_eps)
+        rows = torch.cat([q, k, v], 1)
+    return rotated(rows, config.heads + config.kv_heads, rope) if layer.rotary else rows
 
 
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
     """The gated feed-forward of `x [N, E]`, its norm included, without the residual."""
     both = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
-    return project(_gated(*both.chunk(2, -1)), layer.down, lora.down)
+    return project(gated(both), layer.down, lora.down)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, eq. 4), in float32 at least."""
-    exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-
-
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    """SiLU of `gate`, times `up` (Shazeer 2020)."""
-    if not torch.is_inference_mode_enabled():
-        return functional.silu(gate) * up
-    # The fused kernel takes another path where a thread's share ends, which would let the batch decide the last bit.
-    return torch.div(gate, torch.neg(gate).exp_().add_(1)).mul_(up)
-
-
-def rope_at(config: ModelConfig, where: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+def rope_at(config: ModelConfig, where: Tensor, like: Tensor) -> Rope:
     """Cosines and sines [N, 1, D] of the rotary embedding at positions `where [N]`, as `like` is stored."""
     which = where // _TABLE_POSITIONS
     needed = sorted({int(index) for index in which})
@@ -127,22 +112,8 @@ def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
     return angles.cos() * config.rope_amplitude, angles.sin() * config.rope_amplitude
 
 
-def _rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary embedding with the halves convention (Su et al. 2021, as in Llama checkpoints), x [N, heads, D]."""
-    first, second = x.chunk(2, -1)
-    if not torch.is_inference_mode_enabled():
-        return x * rope[0] + torch.cat([-second, first], -1) * rope[1]
-    rotated = x * rope[0]
-    left, right = rotated.chunk(2, -1)
-    sine = rope[1].chunk(2, -1)[0]
-    left.addcmul_(second, sine, value=-1)
-    right.addcmul_(first, sine)
-    return rotated
-
-
-def _attend(config: ModelConfig, qk: Tensor, v: Tensor, together: Sequence[Run]) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, together: Sequence[Run]) -> Tensor:
     """Causal attention inside each sequence, [N, H · D]; rows past the last sequence are zero."""
-    q, k = qk[:, : config.heads], qk[:, config.heads :]
     outputs: list[Tensor] = []
     done = 0
     for run in together:
@@ -155,8 +126,8 @@ def _attend(config: ModelConfig, qk: Tensor, v: Tensor, together: Sequence[Run])
             mask = torch.ones(run.length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(run.prefix.length)
             mixed = functional.scaled_dot_product_attention(qs, ks, vs, mask, enable_gqa=True)
         outputs.append(mixed.transpose(1, 2).reshape(run.count * run.length, -1))
-    if done < len(qk):
-        outputs.append(qk.new_zeros(len(qk) - done, config.heads * config.head_dim))
+    if done < len(q):
+        outputs.append(q.new_zeros(len(q) - done, q.shape[1] * q.shape[2]))
     return torch.cat(outputs)
 
 

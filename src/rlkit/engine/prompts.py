@@ -59,7 +59,7 @@ def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list
 
 def logits_of(weights: Weights, hidden: Tensor) -> Tensor:
     """Logits [n, V] float32 of `hidden [n, E]`, by weights made for sampling."""
-    return product(pad_rows(hidden), weights.head)[: len(hidden)].float()
+    return product(pad_rows(hidden), weights.output)[: len(hidden)].float()
 
 
 def top_tokens(logprobs: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from rlkit.engine.draw import draw
 from rlkit.engine.kv import KvBlock, bucket
-from rlkit.engine.lora import LayerAdapter
-from rlkit.engine.model import attended, mlp, project_qkv, rms_norm, rope_at
+from rlkit.engine.model import rope_at
 from rlkit.engine.products import ROWS
 from rlkit.engine.prompts import Prefilled, logits_of, top_tokens
 from rlkit.engine.requests import Row, Ticket
+from rlkit.engine.steps import Steps
 from rlkit.engine.weights import Weights
 
 
@@ -31,6 +31,7 @@ class Rows:
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
+        self._steps = Steps(weights)
         self._blocks: dict[int, KvBlock[Row]] = {}
 
     def __len__(self) -> int:
@@ -56,29 +57,26 @@ class Rows:
 
     def decode(self) -> list[Ticket]:
         """Run every row's last token through the model and draw the next; the tickets of rows finished by it."""
-        config = self._weights.config
         blocks = self._regroup()
         rows = [row for block in blocks for row in block.rows]
         if not rows:
             return []
-        masks = [block.begin() for block in blocks]
+        for block in blocks:
+            block.begin()
         padding = [0] * (-len(rows) % ROWS)
         embedding = self._weights.embedding
         x = embedding[torch.tensor([row.tokens[-1] for row in rows] + padding, device=embedding.device)]
         where = torch.tensor([length - 1 for block in blocks for length in block.lengths] + padding)
-        rope = rope_at(config, where, x)
+        rope = rope_at(self._weights.config, where, x)
         ends = list(accumulate(len(block.rows) for block in blocks))
         spans = [slice(end - len(block.rows), end) for block, end in zip(blocks, ends, strict=True)]
-        mixed = x.new_zeros(len(x), config.heads * config.head_dim)
-        for index, layer in enumerate(self._weights.layers):
-            qk, v = project_qkv(config, layer, x, rope)
-            for block, span, mask in zip(blocks, spans, masks, strict=True):
-                mixed[span] = block.attend(index, qk[span], v[span], mask)
-            x = attended(layer, x, mixed, LayerAdapter.none())
-            x = x + mlp(config, layer, x, LayerAdapter.none())
-        alive = self._draw(
-            rows, logits_of(self._weights, rms_norm(x, self._weights.norm, config.norm_eps))[: len(rows)]
-        )
+
+        def attend(layer: int, qkv: Tensor, mixed: Tensor) -> None:
+            for block, span in zip(blocks, spans, strict=True):
+                block.attend(layer, qkv[span], mixed[span])
+
+        hidden = self._steps.run(x, rope, attend)
+        alive = self._draw(rows, logits_of(self._weights, hidden)[: len(rows)])
         for block, span in zip(blocks, spans, strict=True):
             finished = [index for index in range(len(block.rows)) if not alive[span.start + index]]
             if finished:

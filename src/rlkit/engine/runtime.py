@@ -25,6 +25,7 @@ from rlkit.engine.learner import AdamSettings, Learner, Others
 from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import make_loss
 from rlkit.engine.peft import save_external
+from rlkit.engine.products import matrix_bytes
 from rlkit.engine.promises import Promise
 from rlkit.engine.sampler import Decoder
 from rlkit.engine.samplers import Samplers, Served
@@ -244,7 +245,7 @@ class Runtime:
         base = self._bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = serve(base.weights, self._adapter(ref, base), lanes.run)
-        return Served(Decoder(weights, lanes, size=self._size), _merged_bytes(weights), base)
+        return Served(Decoder(weights, lanes, size=self._size), _merged_bytes(weights, base.weights), base)
 
     def _adapter(self, ref: SamplerRef, base: Base) -> Adapter | None:
         if ref.path is not None:
@@ -278,10 +279,11 @@ def _info(model: _Model) -> CheckpointInfo:
     return CheckpointInfo(model.base.name, model.learner.adapter.settings, model.learner.steps)
 
 
-def _merged_bytes(weights: Weights) -> int:
+def _merged_bytes(served: Weights, base: Weights) -> int:
     """What `serve` made copies of."""
-    matrices = [m for layer in weights.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    return sum(matrix.numel() * matrix.element_size() for matrix in (*matrices, weights.head))
+    matrices = [m for layer in served.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
+    heads = [] if served.output is base.output else [served.output]
+    return sum(matrix_bytes(matrix) for matrix in (*matrices, *heads))
 
 
 @lru_cache(maxsize=4)

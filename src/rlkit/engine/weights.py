@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from rlkit.engine.config import ModelConfig, read_config, weight_files
+from rlkit.engine.products import Matrix, pack
 from rlkit.errors import UsageError
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -40,27 +42,40 @@ class Layer:
     """
 
     attention_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
     rotary: bool
-    o: Tensor
+    o: Matrix
     o_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Weights:
-    """A whole model. `embedding [V, E]` and `head [V, E]` are one tensor where the configuration ties them."""
+    """A whole model.
+
+    Args:
+        embedding: [V, E].
+        norm: [E], the last.
+        head: [V, E], the output layer, which is the embedding itself where the configuration ties them.
+        merged_head: what takes the place of `head` for sampling, [E, V].
+    """
 
     config: ModelConfig
     embedding: Tensor
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Tensor
+    merged_head: Matrix | None = None
+
+    @cached_property
+    def output(self) -> Matrix:
+        """The output layer as it is multiplied with, [E, V]."""
+        return pack(self.head) if self.merged_head is None else self.merged_head
 
 
 def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:

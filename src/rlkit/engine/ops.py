@@ -1,0 +1,202 @@
+"""The operations between the matrix products of a layer: norms, rotary embedding, attention in decoding, the gate.
+
+Invariant: on the CPU in float32 they are compiled kernels and elsewhere torch's own operations, of the same formula;
+what is computed of a row depends on that row only, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from rlkit.engine import kernels
+from rlkit.engine.teams import share
+
+type Rope = tuple[Tensor, Tensor]
+"""Cosines and sines [N, 1, D] of the rotary embedding."""
+
+# Fewer numbers than these are not worth a thread.
+_SHARED_NUMBERS = 65_536
+
+
+def compiled(x: Tensor) -> bool:
+    """Whether the kernels can compute with such a tensor."""
+    return x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, eq. 4), in float32 at least."""
+    if not compiled(x):
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    if _differentiated(x):
+        return cast("Tensor", _Norm.apply(x, weight, eps))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+    return _norm(x, weight, eps)
+
+
+def gated(both: Tensor) -> Tensor:
+    """SiLU of the first half of the columns of `both [N, 2I]`, times the second half (Shazeer 2020)."""
+    if not compiled(both):
+        gate, up = both.chunk(2, -1)
+        return functional.silu(gate) * up
+    if _differentiated(both):
+        return cast("Tensor", _Gate.apply(both))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+    return _gate(both)
+
+
+def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
+    """Rotary embedding with the halves convention (Su et al. 2021, as in Llama checkpoints).
+
+    Args:
+        rows: [N, heads and others, D]; not to be used afterwards, because it may be changed.
+        heads: so many of the second dimension are rotated, the others stay.
+        rope: for each row.
+    """
+    if not compiled(rows):
+        x, others = rows[:, :heads], rows[:, heads:]
+        first, second = x.chunk(2, -1)
+        return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
+    if _differentiated(rows):
+        return cast("Tensor", _Rotated.apply(rows, heads, *rope))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+    return _rotate(rows.contiguous(), heads, rope, 1)
+
+
+def attend(rows: Tensor, keys: Tensor, values: Tensor, last: Tensor, out: Tensor) -> None:
+    """Write the keys and values of one new position of each row, and attend over all up to it; compiled only.
+
+    Args:
+        rows: [N, H + 2K, D], queries, keys and values of the new positions.
+        keys: [at least N, K, T, D], and `values` alike.
+        last: [N] int64, the new position of each row.
+        out: [N, H · D], the result.
+    """
+    new, cached_keys, cached_values = _array(rows), _array(keys), _array(values)
+    places, results = last.numpy(), _array(out)
+
+    def part(a: int, b: int) -> None:
+        kernels.attend(new[a:b], cached_keys[a:b], cached_values[a:b], places[a:b], results[a:b])
+
+    share(part, len(rows), least=-(-_SHARED_NUMBERS // keys[0].numel()))
+
+
+def split_heads(rows: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [N, H, D], keys and values [N, K, D] of `rows [N, H + 2K, D]`."""
+    sizes = [rows.shape[1] - 2 * kv_heads, kv_heads, kv_heads]
+    return cast("tuple[Tensor, Tensor, Tensor]", rows.split(sizes, 1))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+
+
+def _differentiated(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled()
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        ctx.eps = eps
+        ctx.save_for_backward(x, weight)
+        return _norm(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        x, weight = ctx.saved_tensors
+        rows = _rows(x)
+        by_x = torch.empty_like(rows)
+        values, by_values, results = _array(rows), _array(_rows(by_out)), _array(by_x)
+        scale, eps = _array(weight), np.float32(ctx.eps)
+
+        def part(a: int, b: int) -> None:
+            kernels.norm_gradient(values[a:b], scale, eps, by_values[a:b], results[a:b])
+
+        share(part, len(rows), least=_least(rows))
+        return by_x.view(x.shape), None, None
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        ctx.save_for_backward(both)
+        return _gate(both)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        (both,) = ctx.saved_tensors
+        rows = _rows(both)
+        by_both = torch.empty_like(rows)
+        values, by_values, results = _array(rows), _array(_rows(by_out)), _array(by_both)
+
+        def part(a: int, b: int) -> None:
+            kernels.gate_gradient(values[a:b], by_values[a:b], results[a:b])
+
+        share(part, len(rows), least=_least(rows))
+        return by_both
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        ctx.heads = heads
+        ctx.save_for_backward(cos, sin)
+        return _rotate(rows.clone(memory_format=torch.contiguous_format), heads, (cos, sin), 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        by_rows = by_out.clone(memory_format=torch.contiguous_format)
+        return _rotate(by_rows, ctx.heads, ctx.saved_tensors, -1), None, None, None
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows = _rows(x)
+    out = torch.empty_like(rows)
+    values, results, scale, exact = _array(rows), _array(out), _array(weight), np.float32(eps)
+
+    def part(a: int, b: int) -> None:
+        kernels.norm(values[a:b], scale, exact, results[a:b])
+
+    share(part, len(rows), least=_least(rows))
+    return out.view(x.shape)
+
+
+def _gate(both: Tensor) -> Tensor:
+    rows = _rows(both)
+    out = rows.new_empty(len(rows), rows.shape[1] // 2)
+    values, results = _array(rows), _array(out)
+
+    def part(a: int, b: int) -> None:
+        kernels.gate(values[a:b], results[a:b])
+
+    share(part, len(rows), least=_least(rows))
+    return out
+
+
+def _rotate(rows: Tensor, heads: int, rope: Rope, way: int) -> Tensor:
+    """`rows`, changed in place."""
+    values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
+    to = np.float32(way)
+
+    def part(a: int, b: int) -> None:
+        kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], to)
+
+    share(part, len(rows), least=_least(rows))
+    return rows
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The rows of the last dimension, one behind the other."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _array(x: Tensor) -> NDArray[np.float32]:
+    return x.detach().numpy()
+
+
+def _least(rows: Tensor) -> int:
+    return -(-_SHARED_NUMBERS * len(rows) // max(rows.numel(), 1))

@@ -1,0 +1,124 @@
+"""The compiled operations against torch's, and their gradients against autograd's of the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from rlkit.engine.ops import Rope, attend, gated, rms_norm, rotated
+
+
+def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def rope(rows: int, size: int) -> Rope:
+    angles = torch.outer(torch.arange(rows), torch.logspace(0, -3, size // 2)).repeat(1, 2)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def turned(x: torch.Tensor, heads: int, by: Rope) -> torch.Tensor:
+    """The rotation as a product of complex numbers."""
+    half = x.shape[-1] // 2
+    numbers = torch.complex(x[:, :heads, :half].double(), x[:, :heads, half:].double())
+    numbers = numbers * torch.complex(by[0][..., :half].double(), by[1][..., :half].double())
+    return torch.cat([torch.cat([numbers.real, numbers.imag], -1), x[:, heads:].double()], 1)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 30.0])
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_the_operations_are_those_of_the_formulas(rows: int, scale: float) -> None:
+    x, weight = random(rows, 48, seed=0, scale=scale), random(48, seed=1)
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), exact, rtol=1e-5, atol=1e-12)
+    gate, up = x.double().chunk(2, -1)
+    torch.testing.assert_close(gated(x).double(), functional.silu(gate) * up, rtol=1e-5, atol=1e-20)
+    heads = x.view(rows, 6, 8)
+    exact = turned(heads, 4, rope(rows, 8))
+    torch.testing.assert_close(rotated(heads.clone(), 4, rope(rows, 8)).double(), exact, rtol=1e-5, atol=1e-6 * scale)
+
+
+@pytest.mark.parametrize("name", ["norm", "gate", "rotation"])
+def test_a_gradient_is_that_of_the_formula_in_float64(name: str) -> None:
+    weight, by = random(48, seed=1), rope(40, 8)
+    compiled: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "norm": lambda x: rms_norm(x, weight, 1e-5),
+        "gate": gated,
+        "rotation": lambda x: rotated((x * 1).view(40, 6, 8), 4, by),
+    }
+    formula: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "norm": lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.double(),
+        "gate": lambda x: functional.silu(x[:, :24]) * x[:, 24:],
+        "rotation": lambda x: turned(x.view(40, 6, 8), 4, by),
+    }
+    x = random(40, 48, seed=0, scale=3.0).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    results = compiled[name](x), formula[name](exact)
+    upstream = random(*results[0].shape, seed=2)
+    results[0].backward(upstream)
+    results[1].backward(upstream.double())
+    assert x.grad is not None
+    assert exact.grad is not None
+    assert (x.grad - exact.grad).norm() / exact.grad.norm() < 1e-6
+
+
+@given(st.integers(1, 9), st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3)]), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=40)
+def test_decoding_attends_over_the_positions_there_are(rows: int, heads: tuple[int, int], seed: int) -> None:
+    query_heads, kv_heads = heads
+    new = random(rows, query_heads + 2 * kv_heads, 16, seed=seed, scale=3.0)
+    keys, values = (random(rows + 2, kv_heads, 24, 16, seed=seed + i) for i in (1, 2))
+    last = torch.randint(24, (rows,), generator=torch.Generator().manual_seed(seed))
+    before, out = (keys.clone(), values.clone()), torch.full((rows, query_heads * 16), torch.nan)
+    attend(new, keys, values, last, out)
+    for row, end in enumerate(last.tolist()):
+        q, k, v = new[row].split([query_heads, kv_heads, kv_heads])
+        assert torch.equal(keys[row, :, end], k)
+        assert torch.equal(values[row, :, end], v)
+        exact = functional.scaled_dot_product_attention(
+            q[None, :, None].double(), *(t[row, None, :, : end + 1].double() for t in (keys, values)), enable_gqa=True
+        )
+        torch.testing.assert_close(out[row].double(), exact.flatten(), rtol=1e-4, atol=1e-5)
+        # A row's numbers do not depend on those beside it, nor on what lies in the cache behind it.
+        alone = torch.empty(1, query_heads * 16)
+        cached = [t[row : row + 1, :, : end + 1].clone() for t in before]
+        attend(new[row : row + 1], *cached, last[row : row + 1], alone)
+        assert torch.equal(alone[0], out[row])
+    assert torch.equal(keys[rows:], before[0][rows:])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None:
+    x, weight, by = random(4000, 96, seed=0), random(96, seed=1), rope(4000, 8)
+    torch.set_num_threads(threads)
+    try:
+        together = rms_norm(x, weight, 1e-5), gated(x), rotated(x.view(4000, 12, 8).clone(), 9, by)
+    finally:
+        torch.set_num_threads(1)
+    for row in (0, 1777, 3999):
+        one = slice(row, row + 1)
+        turn = by[0][one], by[1][one]
+        alone = rms_norm(x[one], weight, 1e-5), gated(x[one]), rotated(x[one].view(1, 12, 8).clone(), 9, turn)
+        for a, b in zip(alone, together, strict=True):
+            assert torch.equal(a, b[one])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38, -3e38])
+def test_what_is_not_finite_stays_so(value: float) -> None:
+    x = torch.ones(2, 48)
+    x[0, 0] = value
+    assert not torch.isfinite(rms_norm(x * 1e3, torch.ones(48), 1e-5)[0]).all() or abs(value) < np.inf
+    both = gated(x)
+    exact = functional.silu(x[:, :24].double()) * x[:, 24:].double()
+    torch.testing.assert_close(both.double(), exact, equal_nan=True, rtol=1e-5, atol=1e-30)
+    new, out = torch.ones(1, 3, 16), torch.empty(1, 16)
+    new[0, 0, 0] = value
+    attend(new, torch.ones(1, 1, 4, 16), torch.ones(1, 1, 4, 16), torch.tensor([3]), out)
+    assert torch.isfinite(out).all() or abs(value) > 1e38 or np.isnan(value)
+    assert torch.isnan(out).all() or not np.isnan(value)

@@ -1,0 +1,92 @@
+"""Products with packed weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlkit.engine.products import Packed, matrix_bytes, pack, plain, product
+from rlkit.engine.tiles import COLUMNS
+
+
+def random(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(st.integers(0, 40), st.integers(1, 200), st.integers(1, 3 * COLUMNS + 1), st.integers(0, 2**32))
+@settings(deadline=None, max_examples=60)
+def test_a_product_is_that_of_the_plain_matrix(rows: int, inner: int, columns: int, seed: int) -> None:
+    x, weight = random(rows, inner, seed=seed), random(columns, inner, seed=seed + 1)
+    packed = pack(weight)
+    assert isinstance(packed, Packed)
+    exact = x.double() @ weight.double().t()
+    # The error of a sum of n products, each rounded (Higham 2002, §3.1).
+    bound = inner * 2.0**-24 * (x.abs().double() @ weight.abs().double().t())
+    assert ((product(x, packed).double() - exact).abs() <= bound + 1e-30).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None:
+    packed = pack(random(1000, 96, seed=0))
+    x = random(600, 96, seed=1)  # more rows than pass at once
+    torch.set_num_threads(threads)
+    try:
+        together = product(x, packed)
+    finally:
+        torch.set_num_threads(1)
+    for start, count in ((0, 1), (1, 8), (250, 16), (599, 1)):
+        assert torch.equal(product(x[start : start + count], packed), together[start : start + count])
+
+
+def test_a_result_may_be_put_where_one_was() -> None:
+    packed = pack(random(50, 32, seed=0))
+    x, room = random(13, 32, seed=1), torch.full((16, 50), torch.nan)
+    found = product(x, packed, out=room)
+    assert found.data_ptr() == room.data_ptr()
+    assert torch.equal(found, product(x, packed))
+    plain_weight = random(32, 50, seed=2)
+    assert torch.equal(product(x, plain_weight, out=room), x @ plain_weight)
+
+
+def test_only_float32_on_the_cpu_is_packed() -> None:
+    weight = random(50, 32, seed=0)
+    assert matrix_bytes(pack(weight)) == -(-50 // COLUMNS) * COLUMNS * 32 * 4
+    for other in (weight.double(), weight.bfloat16()):
+        assert torch.equal(plain(pack(other)), other.t())
+        assert matrix_bytes(pack(other)) == other.nbytes
+
+
+@pytest.mark.parametrize(
+    ("missing", "columns"), [(("avx512", "amx"), 24), (("avx", "amx", "fma", "f16c", "vaes", "vpclmul"), 16)]
+)
+def test_a_processor_with_narrower_registers_gets_the_same_numbers(
+    missing: tuple[str, ...], columns: int, tmp_path: Path
+) -> None:
+    program = f"""
+import llvmlite.binding, numpy as np
+features = llvmlite.binding.get_host_cpu_features()
+features.update({{name: False for name in features if name.startswith({missing!r})}})
+llvmlite.binding.get_host_cpu_features = lambda: features
+import torch
+from rlkit.engine.products import pack, product
+from rlkit.engine.tiles import ROWS, COLUMNS
+x = torch.randn(24, 77, generator=torch.Generator().manual_seed(0))
+w = torch.randn(131, 77, generator=torch.Generator().manual_seed(1))
+print(ROWS, COLUMNS)
+np.save({str(tmp_path / "found.npy")!r}, product(x, pack(w)).numpy())
+"""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert list(map(int, done.stdout.split())) == [4, columns]
+    exact = random(24, 77, seed=0).double() @ random(131, 77, seed=1).double().t()
+    np.testing.assert_allclose(np.load(tmp_path / "found.npy"), exact, atol=2e-5)

@@ -1,0 +1,46 @@
+"""Sharing work among threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rlkit.engine.teams import share
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize(("count", "least", "ranges"), [(0, 1, 1), (2, 5, 1), (9, 5, 1), (10, 5, 2), (100, 5, 3)])
+def test_the_ranges_cover_the_work_once(count: int, least: int, ranges: int, three_threads: None) -> None:
+    done: list[tuple[int, int]] = []
+    share(lambda first, last: done.append((first, last)), count, least=least)
+    assert len(done) == ranges
+    assert [i for first, last in sorted(done) for i in range(first, last)] == list(range(count))
+
+
+def test_the_ranges_run_beside_each_other(three_threads: None) -> None:
+    meeting = threading.Barrier(3, timeout=20)
+    share(lambda _first, _last: meeting.wait() and None, 3, least=1)
+
+
+def test_an_error_in_any_range_is_passed_on(three_threads: None) -> None:
+    def task(first: int, last: int) -> None:
+        if last == 3:
+            raise ValueError("the last one")
+
+    with pytest.raises(ValueError, match="the last one"):
+        share(task, 3, least=1)
+
+
+def test_one_thread_does_all_itself() -> None:
+    found: list[threading.Thread] = []
+    share(lambda _first, _last: found.append(threading.current_thread()), 1000, least=1)
+    assert found == [threading.current_thread()]
