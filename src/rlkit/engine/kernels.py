@@ -17,6 +17,7 @@ and holds no lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,12 +35,32 @@ type Integers = NDArray[np.int64]
 BLOCK = 64
 """Numbers that are summed together: so many sums at a time in a norm, and so many weights when a token is drawn."""
 
+# What lets sums be split over the lanes of a vector; what is not finite stays so.
+_FAST = {"reassoc", "contract", "nsz", "arcp"}
 # So many rows of the left factor stay in the cache while every panel passes by.
 _ROWS_AT_ONCE = 256
 _PANEL_ROW_BYTES = 4 * COLUMNS
 
 
-@njit(nogil=True, cache=True)
+def _compiled[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Compile a function when it is first called, and keep that for the next process.
+
+    Args:
+        fast: sums may be in another order. What is part of larger functions, too, is computed in the order in which it
+            is written: otherwise its bits would depend on where the compiler puts it.
+    """
+    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST if fast else False}
+
+    def compiled(function: Callable[P, None]) -> Callable[P, None]:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:  # neither beside this file nor in the user's cache can anything be written
+            return njit(**options)(function)
+
+    return compiled
+
+
+@_compiled()
 def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int) -> None:
     """Write columns of `x [N, K]` times a packed weight into `out [N, M]`.
 
@@ -75,9 +96,6 @@ def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int) -> N
                             out[row + i, p * COLUMNS + j] = narrow[i, j]
 
 
-# Where sums may be split over the lanes of a vector. What is part of larger functions, too, is computed in the order in
-# which it is written: otherwise its bits would depend on where the compiler puts it.
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
 _ZERO, _ONE, _INFINITE = np.float32(0), np.float32(1), np.float32(np.inf)
 _HALF = np.float32(0.5)
 _LOG2_E = np.float32(1.44269504)
@@ -116,7 +134,7 @@ def _exp(x: np.float32) -> np.float32:
     return power if x == x else x  # noqa: PLR0124  not a number stays so
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_compiled()
 def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     """Root-mean-square norm (Zhang and Sennrich 2019, eq. 4) of the rows of `x [N, E]`, times `weight [E]`."""
     width = x.shape[1]
@@ -134,7 +152,7 @@ def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
             out[i, j] = x[i, j] * scale * weight[j]
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@_compiled(fast=True)
 def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by_x: Floats) -> None:
     """The gradient of `norm` at `x [N, E]` for one at its result, `by_out [N, E]`."""
     width = x.shape[1]
@@ -149,7 +167,7 @@ def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by
             by_x[i, j] = scale * (by_out[i, j] * weight[j] - along * x[i, j])
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_compiled()
 def gate(both: Floats, out: Floats) -> None:
     """SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), into `out [N, I]`."""
     count, width = out.shape
@@ -159,7 +177,7 @@ def gate(both: Floats, out: Floats) -> None:
             out[i, j] = gated / (_ONE + _exp(-gated)) * both[i, width + j]
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@_compiled(fast=True)
 def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
     """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`."""
     count, width = by_out.shape
@@ -171,7 +189,7 @@ def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
             by_both[i, width + j] = by_out[i, j] * gated * share
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_compiled()
 def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) -> None:
     """Rotary embedding (Su et al. 2021, halves convention), in place, of the first `heads` of `rows [N, …, D]`.
 
@@ -191,7 +209,7 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
                 rows[i, h, half + j] = second * cos[i, j] + first * sine
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@_compiled(fast=True)
 def attend(rows: Floats, keys: Floats, values: Floats, last: Integers, out: Floats) -> None:
     """Write the keys and values of one new position of each row and attend over all up to it.
 
@@ -233,7 +251,7 @@ def attend(rows: Floats, keys: Floats, values: Floats, last: Integers, out: Floa
                         mixed[j] += weight * values[i, k, t, j]
 
 
-@njit(nogil=True, cache=True, fastmath=_FAST, error_model="numpy")
+@_compiled(fast=True)
 def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Doubles) -> None:
     """Draw a token of each row of `logits [N, V]` where the cumulative weight passes its uniform number.
 
@@ -311,7 +329,7 @@ class LayerArrays(NamedTuple):
     down: Floats
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_compiled()
 def before_attention(layer: LayerArrays, x: Floats, kv_heads: int, rope: Floats, qkv: Floats) -> None:
     """Queries, keys and values of `x [N, E]`.
 
@@ -339,7 +357,7 @@ def before_attention(layer: LayerArrays, x: Floats, kv_heads: int, rope: Floats,
         rotate(qkv, heads - kv_heads, rope[0], rope[1], _ONE)
 
 
-@njit(nogil=True, cache=True, error_model="numpy")
+@_compiled()
 def after_attention(layer: LayerArrays, x: Floats, mixed: Floats) -> None:
     """Add to the residual stream `x [N, E]` what attention gave, of `mixed [N, H · D]`, and then the feed-forward."""
     added, normed = np.empty_like(x), np.empty_like(x)
