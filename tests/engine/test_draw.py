@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,44 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform: float, width: int, 
     tokens, logprobs = draw(logits[None].clone(), [DrawSettings()], torch.tensor([uniform], dtype=torch.float64))
     assert logits[int(tokens)] == 0.0
     assert torch.isfinite(logprobs).all()
+
+
+def test_where_rounding_leaves_nothing_the_last_token_that_can_be_is_drawn() -> None:
+    logits = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
+    logits[:, 40:] = -300
+    almost_one = torch.full((4000,), float(np.nextafter(1, 0)), dtype=torch.float64)
+    tokens, _ = draw(logits, [DrawSettings()] * 4000, almost_one)
+    assert int(tokens.max()) == 39
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-44, 1e-46, 1e-300, 5e-324])
+def test_a_low_temperature_draws_the_likeliest(temperature: float) -> None:
+    logits = torch.randn(3, 131, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.tensor([0, 0.5, 0.999], dtype=torch.float64)
+    tokens, logprobs = draw(logits, [DrawSettings(temperature)] * 3, uniforms)
+    assert torch.equal(tokens, logits.argmax(-1))
+    torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).amax(-1))
+
+
+def test_weights_that_are_not_finite_give_a_token_nevertheless() -> None:
+    logits = torch.zeros(4, 100)
+    logits[0], logits[1], logits[2, 7], logits[3, 99] = torch.nan, -torch.inf, torch.inf, torch.nan
+    tokens, _ = draw(logits, [DrawSettings()] * 4, torch.full((4,), 0.9, dtype=torch.float64))
+    assert ((tokens >= 0) & (tokens < 100)).all()
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_that_share_the_rows_draw_the_same(threads: int) -> None:
+    logits = torch.randn(41, 259, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.rand(41, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    alone = draw(logits, [DrawSettings()] * 41, uniforms)
+    torch.set_num_threads(threads)
+    try:
+        shared = draw(logits, [DrawSettings()] * 41, uniforms)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(shared[0], alone[0])
+    assert torch.equal(shared[1], alone[1])
 
 
 def test_a_row_draws_the_same_whatever_its_neighbours_ask_for() -> None:

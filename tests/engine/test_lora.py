@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from rlkit.engine.lora import Lora
+from rlkit.engine.lora import Lora, LoraSettings, merged_bytes, new_adapter, serve
+from rlkit.engine.tiles import COLUMNS
+from rlkit.engine.weights import load_weights
+
+from .tiny_models import write_model
 
 
 @pytest.mark.parametrize("rank", [1, 3])
@@ -30,3 +36,22 @@ def test_the_low_rank_term_has_the_gradient_that_autograd_gives_its_formula(
         torch.autograd.grad(found, learned, upstream), torch.autograd.grad(expected, learned, upstream), strict=True
     ):
         torch.testing.assert_close(own, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_the_memory_of_served_weights_is_that_of_what_they_do_not_share(tmp_path: Path) -> None:
+    weights = load_weights(write_model(tmp_path / "m"))
+    config = weights.config
+
+    def served(settings: LoraSettings | None) -> int:
+        adapter = None if settings is None else new_adapter(config, settings, seed=0)
+        return merged_bytes(serve(weights, adapter, lambda tasks: [task() for task in tasks]), weights)
+
+    def packed(inner: int, columns: int) -> int:
+        return 4 * inner * -(-columns // COLUMNS) * COLUMNS
+
+    heads = (config.heads + 2 * config.kv_heads) * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    layer = packed(hidden, heads) + packed(config.heads * config.head_dim, hidden)
+    layer += packed(hidden, 2 * inner) + packed(inner, hidden)
+    assert served(None) == served(LoraSettings(4, train_unembed=False)) == config.layers * layer
+    assert served(LoraSettings(4)) == config.layers * layer + packed(hidden, config.vocab_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -21,6 +21,13 @@ def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
 def rope(rows: int, size: int) -> Rope:
     angles = torch.outer(torch.arange(rows), torch.logspace(0, -3, size // 2)).repeat(1, 2)[:, None]
     return angles.cos(), angles.sin()
+
+
+@pytest.fixture
+def threads_of_torch(threads: int) -> Iterator[None]:
+    torch.set_num_threads(threads)
+    yield
+    torch.set_num_threads(1)
 
 
 def turned(x: torch.Tensor, heads: int, by: Rope) -> torch.Tensor:
@@ -44,20 +51,22 @@ def test_the_operations_are_those_of_the_formulas(rows: int, scale: float) -> No
     torch.testing.assert_close(rotated(heads.clone(), 4, rope(rows, 8)).double(), exact, rtol=1e-5, atol=1e-6 * scale)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("name", ["norm", "gate", "rotation"])
-def test_a_gradient_is_that_of_the_formula_in_float64(name: str) -> None:
-    weight, by = random(48, seed=1), rope(40, 8)
+def test_a_gradient_is_that_of_the_formula_in_float64(name: str, threads: int, threads_of_torch: None) -> None:
+    rows = 40 if threads == 1 else 6000  # enough to be shared
+    weight, by = random(48, seed=1), rope(rows, 8)
     compiled: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "norm": lambda x: rms_norm(x, weight, 1e-5),
         "gate": gated,
-        "rotation": lambda x: rotated((x * 1).view(40, 6, 8), 4, by),
+        "rotation": lambda x: rotated((x * 1).view(rows, 6, 8), 4, by),
     }
     formula: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "norm": lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.double(),
         "gate": lambda x: functional.silu(x[:, :24]) * x[:, 24:],
-        "rotation": lambda x: turned(x.view(40, 6, 8), 4, by),
+        "rotation": lambda x: turned(x.view(rows, 6, 8), 4, by),
     }
-    x = random(40, 48, seed=0, scale=3.0).requires_grad_()
+    x = random(rows, 48, seed=0, scale=3.0).requires_grad_()
     exact = x.detach().double().requires_grad_()
     results = compiled[name](x), formula[name](exact)
     upstream = random(*results[0].shape, seed=2)
@@ -66,6 +75,30 @@ def test_a_gradient_is_that_of_the_formula_in_float64(name: str) -> None:
     assert x.grad is not None
     assert exact.grad is not None
     assert (x.grad - exact.grad).norm() / exact.grad.norm() < 1e-6
+
+
+def test_what_is_differentiated_is_not_changed() -> None:
+    x = random(4, 6, 8, seed=0).requires_grad_()
+    before = x.detach().clone()
+    rotated(x, 4, rope(4, 8)).sum().backward()
+    assert torch.equal(x.detach(), before)
+    assert torch.equal(
+        rotated(before.transpose(1, 2).contiguous().transpose(1, 2), 4, rope(4, 8)), rotated(x, 4, rope(4, 8))
+    )
+
+
+@pytest.mark.parametrize("threads", [3])
+def test_threads_that_share_the_rows_attend_alike(threads: int) -> None:
+    new, last = random(300, 8, 16, seed=0), torch.arange(300) % 24
+    keys, values = (random(300, 2, 24, 16, seed=i) for i in (1, 2))
+    alone, shared = torch.empty(300, 64), torch.empty(300, 64)
+    attend(new, keys.clone(), values.clone(), last, alone)
+    torch.set_num_threads(threads)
+    try:
+        attend(new, keys, values, last, shared)
+    finally:
+        torch.set_num_threads(1)
+    assert torch.equal(shared, alone)
 
 
 @given(st.integers(1, 9), st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3)]), st.integers(0, 2**32))

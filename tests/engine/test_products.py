@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.engine.products import Packed, matrix_bytes, pack, plain, product
-from rlkit.engine.tiles import COLUMNS
+from rlkit.engine.products import ROWS, Packed, matrix_bytes, pack, plain, product
+from rlkit.engine.tiles import COLUMNS, TILE_ROWS
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:
@@ -56,6 +56,33 @@ def test_a_result_may_be_put_where_one_was() -> None:
     assert torch.equal(product(x, plain_weight, out=room), x @ plain_weight)
 
 
+def test_what_does_not_fit_is_refused_before_an_address_is_used() -> None:
+    packed, x = pack(random(50, 64, seed=0)), random(8, 64, seed=1)
+    for wrong in (x[:, :32], x.double(), random(8, 65, seed=1)):
+        with pytest.raises(ValueError, match=r"^x is "):
+            product(wrong, packed)
+    for out in (
+        torch.empty(7, 50),
+        torch.empty(8, 51),
+        torch.empty(8, 50, dtype=torch.float64),
+        torch.empty(50, 8).t(),
+    ):
+        with pytest.raises(ValueError, match=r"^out is "):
+            product(x, packed, out=out)
+    assert ROWS % TILE_ROWS == 0
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_program_s_own_default_type_changes_nothing(default: torch.dtype) -> None:
+    weight, x = random(50, 64, seed=0), random(8, 64, seed=1)
+    expected = product(x, pack(weight))
+    torch.set_default_dtype(default)
+    try:
+        assert torch.equal(product(x, pack(weight)), expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_only_float32_on_the_cpu_is_packed() -> None:
     weight = random(50, 32, seed=0)
     assert matrix_bytes(pack(weight)) == -(-50 // COLUMNS) * COLUMNS * 32 * 4
@@ -77,10 +104,10 @@ features.update({{name: False for name in features if name.startswith({missing!r
 llvmlite.binding.get_host_cpu_features = lambda: features
 import torch
 from rlkit.engine.products import pack, product
-from rlkit.engine.tiles import ROWS, COLUMNS
+from rlkit.engine.tiles import TILE_ROWS, COLUMNS
 x = torch.randn(24, 77, generator=torch.Generator().manual_seed(0))
 w = torch.randn(131, 77, generator=torch.Generator().manual_seed(1))
-print(ROWS, COLUMNS)
+print(TILE_ROWS, COLUMNS)
 np.save({str(tmp_path / "found.npy")!r}, product(x, pack(w)).numpy())
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -45,7 +45,7 @@ def test_sampler_and_trainer_agree_before_and_after_training_steps(client: tinke
         trainer.optim_step(ADAM).result()
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 4])
 def test_a_result_does_not_depend_on_the_batch(resolve: Callable[[str], Path], tmp_path: Path, threads: int) -> None:
     with EngineServer(root=tmp_path, resolve=resolve, threads=threads) as server, connect(server) as client:
         _check_batch_independence(client)

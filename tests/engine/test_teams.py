@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -44,3 +47,33 @@ def test_one_thread_does_all_itself() -> None:
     found: list[threading.Thread] = []
     share(lambda _first, _last: found.append(threading.current_thread()), 1000, least=1)
     assert found == [threading.current_thread()]
+
+
+def test_an_error_waits_until_nothing_runs_any_more(three_threads: None) -> None:
+    done: list[int] = []
+
+    def task(first: int, last: int) -> None:
+        if first == 0:
+            raise ValueError("the first one")
+        time.sleep(0.2)
+        done.append(first)
+
+    with pytest.raises(ValueError, match="the first one"):
+        share(task, 3, least=1)
+    assert sorted(done) == [1, 2]
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    program = """
+import os, torch
+from rlkit.engine.teams import share
+torch.set_num_threads(3)
+share(lambda first, last: None, 3, least=1)
+child = os.fork()
+if not child:
+    share(lambda first, last: None, 3, least=1)
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "7\n"

@@ -20,6 +20,9 @@ from rlkit.engine import kernels
 from rlkit.engine.ops import compiled
 from rlkit.engine.teams import share
 
+# From here on only the likeliest token is drawn; float32 has no numbers that are much smaller.
+_COLDEST = 1e-30
+
 
 @dataclass(frozen=True, slots=True)
 class DrawSettings:
@@ -57,7 +60,7 @@ def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> 
 
 def _shaped(logits: Tensor, settings: Sequence[DrawSettings]) -> Tensor:
     """`logits [n, V]` by temperature, −∞ where a row's settings leave a token out."""
-    temperatures = torch.tensor([s.temperature or 1.0 for s in settings], device=logits.device)
+    temperatures = logits.new_tensor([max(s.temperature, _COLDEST) for s in settings])
     shaped = (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
     for row, s in enumerate(settings):
         if s.filtered and s.temperature > 0:

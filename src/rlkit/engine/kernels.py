@@ -1,7 +1,7 @@
 """What the engine computes on a CPU, compiled for this processor.
 
 Invariant: what is computed of a row depends on that row only, bit for bit; an element of a product is one chain of
-fused multiply-adds over the inner dimension, in its order.
+multiply-adds over the inner dimension, in its order.
 
 The product is for weights that are only read, and a few dozen rows, where libraries reach half of what the processor
 can do, because they wait for memory. Weights lie in panels of as many columns as stay in registers for a few rows; a
@@ -17,7 +17,6 @@ and holds no lock.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from rlkit.engine.tiles import COLUMNS, ROWS, tile
+from rlkit.engine.compiling import compiled
+from rlkit.engine.tiles import COLUMNS, PANEL_ROW_BYTES, TILE_ROWS, tile
 
 type Floats = NDArray[np.float32]
 type Doubles = NDArray[np.float64]
@@ -35,63 +35,42 @@ type Integers = NDArray[np.int64]
 BLOCK = 64
 """Numbers that are summed together: so many sums at a time in a norm, and so many weights when a token is drawn."""
 
-# What lets sums be split over the lanes of a vector; what is not finite stays so.
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
 # So many rows of the left factor stay in the cache while every panel passes by.
 _ROWS_AT_ONCE = 256
-_PANEL_ROW_BYTES = 4 * COLUMNS
 
 
-def _compiled[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Compile a function when it is first called, and keep that for the next process.
-
-    Args:
-        fast: sums may be in another order. What is part of larger functions, too, is computed in the order in which it
-            is written: otherwise its bits would depend on where the compiler puts it.
-    """
-    options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": _FAST if fast else False}
-
-    def compiled(function: Callable[P, None]) -> Callable[P, None]:
-        try:
-            return njit(cache=True, **options)(function)
-        except RuntimeError:  # neither beside this file nor in the user's cache can anything be written
-            return njit(**options)(function)
-
-    return compiled
-
-
-@_compiled()
+@compiled()
 def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int) -> None:
     """Write columns of `x [N, K]` times a packed weight into `out [N, M]`.
 
     Args:
-        x: N a multiple of `ROWS`; contiguous, as all of them.
+        x: N a multiple of `TILE_ROWS`; contiguous, as all of them.
         panels: [⌈M / COLUMNS⌉, K, COLUMNS], aligned to 64 bytes.
         out: the result.
         first: the first panel whose columns are written; up to `last`, which is not.
     """
     count, inner = x.shape
     columns = out.shape[1]
-    narrow = np.empty((ROWS, COLUMNS), np.float32)
+    narrow = np.empty((TILE_ROWS, COLUMNS), np.float32)
     bytes_in = 4 * inner
-    panel_bytes = inner * _PANEL_ROW_BYTES
+    panel_bytes = inner * PANEL_ROW_BYTES
     for start in range(0, count, _ROWS_AT_ONCE):
-        blocks = min(_ROWS_AT_ONCE, count - start) // ROWS
+        blocks = min(_ROWS_AT_ONCE, count - start) // TILE_ROWS
         # Each block of rows fetches its share of the next panel.
-        pace = _PANEL_ROW_BYTES // blocks
+        pace = PANEL_ROW_BYTES // blocks
         for p in range(first, last):
             panel = panels.ctypes.data + p * panel_bytes
             whole = (p + 1) * COLUMNS <= columns
             for block in range(blocks):
-                row = start + block * ROWS
+                row = start + block * TILE_ROWS
                 ahead = panel + panel_bytes + block * (panel_bytes // blocks)
                 source = x.ctypes.data + row * bytes_in
                 if whole:
                     target = out.ctypes.data + 4 * (row * columns + p * COLUMNS)
                     tile(source, bytes_in, panel, inner, target, 4 * columns, ahead, pace)
                 else:
-                    tile(source, bytes_in, panel, inner, narrow.ctypes.data, _PANEL_ROW_BYTES, ahead, pace)
-                    for i in range(ROWS):
+                    tile(source, bytes_in, panel, inner, narrow.ctypes.data, PANEL_ROW_BYTES, ahead, pace)
+                    for i in range(TILE_ROWS):
                         for j in range(columns - p * COLUMNS):
                             out[row + i, p * COLUMNS + j] = narrow[i, j]
 
@@ -116,9 +95,9 @@ def _float_of_bits(_context: Any, _bits: Any) -> Any:
     return types.float32(types.int32), emit
 
 
-@njit(inline="always", fastmath={"contract"}, error_model="numpy")
+@njit(inline="always")
 def _exp(x: np.float32) -> np.float32:
-    """eˣ to within 2 units in the last place; 0 below −87.3 and ∞ above 88.
+    """eˣ to within 2 units in the last place, or 5 in fast functions; 0 below −87.3 and ∞ above 88.
 
     The C library's takes one number at a time. This is Cephes' `expf` (Moshier 1989): 2ⁿ times a polynomial.
     """
@@ -134,7 +113,7 @@ def _exp(x: np.float32) -> np.float32:
     return power if x == x else x  # noqa: PLR0124  not a number stays so
 
 
-@_compiled()
+@compiled()
 def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     """Root-mean-square norm (Zhang and Sennrich 2019, eq. 4) of the rows of `x [N, E]`, times `weight [E]`."""
     width = x.shape[1]
@@ -152,7 +131,7 @@ def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
             out[i, j] = x[i, j] * scale * weight[j]
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by_x: Floats) -> None:
     """The gradient of `norm` at `x [N, E]` for one at its result, `by_out [N, E]`."""
     width = x.shape[1]
@@ -167,7 +146,7 @@ def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by
             by_x[i, j] = scale * (by_out[i, j] * weight[j] - along * x[i, j])
 
 
-@_compiled()
+@compiled()
 def gate(both: Floats, out: Floats) -> None:
     """SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), into `out [N, I]`."""
     count, width = out.shape
@@ -177,7 +156,7 @@ def gate(both: Floats, out: Floats) -> None:
             out[i, j] = gated / (_ONE + _exp(-gated)) * both[i, width + j]
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
     """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`."""
     count, width = by_out.shape
@@ -189,7 +168,7 @@ def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
             by_both[i, width + j] = by_out[i, j] * gated * share
 
 
-@_compiled()
+@compiled()
 def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) -> None:
     """Rotary embedding (Su et al. 2021, halves convention), in place, of the first `heads` of `rows [N, …, D]`.
 
@@ -209,7 +188,7 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
                 rows[i, h, half + j] = second * cos[i, j] + first * sine
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def attend(rows: Floats, keys: Floats, values: Floats, last: Integers, out: Floats) -> None:
     """Write the keys and values of one new position of each row and attend over all up to it.
 
@@ -251,7 +230,7 @@ def attend(rows: Floats, keys: Floats, values: Floats, last: Integers, out: Floa
                         mixed[j] += weight * values[i, k, t, j]
 
 
-@_compiled(fast=True)
+@compiled(fast=True)
 def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Doubles) -> None:
     """Draw a token of each row of `logits [N, V]` where the cumulative weight passes its uniform number.
 
@@ -329,7 +308,7 @@ class LayerArrays(NamedTuple):
     down: Floats
 
 
-@_compiled()
+@compiled()
 def before_attention(layer: LayerArrays, x: Floats, kv_heads: int, rope: Floats, qkv: Floats) -> None:
     """Queries, keys and values of `x [N, E]`.
 
@@ -357,7 +336,7 @@ def before_attention(layer: LayerArrays, x: Floats, kv_heads: int, rope: Floats,
         rotate(qkv, heads - kv_heads, rope[0], rope[1], _ONE)
 
 
-@_compiled()
+@compiled()
 def after_attention(layer: LayerArrays, x: Floats, mixed: Floats) -> None:
     """Add to the residual stream `x [N, E]` what attention gave, of `mixed [N, H · D]`, and then the feed-forward."""
     added, normed = np.empty_like(x), np.empty_like(x)

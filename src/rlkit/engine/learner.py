@@ -91,6 +91,7 @@ class Learner:
         self.steps = steps
         self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
         self._torn = False
+        self._output = weights.output  # made here, not by each lane
         self._lanes = lanes
         self._tokens = batches(device).train_tokens
         self._shares = [self._share(gradient) for gradient in self.gradients]
@@ -202,7 +203,7 @@ class Learner:
             tokens = torch.from_numpy(batch.tokens).to(device)
             hidden = trunk(self.weights, tokens, batch.spans, adapter=share.adapter)
         with torch.no_grad():
-            head = Head(self.weights.head, self.weights.output, share.adapter.unembed(), share.scratch)
+            head = Head(self.weights.head, self._output, share.adapter.unembed(), share.scratch)
             # The output layer wants the targets of one row together.
             order = torch.argsort(targets.rows, stable=True)
             if loss.by_sequence:

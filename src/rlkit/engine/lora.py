@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlkit.engine.config import ModelConfig
-from rlkit.engine.products import Matrix, pack
+from rlkit.engine.products import Matrix, matrix_bytes, pack
 from rlkit.engine.weights import Layer, Weights
 
 ALPHA = 32.0
@@ -215,6 +215,13 @@ def serve(
         layers = run([partial(_served, layer, adapter and adapter.layer(i)) for i, layer in enumerate(weights.layers)])
         head = weights.output if unembed is None else pack(unembed.merged(weights.head))
         return replace(weights, layers=tuple(layers), merged_head=head)
+
+
+def merged_bytes(served: Weights, base: Weights) -> int:
+    """The memory of what `serve` made for itself of `base`."""
+    matrices = [getattr(layer, name) for layer in served.layers for name in _MATRICES]
+    heads = [] if served.output is base.output else [served.output]
+    return sum(matrix_bytes(matrix) for matrix in (*matrices, *heads))
 
 
 @torch.inference_mode()

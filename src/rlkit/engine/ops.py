@@ -64,7 +64,7 @@ def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
         return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
     if _differentiated(rows):
         return cast("Tensor", _Rotated.apply(rows, heads, *rope))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
-    return _rotate(rows.contiguous(), heads, rope, 1)
+    return _rotate(rows, heads, rope, 1)
 
 
 def attend(rows: Tensor, keys: Tensor, values: Tensor, last: Tensor, out: Tensor) -> None:

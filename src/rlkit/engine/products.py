@@ -21,7 +21,7 @@ from rlkit.engine import kernels
 from rlkit.engine.teams import share
 from rlkit.engine.tiles import COLUMNS
 
-ROWS = 8
+ROWS = 8  # a multiple of `TILE_ROWS` on every processor
 # Less than about a tenth of a millisecond of work is not worth a thread.
 _SHARED_OPERATIONS = 10_000_000
 
@@ -43,7 +43,7 @@ def pack(transposed: Tensor) -> Matrix:
     if transposed.device.type != "cpu" or transposed.dtype != torch.float32:
         return transposed.t()
     columns, inner = transposed.shape
-    panels = torch.zeros(-(-columns // COLUMNS), inner, COLUMNS)
+    panels = torch.zeros(-(-columns // COLUMNS), inner, COLUMNS, dtype=torch.float32)
     whole = columns // COLUMNS
     full = whole * COLUMNS
     panels[:whole] = transposed[:full].view(whole, COLUMNS, inner).transpose(1, 2)
@@ -70,12 +70,20 @@ def product(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
         x: what is multiplied.
         weight: with what.
         out: its first rows take the result, if it is given; it needs them up to a multiple of `ROWS`.
+
+    Raises:
+        ValueError: they do not fit each other.
     """
     if isinstance(weight, Tensor):
         return x @ weight if out is None else torch.mm(x, weight, out=out[: len(x)])
     count, x = len(x), pad_rows(x).contiguous()
-    result = torch.empty(len(x), weight.columns) if out is None else out[: len(x)]
+    result = torch.empty(len(x), weight.columns, dtype=torch.float32) if out is None else out[: len(x)]
     rows, panels, results = x.numpy(), weight.panels, result.numpy()
+    # What follows computes with addresses.
+    if (rows.dtype, rows.shape[1]) != (np.float32, panels.shape[1]):
+        raise ValueError(f"x is {x.dtype} {list(x.shape)}, but the packed weight has {panels.shape[1]} float32 rows")
+    if (results.dtype, results.shape) != (np.float32, (len(x), weight.columns)) or not result.is_contiguous():
+        raise ValueError(f"out is {result.dtype} {list(result.shape)}, not float32 {[len(x), weight.columns]}")
 
     def part(first: int, last: int) -> None:
         kernels.multiply(rows, panels, results, first, last)

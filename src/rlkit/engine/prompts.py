@@ -85,7 +85,7 @@ def _score(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptSc
                 # Temperature alone shapes these draws: they are alternatives to the prompt, not continuations of it.
                 settings = [replace(request.settings, top_k=-1, top_p=1.0)] * len(logits)
                 uniforms = torch.from_numpy(random.random(len(logits))).to(logits.device)
-                ids, logprobs = draw(logits.clone(), settings, uniforms)
+                ids, logprobs = draw(logits, settings, uniforms)
                 scores.alternatives.ids[start - 1 : end - 1, k] = ids.cpu().numpy()
                 scores.alternatives.logprobs[start - 1 : end - 1, k] = logprobs.cpu().numpy()
     return scores

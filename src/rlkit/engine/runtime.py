@@ -22,10 +22,9 @@ from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
 from rlkit.engine.devices import Batches, batches
 from rlkit.engine.lanes import Lanes
 from rlkit.engine.learner import AdamSettings, Learner, Others
-from rlkit.engine.lora import Adapter, LoraSettings, new_adapter, serve
+from rlkit.engine.lora import Adapter, LoraSettings, merged_bytes, new_adapter, serve
 from rlkit.engine.losses import make_loss
 from rlkit.engine.peft import save_external
-from rlkit.engine.products import matrix_bytes
 from rlkit.engine.promises import Promise
 from rlkit.engine.sampler import Decoder
 from rlkit.engine.samplers import Samplers, Served
@@ -245,7 +244,7 @@ class Runtime:
         base = self._bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = serve(base.weights, self._adapter(ref, base), lanes.run)
-        return Served(Decoder(weights, lanes, size=self._size), _merged_bytes(weights, base.weights), base)
+        return Served(Decoder(weights, lanes, size=self._size), merged_bytes(weights, base.weights), base)
 
     def _adapter(self, ref: SamplerRef, base: Base) -> Adapter | None:
         if ref.path is not None:
@@ -277,13 +276,6 @@ def check_save(store: CheckpointStore, ref: SamplerRef) -> None:
 
 def _info(model: _Model) -> CheckpointInfo:
     return CheckpointInfo(model.base.name, model.learner.adapter.settings, model.learner.steps)
-
-
-def _merged_bytes(served: Weights, base: Weights) -> int:
-    """What `serve` made copies of."""
-    matrices = [m for layer in served.layers for m in (layer.qkv, layer.o, layer.gate_up, layer.down)]
-    heads = [] if served.output is base.output else [served.output]
-    return sum(matrix_bytes(matrix) for matrix in (*matrices, *heads))
 
 
 @lru_cache(maxsize=4)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 
 import torch
+
+_THREADS_MAX = 64
 
 
 def share(task: Callable[[int, int], None], count: int, *, least: int) -> None:
@@ -28,12 +30,18 @@ def share(task: Callable[[int, int], None], count: int, *, least: int) -> None:
         return
     edges = [count * i // threads for i in range(threads + 1)]
     others = [_pool().submit(task, first, last) for first, last in pairwise(edges[1:])]
-    task(edges[0], edges[1])
+    try:
+        task(edges[0], edges[1])
+    finally:
+        wait(others)  # nothing goes on unseen
     for other in others:
         other.result()
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    # What runs here waits for nobody, so that the lanes can share it.
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="rlkit-engine-team")
+    # What runs here waits for nobody, so that the lanes can share it. A thread is begun when none is idle.
+    return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="rlkit-engine-team")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,8 +1,7 @@
 """The innermost loop of a matrix product, written for the registers of this processor.
 
-Invariant: an element is one chain of fused multiply-adds over the inner dimension, in its order.
-
-What `rlkit.engine.kernels` makes of it is kept for the next process and dated by that file: change both.
+Invariant: an element is one chain of multiply-adds over the inner dimension, in its order, each of them fused where the
+processor can.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # (numba and llvmlite bring no types)
@@ -26,20 +25,21 @@ def _tile_shape() -> tuple[int, int, int]:
     return (4, 3, 8) if features.get("avx") else (4, 4, 4)
 
 
-ROWS, _VECTORS, _LANES = _tile_shape()
+TILE_ROWS, _VECTORS, _LANES = _tile_shape()
 COLUMNS = _VECTORS * _LANES
 _VECTOR_BYTES = 4 * _LANES
-_PANEL_ROW_BYTES = 4 * COLUMNS
+PANEL_ROW_BYTES = 4 * COLUMNS
 
 
 @intrinsic
 def tile(  # noqa: PLR0917  what is emitted takes no keywords
     _context: Any, x: Any, x_stride: Any, panel: Any, inner: Any, out: Any, out_stride: Any, ahead: Any, pace: Any
 ) -> Any:
-    """Emit the product of `ROWS` rows with one panel.
+    """Emit the product of `TILE_ROWS` rows with one panel.
 
-    All arguments are integers: addresses of x [ROWS, inner], the panel [inner, COLUMNS] and out [ROWS, COLUMNS], with
-    the bytes between rows of x and of out; and where to fetch ahead from, `pace` bytes further at each step.
+    All arguments are integers: addresses of x [TILE_ROWS, inner], the panel [inner, COLUMNS] and out [TILE_ROWS,
+    COLUMNS], with the bytes between rows of x and of out; and where to fetch ahead from, `pace` bytes further at each
+    step.
     """
     signature = types.void(*[types.intp] * 8)
     return signature, _emit_tile
@@ -61,13 +61,13 @@ def _emit_tile(context: Any, builder: Any, _signature: Any, arguments: Any) -> A
         return builder.inttoptr(builder.add(base, offset), kind.as_pointer())
 
     entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
-    rows = [builder.add(x, builder.mul(index(row), x_stride)) for row in range(ROWS)]
+    rows = [builder.add(x, builder.mul(index(row), x_stride)) for row in range(TILE_ROWS)]
     builder.branch(loop)
 
     builder.position_at_end(loop)
     step = builder.phi(index)
-    sums = [[builder.phi(vector) for _ in range(_VECTORS)] for _ in range(ROWS)]
-    at_step = builder.mul(step, index(_PANEL_ROW_BYTES))
+    sums = [[builder.phi(vector) for _ in range(_VECTORS)] for _ in range(TILE_ROWS)]
+    at_step = builder.mul(step, index(PANEL_ROW_BYTES))
     weights = [builder.load(at(panel, builder.add(at_step, index(v * _VECTOR_BYTES)), vector)) for v in range(_VECTORS)]
     for weight in weights:
         weight.align = _VECTOR_BYTES

@@ -1,0 +1,74 @@
+"""Keeping compiled functions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlkit
+
+PROGRAM = """
+import torch
+from rlkit.engine import kernels
+from rlkit.engine.ops import gated
+print(float(gated(torch.tensor([[0.0, 3.0]]))))
+stats = kernels.gate.stats
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+"""
+
+
+def run(folder: Path, before: str = "", package: Path | None = None) -> tuple[str, int, int]:
+    path = {} if package is None else {"PYTHONPATH": str(package)}
+    done = subprocess.run(
+        [sys.executable, "-c", before + PROGRAM],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder), **path},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    result, counts = done.stdout.splitlines()
+    hits, misses = map(int, counts.split())
+    return result, hits, misses
+
+
+def test_what_was_compiled_is_kept_for_the_next_process(tmp_path: Path) -> None:
+    assert run(tmp_path) == ("0.0", 0, 1)
+    assert run(tmp_path) == ("0.0", 1, 0)
+
+
+def test_it_is_not_used_once_a_source_has_changed(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(Path(rlkit.__file__).parent, package / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
+    tiles = package / "rlkit/engine/tiles.py"
+    assert run(tmp_path, package=package) == ("0.0", 0, 1)
+    tiles.write_text(tiles.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
+    assert run(tmp_path, package=package) == ("0.0", 0, 1)
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "import numba.core.caching as c; c.CompileResultCacheImpl._locator_classes = []",
+        """
+import numba.core.caching as c
+def full(*_): raise OSError(28, "full")
+c.IndexDataCacheFile.save = full""",
+    ],
+    ids=["no place", "full disk"],
+)
+def test_where_nothing_can_be_kept_it_is_compiled_anew(before: str, tmp_path: Path) -> None:
+    assert run(tmp_path, before + "\n")[0] == "0.0"
+
+
+def test_a_file_that_is_cut_off_is_compiled_over(tmp_path: Path) -> None:
+    run(tmp_path)
+    for file in tmp_path.rglob("*.nb*"):
+        file.write_bytes(file.read_bytes()[:9])
+    assert run(tmp_path)[0] == "0.0"
+    assert run(tmp_path) == ("0.0", 1, 0)
