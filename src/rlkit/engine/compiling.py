@@ -52,7 +52,7 @@ class _Kept(FunctionCache):
         try:
             return super().load_overload(sig, target_context)
         except Exception:  # a file that is cut off can fail in any way
-            with suppress(Exception):
+            with suppress(OSError):
                 self.flush()
             return None
 

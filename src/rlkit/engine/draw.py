@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlkit.engine import kernels
-from rlkit.engine.ops import compiled
+from rlkit.engine.ops import has_kernels
 from rlkit.engine.teams import share
 
 # From here on only the likeliest token is drawn; float32 has no numbers that are much smaller.
@@ -52,9 +52,9 @@ def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> 
     tokens, normalisers = _sampled(logits, uniforms)
     if any(s.temperature not in (0.0, 1.0) or s.filtered for s in settings):
         tokens, _ = _sampled(_shaped(logits, settings), uniforms)
-    greedy = torch.tensor([s.temperature == 0 for s in settings], device=logits.device)
-    if any(s.temperature == 0 for s in settings):
-        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    greedy = [s.temperature == 0 for s in settings]
+    if any(greedy):
+        tokens = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(-1), tokens)
     return tokens, (logits.gather(1, tokens[:, None])[:, 0] - normalisers).to(torch.float32)
 
 
@@ -70,7 +70,7 @@ def _shaped(logits: Tensor, settings: Sequence[DrawSettings]) -> Tensor:
 
 def _sampled(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """A token [n] of each row of `logits [n, V]`, and the logarithm of the row's summed exponentials, [n] float64."""
-    if compiled(logits):
+    if has_kernels(logits):
         tokens = torch.empty(len(logits), dtype=torch.int64)
         normalisers = torch.empty(len(logits), dtype=torch.float64)
         numbers, aims, found, sums = logits.contiguous().numpy(), uniforms.numpy(), tokens.numpy(), normalisers.numpy()

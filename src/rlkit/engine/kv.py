@@ -1,7 +1,8 @@
 """The key/value cache of the sequences that are being decoded.
 
-Invariant: a row attends over its own bucket, which depends on its own length only, so that its numbers never depend on
-how long its neighbours are. Unused positions are finite and masked, and so contribute exactly nothing.
+Invariant: a row attends over its own positions, where there are kernels, and otherwise over its own bucket, which
+depends on its own length only: its numbers never depend on how long its neighbours are. Unused positions of a bucket
+are finite and masked, and so contribute exactly nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlkit.engine.config import ModelConfig
-from rlkit.engine.ops import attend, compiled, split_heads
+from rlkit.engine.ops import attend, has_kernels, split_heads
 
 _SHORT_STEP_TOKENS = 32
 _LONG_STEP_TOKENS = 256
@@ -99,7 +100,7 @@ class KvBlock[Row]:
         """Make room for one more position in every row."""
         self.lengths = [length + 1 for length in self.lengths]
         self._last = torch.tensor(self.lengths, device=self._like.device) - 1
-        self._mask = None if compiled(self._like) else self._hidden()
+        self._mask = None if has_kernels(self._like) else self._hidden()
 
     def attend(self, layer: int, rows: Tensor, out: Tensor) -> None:
         """Write this step's position and attend: queries, keys and values [n, H + 2K, D] to `out [n, H · D]`."""

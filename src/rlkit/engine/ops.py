@@ -25,14 +25,14 @@ type Rope = tuple[Tensor, Tensor]
 _SHARED_NUMBERS = 65_536
 
 
-def compiled(x: Tensor) -> bool:
+def has_kernels(x: Tensor) -> bool:
     """Whether the kernels can compute with such a tensor."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, eq. 4), in float32 at least."""
-    if not compiled(x):
+    if not has_kernels(x):
         exact = x.to(torch.promote_types(x.dtype, torch.float32))
         return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
     if _differentiated(x):
@@ -42,7 +42,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def gated(both: Tensor) -> Tensor:
     """SiLU of the first half of the columns of `both [N, 2I]`, times the second half (Shazeer 2020)."""
-    if not compiled(both):
+    if not has_kernels(both):
         gate, up = both.chunk(2, -1)
         return functional.silu(gate) * up
     if _differentiated(both):
@@ -58,7 +58,7 @@ def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
         heads: so many of the second dimension are rotated, the others stay.
         rope: for each row.
     """
-    if not compiled(rows):
+    if not has_kernels(rows):
         x, others = rows[:, :heads], rows[:, heads:]
         first, second = x.chunk(2, -1)
         return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)

@@ -4,7 +4,7 @@ Invariant: `product(x, w)` is `x @ w`, whether `w` is plain or packed, and with 
 bits whatever rows stand beside it, provided that `x` has a multiple of `ROWS` rows.
 
 On the CPU, weights that are only read are packed once for a kernel of our own (`rlkit.engine.kernels`): for the few
-dozen rows of a decoding step it takes two thirds of the time of the best library's.
+dozen rows of a decoding step it takes two thirds of the time of oneDNN's.
 """
 
 from __future__ import annotations

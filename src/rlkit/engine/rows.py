@@ -1,7 +1,7 @@
 """The samples of one lane: decoded together, a token a step.
 
 Invariant: what a row draws depends on the weights, its tokens, its settings and its random numbers only, bit for bit.
-Attention runs over a row's own bucket, every matrix product over a multiple of 8 rows.
+Attention runs over a row's own positions or bucket, every matrix product over a multiple of 8 rows.
 """
 
 from __future__ import annotations
