@@ -73,3 +73,17 @@ def test_a_file_that_is_cut_off_is_compiled_over(tmp_path: Path) -> None:
         file.write_bytes(file.read_bytes()[:9])
     assert run(tmp_path)[0] == "0.0"
     assert run(tmp_path) == ("0.0", 1, 0)
+
+
+def test_without_compiling_the_engine_ends_with_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rlkit", "serve"],
+        check=False,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("NUMBA_DISABLE_JIT is set") == 1
+    assert "Traceback" not in done.stderr

@@ -1,7 +1,7 @@
 """Compiling a function for this processor, and keeping that for the next process.
 
 Invariant: what is kept is used only with the sources that it was made of; where it cannot be kept or read, the function
-is compiled anew, and nobody is told.
+is compiled anew, and nobody is told. Where nothing may be compiled at all, importing this raises a `UsageError`.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false, reportUntypedBaseClass=false
@@ -16,8 +16,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from numba import njit
+from numba import config, njit
 from numba.core.caching import FunctionCache
+
+from rlkit.errors import UsageError
+
+if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
+    raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
 
 # What lets sums be split over the lanes of a vector; what is not finite stays so.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
