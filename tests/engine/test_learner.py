@@ -282,7 +282,7 @@ def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
         learner.forward_backward(examples, loss, others=others)
         gradients.append(learner.gradients)
-    assert len(sampling.decoder._rows[0]) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
+    assert len(sampling.decoder._rows) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
     while sampling.decoder.busy:
         sampling.give_way()
     lanes.close()

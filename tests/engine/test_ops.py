@@ -7,11 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.nn import functional
 
-from rlkit.engine.ops import Rope, attend, gated, rms_norm, rotated
+from rlkit.engine.ops import Rope, gated, rms_norm, rotated
 
 
 def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -87,45 +85,6 @@ def test_what_is_differentiated_is_not_changed() -> None:
     )
 
 
-@pytest.mark.parametrize("threads", [3])
-def test_threads_that_share_the_rows_attend_alike(threads: int) -> None:
-    new, last = random(300, 8, 16, seed=0), torch.arange(300) % 24
-    keys, values = (random(300, 2, 24, 16, seed=i) for i in (1, 2))
-    alone, shared = torch.empty(300, 64), torch.empty(300, 64)
-    attend(new, keys.clone(), values.clone(), last, alone)
-    torch.set_num_threads(threads)
-    try:
-        attend(new, keys, values, last, shared)
-    finally:
-        torch.set_num_threads(1)
-    assert torch.equal(shared, alone)
-
-
-@given(st.integers(1, 9), st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3)]), st.integers(0, 2**32))
-@settings(deadline=None, max_examples=40)
-def test_decoding_attends_over_the_positions_there_are(rows: int, heads: tuple[int, int], seed: int) -> None:
-    query_heads, kv_heads = heads
-    new = random(rows, query_heads + 2 * kv_heads, 16, seed=seed, scale=3.0)
-    keys, values = (random(rows + 2, kv_heads, 24, 16, seed=seed + i) for i in (1, 2))
-    last = torch.randint(24, (rows,), generator=torch.Generator().manual_seed(seed))
-    before, out = (keys.clone(), values.clone()), torch.full((rows, query_heads * 16), torch.nan)
-    attend(new, keys, values, last, out)
-    for row, end in enumerate(last.tolist()):
-        q, k, v = new[row].split([query_heads, kv_heads, kv_heads])
-        assert torch.equal(keys[row, :, end], k)
-        assert torch.equal(values[row, :, end], v)
-        exact = functional.scaled_dot_product_attention(
-            q[None, :, None].double(), *(t[row, None, :, : end + 1].double() for t in (keys, values)), enable_gqa=True
-        )
-        torch.testing.assert_close(out[row].double(), exact.flatten(), rtol=1e-4, atol=1e-5)
-        # A row's numbers do not depend on those beside it, nor on what lies in the cache behind it.
-        alone = torch.empty(1, query_heads * 16)
-        cached = [t[row : row + 1, :, : end + 1].clone() for t in before]
-        attend(new[row : row + 1], *cached, last[row : row + 1], alone)
-        assert torch.equal(alone[0], out[row])
-    assert torch.equal(keys[rows:], before[0][rows:])
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None:
     x, weight, by = random(4000, 96, seed=0), random(96, seed=1), rope(4000, 8)
@@ -150,8 +109,3 @@ def test_what_is_not_finite_stays_so_and_what_is_does_too(value: float) -> None:
     torch.testing.assert_close(rms_norm(x, torch.ones(48), 1e-5), by_formula, equal_nan=True)
     exact = functional.silu(x[:, :24].double()) * x[:, 24:].double()
     torch.testing.assert_close(gated(x).double(), exact, equal_nan=True, rtol=1e-5, atol=1e-30)
-    new, cached, out = torch.ones(1, 3, 16), torch.ones(1, 1, 4, 16), torch.empty(1, 16)
-    new[0, 0, 0] = value
-    weights = torch.softmax(new[0, :1] @ cached[0, 0].t() / 4, -1)
-    attend(new, cached, cached.clone(), torch.tensor([3]), out)
-    torch.testing.assert_close(out, weights @ cached[0, 0], equal_nan=True)

@@ -95,7 +95,7 @@ def test_what_does_not_fit_waits_and_changes_nothing(
 
 def used_bytes(weights: Weights, *decoders: Decoder) -> int:
     """What the rows of some decoders take up."""
-    rows = [row for decoder in decoders for lane in decoder._rows for row in lane.running()]
+    rows = [row for decoder in decoders for row in decoder._rows.running()]
     return sum(kv_bytes(weights.config, row.length - 1, 4) for row in rows)
 
 
@@ -104,7 +104,7 @@ def test_samples_without_a_limit_are_decoded_together_while_they_are_short(weigh
     decoder = Decoder(weights, lanes, size=two_windows)
     decoder.submit(request(0, samples=16, max_tokens=None), lambda _: None)
     decoder.step()
-    assert sum(map(len, decoder._rows)) == 16
+    assert len(decoder._rows) == 16
 
 
 def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
@@ -122,7 +122,7 @@ def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
     decoder.submit(wanted, found.append)
     while decoder.busy:
         decoder.step()
-        together.append(sum(map(len, decoder._rows)))
+        together.append(len(decoder._rows))
         assert used_bytes(weights, decoder) <= three.kv_bytes
     assert together[0] == 6
     assert together[90] == 3
@@ -154,7 +154,7 @@ def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: We
         run(single)
         decoder.submit(one, lambda result, i=i: found.__setitem__(i, result))
         decoder.step(others=[other for other in pair if other is not decoder and other.busy])
-    assert [sum(map(len, decoder._rows)) for decoder in pair] == [4, 0]
+    assert [len(decoder._rows) for decoder in pair] == [4, 0]
     while any(decoder.busy for decoder in pair):
         for decoder in pair:
             if decoder.busy:
@@ -172,9 +172,9 @@ def test_the_cache_keeps_to_its_budget_while_rows_change_buckets(
     live = peak = 0
     real = KvBlock._zeros
 
-    def counted(block: KvBlock[Row], rows: int) -> torch.Tensor:
+    def counted(block: KvBlock[Row], layers: int, rows: int) -> torch.Tensor:
         nonlocal live, peak
-        tensor = real(block, rows)
+        tensor = real(block, layers, rows)
         live += tensor.nbytes
         peak = max(peak, live)
         weakref.finalize(tensor, freed, tensor.nbytes)

@@ -1,4 +1,4 @@
-"""A decoding step on its two ways."""
+"""Decoding steps: the compiled ones against those of torch, and among threads."""
 
 from __future__ import annotations
 
@@ -9,37 +9,96 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.engine import decoding
 from rlkit.engine.kv import KvBlock
 from rlkit.engine.lora import serve
-from rlkit.engine.model import rope_at
 from rlkit.engine.steps import Steps
-from rlkit.engine.weights import load_weights
+from rlkit.engine.weights import Weights, load_weights
 
 from .tiny_models import VOCABULARY, write_model
 
+ROWS, LENGTH = 12, 37  # into a second bucket
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_a_step_has_the_same_bits_in_one_call_and_in_many(family: str, tmp_path: Path) -> None:
-    weights = load_weights(write_model(tmp_path / "m", family))
+
+def odd_weights(directory: Path, family: str, **other: int) -> Weights:
+    """A model of which one layer rotates nothing and has a bias where others have none."""
+    weights = load_weights(write_model(directory, family, **other))
     first, *others = weights.layers
     odd = replace(first, rotary=False, o_bias=torch.linspace(-1, 1, weights.config.hidden_size))
-    weights = replace(weights, layers=(odd, *others))
+    return replace(weights, layers=(odd, *others))
+
+
+def decode(steps: Steps, weights: Weights, threads: int = 1) -> list[torch.Tensor]:
+    """The logits of each step of rows that began one after the other, and so are of two lengths."""
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (LENGTH, ROWS)))
+    nothing = torch.zeros(weights.config.layers, weights.config.kv_heads, 0, weights.config.head_dim)
+    early, late = (KvBlock[int](weights.config, 64, weights.embedding, threads) for _ in range(2))
+    early.add(list(range(ROWS // 2)), nothing, nothing)
+    found: list[torch.Tensor] = []
+    for place, row in enumerate(tokens.tolist()):
+        if place == 5:
+            late.add(list(range(ROWS - ROWS // 2)), nothing, nothing)
+        blocks = [block for block in (early, late) if block.rows]
+        for block in blocks:
+            block.begin()
+        found.append(steps.run(row[: sum(len(block.rows) for block in blocks)], blocks).clone())
+    return found
+
+
+class ByTorch(Steps):
+    """Steps as they are where there are no kernels."""
+
+    def __init__(self, weights: Weights) -> None:
+        super().__init__(weights, 1)
+        self._model = None
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [("llama", {}), ("qwen2", {}), ("qwen3", {}), ("llama", {"hidden": 336, "heads": 6, "inner": 336})],
+    ids=["llama", "qwen2", "qwen3", "whole panels"],
+)
+def test_a_compiled_step_computes_what_torch_does(family: str, shape: dict[str, int], tmp_path: Path) -> None:
+    weights = odd_weights(tmp_path / "m", family, **shape)
     served = serve(weights, None, lambda tasks: [task() for task in tasks])
-    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (5, 16)))
-
-    def hidden(threads: int) -> torch.Tensor:
-        steps, block = Steps(served), KvBlock[int](weights.config, 32, weights.embedding)
-        nothing = torch.zeros(weights.config.layers, weights.config.kv_heads, 0, weights.config.head_dim)
-        block.add(list(range(16)), nothing, nothing)
-        torch.set_num_threads(threads)
-        try:
-            for place, row in enumerate(tokens):
-                block.begin()
-                x = weights.embedding[row]
-                found = steps.run(x, rope_at(weights.config, torch.full((16,), place), x), block.attend)
-        finally:
-            torch.set_num_threads(1)
-        return found
-
     with torch.inference_mode():
-        assert torch.equal(hidden(1), hidden(3))
+        compiled, exact = decode(Steps(served, 1), served), decode(ByTorch(served), served)
+        for mine, theirs in zip(compiled, exact, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
+        # However many threads there are, and more than there are cores, every bit is the same.
+        for threads in (2, 3, 7):
+            shared = decode(Steps(served, threads), served, threads)
+            assert all(torch.equal(mine, theirs) for mine, theirs in zip(shared, compiled, strict=True))
+
+
+def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = odd_weights(tmp_path / "m", "llama", hidden=144)
+    served = serve(weights, None, lambda tasks: [task() for task in tasks])
+    steps, whole = Steps(served, 3), decoding.decode
+    for failing in (0, 1, 2):
+
+        def part(model: object, step: object, members: int, member: int, failing: int = failing) -> None:
+            if member == failing:
+                raise MemoryError("no room")
+            whole(model, step, members, member)  # pyright: ignore[reportArgumentType]
+
+        monkeypatch.setattr(decoding, "decode", part)
+        with torch.inference_mode(), pytest.raises(MemoryError, match="no room"):
+            decode(steps, served)
+    monkeypatch.setattr(decoding, "decode", whole)
+    with torch.inference_mode():
+        assert torch.isfinite(decode(steps, served)[-1]).all()
+
+
+def test_memory_is_kept_from_step_to_step_and_given_back(tmp_path: Path) -> None:
+    weights = odd_weights(tmp_path / "m", "llama")
+    served = serve(weights, None, lambda tasks: [task() for task in tasks])
+    steps = Steps(served, 2)
+    with torch.inference_mode():
+        decode(steps, served)
+    kept = steps._room  # pyright: ignore[reportPrivateUsage]
+    with torch.inference_mode():
+        decode(steps, served)
+    assert steps._room is kept  # pyright: ignore[reportPrivateUsage]
+    steps.rest()
+    assert not steps._room.size  # pyright: ignore[reportPrivateUsage]

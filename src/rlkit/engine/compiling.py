@@ -24,6 +24,8 @@ from rlkit.errors import UsageError
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
     raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
 
+_SOURCES = ("attending", "decoding", "emitting", "kernels", "meeting", "tiles")
+
 # What lets sums be split over the lanes of a vector; what is not finite stays so.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -70,4 +72,4 @@ class _Kept(FunctionCache):
 def _sources() -> str:
     """A hash of all that compiled functions are made of."""
     folder = Path(__file__).parent
-    return sha256(b"".join((folder / name).read_bytes() for name in ("kernels.py", "tiles.py"))).hexdigest()
+    return sha256(b"".join((folder / f"{name}.py").read_bytes() for name in _SOURCES)).hexdigest()

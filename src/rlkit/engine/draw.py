@@ -38,20 +38,23 @@ class DrawSettings:
         return self.top_k >= 1 or self.top_p < 1.0
 
 
-def draw(logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def draw(
+    logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor, *, threads: int | None = None
+) -> tuple[Tensor, Tensor]:
     """One token a row.
 
     Args:
         logits: [n, V] float32.
         settings: n of them.
         uniforms: [n] float64 in [0, 1).
+        threads: how many share the work, by default as many as torch would use here.
 
     Returns:
         tokens [n] int64 and log-probabilities [n] float32.
     """
-    tokens, normalisers = _sampled(logits, uniforms)
+    tokens, normalisers = _sampled(logits, uniforms, threads)
     if any(s.temperature not in (0.0, 1.0) or s.filtered for s in settings):
-        tokens, _ = _sampled(_shaped(logits, settings), uniforms)
+        tokens, _ = _sampled(_shaped(logits, settings), uniforms, threads)
     greedy = [s.temperature == 0 for s in settings]
     if any(greedy):
         tokens = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(-1), tokens)
@@ -68,13 +71,17 @@ def _shaped(logits: Tensor, settings: Sequence[DrawSettings]) -> Tensor:
     return shaped
 
 
-def _sampled(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def _sampled(logits: Tensor, uniforms: Tensor, threads: int | None) -> tuple[Tensor, Tensor]:
     """A token [n] of each row of `logits [n, V]`, and the logarithm of the row's summed exponentials, [n] float64."""
     if has_kernels(logits):
         tokens = torch.empty(len(logits), dtype=torch.int64)
         normalisers = torch.empty(len(logits), dtype=torch.float64)
         numbers, aims, found, sums = logits.contiguous().numpy(), uniforms.numpy(), tokens.numpy(), normalisers.numpy()
-        share(lambda a, b: kernels.choose(numbers[a:b], aims[a:b], found[a:b], sums[a:b]), len(logits), least=4)
+
+        def part(a: int, b: int) -> None:
+            kernels.choose(numbers[a:b], aims[a:b], found[a:b], sums[a:b])
+
+        share(part, len(logits), least=4, threads=threads)
         return tokens, normalisers
     peak = logits.amax(-1, keepdim=True)
     sums, blocks = _block_sums(torch.exp(logits - peak))

@@ -7,9 +7,8 @@ The product is for weights that are only read, and a few dozen rows, where libra
 can do, because they wait for memory. Weights lie in panels of as many columns as stay in registers for a few rows; a
 panel is used for all rows while the next one is fetched (Goto and van de Geijn 2008, with the small factor inside).
 
-The rest is what stands between the products. A decoding step has a thousand such operations, each of which costs torch
-more for Python, cold caches and turns with the other lane than for arithmetic; one call here does a handful of them
-and holds no lock.
+The rest is what stands between the products. Loops run over a slice, from 0: an index that is computed may be negative
+for all that the compiler knows, and then it reads one number at a time.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -17,7 +16,7 @@ and holds no lock.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from llvmlite import ir
@@ -26,6 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rlkit.engine.compiling import compiled
+from rlkit.engine.emitting import Emitter
 from rlkit.engine.tiles import COLUMNS, PANEL_ROW_BYTES, TILE_ROWS, tile
 
 type Floats = NDArray[np.float32]
@@ -40,7 +40,7 @@ _ROWS_AT_ONCE = 256
 
 
 @compiled()
-def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int) -> None:
+def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int, after: int) -> None:  # noqa: PLR0917  compiled
     """Write columns of `x [N, K]` times a packed weight into `out [N, M]`.
 
     Args:
@@ -48,6 +48,7 @@ def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int) -> N
         panels: [⌈M / COLUMNS⌉, K, COLUMNS], aligned to 64 bytes.
         out: the result.
         first: the first panel whose columns are written; up to `last`, which is not.
+        after: the address of what this thread reads next, if that is known.
     """
     count, inner = x.shape
     columns = out.shape[1]
@@ -63,7 +64,8 @@ def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int) -> N
             whole = (p + 1) * COLUMNS <= columns
             for block in range(blocks):
                 row = start + block * TILE_ROWS
-                ahead = panel + panel_bytes + block * (panel_bytes // blocks)
+                following = panel + panel_bytes if p + 1 < last else after
+                ahead = following + block * (panel_bytes // blocks)
                 source = x.ctypes.data + row * bytes_in
                 if whole:
                     target = out.ctypes.data + 4 * (row * columns + p * COLUMNS)
@@ -78,13 +80,23 @@ def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int) -> N
 _ZERO, _ONE, _INFINITE = np.float32(0), np.float32(1), np.float32(np.inf)
 _HALF = np.float32(0.5)
 _LOG2_E = np.float32(1.44269504)
-# ln 2 in two parts, of which the first times a small integer is exact.
-_LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
+# −ln 2 in two parts, of which the first times a small integer is exact.
+_LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 _LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.0)
 # 1/7! … 1/2!, moved a little so that the error is least over ±(ln 2)/2.
 _EXP_7, _EXP_6, _EXP_5 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 _EXP_4, _EXP_3, _EXP_2 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+
+
+@intrinsic
+def _fused(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
+    """`a · b + c`, rounded once where the processor can."""
+
+    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return Emitter(builder).fused(*arguments)
+
+    return types.float32(*[types.float32] * 3), emit
 
 
 @intrinsic
@@ -96,16 +108,17 @@ def _float_of_bits(_context: Any, _bits: Any) -> Any:
 
 
 @njit(inline="always")
-def _exp(x: np.float32) -> np.float32:
-    """eˣ to within 2 units in the last place, or 5 in fast functions; 0 below −87.3 and ∞ above 88.
+def exponential(x: np.float32) -> np.float32:
+    """eˣ to within 2 units in the last place; 0 below −87.3 and ∞ above 88.
 
     The C library's takes one number at a time. This is Cephes' `expf` (Moshier 1989): 2ⁿ times a polynomial.
     """
     bounded = min(max(x, _LOWEST), _HIGHEST)
-    n = np.floor(bounded * _LOG2_E + _HALF)
-    r = bounded - n * _LN2_HIGH - n * _LN2_LOW
-    series = ((((_EXP_7 * r + _EXP_6) * r + _EXP_5) * r + _EXP_4) * r + _EXP_3) * r + _EXP_2
-    power = (series * r * r + r + _ONE) * _float_of_bits((np.int32(n) + _EXPONENT_BIAS) << _MANTISSA_BITS)
+    n = np.floor(_fused(bounded, _LOG2_E, _HALF))
+    r = _fused(n, _LN2_LOW, _fused(n, _LN2_HIGH, bounded))
+    series = _fused(_fused(_fused(_EXP_7, r, _EXP_6), r, _EXP_5), r, _EXP_4)
+    series = _fused(_fused(series, r, _EXP_3), r, _EXP_2)
+    power = (_fused(series, r * r, r) + _ONE) * _float_of_bits((np.int32(n) + _EXPONENT_BIAS) << _MANTISSA_BITS)
     if x < _LOWEST:
         return _ZERO
     if x > _HIGHEST:
@@ -119,16 +132,18 @@ def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     width = x.shape[1]
     squares = np.empty(BLOCK, np.float32)
     for i in range(x.shape[0]):
+        row, result = x[i], out[i]
         squares[:] = 0
         for start in range(0, width, BLOCK):
-            for j in range(min(BLOCK, width - start)):
-                squares[j] += x[i, start + j] * x[i, start + j]
+            block = row[start : start + BLOCK]
+            for j in range(len(block)):
+                squares[j] += block[j] * block[j]
         total = _ZERO
         for j in range(BLOCK):
             total += squares[j]
         scale = _ONE / np.sqrt(total / np.float32(width) + eps)
         for j in range(width):
-            out[i, j] = x[i, j] * scale * weight[j]
+            result[j] = row[j] * scale * weight[j]
 
 
 @compiled(fast=True)
@@ -136,24 +151,28 @@ def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by
     """The gradient of `norm` at `x [N, E]` for one at its result, `by_out [N, E]`."""
     width = x.shape[1]
     for i in range(x.shape[0]):
+        row, by_row, result = x[i], by_out[i], by_x[i]
         squares, along = np.float32(0), np.float32(0)
         for j in range(width):
-            squares += x[i, j] * x[i, j]
-            along += x[i, j] * by_out[i, j] * weight[j]
+            squares += row[j] * row[j]
+            along += row[j] * by_row[j] * weight[j]
         scale = _ONE / np.sqrt(squares / np.float32(width) + eps)
         along *= scale * scale / np.float32(width)
         for j in range(width):
-            by_x[i, j] = scale * (by_out[i, j] * weight[j] - along * x[i, j])
+            result[j] = scale * (by_row[j] * weight[j] - along * row[j])
 
 
 @compiled()
-def gate(both: Floats, out: Floats) -> None:
-    """SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), into `out [N, I]`."""
+def gate(both: Floats, out: Floats, first: int, last: int) -> None:
+    """SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), into `out [N, I]`.
+
+    Of `out` the columns from `first` are written, up to `last`, which is not.
+    """
     count, width = out.shape
     for i in range(count):
-        for j in range(width):
-            gated = both[i, j]
-            out[i, j] = gated / (_ONE + _exp(-gated)) * both[i, width + j]
+        gates, ups, result = both[i, first:last], both[i, width + first : width + last], out[i, first:last]
+        for j in range(len(result)):
+            result[j] = gates[j] / (_ONE + exponential(-gates[j])) * ups[j]
 
 
 @compiled(fast=True)
@@ -161,11 +180,12 @@ def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
     """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`."""
     count, width = by_out.shape
     for i in range(count):
+        gates, ups, by_row = both[i, :width], both[i, width:], by_out[i]
+        by_gates, by_ups = by_both[i, :width], by_both[i, width:]
         for j in range(width):
-            gated, up = both[i, j], both[i, width + j]
-            share = _ONE / (_ONE + _exp(-gated))
-            by_both[i, j] = by_out[i, j] * up * share * (_ONE + gated * (_ONE - share))
-            by_both[i, width + j] = by_out[i, j] * gated * share
+            share = _ONE / (_ONE + exponential(-gates[j]))
+            by_gates[j] = by_row[j] * ups[j] * share * (_ONE + gates[j] * (_ONE - share))
+            by_ups[j] = by_row[j] * gates[j] * share
 
 
 @compiled()
@@ -180,54 +200,13 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
     """
     half = rows.shape[2] // 2
     for i in range(rows.shape[0]):
+        cosines, sines = cos[i, :half], sin[i, :half]
         for h in range(heads):
-            for j in range(half):
-                first, second = rows[i, h, j], rows[i, h, half + j]
-                sine = way * sin[i, j]
-                rows[i, h, j] = first * cos[i, j] - second * sine
-                rows[i, h, half + j] = second * cos[i, j] + first * sine
-
-
-@compiled(fast=True)
-def attend(rows: Floats, keys: Floats, values: Floats, last: Integers, out: Floats) -> None:
-    """Write the keys and values of one new position of each row and attend over all up to it.
-
-    Args:
-        rows: [N, H + 2K, D], queries, keys and values of the new positions.
-        keys: [at least N, K, T, D], and `values` alike.
-        last: [N], the new position of each row.
-        out: [N, H · D], the result.
-    """
-    count, all_heads, size = rows.shape
-    kv_heads = keys.shape[1]
-    heads = all_heads - 2 * kv_heads
-    group = heads // kv_heads
-    scale = _ONE / np.sqrt(np.float32(size))
-    weights = np.empty(keys.shape[2], np.float32)
-    for i in range(count):
-        positions = last[i] + 1
-        for k in range(kv_heads):
-            for j in range(size):
-                keys[i, k, last[i], j] = rows[i, heads + k, j]
-                values[i, k, last[i], j] = rows[i, heads + kv_heads + k, j]
-            for h in range(k * group, (k + 1) * group):
-                peak = np.float32(-np.inf)
-                for t in range(positions):
-                    score = np.float32(0)
-                    for j in range(size):
-                        score += rows[i, h, j] * keys[i, k, t, j]
-                    weights[t] = score * scale
-                    peak = max(peak, weights[t])
-                total = np.float32(0)
-                for t in range(positions):
-                    weights[t] = _exp(weights[t] - peak)
-                    total += weights[t]
-                mixed = out[i, h * size : (h + 1) * size]
-                mixed[:] = 0
-                for t in range(positions):
-                    weight = weights[t] / total
-                    for j in range(size):
-                        mixed[j] += weight * values[i, k, t, j]
+            first, second = rows[i, h, :half], rows[i, h, half:]
+            for j in range(len(first)):
+                a, b = first[j], second[j]
+                first[j] = a * cosines[j] - b * (way * sines[j])
+                second[j] = b * cosines[j] + a * (way * sines[j])
 
 
 @compiled(fast=True)
@@ -248,15 +227,17 @@ def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Dou
         row = logits[i]
         peaks[:] = -np.inf
         for b in range(blocks):
-            for j in range(min(BLOCK, vocab - b * BLOCK)):
-                if row[b * BLOCK + j] > peaks[j]:  # noqa: PLR1730  the function would not be compiled to a vector's
-                    peaks[j] = row[b * BLOCK + j]
+            block = row[b * BLOCK : (b + 1) * BLOCK]
+            for j in range(len(block)):
+                if block[j] > peaks[j]:  # noqa: PLR1730  the function would not be compiled to a vector's
+                    peaks[j] = block[j]
         peak = peaks.max()
         total = 0.0
         for b in range(blocks):
+            block = row[b * BLOCK : (b + 1) * BLOCK]
             weight = _ZERO
-            for j in range(min(BLOCK, vocab - b * BLOCK)):
-                weight += _exp(row[b * BLOCK + j] - peak)
+            for j in range(len(block)):
+                weight += exponential(block[j] - peak)
             sums[b] = weight
             total += sums[b]
         # Rounding may leave nothing above the aim: then it is the last token of positive weight.
@@ -270,7 +251,7 @@ def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Dou
                     break
         token = block * BLOCK
         for j in range(token, min(token + BLOCK, vocab)):
-            weight = _exp(row[j] - peak)
+            weight = exponential(row[j] - peak)
             if weight > 0:
                 token = j
                 before += weight
@@ -278,77 +259,3 @@ def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Dou
                     break
         tokens[i] = token
         normalisers[i] = peak + np.log(total)
-
-
-class LayerArrays(NamedTuple):
-    """A layer as the kernels take it: matrices are packed, and what there is not is an array without numbers.
-
-    Args:
-        eps: of its norms.
-        attention_norm: [E].
-        qkv: packed from [E, (H + 2K) · D].
-        qkv_bias: [(H + 2K) · D].
-        head_norms: [2, D], of a query's head and of a key's.
-        o: packed from [H · D, E].
-        o_bias: [E].
-        mlp_norm: [E].
-        gate_up: packed from [E, 2I].
-        down: packed from [I, E].
-    """
-
-    eps: np.float32
-    attention_norm: Floats
-    qkv: Floats
-    qkv_bias: Floats
-    head_norms: Floats
-    o: Floats
-    o_bias: Floats
-    mlp_norm: Floats
-    gate_up: Floats
-    down: Floats
-
-
-@compiled()
-def before_attention(layer: LayerArrays, x: Floats, kv_heads: int, rope: Floats, qkv: Floats) -> None:
-    """Queries, keys and values of `x [N, E]`.
-
-    Args:
-        layer: its weights.
-        x: the residual stream.
-        kv_heads: K.
-        rope: cosines and sines [2, N, D], or [0, N, D] where nothing is rotated.
-        qkv: [N, H + 2K, D], the result.
-    """
-    count, heads, size = qkv.shape
-    queries = heads - 2 * kv_heads
-    normed = np.empty_like(x)
-    norm(x, layer.attention_norm, layer.eps, normed)
-    multiply(normed, layer.qkv, qkv.reshape(count, heads * size), 0, len(layer.qkv))
-    for i in range(count):
-        row = qkv[i].reshape(heads * size)
-        for j in range(len(layer.qkv_bias)):
-            row[j] += layer.qkv_bias[j]
-        if len(layer.head_norms):
-            q, k = qkv[i, :queries], qkv[i, queries : queries + kv_heads]
-            norm(q, layer.head_norms[0], layer.eps, q)
-            norm(k, layer.head_norms[1], layer.eps, k)
-    if len(rope):
-        rotate(qkv, heads - kv_heads, rope[0], rope[1], _ONE)
-
-
-@compiled()
-def after_attention(layer: LayerArrays, x: Floats, mixed: Floats) -> None:
-    """Add to the residual stream `x [N, E]` what attention gave, of `mixed [N, H · D]`, and then the feed-forward."""
-    added, normed = np.empty_like(x), np.empty_like(x)
-    multiply(mixed, layer.o, added, 0, len(layer.o))
-    x += added
-    for i in range(len(x)):
-        for j in range(len(layer.o_bias)):
-            x[i, j] += layer.o_bias[j]
-    norm(x, layer.mlp_norm, layer.eps, normed)
-    inner = layer.down.shape[1]
-    both, gated = np.empty((len(x), 2 * inner), np.float32), np.empty((len(x), inner), np.float32)
-    multiply(normed, layer.gate_up, both, 0, len(layer.gate_up))
-    gate(both, gated)
-    multiply(gated, layer.down, added, 0, len(layer.down))
-    x += added

@@ -35,6 +35,7 @@ class Lanes:
     def __init__(self, threads: int | None = None) -> None:
         cores = threads or _CORES
         self._halted = False
+        self.cores = cores
         self.count = min(cores, _LANES_MAX)
         per_lane = max(cores // self.count, 1)
         self._pool = ThreadPoolExecutor(

@@ -1,4 +1,4 @@
-"""The operations between the matrix products of a layer: norms, rotary embedding, attention in decoding, the gate.
+"""The operations between the matrix products of a layer: norms, rotary embedding, the gate.
 
 Invariant: on the CPU in float32 they are compiled kernels and elsewhere torch's own operations, of the same formula;
 what is computed of a row depends on that row only, bit for bit.
@@ -65,24 +65,6 @@ def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
     if _differentiated(rows):
         return cast("Tensor", _Rotated.apply(rows, heads, *rope))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
     return _rotate(rows, heads, rope, 1)
-
-
-def attend(rows: Tensor, keys: Tensor, values: Tensor, last: Tensor, out: Tensor) -> None:
-    """Write the keys and values of one new position of each row, and attend over all up to it; compiled only.
-
-    Args:
-        rows: [N, H + 2K, D], queries, keys and values of the new positions.
-        keys: [at least N, K, T, D], and `values` alike.
-        last: [N] int64, the new position of each row.
-        out: [N, H · D], the result.
-    """
-    new, cached_keys, cached_values = _array(rows), _array(keys), _array(values)
-    places, results = last.numpy(), _array(out)
-
-    def part(a: int, b: int) -> None:
-        kernels.attend(new[a:b], cached_keys[a:b], cached_values[a:b], places[a:b], results[a:b])
-
-    share(part, len(rows), least=-(-_SHARED_NUMBERS // keys[0].numel()))
 
 
 def split_heads(rows: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -171,7 +153,7 @@ def _gate(both: Tensor) -> Tensor:
     values, results = _array(rows), _array(out)
 
     def part(a: int, b: int) -> None:
-        kernels.gate(values[a:b], results[a:b])
+        kernels.gate(values[a:b], results[a:b], 0, results.shape[1])
 
     share(part, len(rows), least=_least(rows))
     return out

@@ -86,7 +86,7 @@ def product(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
         raise ValueError(f"out is {result.dtype} {list(result.shape)}, not float32 {[len(x), weight.columns]}")
 
     def part(first: int, last: int) -> None:
-        kernels.multiply(rows, panels, results, first, last)
+        kernels.multiply(rows, panels, results, first, last, panels.ctypes.data)
 
     operations = 2 * x.numel() * COLUMNS
     share(part, len(panels), least=-(-_SHARED_OPERATIONS // max(operations, 1)))

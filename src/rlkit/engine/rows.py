@@ -1,4 +1,4 @@
-"""The samples of one lane: decoded together, a token a step.
+"""The samples that are on their way: decoded together, a token a step.
 
 Invariant: what a row draws depends on the weights, its tokens, its settings and its random numbers only, bit for bit.
 Attention runs over a row's own positions or bucket, every matrix product over a multiple of 8 rows.
@@ -15,9 +15,7 @@ from torch import Tensor
 
 from rlkit.engine.draw import draw
 from rlkit.engine.kv import KvBlock, bucket
-from rlkit.engine.model import rope_at
-from rlkit.engine.products import ROWS
-from rlkit.engine.prompts import Prefilled, logits_of, top_tokens
+from rlkit.engine.prompts import Prefilled, top_tokens
 from rlkit.engine.requests import Row, Ticket
 from rlkit.engine.steps import Steps
 from rlkit.engine.weights import Weights
@@ -26,12 +24,15 @@ from rlkit.engine.weights import Weights
 class Rows:
     """Rows on their way, with their keys and values.
 
-    `start`, `decode` and the moves between lanes may be called from any thread, one at a time.
+    Args:
+        weights: made by `rlkit.engine.lora.serve`.
+        threads: how many share the work of a step.
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
-        self._steps = Steps(weights)
+        self._threads = threads
+        self._steps = Steps(weights, threads)
         self._blocks: dict[int, KvBlock[Row]] = {}
 
     def __len__(self) -> int:
@@ -63,20 +64,10 @@ class Rows:
             return []
         for block in blocks:
             block.begin()
-        padding = [0] * (-len(rows) % ROWS)
-        embedding = self._weights.embedding
-        x = embedding[torch.tensor([row.tokens[-1] for row in rows] + padding, device=embedding.device)]
-        where = torch.tensor([length - 1 for block in blocks for length in block.lengths] + padding)
-        rope = rope_at(self._weights.config, where, x)
+        logits = self._steps.run([row.tokens[-1] for row in rows], blocks)
+        alive = self._draw(rows, logits)
         ends = list(accumulate(len(block.rows) for block in blocks))
         spans = [slice(end - len(block.rows), end) for block, end in zip(blocks, ends, strict=True)]
-
-        def attend(layer: int, qkv: Tensor, mixed: Tensor) -> None:
-            for block, span in zip(blocks, spans, strict=True):
-                block.attend(layer, qkv[span], mixed[span])
-
-        hidden = self._steps.run(x, rope, attend)
-        alive = self._draw(rows, logits_of(self._weights, hidden)[: len(rows)])
         for block, span in zip(blocks, spans, strict=True):
             finished = [index for index in range(len(block.rows)) if not alive[span.start + index]]
             if finished:
@@ -92,16 +83,6 @@ class Rows:
                 block.remove(given_up)
         self._forget_empty()
 
-    def hand_over(self, other: Rows, count: int) -> None:
-        """Move `count` rows to another lane."""
-        for block in list(self._blocks.values()):
-            moving = range(len(block.rows))[-count:] if count else range(0)
-            if moving:
-                block.remove(moving, into=other._block(block.tokens))
-            count -= len(moving)
-        self._forget_empty()
-        other._forget_empty()
-
     def _regroup(self) -> list[KvBlock[Row]]:
         """Move rows that have filled their bucket to the next one; the blocks that hold rows."""
         for block in list(self._blocks.values()):
@@ -114,18 +95,19 @@ class Rows:
     def _block(self, tokens: int) -> KvBlock[Row]:
         size = bucket(tokens)
         if size not in self._blocks:
-            self._blocks[size] = KvBlock(self._weights.config, size, self._weights.embedding)
+            self._blocks[size] = KvBlock(self._weights.config, size, self._weights.embedding, self._threads)
         return self._blocks[size]
 
     def _forget_empty(self) -> None:
         self._blocks = {tokens: block for tokens, block in self._blocks.items() if block.rows}
+        if not self._blocks:
+            self._steps.rest()
 
-    @staticmethod
-    def _draw(rows: Sequence[Row], logits: Tensor) -> list[bool]:
+    def _draw(self, rows: Sequence[Row], logits: Tensor) -> list[bool]:
         """Draw a token for each row of `logits [n, V]`; whether each row goes on."""
         _keep_top(rows, logits)
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=logits.device)
-        tokens, logprobs = draw(logits, [row.ticket.request.settings for row in rows], uniforms)
+        tokens, logprobs = draw(logits, [row.ticket.request.settings for row in rows], uniforms, threads=self._threads)
         alive: list[bool] = []
         for row, token, logprob in zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True):
             alive.append(row.extend(int(token), float(logprob)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -26,9 +26,6 @@ from rlkit.engine.rows import Rows
 from rlkit.engine.weights import Weights
 from rlkit.errors import UsageError
 
-# Fewer rows than this are faster on one lane: every lane reads all the weights.
-_ROWS_FOR_ONE_LANE = 8
-_UNEVEN_ROWS = 8
 # Likeliest tokens in an answer: 8 bytes each, several times over while it is encoded.
 _TOP_VALUES_MAX = 16 << 20
 
@@ -48,7 +45,7 @@ class Decoder:
         self._size = size or batches(weights.embedding.device)
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
-        self._rows = [Rows(weights) for _ in range(lanes.count)]
+        self._rows = Rows(weights, lanes.cores)
         self._numbers = itertools.count()
         self._short = False
 
@@ -71,8 +68,7 @@ class Decoder:
     def cancel(self, ticket: Ticket) -> None:
         """Drop a request whose result nobody wants any more; its `done` is not called."""
         self._waiting = deque(row for row in self._waiting if row.ticket is not ticket)
-        for rows in self._rows:
-            rows.drop(lambda row: row.ticket is ticket)
+        self._rows.drop(lambda row: row.ticket is ticket)
 
     @torch.inference_mode()
     def step(self, *, others: Sequence[Decoder] = ()) -> None:
@@ -81,19 +77,16 @@ class Decoder:
         Args:
             others: the busy decoders that take their memory from the same budget.
         """
-        self._spread()
         self._make_room(others)
-        arrivals = self._place(self._prefill(self._admit(others)))
-        finished = self._lanes.run(
-            [partial(_advance, rows, new) for rows, new in zip(self._rows, arrivals, strict=True) if len(rows) or new]
-        )
-        for ticket in dict.fromkeys(ticket for tickets in finished for ticket in tickets):
+        new = self._prefill(self._admit(others))
+        (finished,) = self._lanes.run([partial(_advance, self._rows, new)])
+        for ticket in dict.fromkeys(finished):
             samples = tuple(sample for sample in ticket.samples if sample is not None)
             if len(samples) == len(ticket.samples):
                 ticket.done(SampleResult(samples, ticket.prompt))
 
     def _running(self) -> list[Row]:
-        return [row for rows in self._rows for row in rows.running()]
+        return self._rows.running()
 
     def _make_room(self, others: Sequence[Decoder]) -> None:
         """Put rows back while all together have outgrown the memory; one alone may take more than there is."""
@@ -106,8 +99,7 @@ class Decoder:
     def _put_back(self) -> None:
         """Give up what the newest row has drawn, until there is room for as much of it."""
         newest = max(self._running(), key=lambda row: row.number)
-        for rows in self._rows:
-            rows.drop(lambda row: row is newest)
+        self._rows.drop(lambda row: row is newest)
         self._waiting.appendleft(Row(newest.ticket, newest.index, newest.number, _positions(newest)))
 
     def _admit(self, others: Sequence[Decoder]) -> list[Row]:
@@ -130,7 +122,7 @@ class Decoder:
         return admitted
 
     def _count(self) -> int:
-        return sum(map(len, self._rows))
+        return len(self._rows)
 
     def _used_bytes(self) -> int:
         return sum(map(self._bytes, self._running()))
@@ -153,23 +145,6 @@ class Decoder:
             for ticket, scores in zip(group, prompt.scores, strict=True):
                 ticket.prompt = scores
         return [(row, prompt) for rows, prompt in zip(groups.values(), filled, strict=True) for row in rows]
-
-    def _place(self, new: Iterable[tuple[Row, Prefilled]]) -> list[list[tuple[Row, Prefilled]]]:
-        """Give each new row to the lane that has the fewest, once the first has enough to be worth a second."""
-        arrivals: list[list[tuple[Row, Prefilled]]] = [[] for _ in self._rows]
-        counts = [len(rows) for rows in self._rows]
-        for pair in new:
-            lane = 0 if sum(counts) < _ROWS_FOR_ONE_LANE else counts.index(min(counts))
-            arrivals[lane].append(pair)
-            counts[lane] += 1
-        return arrivals
-
-    def _spread(self) -> None:
-        """Even out the lanes once rows have finished on one and not on another."""
-        fullest, emptiest = max(self._rows, key=len), min(self._rows, key=len)
-        surplus = len(fullest) - len(emptiest)
-        if surplus > _UNEVEN_ROWS:
-            fullest.hand_over(emptiest, surplus // 2)
 
 
 @torch.inference_mode()

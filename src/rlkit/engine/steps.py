@@ -1,82 +1,165 @@
-"""One new position of many rows, through all layers of a model that is served.
+"""One new position of many rows, through a model that is served, to the logits.
 
-Invariant: what is computed of a row depends on that row only, bit for bit, and not on which way it goes: with a lane of
-one thread a layer is two compiled calls and its attention, otherwise one for each operation, so that threads share it.
+Invariant: what is computed of a row depends on that row only, bit for bit (in float32 on the CPU), and not on how many
+threads share it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from bisect import bisect
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlkit.engine import kernels
-from rlkit.engine.config import ModelConfig
+from rlkit.engine import decoding
+from rlkit.engine.kv import KvBlock
 from rlkit.engine.lora import LayerAdapter
-from rlkit.engine.model import attended, mlp, project_qkv
+from rlkit.engine.meeting import GIVEN_UP
+from rlkit.engine.memory import cleared
+from rlkit.engine.model import attended, mlp, project_qkv, rope_at
 from rlkit.engine.ops import Rope, rms_norm
-from rlkit.engine.products import Packed
+from rlkit.engine.products import ROWS, Packed, product
+from rlkit.engine.teams import together
+from rlkit.engine.tiles import COLUMNS
 from rlkit.engine.weights import Layer, Weights
 
-type Attend = Callable[[int, Tensor, Tensor], None]
-"""Called once a layer: its index, queries, keys and values [N, H + 2K, D], and where the result goes, [N, H · D]."""
+# Numbers in a line of the cache.
+_LINE = 16
 
 
 class Steps:
-    """The layers of `weights`, which are made for sampling."""
+    """Decoding steps by `weights`, which are made for sampling, on so many threads."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
-        arrays = [_arrays(weights.config, layer) for layer in weights.layers]
-        self._arrays = [layer for layer in arrays if layer is not None]
+        self._model = _model(weights)
+        # Where a product has fewer panels than there are threads, some would only wait.
+        self._threads = min(threads, -(-weights.config.hidden_size // COLUMNS))
+        self._room = cleared(0)
 
-    def run(self, x: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        """Hidden states after the final norm, [N, E], of embeddings `x [N, E]`, which are used up."""
+    def run[Row](self, tokens: Sequence[int], blocks: Sequence[KvBlock[Row]]) -> Tensor:
+        """Logits [n, V] float32 after `tokens`, the newest of the rows of `blocks`, in their order.
+
+        They are overwritten by the next call.
+        """
+        padding = [0] * (-len(tokens) % ROWS)
+        embedding, config = self._weights.embedding, self._weights.config
+        x = embedding[torch.tensor([*tokens, *padding], device=embedding.device)]
+        where = [length - 1 for block in blocks for length in block.lengths]
+        rope = rope_at(config, torch.tensor(where + padding), x)
+        if self._model is None:
+            logits = product(self._layer_by_layer(x, rope, blocks), self._weights.output)
+        else:
+            logits = self._compiled(self._model, x, rope, where, blocks)
+        return logits[: len(tokens)].float()
+
+    def rest(self) -> None:
+        """Give back the memory that is kept from step to step."""
+        self._room = cleared(0)
+
+    def _layer_by_layer[Row](self, x: Tensor, rope: Rope, blocks: Sequence[KvBlock[Row]]) -> Tensor:
+        """Hidden states after the final norm, [N, E], of embeddings `x [N, E]`."""
         weights, config = self._weights, self._weights.config
         mixed = x.new_zeros(len(x), config.heads * config.head_dim)
-        if self._arrays and torch.get_num_threads() == 1:
-            self._run_compiled(x, rope, attend, mixed)
-        else:
-            for index, layer in enumerate(weights.layers):
-                attend(index, project_qkv(config, layer, x, rope), mixed)
-                x = attended(layer, x, mixed, LayerAdapter.none())
-                x = x + mlp(config, layer, x, LayerAdapter.none())
+        edges = [0, *accumulate(len(block.rows) for block in blocks)]
+        for index, layer in enumerate(weights.layers):
+            qkv = project_qkv(config, layer, x, rope)
+            for block, start, end in zip(blocks, edges, edges[1:], strict=False):
+                block.attend(index, qkv[start:end], mixed[start:end])
+            x = attended(layer, x, mixed, LayerAdapter.none())
+            x = x + mlp(config, layer, x, LayerAdapter.none())
         return rms_norm(x, weights.norm, config.norm_eps)
 
-    def _run_compiled(self, x: Tensor, rope: Rope, attend: Attend, mixed: Tensor) -> None:
-        """Change `x` to what it is after the last layer."""
-        config = self._weights.config
-        qkv = x.new_empty(len(x), config.heads + 2 * config.kv_heads, config.head_dim)
-        stream, found, mix, turns = x.numpy(), qkv.numpy(), mixed.numpy(), torch.stack(rope)[:, :, 0].numpy()
-        for index, (arrays, layer) in enumerate(zip(self._arrays, self._weights.layers, strict=True)):
-            kernels.before_attention(arrays, stream, config.kv_heads, turns if layer.rotary else turns[:0], found)
-            attend(index, qkv, mixed)
-            kernels.after_attention(arrays, stream, mix)
+    def _compiled[Row](
+        self, model: decoding.Model, x: Tensor, rope: Rope, where: Sequence[int], blocks: Sequence[KvBlock[Row]]
+    ) -> Tensor:
+        """Logits [N, V] of embeddings `x [N, E]`, which are used up."""
+        config, count, members = self._weights.config, len(x), self._threads
+        heads, inner = config.heads + 2 * config.kv_heads, config.intermediate_size
+        longest = max(block.tokens for block in blocks)
+        streams, normed, qkv, mixed, added, both, gated, logits, scores = self._rooms(
+            (members, *x.shape),
+            (members, *x.shape),
+            (count, heads, config.head_dim),
+            (count, config.heads * config.head_dim),
+            x.shape,
+            (count, 2 * inner),
+            (count, inner),
+            (count, config.vocab_size),
+            (members, longest + _LINE),
+        )
+        mixed[len(where) :] = 0
+        rows = [(index, place) for index, block in enumerate(blocks) for place in range(len(block.rows))]
+        step = decoding.Step(
+            counter=np.zeros(8, np.int64),
+            x=x.numpy(),
+            streams=streams,
+            normed=normed,
+            qkv=qkv,
+            mixed=mixed,
+            added=added,
+            both=both,
+            gated=gated,
+            logits=logits,
+            rope=torch.stack(rope)[:, :, 0].numpy(),
+            caches=np.stack([block.addresses() for block in blocks]),
+            tokens=np.array([block.tokens for block in blocks]),
+            rows=np.array([(*row, last) for row, last in zip(rows, where, strict=True)]),
+            shares=_even_shares(where, members),
+            scores=scores,
+        )
+
+        def give_up() -> None:
+            step.counter[0] = GIVEN_UP
+
+        together(partial(decoding.decode, model, step, members), members, give_up=give_up)
+        return torch.from_numpy(logits)
+
+    def _rooms(self, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
+        """Arrays for a step, in the same memory as those of the one before, each in cache lines of its own."""
+        sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in shapes]
+        if len(self._room) < sum(sizes):
+            self._room = cleared(sum(sizes))
+        starts = accumulate(sizes, initial=0)
+        return [
+            self._room[start : start + math.prod(shape)].reshape(shape)
+            for start, shape in zip(starts, shapes, strict=False)
+        ]
 
 
-def _arrays(config: ModelConfig, layer: Layer) -> kernels.LayerArrays | None:
-    """A layer for the kernels, if its weights are packed for them."""
-    packed = [weight for weight in (layer.qkv, layer.o, layer.gate_up, layer.down) if isinstance(weight, Packed)]
-    if not packed:
+def _even_shares(where: Sequence[int], members: int) -> NDArray[np.int64]:
+    """Where the rows of each of `members` begin and end, [members + 1], so that each attends to about as much."""
+    done = list(accumulate(1 + last for last in where))
+    edges = [bisect(done, done[-1] * member / members) for member in range(1, members)]
+    return np.array([0, *edges, len(where)])
+
+
+def _model(weights: Weights) -> decoding.Model | None:
+    """The weights for compiled code, if they are packed for it."""
+    if not isinstance(weights.output, Packed):
         return None
-    qkv, o, gate_up, down = (weight.panels for weight in packed)
-    norms = [weight.numpy() for weight in (layer.q_norm, layer.k_norm) if weight is not None]
-    return kernels.LayerArrays(
-        eps=np.float32(config.norm_eps),
-        attention_norm=layer.attention_norm.numpy(),
-        qkv=qkv,
-        qkv_bias=_vector(layer.qkv_bias),
-        head_norms=np.stack(norms) if norms else np.zeros((0, config.head_dim), np.float32),
-        o=o,
-        o_bias=_vector(layer.o_bias),
-        mlp_norm=layer.mlp_norm.numpy(),
-        gate_up=gate_up,
-        down=down,
+    return decoding.Model(
+        layers=np.array([_addresses(layer) for layer in weights.layers]),
+        rotary=np.array([layer.rotary for layer in weights.layers]),
+        norm=weights.norm.numpy(),
+        head=weights.output.panels,
+        eps=np.float32(weights.config.norm_eps),
     )
 
 
-def _vector(bias: Tensor | None) -> NDArray[np.float32]:
-    return np.zeros(0, np.float32) if bias is None else bias.numpy()
+def _addresses(layer: Layer) -> list[int]:
+    parts = [cast("Tensor | Packed | None", getattr(layer, name)) for name in decoding.ADDRESSES]
+    return [_address(part) for part in parts]
+
+
+def _address(part: Tensor | Packed | None) -> int:
+    if part is None:
+        return 0
+    return part.panels.ctypes.data if isinstance(part, Packed) else part.data_ptr()

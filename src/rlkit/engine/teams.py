@@ -7,31 +7,57 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
 
 import torch
 
-_THREADS_MAX = 64
+_THREADS_MAX = 4096
 
 
-def share(task: Callable[[int, int], None], count: int, *, least: int) -> None:
-    """Call `task(first, last)` for ranges that cover 0 … `count`, on as many threads as torch would use here.
+def share(task: Callable[[int, int], None], count: int, *, least: int, threads: int | None = None) -> None:
+    """Call `task(first, last)` for ranges that cover 0 … `count`, on several threads if there is enough.
 
     Args:
         task: holds no lock while it computes; each range is its own.
         count: how many parts the work has.
         least: so many parts are worth a thread.
+        threads: how many at most, by default as many as torch would use here.
     """
-    threads = min(torch.get_num_threads(), count // max(least, 1))
+    threads = min(threads or torch.get_num_threads(), count // max(least, 1))
     if threads < 2:
         task(0, count)
         return
-    edges = [count * i // threads for i in range(threads + 1)]
-    others = [_pool().submit(task, first, last) for first, last in pairwise(edges[1:])]
+    ranges = list(pairwise(count * i // threads for i in range(threads + 1)))
+    together(lambda member: task(*ranges[member]), threads)
+
+
+def together(task: Callable[[int], None], members: int, *, give_up: Callable[[], None] | None = None) -> None:
+    """Call `task(0)` … `task(members − 1)` at the same time, each on a thread of its own.
+
+    Args:
+        task: holds no lock while it computes.
+        members: how many.
+        give_up: called when one cannot be begun or raises, so that none of the others waits for it.
+    """
+
+    def run(member: int) -> None:
+        try:
+            task(member)
+        except BaseException:
+            if give_up is not None:
+                give_up()
+            raise
+
+    others: list[Future[None]] = []
     try:
-        task(edges[0], edges[1])
+        others.extend(_pool().submit(run, member) for member in range(1, members))
+        task(0)
+    except BaseException:
+        if give_up is not None:
+            give_up()
+        raise
     finally:
         wait(others)  # nothing goes on unseen
     for other in others:
@@ -40,7 +66,7 @@ def share(task: Callable[[int, int], None], count: int, *, least: int) -> None:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    # What runs here waits for nobody, so that the lanes can share it. A thread is begun when none is idle.
+    # More than one team may be at work, and those of one wait for each other: each thread of a team must be running.
     return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="rlkit-engine-team")
 
 

@@ -1,0 +1,220 @@
+"""Attention of one new position to those before it, compiled for this processor.
+
+Invariant: what is computed depends on the row's own positions and its own bucket only, bit for bit; what lies in a
+bucket behind the last position has no part in it.
+
+It takes as long as reading the keys and values: while the one is computed with, the other is fetched.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
+# (numba and llvmlite bring no types, and an intrinsic is called without its first argument)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import intrinsic
+
+from rlkit.engine.compiling import compiled
+from rlkit.engine.emitting import INDEX, LANES, VECTOR, VECTOR_BYTES, ZEROS, Emitter
+from rlkit.engine.kernels import Floats, exponential
+
+SCORES = 32
+"""A bucket is a multiple of so many positions."""
+
+# So many positions are scored at a time, and as many vectors of a head's values are summed at a time.
+_POSITIONS = 4
+_VECTORS = 4
+
+
+@intrinsic
+def _score(  # noqa: PLR0917  what is emitted takes no keywords
+    _context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores: Any, ahead: Any, pace: Any
+) -> Any:
+    """Emit the products of a query with keys.
+
+    All arguments are integers: addresses of q [D], of keys [count, D], `row_bytes` each, and of scores [count], D a
+    multiple of `LANES`; and where to fetch ahead from, `pace` bytes further for each vector. Keys and scores have room
+    up to a multiple of `_POSITIONS`, which is computed with.
+    """
+
+    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        q, keys, row_bytes, count, scores, ahead, pace = arguments
+        e = Emitter(builder)
+        entry = builder.block
+        block, loop, finish, done = (builder.append_basic_block(name) for name in ("block", "loop", "finish", "done"))
+        builder.branch(block)
+
+        builder.position_at_end(block)
+        first, next_line = builder.phi(INDEX), builder.phi(INDEX)
+        rows = [e.at(keys, builder.mul(builder.add(first, e.index(i)), row_bytes)) for i in range(_POSITIONS)]
+        builder.branch(loop)
+
+        builder.position_at_end(loop)
+        offset, line = builder.phi(INDEX), builder.phi(INDEX)
+        sums = [builder.phi(VECTOR) for _ in rows]
+        part = e.load(e.at(q, offset))
+        results = [e.fused(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
+        later = line
+        for _ in rows:
+            e.fetch(later)
+            later = e.at(later, pace)
+        further = e.at(offset, e.index(VECTOR_BYTES))
+        for phi, start, onward in ((offset, e.index(0), further), (line, next_line, later)):
+            phi.add_incoming(start, block)
+            phi.add_incoming(onward, loop)
+        for total, result in zip(sums, results, strict=True):
+            total.add_incoming(ZEROS, block)
+            total.add_incoming(result, loop)
+        builder.cbranch(builder.icmp_signed("<", further, row_bytes), loop, finish)
+
+        builder.position_at_end(finish)
+        e.store(e.fold(results, _POSITIONS), e.at(scores, builder.mul(first, e.index(4))))
+        following = builder.add(first, e.index(_POSITIONS))
+        for phi, start, onward in ((first, e.index(0), following), (next_line, ahead, later)):
+            phi.add_incoming(start, entry)
+            phi.add_incoming(onward, finish)
+        builder.cbranch(builder.icmp_signed("<", following, count), block, done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 7), emit
+
+
+def _mixing(vectors: int) -> Any:
+    @intrinsic
+    def mix(  # noqa: PLR0917  what is emitted takes no keywords
+        _context: Any, weights: Any, values: Any, row_bytes: Any, count: Any, out: Any, ahead: Any, pace: Any
+    ) -> Any:
+        def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            weights, values, row_bytes, count, out, ahead, pace = arguments
+            e = Emitter(builder)
+            entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
+            builder.branch(loop)
+
+            builder.position_at_end(loop)
+            step, row, line = (builder.phi(INDEX) for _ in range(3))
+            sums = [builder.phi(VECTOR) for _ in range(vectors)]
+            weight = e.spread(e.at(weights, builder.mul(step, e.index(4))))
+            results = [
+                e.fused(weight, e.load(e.at(row, e.index(v * VECTOR_BYTES))), total) for v, total in enumerate(sums)
+            ]
+            later = line
+            for _ in sums:
+                e.fetch(later)
+                later = e.at(later, pace)
+            following = builder.add(step, e.index(1))
+            starts = (e.index(0), values, ahead)
+            for phi, start, onward in zip(
+                (step, row, line), starts, (following, e.at(row, row_bytes), later), strict=True
+            ):
+                phi.add_incoming(start, entry)
+                phi.add_incoming(onward, loop)
+            for total, result in zip(sums, results, strict=True):
+                total.add_incoming(ZEROS, entry)
+                total.add_incoming(result, loop)
+            builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
+
+            builder.position_at_end(done)
+            for v, result in enumerate(results):
+                e.store(result, e.at(out, e.index(v * VECTOR_BYTES)))
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 7), emit
+
+    mix.__doc__ = f"""Emit the sum of values, each times its weight.
+
+    All arguments are integers: addresses of weights [count], of values [count, …], `row_bytes` each, and of out, of
+    which {vectors} vectors are computed; and where to fetch ahead from, `pace` bytes further for each vector.
+    """
+    return mix
+
+
+_mix_several, _mix_one = _mixing(_VECTORS), _mixing(1)
+
+
+@compiled(fast=True)
+def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats, out: Floats) -> None:  # noqa: PLR0917  compiled
+    """Write the keys and values of a row's new position and attend over all up to it.
+
+    Args:
+        row: [H + 2K, D], queries, keys and values of the new position.
+        keys: [K, T, D], and `values` alike; T a multiple of `SCORES`.
+        last: the new position.
+        scores: [T], room.
+        out: [H · D], the result.
+    """
+    all_heads, size = row.shape
+    kv_heads, tokens = keys.shape[:2]
+    heads = all_heads - 2 * kv_heads
+    group = heads // kv_heads
+    scale = np.float32(1) / np.sqrt(np.float32(size))
+    positions = last + 1
+    # Each head of a group fetches its share of what is needed next.
+    row_bytes, pace = 4 * size, VECTOR_BYTES // group
+    part, room = positions * row_bytes // group, tokens * row_bytes
+    scores = scores[:tokens]
+    for k in range(kv_heads):
+        keys[k, last] = row[heads + k]
+        values[k, last] = row[heads + kv_heads + k]
+        here, there = keys.ctypes.data + k * room, values.ctypes.data + k * room
+        for member in range(group):
+            head = k * group + member
+            mixed = out[head * size : (head + 1) * size]
+            if size % LANES:
+                _score_slowly(row[head], keys[k, :positions], scores)
+            else:
+                _score(
+                    row[head].ctypes.data, here, row_bytes, positions, scores.ctypes.data, there + member * part, pace
+                )
+            scores[positions:] = -np.inf
+            _normalise(scores, scale)
+            if size % LANES:
+                _mix_slowly(scores, values[k, :positions], mixed)
+                continue
+            following = here + room + member * part
+            whole = size // LANES // _VECTORS * _VECTORS * LANES
+            for j in range(0, whole, _VECTORS * LANES):
+                target = mixed.ctypes.data + 4 * j
+                _mix_several(scores.ctypes.data, there + 4 * j, row_bytes, positions, target, following, pace)
+            for j in range(whole, size, LANES):
+                target = mixed.ctypes.data + 4 * j
+                _mix_one(scores.ctypes.data, there + 4 * j, row_bytes, positions, target, following, pace)
+
+
+@njit(inline="always")
+def _normalise(scores: Floats, scale: np.float32) -> None:
+    """Softmax of scores times a positive number, in place."""
+    peaks = np.full(SCORES, -np.inf, np.float32)
+    for start in range(0, len(scores), SCORES):
+        block = scores[start : start + SCORES]
+        for j in range(SCORES):
+            if block[j] > peaks[j]:  # noqa: PLR1730  the function would not be compiled to a vector's
+                peaks[j] = block[j]
+    peak = peaks.max()
+    total = np.float32(0)
+    for j in range(len(scores)):
+        scores[j] = exponential((scores[j] - peak) * scale)
+    for j in range(len(scores)):
+        total += scores[j]
+    for j in range(len(scores)):
+        scores[j] /= total
+
+
+@njit(inline="always")
+def _score_slowly(q: Floats, keys: Floats, scores: Floats) -> None:
+    for t in range(len(keys)):
+        total = np.float32(0)
+        for j in range(len(q)):
+            total += q[j] * keys[t, j]
+        scores[t] = total
+
+
+@njit(inline="always")
+def _mix_slowly(weights: Floats, values: Floats, out: Floats) -> None:
+    out[:] = 0
+    for t in range(len(values)):
+        for j in range(len(out)):
+            out[j] += weights[t] * values[t, j]

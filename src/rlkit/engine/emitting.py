@@ -1,0 +1,94 @@
+"""Writing LLVM's instructions for the vectors of this processor."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (numba and llvmlite bring no types)
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
+from numba.core import cgutils
+
+
+def _lanes() -> int:
+    features = get_host_cpu_features()
+    if features.get("avx512f"):
+        return 16
+    return 8 if features.get("avx") else 4
+
+
+LANES = _lanes()
+"""Numbers in a vector."""
+VECTOR_BYTES = 4 * LANES
+
+NUMBER, INDEX, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
+VECTOR = ir.VectorType(NUMBER, LANES)
+ZEROS = ir.Constant(VECTOR, [0.0] * LANES)
+
+_ADDRESS = ir.IntType(8).as_pointer()
+
+
+class Emitter:
+    """Instructions that more than one loop needs; addresses are integers."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def index(self, number: int) -> Any:
+        """A constant."""
+        return ir.Constant(INDEX, number)
+
+    def at(self, base: Any, offset: Any) -> Any:
+        """The address `offset` bytes behind another."""
+        return self.builder.add(base, offset)
+
+    def load(self, address: Any, *, aligned: int = 4) -> Any:
+        """A vector."""
+        vector = self.builder.load(self.builder.inttoptr(address, VECTOR.as_pointer()))
+        vector.align = aligned
+        return vector
+
+    def store(self, value: Any, address: Any) -> None:
+        """Put a vector of any length somewhere."""
+        self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = 4
+
+    def spread(self, address: Any) -> Any:
+        """The number at an address, in all places of a vector."""
+        value = self.builder.load(self.builder.inttoptr(address, NUMBER.as_pointer()))
+        value.align = 4
+        undefined = ir.Constant(VECTOR, ir.Undefined)
+        first = self.builder.insert_element(undefined, value, WORD(0))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(WORD, LANES), [0] * LANES))
+
+    def fused(self, a: Any, b: Any, c: Any) -> Any:
+        """`a · b + c`, rounded once where the processor can."""
+        kind = a.type
+        name = "llvm.fmuladd.f32" if kind == NUMBER else f"llvm.fmuladd.v{kind.count}f32"
+        function = cgutils.get_or_insert_function(self.builder.module, ir.FunctionType(kind, [kind] * 3), name)
+        return self.builder.call(function, [a, b, c])
+
+    def fetch(self, address: Any) -> None:
+        """Have a line of memory brought near, if it can be; any address will do."""
+        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, WORD, WORD, WORD])
+        prefetch = cgutils.get_or_insert_function(self.builder.module, kind, "llvm.prefetch.p0")
+        to_read, into_second_cache, as_data = WORD(0), WORD(2), WORD(1)
+        place = self.builder.inttoptr(address, _ADDRESS)
+        self.builder.call(prefetch, [place, to_read, into_second_cache, as_data])
+
+    def fold(self, vectors: Sequence[Any], width: int) -> Any:
+        """The sum of each vector, in order, of which there are `width`, a power of two up to `LANES`."""
+        count, parts = LANES, list(vectors)
+        while len(parts) > 1:
+            parts = [self._neighbours(a, b, count) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        (sums,) = parts
+        while count > width:
+            count //= 2
+            sums = self._neighbours(sums, ir.Constant(sums.type, ir.Undefined), count)
+        return sums
+
+    def _neighbours(self, a: Any, b: Any, count: int) -> Any:
+        """The sums of each two neighbours in `a` and then `b`, `count` of them."""
+        even, odd = (ir.Constant(ir.VectorType(WORD, count), list(range(i, 2 * count, 2))) for i in (0, 1))
+        return self.builder.fadd(self.builder.shuffle_vector(a, b, even), self.builder.shuffle_vector(a, b, odd))
