@@ -312,7 +312,7 @@ def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, mon
 def test_no_step_is_taken_with_the_gradient_of_a_call_that_failed_half_way(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    examples, loss = random_examples("ppo", [200] * 4), make_loss("ppo", {})
+    examples, loss = random_examples("ppo", [400] * 4), make_loss("ppo", {})
     adam = AdamSettings(1e-2, 0.9, 0.95, 1e-12, 0.0, 0.0)
     expected, learner = (Learner(weights, random_adapter(weights, LoraSettings(2)), lanes) for _ in "ab")
     before = learner.adapter.flat.clone()

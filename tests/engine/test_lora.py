@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional
 
 from rlkit.engine.lora import Lora, LoraSettings, merged_bytes, new_adapter, serve
 from rlkit.engine.tiles import COLUMNS
@@ -29,13 +30,23 @@ def test_the_low_rank_term_has_the_gradient_that_autograd_gives_its_formula(
     lora = Lora(
         random(4, rank * len(widths)).requires_grad_(), tuple(random(rank, w).requires_grad_() for w in widths), 0.5
     )
-    upstream, learned = random(rows, sum(widths)), [x, lora.a, *lora.bs]
-    found, expected = lora.added(x, weight), x @ weight + lora.delta(x)  # the formula, by autograd alone
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    for own, plain in zip(
-        torch.autograd.grad(found, learned, upstream), torch.autograd.grad(expected, learned, upstream), strict=True
+    upstream = random(rows, sum(widths))
+    both = random(rows, 8).requires_grad_()
+    passed = functional.silu(both[:, :4]) * both[:, 4:]
+    for found, expected, entering in (
+        (lora.added(x, weight), x @ weight + lora.delta(x), x),  # the formula, by autograd alone
+        (lora.added_gated(both, weight), passed @ weight + lora.delta(passed), both),
     ):
-        torch.testing.assert_close(own, plain, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        learned = [entering, lora.a, *lora.bs]
+        exact = torch.autograd.grad(expected, learned, upstream, retain_graph=True)
+        for times in (1, 2):  # what a second micro-batch finds is added to
+            found.backward(upstream, retain_graph=True)
+            for own, plain in zip(learned, exact, strict=True):
+                assert own.grad is not None
+                torch.testing.assert_close(own.grad, times * plain, rtol=1e-12, atol=1e-12)
+        for own in learned:
+            own.grad = None
 
 
 def test_the_memory_of_served_weights_is_that_of_what_they_do_not_share(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def sequences(draw: st.DrawFn) -> list[np.ndarray]:
 @given(sequences())
 @settings(deadline=None)
 def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequences: list[np.ndarray]) -> None:
-    batches = micro_batches([sequence.astype(np.int64) for sequence in all_sequences], 256)
+    shares = micro_batches([sequence.astype(np.int64) for sequence in all_sequences], 256, 2)
+    batches = [batch for share in shares for batch in share]
     members = [(batch, member) for batch in batches for member in batch.members]
     assert sorted(member.index for _, member in members) == list(range(len(all_sequences)))
     for batch, member in members:
@@ -38,16 +39,28 @@ def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequ
         covered = [row for span in batch.spans for row in range(span.start, span.start + span.length)]
         assert covered == list(range(len(batch.tokens)))
         longest = max(len(all_sequences[member.index]) for member in batch.members)
-        assert len(batch.tokens) <= max(256, 3 * longest)
+        assert len(batch.tokens) <= max(288, 3 * longest)
 
 
 def test_a_prompt_is_packed_once_for_its_group() -> None:
     group = [np.concatenate([PROMPT, [i]]) for i in range(8)]
-    batches = micro_batches(group, 256)
+    (batches,) = micro_batches(group, 256)
     assert sum(len(batch.tokens) for batch in batches) == 40 + 8
 
 
 def test_the_copies_of_a_prefix_are_bounded() -> None:
     prompt = np.arange(256)
     group = [np.concatenate([prompt, [1000 + i]]) for i in range(256)]
-    assert max(len(batch.members) for batch in micro_batches(group, 256)) <= 32
+    (batches,) = micro_batches(group, 256)
+    assert max(len(batch.members) for batch in batches) <= 32
+
+
+@given(st.lists(st.integers(1, 120), min_size=40, max_size=90), st.integers(1, 3))
+@settings(deadline=None)
+def test_shares_have_about_the_same_number_of_rows(lengths: list[int], shares: int) -> None:
+    alone = [np.arange(1000 * i, 1000 * i + length) for i, length in enumerate(lengths)]
+    rows = [sum(len(batch.tokens) for batch in share) for share in micro_batches(alone, 256, shares)]
+    assert sum(rows) == sum(lengths)
+    assert max(rows) - min(rows) <= 288
+    counts = [len(share) for share in micro_batches(alone, 256, shares)]
+    assert sum(counts) <= 1.5 * sum(lengths) / 256 + 2 * shares

@@ -91,6 +91,10 @@ def test_only_float32_on_the_cpu_is_packed() -> None:
         assert matrix_bytes(pack(other)) == other.nbytes
 
 
+# A query, a key and a value; the keys and values before them.
+SHAPES = ((3, 80), (1, 32, 80), (1, 32, 80))
+
+
 @pytest.mark.parametrize(
     ("missing", "columns"), [(("avx512", "amx"), 24), (("avx", "amx", "fma", "f16c", "vaes", "vpclmul"), 16)]
 )
@@ -109,6 +113,11 @@ x = torch.randn(24, 77, generator=torch.Generator().manual_seed(0))
 w = torch.randn(131, 77, generator=torch.Generator().manual_seed(1))
 print(TILE_ROWS, COLUMNS)
 np.save({str(tmp_path / "found.npy")!r}, product(x, pack(w)).numpy())
+from rlkit.engine.attending import attend
+row, keys, values = (np.random.default_rng(i).standard_normal(n).astype(np.float32) for i, n in enumerate({SHAPES}))
+out = np.empty(80, np.float32)
+attend(row, keys, values, 21, np.empty(32, np.float32), out)
+np.save({str(tmp_path / "mixed.npy")!r}, out)
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
@@ -117,3 +126,7 @@ np.save({str(tmp_path / "found.npy")!r}, product(x, pack(w)).numpy())
     assert list(map(int, done.stdout.split())) == [4, columns]
     exact = random(24, 77, seed=0).double() @ random(131, 77, seed=1).double().t()
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), exact, atol=2e-5)
+    row, keys, values = (np.random.default_rng(i).standard_normal(n) for i, n in enumerate(SHAPES))
+    keys[0, 21], values[0, 21] = row[1:]
+    weights = torch.softmax(torch.from_numpy(keys[0, :22] @ row[0]) / 80**0.5, 0).numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "mixed.npy"), weights @ values[0, :22], atol=2e-5)

@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["EngineServer"]
 
 # A thread of torch's that waits for another spins, by default for so long that anything else on the same cores
-# makes the engine twenty times slower (8 tokens a second where this gives 150). On idle cores it costs nothing. It
-# takes effect only if it is set before torch, or the Tinker SDK, which loads torch, is imported.
+# makes the engine twenty times slower (8 tokens a second where this gives 150). On idle cores it costs nothing. Both
+# settings take effect only before torch, or the Tinker SDK, which loads torch, is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+# torch asks for large pages then: new memory costs a fault for every page, and a micro-batch's is new each time.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def __getattr__(name: str) -> object:

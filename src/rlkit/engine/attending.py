@@ -19,10 +19,7 @@ from numba.extending import intrinsic
 
 from rlkit.engine.compiling import compiled
 from rlkit.engine.emitting import INDEX, LANES, VECTOR, VECTOR_BYTES, ZEROS, Emitter
-from rlkit.engine.kernels import Floats, exponential
-
-SCORES = 32
-"""A bucket is a multiple of so many positions."""
+from rlkit.engine.kernels import BLOCK, Floats, exponential, largest
 
 # So many positions are scored at a time, and as many vectors of a head's values are summed at a time.
 _POSITIONS = 4
@@ -141,7 +138,7 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
 
     Args:
         row: [H + 2K, D], queries, keys and values of the new position.
-        keys: [K, T, D], and `values` alike; T a multiple of `SCORES`.
+        keys: [K, T, D], and `values` alike; T a multiple of 4.
         last: the new position.
         scores: [T], room.
         out: [H · D], the result.
@@ -157,8 +154,11 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
     part, room = positions * row_bytes // group, tokens * row_bytes
     scores = scores[:tokens]
     for k in range(kv_heads):
-        keys[k, last] = row[heads + k]
-        values[k, last] = row[heads + kv_heads + k]
+        new_key, new_value, key, value = row[heads + k], row[heads + kv_heads + k], keys[k, last], values[k, last]
+        for j in range(size):
+            key[j] = new_key[j]
+        for j in range(size):
+            value[j] = new_value[j]
         here, there = keys.ctypes.data + k * room, values.ctypes.data + k * room
         for member in range(group):
             head = k * group + member
@@ -169,7 +169,9 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
                 _score(
                     row[head].ctypes.data, here, row_bytes, positions, scores.ctypes.data, there + member * part, pace
                 )
-            scores[positions:] = -np.inf
+            behind = scores[positions:]
+            for j in range(len(behind)):
+                behind[j] = -np.inf
             _normalise(scores, scale)
             if size % LANES:
                 _mix_slowly(scores, values[k, :positions], mixed)
@@ -187,13 +189,7 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
 @njit(inline="always")
 def _normalise(scores: Floats, scale: np.float32) -> None:
     """Softmax of scores times a positive number, in place."""
-    peaks = np.full(SCORES, -np.inf, np.float32)
-    for start in range(0, len(scores), SCORES):
-        block = scores[start : start + SCORES]
-        for j in range(SCORES):
-            if block[j] > peaks[j]:  # noqa: PLR1730  the function would not be compiled to a vector's
-                peaks[j] = block[j]
-    peak = peaks.max()
+    peak = largest(scores, np.empty(BLOCK, np.float32))
     total = np.float32(0)
     for j in range(len(scores)):
         scores[j] = exponential((scores[j] - peak) * scale)
@@ -214,7 +210,8 @@ def _score_slowly(q: Floats, keys: Floats, scores: Floats) -> None:
 
 @njit(inline="always")
 def _mix_slowly(weights: Floats, values: Floats, out: Floats) -> None:
-    out[:] = 0
-    for t in range(len(values)):
-        for j in range(len(out)):
-            out[j] += weights[t] * values[t, j]
+    for j in range(len(out)):
+        total = np.float32(0)
+        for t in range(len(values)):
+            total += weights[t] * values[t, j]
+        out[j] = total

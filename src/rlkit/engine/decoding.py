@@ -2,9 +2,10 @@
 
 Invariant: what is computed of a row depends on that row only, bit for bit, and not on how many threads there are.
 
-The threads share every product by its columns, so that weights are read once for all rows, and attention by its rows;
-a layer has five meetings. Between two steps of many threads' own rows the weights would be read once for each thread,
-and memory is what a step waits for.
+The threads share every product by its columns, so that each weight is read by one of them, for all rows: reading is
+what a step of a few dozen rows waits for. They share attention by its rows. What lies between is done by each for
+itself, because what another has written is slow to read, and a layer has five places where they meet. Nothing returns
+to Python before the logits are there.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -117,7 +118,8 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
     h_first, h_last = _share(len(model.head), member, members)
     counter, met = step.counter.ctypes.data, 0
     # Each has a residual stream of its own: what another changes is slow to read, and slow to write again.
-    x[:] = step.x
+    for i in range(len(x)):
+        _copy(step.x[i], x[i])
     for index in range(len(model.layers)):
         layer = model.layers[index]
         norm(x, _vector(layer[_ATTENTION_NORM], width), model.eps, normed)
@@ -132,15 +134,16 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
         multiply(step.mixed, o, step.added, e_first, e_last, _address(gate_up, g_first))
         met += members
         meet(counter, met)
-        x += step.added
         bias = _vector(layer[_O_BIAS], width)
-        if len(bias):
-            x += bias
+        for i in range(len(x)):
+            _add(step.added[i], x[i])
+            _add(bias, x[i])
         after = _address(model.head, h_first)
         if index + 1 < len(model.layers):
             after = _address(_panels(model.layers[index + 1, _QKV], width, qkv.shape[1]), q_first)
         met = _feed_forward(model, step, index, members, member, met, after)
-        x += step.added
+        for i in range(len(x)):
+            _add(step.added[i], x[i])
     norm(x, model.norm, model.eps, normed)
     multiply(normed, model.head, step.logits, h_first, h_last, model.head.ctypes.data)
 
@@ -175,6 +178,18 @@ def _feed_forward(  # noqa: PLR0917  compiled
     met += members
     meet(counter, met)
     return met
+
+
+@njit(inline="always")
+def _copy(source: Floats, target: Floats) -> None:
+    for j in range(len(source)):
+        target[j] = source[j]
+
+
+@njit(inline="always")
+def _add(source: Floats, target: Floats) -> None:
+    for j in range(len(source)):
+        target[j] += source[j]
 
 
 @njit(inline="always")
@@ -218,8 +233,7 @@ def _attention(model: Model, step: Step, index: int, member: int) -> None:
     for i in range(step.shares[member], step.shares[member + 1]):
         row = step.qkv[i]
         flat = row.reshape(all_heads * size)
-        for j in range(len(bias)):
-            flat[j] += bias[j]
+        _add(bias, flat)
         if len(q_norm):
             q, k = row[:heads], row[heads : heads + kv_heads]
             norm(q, q_norm, model.eps, q)

@@ -35,7 +35,7 @@ class Batches:
 def batches(device: torch.device) -> Batches:
     """What suits a device: small pieces for a CPU's caches, large ones to keep a GPU busy."""
     if device.type == "cpu":
-        return Batches(rows=128, kv_bytes=1 << 30, prefill_tokens=512, train_tokens=256)
+        return Batches(rows=128, kv_bytes=1 << 30, prefill_tokens=512, train_tokens=512)
     free, _ = torch.cuda.mem_get_info(device)
     return Batches(rows=1024, kv_bytes=free // 3, prefill_tokens=16_384, train_tokens=4096)
 

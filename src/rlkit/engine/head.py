@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rlkit.engine.lora import Lora
 from rlkit.engine.losses import Inputs, Loss
+from rlkit.engine.ops import exponentials
 from rlkit.engine.products import Matrix, product
 from rlkit.engine.weights import Weights
 
@@ -133,8 +134,6 @@ def _chosen(logits: Tensor, owner: Tensor, tokens: Tensor) -> tuple[Tensor, Tens
 
     Divided by their sum the weights are probabilities.
     """
-    logits.sub_(logits.amax(-1, keepdim=True))
     chosen = logits[owner, tokens]
-    masses = logits.exp_()
-    total = masses.sum(-1)
-    return chosen - total.log()[owner], masses, total
+    peaks, total = exponentials(logits)
+    return chosen - peaks[owner] - total.log()[owner], logits, total

@@ -133,7 +133,8 @@ def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     squares = np.empty(BLOCK, np.float32)
     for i in range(x.shape[0]):
         row, result = x[i], out[i]
-        squares[:] = 0
+        for j in range(BLOCK):
+            squares[j] = 0
         for start in range(0, width, BLOCK):
             block = row[start : start + BLOCK]
             for j in range(len(block)):
@@ -176,16 +177,17 @@ def gate(both: Floats, out: Floats, first: int, last: int) -> None:
 
 
 @compiled(fast=True)
-def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
-    """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`."""
+def gate_gradient(both: Floats, by_out: Floats, by_both: Floats, out: Floats) -> None:
+    """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`; and the result itself again."""
     count, width = by_out.shape
     for i in range(count):
-        gates, ups, by_row = both[i, :width], both[i, width:], by_out[i]
+        gates, ups, by_row, result = both[i, :width], both[i, width:], by_out[i], out[i]
         by_gates, by_ups = by_both[i, :width], by_both[i, width:]
         for j in range(width):
             share = _ONE / (_ONE + exponential(-gates[j]))
             by_gates[j] = by_row[j] * ups[j] * share * (_ONE + gates[j] * (_ONE - share))
             by_ups[j] = by_row[j] * gates[j] * share
+            result[j] = gates[j] * share * ups[j]
 
 
 @compiled()
@@ -209,6 +211,47 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
                 second[j] = b * cosines[j] + a * (way * sines[j])
 
 
+@njit(inline="always")
+def largest(row: Floats, room: Floats) -> np.float32:
+    """The largest of `row [n]` that is a number; `room` has `BLOCK` of them."""
+    for j in range(BLOCK):
+        room[j] = -np.inf
+    for start in range(0, len(row), BLOCK):
+        block = row[start : start + BLOCK]
+        for j in range(len(block)):
+            if block[j] > room[j]:  # noqa: PLR1730  the function would not be compiled to a vector's
+                room[j] = block[j]
+    found = room[0]
+    for j in range(1, BLOCK):
+        found = max(found, room[j])
+    return found
+
+
+@compiled(fast=True)
+def exponentials(rows: Floats, peaks: Floats, sums: Floats) -> None:
+    """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
+
+    Args:
+        rows: changed in place.
+        peaks: [N], the largest of each row, as a result.
+        sums: [N], the sum of the exponentials of each row, as a result.
+    """
+    room = np.empty(BLOCK, np.float32)
+    for i in range(len(rows)):
+        row = rows[i]
+        peak = largest(row, room)
+        total = 0.0
+        for start in range(0, len(row), BLOCK):
+            block = row[start : start + BLOCK]
+            for j in range(len(block)):
+                block[j] = exponential(block[j] - peak)
+            weight = _ZERO
+            for j in range(len(block)):
+                weight += block[j]
+            total += weight
+        peaks[i], sums[i] = peak, total
+
+
 @compiled(fast=True)
 def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Doubles) -> None:
     """Draw a token of each row of `logits [N, V]` where the cumulative weight passes its uniform number.
@@ -222,16 +265,10 @@ def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Dou
     vocab = logits.shape[1]
     blocks = -(-vocab // BLOCK)
     sums = np.empty(blocks, np.float64)
-    peaks = np.empty(BLOCK, np.float32)
+    room = np.empty(BLOCK, np.float32)
     for i in range(len(logits)):
         row = logits[i]
-        peaks[:] = -np.inf
-        for b in range(blocks):
-            block = row[b * BLOCK : (b + 1) * BLOCK]
-            for j in range(len(block)):
-                if block[j] > peaks[j]:  # noqa: PLR1730  the function would not be compiled to a vector's
-                    peaks[j] = block[j]
-        peak = peaks.max()
+        peak = largest(row, room)
         total = 0.0
         for b in range(blocks):
             block = row[b * BLOCK : (b + 1) * BLOCK]

@@ -3,9 +3,10 @@
 Invariant: what a lane computes never depends on how many lanes there are or how many threads each has; after `halt`
 nothing more is begun.
 
-Two lanes of one thread each are faster than one computation spread over two threads (by half, for a batch of 64): the
-small operations between the matrix products are shared out too, nothing waits at the end of every product, and a lane
-that loses its core to another program does not hold up the other until the work is done.
+What they run are prompts and micro-batches: two lanes of one thread each are faster than one computation spread over
+two threads, because the small operations between the matrix products are shared out too, nothing waits at the end of
+every product, and a lane that loses its core to another program does not hold up the other until the work is done.
+Decoding steps, which take as long as reading the weights, share them instead (`rlkit.engine.decoding`).
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ class Lanes:
     """A fixed number of threads that run torch.
 
     Args:
-        threads: how many cores to use, by default all of them.
+        threads: how many cores to use, by default all of them; so many are the `cores` of all lanes together.
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        cores = threads or _CORES
+        self.cores = cores = threads or _CORES
         self._halted = False
-        self.cores = cores
         self.count = min(cores, _LANES_MAX)
         per_lane = max(cores // self.count, 1)
         self._pool = ThreadPoolExecutor(

@@ -153,10 +153,10 @@ class Learner:
 
     def _run(self, examples: Sequence[Example], loss: Loss, others: Others | None, *, backward: bool) -> LossOutput:
         _check_examples(examples, loss.name, self.weights.config)
-        packed = micro_batches([example.tokens for example in examples], self._tokens)
+        packed = micro_batches([example.tokens for example in examples], self._tokens, _SHARES)
         shares = [
-            _Share(adapter, deque(packed[i::_SHARES]), head_scratch(self.weights))
-            for i, adapter in enumerate(self._shares)
+            _Share(adapter, deque(batches), head_scratch(self.weights))
+            for adapter, batches in zip(self._shares, packed, strict=True)
         ]
         work = partial(self._run_share, examples=examples, loss=loss, others=others, backward=backward)
         try:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlkit.engine.config import ModelConfig
+from rlkit.engine.ops import gate_gradient, gated
 from rlkit.engine.products import Matrix, matrix_bytes, pack
 from rlkit.engine.weights import Layer, Weights
 
@@ -55,9 +56,15 @@ class Lora:
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
     def added(self, x: Tensor, weight: Tensor) -> Tensor:
-        """`x [N, in] @ weight [in, out]` and the low-rank term, [N, out]; it may be differentiated once."""
-        bs = [b.to(x.dtype) for b in self.bs]
-        return cast("Tensor", _Added.apply(x, weight, self.a.to(x.dtype), self.scale, *bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+        """`x [N, in] @ weight [in, out]` and the low-rank term, [N, out]; it may be differentiated once.
+
+        The gradients of the adapter itself are added to its `grad` in the course of that.
+        """
+        return cast("Tensor", _Added.apply(x, weight, self.scale, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+
+    def added_gated(self, both: Tensor, weight: Tensor) -> Tensor:
+        """As `added` for x = `ops.gated(both)`, `both [N, 2 · in]`, which alone is kept for the way back."""
+        return cast("Tensor", _AddedGated.apply(both, weight, self.scale, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
     def merged(self, transposed: Tensor) -> Tensor:
         """A weight given as [out, in] plus the adapter's own matrix, [out, in]."""
@@ -73,27 +80,79 @@ class Lora:
 class _Added(torch.autograd.Function):
     """A product and its low-rank term, each part of which is added where it belongs.
 
-    Autograd alone would make a matrix of all parts first, and one for each sum on the way back.
+    Autograd alone would make a matrix of all parts first, one for each sum on the way back, and one for each gradient
+    before it is added to those of other micro-batches.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, a: Tensor, scale: float, *bs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
-        inner = (x @ a).mul_(scale)
-        y = x @ weight
-        for part, columns, b in _parts(bs):
-            y[:, columns].addmm_(inner[:, part], b)
-        ctx.scale = scale
-        ctx.save_for_backward(x, weight, a, inner, *bs)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float, a: Tensor, *bs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        y, inner = _sum(x, weight, scale, a, bs)
+        ctx.save_for_backward(x, weight, inner)
+        ctx.parameters = scale, a, bs  # their `grad` is wanted, which a saved tensor has not
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
-        x, weight, a, inner, *bs = ctx.saved_tensors
-        by_bs = [inner[:, part].t() @ by_y[:, columns] for part, columns, _ in _parts(bs)]
-        by_inner = torch.cat([by_y[:, columns] @ b.t() for _, columns, b in _parts(bs)], 1).mul_(ctx.scale)
-        by_x = (by_y @ weight.t()).addmm_(by_inner, a.t()) if ctx.needs_input_grad[0] else None
-        return by_x, None, x.t() @ by_inner, None, *by_bs
+        x, weight, inner = ctx.saved_tensors
+        scale, a, bs = ctx.parameters
+        by_inner = _by_inner(by_y, inner, scale, bs)
+        _accumulate(a, x.t(), by_inner)
+        by_x = _by_x(by_y, by_inner, weight, a) if ctx.needs_input_grad[0] else None
+        return by_x, *[None] * (3 + len(bs))
+
+
+class _AddedGated(torch.autograd.Function):
+    """`_Added` of what passes a gate."""
+
+    @staticmethod
+    def forward(ctx: Any, both: Tensor, weight: Tensor, scale: float, a: Tensor, *bs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        y, inner = _sum(gated(both), weight, scale, a, bs)
+        ctx.save_for_backward(both, weight, inner)
+        ctx.parameters = scale, a, bs
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        both, weight, inner = ctx.saved_tensors
+        scale, a, bs = ctx.parameters
+        by_inner = _by_inner(by_y, inner, scale, bs)
+        by_both, x = gate_gradient(both, _by_x(by_y, by_inner, weight, a))
+        _accumulate(a, x.t(), by_inner)
+        return by_both, *[None] * (3 + len(bs))
+
+
+def _sum(x: Tensor, weight: Tensor, scale: float, a: Tensor, bs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """A product and its low-rank term, [N, out], and what is between A and B, [N, parts · r]."""
+    inner = (x @ a.to(x.dtype)).mul_(scale)
+    y = x @ weight
+    for part, columns, b in _parts(bs):
+        y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
+    return y, inner
+
+
+def _by_inner(by_y: Tensor, inner: Tensor, scale: float, bs: Sequence[Tensor]) -> Tensor:
+    """The gradient between x A and what it is scaled to; that of each B is added to its own."""
+    by_inner = torch.empty_like(inner)
+    for part, columns, b in _parts(bs):
+        torch.mm(by_y[:, columns], b.t().to(by_y.dtype), out=by_inner[:, part])
+        _accumulate(b, inner[:, part].t(), by_y[:, columns])
+    return by_inner.mul_(scale)
+
+
+def _by_x(by_y: Tensor, by_inner: Tensor, weight: Tensor, a: Tensor) -> Tensor:
+    return (by_y @ weight.t()).addmm_(by_inner, a.t().to(by_y.dtype))
+
+
+def _accumulate(parameter: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product to the gradient of a parameter."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    if left.dtype == parameter.dtype:
+        parameter.grad.addmm_(left, right)
+    else:
+        parameter.grad += left @ right
 
 
 def _parts(bs: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:

@@ -90,7 +90,9 @@ def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, rope: Rope, lora: 
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
     """The gated feed-forward of `x [N, E]`, its norm included, without the residual."""
     both = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
-    return project(gated(both), layer.down, lora.down)
+    if lora.down is not None:
+        return lora.down.added_gated(both, plain(layer.down))
+    return product(gated(both), layer.down)
 
 
 def rope_at(config: ModelConfig, where: Tensor, like: Tensor) -> Rope:

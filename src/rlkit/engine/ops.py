@@ -50,6 +50,24 @@ def gated(both: Tensor) -> Tensor:
     return _gate(both)
 
 
+def gate_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient at `both [N, 2I]` for one at the result of `gated`, `by_out [N, I]`; and that result again."""
+    if not has_kernels(both):
+        gate, up = both.chunk(2, -1)
+        part = torch.sigmoid(gate)
+        by_gate = by_out * up * part * (1 + gate * (1 - part))
+        return torch.cat([by_gate, by_out * gate * part], -1), gate * part * up
+    rows = _rows(both)
+    by_both, out = torch.empty_like(rows), torch.empty_like(by_out)
+    values, by_values, results, again = _array(rows), _array(_rows(by_out)), _array(by_both), _array(out)
+
+    def some(a: int, b: int) -> None:
+        kernels.gate_gradient(values[a:b], by_values[a:b], results[a:b], again[a:b])
+
+    share(some, len(rows), least=_least(rows))
+    return by_both, out
+
+
 def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
     """Rotary embedding with the halves convention (Su et al. 2021, as in Llama checkpoints).
 
@@ -65,6 +83,21 @@ def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
     if _differentiated(rows):
         return cast("Tensor", _Rotated.apply(rows, heads, *rope))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
     return _rotate(rows, heads, rope, 1)
+
+
+def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
+
+    Returns:
+        The largest of each row, [N], and the sum of its exponentials, [N].
+    """
+    if not has_kernels(rows):
+        peaks = rows.amax(-1)
+        return peaks, rows.sub_(peaks[:, None]).exp_().sum(-1)
+    peaks, sums = rows.new_empty(len(rows)), rows.new_empty(len(rows))
+    values, tops, totals = _array(rows), _array(peaks), _array(sums)
+    share(lambda a, b: kernels.exponentials(values[a:b], tops[a:b], totals[a:b]), len(rows), least=_least(rows))
+    return peaks, sums
 
 
 def split_heads(rows: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -110,15 +143,7 @@ class _Gate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         (both,) = ctx.saved_tensors
-        rows = _rows(both)
-        by_both = torch.empty_like(rows)
-        values, by_values, results = _array(rows), _array(_rows(by_out)), _array(by_both)
-
-        def part(a: int, b: int) -> None:
-            kernels.gate_gradient(values[a:b], by_values[a:b], results[a:b])
-
-        share(part, len(rows), least=_least(rows))
-        return by_both
+        return gate_gradient(both, by_out)[0]
 
 
 class _Rotated(torch.autograd.Function):

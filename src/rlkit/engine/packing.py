@@ -60,13 +60,26 @@ class _Family:
         return self.shared + sum(lengths[i] - self.shared for i in self.indices)
 
 
-def micro_batches(sequences: Sequence[NDArray[np.int64]], most: int) -> list[MicroBatch]:
-    """Pack sequences, none of them empty, into micro-batches of about `most` rows at most (or one longer sequence)."""
+def micro_batches(sequences: Sequence[NDArray[np.int64]], most: int, shares: int = 1) -> list[list[MicroBatch]]:
+    """Pack sequences, none of them empty, into micro-batches of about `most` rows at most (or one longer sequence).
+
+    They come in as many shares as are asked for, of about as many rows each.
+    """
     lengths = [len(sequence) for sequence in sequences]
     families = [part for family in _families(sequences) for part in _split(family, lengths, most)]
     families.sort(key=lambda family: (family.size(lengths), family.indices))
     sizes = [family.size(lengths) for family in families]
-    return [_pack(sequences, chosen) for chosen in _fill(sizes, families, most)]
+    # No more than there must be for each share, and all of about one size.
+    count = max(-(-sum(sizes) // (shares * most)), 1) * shares
+    batches = [_pack(sequences, chosen) for chosen in _fill(sizes, families, sum(sizes) / count, most + most // 8)]
+    shared: list[list[MicroBatch]] = [[] for _ in range(shares)]
+    for batch in sorted(batches, key=lambda batch: -len(batch.tokens)):
+        min(shared, key=_rows).append(batch)
+    return shared
+
+
+def _rows(batches: Sequence[MicroBatch]) -> int:
+    return sum(len(batch.tokens) for batch in batches)
 
 
 def _families(sequences: Sequence[NDArray[np.int64]]) -> Iterator[_Family]:
@@ -111,12 +124,15 @@ def _split(family: _Family, lengths: Sequence[int], most: int) -> Iterator[_Fami
     yield _Family(family.shared, tuple(part))
 
 
-def _fill(sizes: Sequence[int], families: Sequence[_Family], most: int) -> Iterator[list[_Family]]:
+def _fill(sizes: Sequence[int], families: Sequence[_Family], even: float, limit: int) -> Iterator[list[_Family]]:
+    """Neighbours together, about `even` rows, and no more than `limit` unless one alone has."""
     batch: list[_Family] = []
-    rows = 0
+    rows = done = count = 0
     for size, family in zip(sizes, families, strict=True):
-        if batch and rows + size > most:
+        # Whichever comes nearer to where this batch should end: with the family, or without it.
+        if batch and (rows + size > limit or done + rows + size / 2 > (count + 1) * even):
             yield batch
+            done, count = done + rows, count + 1
             batch, rows = [], 0
         batch.append(family)
         rows += size

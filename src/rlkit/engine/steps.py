@@ -162,4 +162,8 @@ def _addresses(layer: Layer) -> list[int]:
 def _address(part: Tensor | Packed | None) -> int:
     if part is None:
         return 0
-    return part.panels.ctypes.data if isinstance(part, Packed) else part.data_ptr()
+    numbers = part.panels if isinstance(part, Packed) else part.numpy()
+    # What is computed with addresses must lie as it is taken to lie.
+    if numbers.dtype != np.float32 or not numbers.flags.c_contiguous:
+        raise ValueError(f"a weight is {numbers.dtype} with strides {numbers.strides}, not contiguous float32")
+    return numbers.ctypes.data
