@@ -55,6 +55,12 @@ def test_the_copies_of_a_prefix_are_bounded() -> None:
     assert max(len(batch.members) for batch in batches) <= 32
 
 
+def test_a_large_group_is_cut_into_parts_of_one_size() -> None:
+    group = [np.concatenate([np.arange(100), np.full(20, 200 + i)]) for i in range(64)]
+    rows = [[len(batch.tokens) for batch in share] for share in micro_batches(group, 512, 2)]
+    assert rows == [[420, 420], [420, 420]]
+
+
 @given(st.lists(st.integers(1, 120), min_size=40, max_size=90), st.integers(1, 3))
 @settings(deadline=None)
 def test_shares_have_about_the_same_number_of_rows(lengths: list[int], shares: int) -> None:

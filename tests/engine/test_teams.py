@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from rlkit.engine import teams
 from rlkit.engine.teams import share
 
 
@@ -61,6 +62,28 @@ def test_an_error_waits_until_nothing_runs_any_more(three_threads: None) -> None
     with pytest.raises(ValueError, match="the first one"):
         share(task, 3, least=1)
     assert sorted(done) == [1, 2]
+
+
+def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[int] = []
+    given_up = threading.Event()
+    start, left = threading.Thread.start, iter([True, False])
+
+    def refused(thread: threading.Thread) -> None:
+        if not next(left):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def task(member: int) -> None:
+        begun.append(member)
+        given_up.wait(20)
+
+    teams._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        teams.together(task, 3, give_up=given_up.set)
+    time.sleep(0.2)  # the thread there is has taken what is in the queue by now
+    assert set(begun) <= {1}
 
 
 def test_a_fork_has_threads_of_its_own() -> None:

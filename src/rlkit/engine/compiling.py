@@ -24,7 +24,7 @@ from rlkit.errors import UsageError
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
     raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
 
-_SOURCES = ("attending", "decoding", "emitting", "kernels", "meeting", "tiles")
+_SOURCES = ("attending", "compiling", "decoding", "emitting", "kernels", "meeting", "tiles")
 
 # What lets sums be split over the lanes of a vector; what is not finite stays so.
 _FAST = {"reassoc", "contract", "nsz", "arcp"}

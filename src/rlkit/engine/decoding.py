@@ -4,8 +4,8 @@ Invariant: what is computed of a row depends on that row only, bit for bit, and 
 
 The threads share every product by its columns, so that each weight is read by one of them, for all rows: reading is
 what a step of a few dozen rows waits for. They share attention by its rows. What lies between is done by each for
-itself, because what another has written is slow to read, and a layer has five places where they meet. Nothing returns
-to Python before the logits are there.
+itself, because what another has written is slow to read, and a layer has five or six places where they meet. Nothing
+returns to Python before the logits are there.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -61,7 +61,7 @@ class Step(NamedTuple):
         streams: [M, N, E], room for the residual stream of each of M threads.
         normed: [M, N, E], room for it after a norm.
         qkv: [N, H + 2K, D], room for queries, keys and values.
-        mixed: [N, H · D], room for what attention gives; zero.
+        mixed: [N, H · D], room for what attention gives; zero where there is padding.
         added: [N, E], room for what is added to the residual stream.
         both: [N, 2I], room for gate and up.
         gated: [N, I], room.
@@ -71,7 +71,7 @@ class Step(NamedTuple):
         tokens: [B], their T.
         rows: [n, 3], for each row that is no padding its block, its place there, and its new position.
         shares: [M + 1], where the rows of each thread begin and end in attention.
-        scores: [M, the largest T], room.
+        scores: [M, at least the largest T], room.
     """
 
     counter: Integers

@@ -4,7 +4,7 @@ Invariant: the gradient accumulates over `forward_backward` calls until `step`, 
 calls in the same order give the same bits, however many lanes there are. A call that fails half-way leaves part of its
 gradient behind: no step is taken with that.
 
-Memory stays bounded whatever the batch: sequences are packed into micro-batches, of about 256 tokens on a CPU, each of
+Memory stays bounded whatever the batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, each of
 which goes through the model and back before the next one of its share.
 """
 

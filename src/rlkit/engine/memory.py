@@ -7,6 +7,7 @@ pages, and what is needed again and again is kept.
 from __future__ import annotations
 
 import mmap
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,5 +21,6 @@ def cleared(count: int) -> NDArray[np.float32]:
     if size < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(count, np.float32)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    with suppress(OSError):  # a system without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(memory, np.float32)

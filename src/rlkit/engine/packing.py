@@ -109,15 +109,22 @@ def _common(one: NDArray[np.int64], other: NDArray[np.int64], limit: int) -> int
 
 
 def _split(family: _Family, lengths: Sequence[int], most: int) -> Iterator[_Family]:
-    """Parts of a family that fit a micro-batch; a long prefix is worth a larger one: each part computes it again."""
+    """Parts of a family, of about one size, that fit a micro-batch.
+
+    A long prefix is worth a larger one: each part computes it again.
+    """
     most = max(most, 2 * family.shared)
+    all_own = family.size(lengths) - family.shared
+    even = all_own / max(-(-all_own // max(most - family.shared, 1)), 1)
     part: list[int] = []
-    rows = family.shared
+    rows, done, count = family.shared, 0, 0
     for index in sorted(family.indices, key=lambda i: lengths[i]):
         own = lengths[index] - family.shared
         copied = (len(part) + 1) * family.shared
-        if part and (rows + own > most or copied > _COPIES * most):
+        reached = done + rows - family.shared + own / 2
+        if part and (rows + own > most or copied > _COPIES * most or reached > (count + 1) * even):
             yield _Family(family.shared, tuple(part))
+            done, count = done + rows - family.shared, count + 1
             part, rows = [], family.shared
         part.append(index)
         rows += own

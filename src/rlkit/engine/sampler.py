@@ -2,7 +2,7 @@
 
 Invariant: the tokens and log-probabilities of a sample depend on the weights, the prompt, the settings, the seed and
 the sample's index only, bit for bit (in float32 on the CPU); never on what else is in the batch, when it arrived, or
-how many lanes there are.
+how many threads there are.
 
 Memory is set aside for what a row has drawn and one bucket more, not for all that it may draw. When that passes what
 there is for keys and values, the newest rows go back into the queue, and draw the same tokens again later.

@@ -80,7 +80,7 @@ class Steps:
     def _compiled[Row](
         self, model: decoding.Model, x: Tensor, rope: Rope, where: Sequence[int], blocks: Sequence[KvBlock[Row]]
     ) -> Tensor:
-        """Logits [N, V] of embeddings `x [N, E]`, which are used up."""
+        """Logits [N, V] of embeddings `x [N, E]`."""
         config, count, members = self._weights.config, len(x), self._threads
         heads, inner = config.heads + 2 * config.kv_heads, config.intermediate_size
         longest = max(block.tokens for block in blocks)
@@ -126,7 +126,8 @@ class Steps:
         """Arrays for a step, in the same memory as those of the one before, each in cache lines of its own."""
         sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in shapes]
         if len(self._room) < sum(sizes):
-            self._room = cleared(sum(sizes))
+            room = cleared(sum(sizes) + _LINE)
+            self._room = room[-room.ctypes.data // 4 % _LINE :]
         starts = accumulate(sizes, initial=0)
         return [
             self._room[start : start + math.prod(shape)].reshape(shape)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from itertools import pairwise
+from threading import Condition
 
 import torch
 
@@ -42,24 +43,40 @@ def together(task: Callable[[int], None], members: int, *, give_up: Callable[[],
         give_up: called when one cannot be begun or raises, so that none of the others waits for it.
     """
 
+    turn, running, closed = Condition(), 0, False
+
     def run(member: int) -> None:
+        nonlocal running
+        with turn:
+            if closed:
+                return
+            running += 1
         try:
             task(member)
         except BaseException:
             if give_up is not None:
                 give_up()
             raise
+        finally:
+            with turn:
+                running -= 1
+                turn.notify_all()
 
     others: list[Future[None]] = []
     try:
         others.extend(_pool().submit(run, member) for member in range(1, members))
         task(0)
     except BaseException:
+        # What could not be given a thread stays in the pool's queue all the same: it must not be begun any more.
+        with turn:
+            closed = True
         if give_up is not None:
             give_up()
         raise
     finally:
         wait(others)  # nothing goes on unseen
+        with turn:
+            turn.wait_for(lambda: not running)
     for other in others:
         other.result()
 
