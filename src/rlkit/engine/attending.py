@@ -3,7 +3,7 @@
 Invariant: what is computed depends on the row's own positions and its own bucket only, bit for bit; what lies in a
 bucket behind the last position has no part in it.
 
-It takes as long as reading the keys and values: while the one is computed with, the other is fetched.
+It takes as long as reading the keys and values. To fetch them ahead by instructions was measured, and gained nothing.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -27,91 +27,64 @@ _VECTORS = 4
 
 
 @intrinsic
-def _score(  # noqa: PLR0917  what is emitted takes no keywords
-    _context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores: Any, ahead: Any, pace: Any
-) -> Any:
+def _score(_context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores: Any) -> Any:
     """Emit the products of a query with keys.
 
     All arguments are integers: addresses of q [D], of keys [count, D], `row_bytes` each, and of scores [count], D a
-    multiple of `LANES`; and where to fetch ahead from, `pace` bytes further for each vector. Keys and scores have room
-    up to a multiple of `_POSITIONS`, which is computed with.
+    multiple of `LANES`. Keys and scores have room up to a multiple of `_POSITIONS`, which is computed with.
     """
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        q, keys, row_bytes, count, scores, ahead, pace = arguments
+        q, keys, row_bytes, count, scores = arguments
         e = Emitter(builder)
         entry = builder.block
         block, loop, finish, done = (builder.append_basic_block(name) for name in ("block", "loop", "finish", "done"))
         builder.branch(block)
 
         builder.position_at_end(block)
-        first, next_line = builder.phi(INDEX), builder.phi(INDEX)
+        first = builder.phi(INDEX)
         rows = [e.at(keys, builder.mul(builder.add(first, e.index(i)), row_bytes)) for i in range(_POSITIONS)]
         builder.branch(loop)
 
         builder.position_at_end(loop)
-        offset, line = builder.phi(INDEX), builder.phi(INDEX)
-        sums = [builder.phi(VECTOR) for _ in rows]
+        offset, sums = builder.phi(INDEX), [builder.phi(VECTOR) for _ in rows]
         part = e.load(e.at(q, offset))
         results = [e.fused(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
-        later = line
-        for _ in rows:
-            e.fetch(later)
-            later = e.at(later, pace)
         further = e.at(offset, e.index(VECTOR_BYTES))
-        for phi, start, onward in ((offset, e.index(0), further), (line, next_line, later)):
-            phi.add_incoming(start, block)
-            phi.add_incoming(onward, loop)
-        for total, result in zip(sums, results, strict=True):
-            total.add_incoming(ZEROS, block)
-            total.add_incoming(result, loop)
+        e.carry([(offset, e.index(0), further)], block, loop)
+        e.carry([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], block, loop)
         builder.cbranch(builder.icmp_signed("<", further, row_bytes), loop, finish)
 
         builder.position_at_end(finish)
         e.store(e.fold(results, _POSITIONS), e.at(scores, builder.mul(first, e.index(4))))
         following = builder.add(first, e.index(_POSITIONS))
-        for phi, start, onward in ((first, e.index(0), following), (next_line, ahead, later)):
-            phi.add_incoming(start, entry)
-            phi.add_incoming(onward, finish)
+        e.carry([(first, e.index(0), following)], entry, finish)
         builder.cbranch(builder.icmp_signed("<", following, count), block, done)
         builder.position_at_end(done)
         return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 7), emit
+    return types.void(*[types.intp] * 5), emit
 
 
 def _mixing(vectors: int) -> Any:
     @intrinsic
-    def mix(  # noqa: PLR0917  what is emitted takes no keywords
-        _context: Any, weights: Any, values: Any, row_bytes: Any, count: Any, out: Any, ahead: Any, pace: Any
-    ) -> Any:
+    def mix(_context: Any, weights: Any, values: Any, row_bytes: Any, count: Any, out: Any) -> Any:
         def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            weights, values, row_bytes, count, out, ahead, pace = arguments
+            weights, values, row_bytes, count, out = arguments
             e = Emitter(builder)
             entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
             builder.branch(loop)
 
             builder.position_at_end(loop)
-            step, row, line = (builder.phi(INDEX) for _ in range(3))
+            step, row = builder.phi(INDEX), builder.phi(INDEX)
             sums = [builder.phi(VECTOR) for _ in range(vectors)]
             weight = e.spread(e.at(weights, builder.mul(step, e.index(4))))
             results = [
                 e.fused(weight, e.load(e.at(row, e.index(v * VECTOR_BYTES))), total) for v, total in enumerate(sums)
             ]
-            later = line
-            for _ in sums:
-                e.fetch(later)
-                later = e.at(later, pace)
             following = builder.add(step, e.index(1))
-            starts = (e.index(0), values, ahead)
-            for phi, start, onward in zip(
-                (step, row, line), starts, (following, e.at(row, row_bytes), later), strict=True
-            ):
-                phi.add_incoming(start, entry)
-                phi.add_incoming(onward, loop)
-            for total, result in zip(sums, results, strict=True):
-                total.add_incoming(ZEROS, entry)
-                total.add_incoming(result, loop)
+            e.carry([(step, e.index(0), following), (row, values, e.at(row, row_bytes))], entry, loop)
+            e.carry([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], entry, loop)
             builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
 
             builder.position_at_end(done)
@@ -119,12 +92,12 @@ def _mixing(vectors: int) -> Any:
                 e.store(result, e.at(out, e.index(v * VECTOR_BYTES)))
             return context.get_dummy_value()
 
-        return types.void(*[types.intp] * 7), emit
+        return types.void(*[types.intp] * 5), emit
 
     mix.__doc__ = f"""Emit the sum of values, each times its weight.
 
     All arguments are integers: addresses of weights [count], of values [count, …], `row_bytes` each, and of out, of
-    which {vectors} vectors are computed; and where to fetch ahead from, `pace` bytes further for each vector.
+    which {vectors} vectors are computed.
     """
     return mix
 
@@ -149,9 +122,8 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
     group = heads // kv_heads
     scale = np.float32(1) / np.sqrt(np.float32(size))
     positions = last + 1
-    # Each head of a group fetches its share of what is needed next.
-    row_bytes, pace = 4 * size, VECTOR_BYTES // group
-    part, room = positions * row_bytes // group, tokens * row_bytes
+    row_bytes = 4 * size
+    whole = size // LANES // _VECTORS * _VECTORS * LANES
     scores = scores[:tokens]
     for k in range(kv_heads):
         new_key, new_value, key, value = row[heads + k], row[heads + kv_heads + k], keys[k, last], values[k, last]
@@ -159,16 +131,13 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
             key[j] = new_key[j]
         for j in range(size):
             value[j] = new_value[j]
-        here, there = keys.ctypes.data + k * room, values.ctypes.data + k * room
-        for member in range(group):
-            head = k * group + member
+        first_key, first_value = keys[k].ctypes.data, values[k].ctypes.data
+        for head in range(k * group, (k + 1) * group):
             mixed = out[head * size : (head + 1) * size]
             if size % LANES:
                 _score_slowly(row[head], keys[k, :positions], scores)
             else:
-                _score(
-                    row[head].ctypes.data, here, row_bytes, positions, scores.ctypes.data, there + member * part, pace
-                )
+                _score(row[head].ctypes.data, first_key, row_bytes, positions, scores.ctypes.data)
             behind = scores[positions:]
             for j in range(len(behind)):
                 behind[j] = -np.inf
@@ -176,14 +145,12 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
             if size % LANES:
                 _mix_slowly(scores, values[k, :positions], mixed)
                 continue
-            following = here + room + member * part
-            whole = size // LANES // _VECTORS * _VECTORS * LANES
             for j in range(0, whole, _VECTORS * LANES):
                 target = mixed.ctypes.data + 4 * j
-                _mix_several(scores.ctypes.data, there + 4 * j, row_bytes, positions, target, following, pace)
+                _mix_several(scores.ctypes.data, first_value + 4 * j, row_bytes, positions, target)
             for j in range(whole, size, LANES):
                 target = mixed.ctypes.data + 4 * j
-                _mix_one(scores.ctypes.data, there + 4 * j, row_bytes, positions, target, following, pace)
+                _mix_one(scores.ctypes.data, first_value + 4 * j, row_bytes, positions, target)
 
 
 @njit(inline="always")

@@ -34,8 +34,8 @@ def compiled[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callab
     """Compile a function when it is first called; it holds no lock while it runs.
 
     Args:
-        fast: sums may be in another order. What is part of larger functions, too, is computed in the order in which it
-            is written: otherwise its bits would depend on where the compiler puts it.
+        fast: sums may be in another order. What is used alone and within larger functions is computed in the order in
+            which it is written: otherwise its bits would depend on where the compiler puts it.
     """
 
     def compile_later(function: Callable[P, None]) -> Callable[P, None]:

@@ -36,6 +36,12 @@ class Emitter:
     def __init__(self, builder: Any) -> None:
         self.builder = builder
 
+    def carry(self, values: Sequence[tuple[Any, Any, Any]], entry: Any, loop: Any) -> None:
+        """What a loop carries from turn to turn: the phi of each value, how it begins, and what it becomes."""
+        for phi, start, onward in values:
+            phi.add_incoming(start, entry)
+            phi.add_incoming(onward, loop)
+
     def index(self, number: int) -> Any:
         """A constant."""
         return ir.Constant(INDEX, number)

@@ -53,12 +53,10 @@ def _emit_tile(context: Any, builder: Any, _signature: Any, arguments: Any) -> A
         spread = e.spread(e.at(row, builder.mul(step, e.index(4))))
         results.append([e.fused(spread, weight, total) for weight, total in zip(weights, row_sums, strict=True)])
     following = builder.add(step, e.index(1))
-    step.add_incoming(e.index(0), entry)
-    step.add_incoming(following, loop)
+    e.carry([(step, e.index(0), following)], entry, loop)
     for row_sums, row_results in zip(sums, results, strict=True):
-        for total, result in zip(row_sums, row_results, strict=True):
-            total.add_incoming(ZEROS, entry)
-            total.add_incoming(result, loop)
+        carried = zip(row_sums, row_results, strict=True)
+        e.carry([(total, ZEROS, result) for total, result in carried], entry, loop)
     builder.cbranch(builder.icmp_signed("<", following, inner), loop, done)
 
     builder.position_at_end(done)
