@@ -126,7 +126,7 @@ class KvBlock[Row]:
     def begin(self) -> None:
         """Make room for one more position in every row."""
         self.lengths = [length + 1 for length in self.lengths]
-        self._step_mask: Tensor | None = None
+        self._step: tuple[Tensor, Tensor] | None = None
 
     def addresses(self) -> NDArray[np.int64]:
         """Where the keys and values of each layer are, [layers, 2]."""
@@ -137,11 +137,11 @@ class KvBlock[Row]:
         part, inside = divmod(layer, len(self._parts[0]))
         keys, values = self._parts[part][inside]
         q, k, v = split_heads(rows, keys.shape[1])
-        last = torch.tensor(self.lengths, device=rows.device) - 1
+        last, mask = self._last_and_mask()
         places = torch.arange(len(rows), device=rows.device)
         keys[places, :, last], values[places, :, last] = k, v
         grouped = q.reshape(len(rows), keys.shape[1], -1, q.shape[-1]) * q.shape[-1] ** -0.5
-        scores = torch.matmul(grouped, keys[: len(rows)].transpose(-1, -2)) + self._mask(last)[:, None, None]
+        scores = torch.matmul(grouped, keys[: len(rows)].transpose(-1, -2)) + mask[:, None, None]
         out.view(grouped.shape)[:] = torch.matmul(functional.softmax(scores, -1), values[: len(rows)])
 
     def _each(self, task: Callable[[int], None]) -> None:
@@ -154,12 +154,16 @@ class KvBlock[Row]:
 
         share(part, len(self._parts), least=1, threads=self._threads)
 
-    def _mask(self, last: Tensor) -> Tensor:
-        """What is added to the scores of this step, [n, bucket]: −∞ where there is no position yet."""
-        if self._step_mask is None:
+    def _last_and_mask(self) -> tuple[Tensor, Tensor]:
+        """The new position of each row, [n], and what is added to its scores, [n, bucket]: −∞ where there is none yet.
+
+        They are the same for all layers, and found at the first.
+        """
+        if self._step is None:
+            last = torch.tensor(self.lengths, device=self._like.device) - 1
             hidden = torch.arange(self.tokens, device=last.device) > last[:, None]
-            self._step_mask = self._like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
-        return self._step_mask
+            self._step = last, self._like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        return self._step
 
     def _capacity_with(self, count: int) -> int:
         """The room that `count` more rows need: what there is, or somewhat more, so that it seldom grows."""
