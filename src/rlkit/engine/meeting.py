@@ -1,7 +1,7 @@
 """Where threads in compiled code wait for each other.
 
-A barrier of the operating system takes longer than what lies between two of a decoding step's: these threads look at a
-number until all have counted themselves, and leave the core to others after a while.
+They meet more than a hundred times in a decoding step, too often to be put to sleep and woken: they look at a number
+until all have counted themselves, and leave the core to others after a while.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
