@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +20,10 @@ settings.load_profile("rlkit")
 # The commands that tests start share what is compiled once: torch and transformers take longer to compile than to use.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# What a shell starts in the background ignores interrupts, and so would all that it starts; tests send them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Trackio reads it when it is imported, whichever test that does: none may write among the user's own.
 os.environ["TRACKIO_DIR"] = str(Path(tempfile.gettempdir()) / f"rlkit-tests-{os.getuid()}" / "trackio")

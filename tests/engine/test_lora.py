@@ -28,7 +28,7 @@ def test_the_low_rank_term_has_the_gradient_that_autograd_gives_its_formula(
 
     x, weight = random(rows, 4).requires_grad_(), random(4, sum(widths))
     lora = Lora(
-        random(4, rank * len(widths)).requires_grad_(), tuple(random(rank, w).requires_grad_() for w in widths), 0.5
+        random(rank * len(widths), 4).requires_grad_(), tuple(random(rank, w).requires_grad_() for w in widths), 0.5
     )
     upstream = random(rows, sum(widths))
     both = random(rows, 8).requires_grad_()

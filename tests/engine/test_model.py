@@ -35,8 +35,6 @@ def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path
     weights = load_weights(directory)
     with torch.inference_mode():
         actual = torch.log_softmax(trunk(weights, tokens, lay_out(lengths)) @ weights.head.t(), -1)
-        isolated = trunk(weights, tokens, lay_out(lengths), isolate=True)
-        torch.testing.assert_close(isolated, trunk(weights, tokens, lay_out(lengths)), atol=1e-4, rtol=1e-4)
         reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         for part, logprobs in zip(tokens.split(lengths), actual.split(lengths), strict=True):
             expected = torch.log_softmax(reference(part[None]).logits[0], -1)

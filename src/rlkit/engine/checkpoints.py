@@ -43,7 +43,7 @@ from rlkit.engine.snapshots import sweep_scratch
 from rlkit.engine.tensorfile import read_tensors, write_tensors
 from rlkit.errors import MissingError, UsageError
 
-FORMAT = 2
+FORMAT = 3
 TTL_S = (3600, 10 * 365 * 24 * 3600)
 """The shortest and the longest life of a checkpoint that has an end."""
 

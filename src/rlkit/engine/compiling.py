@@ -24,10 +24,10 @@ from rlkit.errors import UsageError
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
     raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
 
-_SOURCES = ("attending", "compiling", "decoding", "emitting", "kernels", "meeting", "tiles")
+_SOURCES = ("attending", "causal", "compiling", "decoding", "emitting", "kernels", "meeting", "tiles")
 
 # What lets sums be split over the lanes of a vector; what is not finite stays so.
-_FAST = {"reassoc", "contract", "nsz", "arcp"}
+FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
 def compiled[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
@@ -39,7 +39,7 @@ def compiled[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callab
     """
 
     def compile_later(function: Callable[P, None]) -> Callable[P, None]:
-        dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=_FAST if fast else False)(function)
+        dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=FAST if fast else False)(function)
         try:
             dispatcher._cache = _Kept(function)
         except RuntimeError:  # neither beside the file nor in the user's cache can anything be written

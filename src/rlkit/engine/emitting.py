@@ -24,7 +24,7 @@ LANES = _lanes()
 VECTOR_BYTES = 4 * LANES
 
 NUMBER, INDEX, WORD = ir.FloatType(), ir.IntType(64), ir.IntType(32)
-VECTOR = ir.VectorType(NUMBER, LANES)
+VECTOR, WORDS = ir.VectorType(NUMBER, LANES), ir.VectorType(WORD, LANES)
 ZEROS = ir.Constant(VECTOR, [0.0] * LANES)
 
 _ADDRESS = ir.IntType(8).as_pointer()
@@ -50,10 +50,10 @@ class Emitter:
         """The address `offset` bytes behind another."""
         return self.builder.add(base, offset)
 
-    def load(self, address: Any, *, aligned: int = 4) -> Any:
+    def load(self, address: Any) -> Any:
         """A vector."""
         vector = self.builder.load(self.builder.inttoptr(address, VECTOR.as_pointer()))
-        vector.align = aligned
+        vector.align = 4
         return vector
 
     def store(self, value: Any, address: Any) -> None:
@@ -64,9 +64,13 @@ class Emitter:
         """The number at an address, in all places of a vector."""
         value = self.builder.load(self.builder.inttoptr(address, NUMBER.as_pointer()))
         value.align = 4
-        undefined = ir.Constant(VECTOR, ir.Undefined)
+        return self.fill(value)
+
+    def fill(self, value: Any) -> Any:
+        """A value in all places of a vector."""
+        undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
         first = self.builder.insert_element(undefined, value, WORD(0))
-        return self.builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(WORD, LANES), [0] * LANES))
+        return self.builder.shuffle_vector(first, undefined, ir.Constant(WORDS, [0] * LANES))
 
     def fused(self, a: Any, b: Any, c: Any) -> Any:
         """`a · b + c`, rounded once where the processor can."""
@@ -82,6 +86,12 @@ class Emitter:
         to_read, into_second_cache, as_data = WORD(0), WORD(2), WORD(1)
         place = self.builder.inttoptr(address, _ADDRESS)
         self.builder.call(prefetch, [place, to_read, into_second_cache, as_data])
+
+    def largest(self, vector: Any) -> Any:
+        """The largest number of a vector that is one."""
+        kind = ir.FunctionType(NUMBER, [VECTOR])
+        name = f"llvm.vector.reduce.fmax.v{LANES}f32"
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [vector])
 
     def fold(self, vectors: Sequence[Any], width: int) -> Any:
         """The sum of each vector, in order, of which there are `width`, a power of two up to `LANES`."""

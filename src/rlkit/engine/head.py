@@ -108,11 +108,11 @@ class Head:
         if self.lora is not None:
             a, (b,) = self.lora.a, self.lora.bs
             by_inner = (by_logits @ b.t().to(by_logits.dtype)) * self.lora.scale
-            upstream += by_inner @ a.t().to(by_inner.dtype)
+            upstream += by_inner @ a.to(by_inner.dtype)
             assert a.grad is not None  # the learner gives every parameter its window of the flat gradient
             assert b.grad is not None
-            a.grad += hidden.t() @ by_inner
-            b.grad += ((hidden @ a.to(hidden.dtype)) * self.lora.scale).t() @ by_logits
+            a.grad += by_inner.t() @ hidden
+            b.grad += ((hidden @ a.t().to(hidden.dtype)) * self.lora.scale).t() @ by_logits
         return upstream
 
 

@@ -66,11 +66,8 @@ def positions(spans: Sequence[Span], rows: int) -> Tensor:
     return found
 
 
-def runs(spans: Sequence[Span], *, isolate: bool) -> Iterator[Run]:
-    """Neighbours that can be attended in one call; with `isolate`, each span by itself."""
-    if isolate:
-        yield from (Run(span.start, 1, span.length, span.prefix) for span in spans)
-        return
+def runs(spans: Sequence[Span]) -> Iterator[Run]:
+    """Neighbours that can be attended in one call."""
     for (length, prefix), same in groupby(spans, key=lambda span: (span.length, span.prefix)):
         members = list(same)
         yield Run(members[0].start, len(members), length, prefix)

@@ -6,8 +6,8 @@ snapshot and a checkpoint each are one operation on one tensor; `views` are wind
 α is 32 whatever the rank. Hosted Tinker does the same as far as can be seen from outside: the cookbook's
 `get_lora_lr_over_full_finetune_lr` takes `lora_alpha=32` for every rank, and its learning rates do not depend on it.
 A starts uniform in ±1/√fan_in (the default of the `peft` package, Kaiming with a = √5) and B at zero, so that a new
-adapter changes nothing. Query, key and value read the same input and share one A matrix [in, 3r], a third each; so do
-gate and up.
+adapter changes nothing. Query, key and value read the same input and share one A matrix, a third each; so do gate and
+up. A is kept the other way round, [parts · r, in]: with that, the products of its gradient take half as long.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LoraSettings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lora:
-    """The adapter of one fused matrix: `a [in, parts · r]`, one `b [r, out]` for each part."""
+    """The adapter of one fused matrix: `a [parts · r, in]`, one `b [r, out]` for each part."""
 
     a: Tensor
     bs: tuple[Tensor, ...]
@@ -51,7 +51,7 @@ class Lora:
     def delta(self, x: Tensor) -> Tensor:
         """The low-rank term of `x [N, in]`, [N, out of all parts]."""
         rank = self.bs[0].shape[0]
-        inner = (x @ self.a.to(x.dtype)) * self.scale
+        inner = (x @ self.a.t().to(x.dtype)) * self.scale
         parts = [inner[:, i * rank : (i + 1) * rank] @ b.to(x.dtype) for i, b in enumerate(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -71,8 +71,8 @@ class Lora:
         out = torch.empty(transposed.shape, dtype=torch.float32, device=transposed.device)
         rank, row = self.bs[0].shape[0], 0
         for i, b in enumerate(self.bs):
-            rows, columns = slice(row, row + b.shape[1]), slice(i * rank, (i + 1) * rank)
-            torch.addmm(transposed[rows].float(), b.t(), self.a[:, columns].t(), alpha=self.scale, out=out[rows])
+            rows, part = slice(row, row + b.shape[1]), slice(i * rank, (i + 1) * rank)
+            torch.addmm(transposed[rows].float(), b.t(), self.a[part], alpha=self.scale, out=out[rows])
             row = rows.stop
         return out.to(transposed.dtype)
 
@@ -97,7 +97,7 @@ class _Added(torch.autograd.Function):
         x, weight, inner = ctx.saved_tensors
         scale, a, bs = ctx.parameters
         by_inner = _by_inner(by_y, inner, scale, bs)
-        _accumulate(a, x.t(), by_inner)
+        _accumulate(a, by_inner.t(), x)
         by_x = _by_x(by_y, by_inner, weight, a) if ctx.needs_input_grad[0] else None
         return by_x, *[None] * (3 + len(bs))
 
@@ -119,13 +119,13 @@ class _AddedGated(torch.autograd.Function):
         scale, a, bs = ctx.parameters
         by_inner = _by_inner(by_y, inner, scale, bs)
         by_both, x = gate_gradient(both, _by_x(by_y, by_inner, weight, a))
-        _accumulate(a, x.t(), by_inner)
+        _accumulate(a, by_inner.t(), x)
         return by_both, *[None] * (3 + len(bs))
 
 
 def _sum(x: Tensor, weight: Tensor, scale: float, a: Tensor, bs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """A product and its low-rank term, [N, out], and what is between A and B, [N, parts · r]."""
-    inner = (x @ a.to(x.dtype)).mul_(scale)
+    inner = (x @ a.t().to(x.dtype)).mul_(scale)
     y = x @ weight
     for part, columns, b in _parts(bs):
         y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
@@ -142,7 +142,7 @@ def _by_inner(by_y: Tensor, inner: Tensor, scale: float, bs: Sequence[Tensor]) -
 
 
 def _by_x(by_y: Tensor, by_inner: Tensor, weight: Tensor, a: Tensor) -> Tensor:
-    return (by_y @ weight.t()).addmm_(by_inner, a.t().to(by_y.dtype))
+    return (by_y @ weight.t()).addmm_(by_inner, a.to(by_y.dtype))
 
 
 def _accumulate(parameter: Tensor, left: Tensor, right: Tensor) -> None:
@@ -257,7 +257,7 @@ def new_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Ad
     generator = torch.Generator().manual_seed(seed % 2**63)
     for name, place, shape in slots(config, settings):
         if name.endswith("lora_A"):
-            flat[place].uniform_(-1 / math.sqrt(shape[0]), 1 / math.sqrt(shape[0]), generator=generator)
+            flat[place].uniform_(-1 / math.sqrt(shape[1]), 1 / math.sqrt(shape[1]), generator=generator)
     return Adapter(config, settings, flat)
 
 
@@ -299,17 +299,17 @@ def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, 
     for i in range(config.layers):
         stem = f"layers.{i}"
         if settings.train_attn:
-            yield f"{stem}.qkv.lora_A", (hidden, 3 * rank)
+            yield f"{stem}.qkv.lora_A", (3 * rank, hidden)
             for part, width in (("q", query), ("k", key), ("v", key)):
                 yield f"{stem}.{part}.lora_B", (rank, width)
-            yield f"{stem}.o.lora_A", (query, rank)
+            yield f"{stem}.o.lora_A", (rank, query)
             yield f"{stem}.o.lora_B", (rank, hidden)
         if settings.train_mlp:
-            yield f"{stem}.gate_up.lora_A", (hidden, 2 * rank)
+            yield f"{stem}.gate_up.lora_A", (2 * rank, hidden)
             for part in ("gate", "up"):
                 yield f"{stem}.{part}.lora_B", (rank, inner)
-            yield f"{stem}.down.lora_A", (inner, rank)
+            yield f"{stem}.down.lora_A", (rank, inner)
             yield f"{stem}.down.lora_B", (rank, hidden)
     if settings.train_unembed:
-        yield "unembed.lora_A", (hidden, rank)
+        yield "unembed.lora_A", (rank, hidden)
         yield "unembed.lora_B", (rank, config.vocab_size)

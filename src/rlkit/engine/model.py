@@ -1,8 +1,7 @@
 """The forward pass of a dense decoder, over packed sequences.
 
-Invariant: with `isolate`, and rows padded to a multiple of `products.ROWS`, the numbers of one sequence depend on its
-own tokens and the weights only, bit for bit, whatever it is packed with (in float32 on the CPU). `isolate` runs
-attention over each sequence alone; without it, runs of equal length share a call, which is faster in training.
+Invariant: with packed weights the numbers of one sequence depend on its own tokens and the weights only, bit for bit,
+whatever it stands with (in float32 on the CPU).
 
 Packed means: the sequences stand one behind the other in `tokens [N]`, laid out as `rlkit.engine.layout` says.
 """
@@ -14,13 +13,13 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] torch types it partly
 
+from rlkit.engine.attention import Attention
 from rlkit.engine.config import ModelConfig
-from rlkit.engine.layout import Run, Span, positions, runs
+from rlkit.engine.layout import Span, positions
 from rlkit.engine.lora import Adapter, LayerAdapter, Lora
-from rlkit.engine.ops import Rope, gated, rms_norm, rotated, split_heads
+from rlkit.engine.ops import Rope, gated, rms_norm, split_heads
 from rlkit.engine.products import Matrix, plain, product
 from rlkit.engine.weights import Layer, Weights
 
@@ -39,22 +38,20 @@ def trunk(
     spans: Sequence[Span],
     *,
     adapter: Adapter | None = None,
-    isolate: bool = False,
     keep: KeepKv | None = None,
 ) -> Tensor:
     """Hidden states after the final norm, [N, E], of packed `tokens [N] int64`; rows of no span are padding."""
     config = weights.config
     x = weights.embedding[tokens]
-    rope = rope_at(config, positions(spans, len(tokens)), x)
-    together = list(runs(spans, isolate=isolate))
+    attention = Attention(spans, rope_at(config, positions(spans, len(tokens)), x), config.kv_heads)
 
     def layer_of(index: int, x: Tensor) -> Tensor:
         layer = weights.layers[index]
         lora = adapter.layer(index) if adapter else LayerAdapter.none()
-        q, k, v = split_heads(project_qkv(config, layer, x, rope, lora.qkv), config.kv_heads)
+        mixed, rows = attention(project_qkv(config, layer, x, lora.qkv), rotary=layer.rotary)
         if keep is not None:
-            keep(index, k, v)
-        x = attended(layer, x, _attend(q, k, v, together), lora)
+            keep(index, *split_heads(rows, config.kv_heads)[1:])
+        x = attended(layer, x, mixed, lora)
         return x + mlp(config, layer, x, lora)
 
     recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS[tokens.device.type]
@@ -74,8 +71,8 @@ def attended(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tens
     return y if layer.o_bias is None else y + layer.o_bias
 
 
-def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, rope: Rope, lora: Lora | None = None) -> Tensor:
-    """Rotated queries and keys, and values, [N, H + 2K, D]."""
+def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None = None) -> Tensor:
+    """Queries and keys, not rotated yet, and values, [N, H + 2K, D]."""
     rows = project(rms_norm(x, layer.attention_norm, config.norm_eps), layer.qkv, lora)
     if layer.qkv_bias is not None:
         rows = rows + layer.qkv_bias
@@ -84,7 +81,7 @@ def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, rope: Rope, lora: 
         q, k, v = split_heads(rows, config.kv_heads)
         q, k = rms_norm(q, layer.q_norm, config.norm_eps), rms_norm(k, layer.k_norm, config.norm_eps)
         rows = torch.cat([q, k, v], 1)
-    return rotated(rows, config.heads + config.kv_heads, rope) if layer.rotary else rows
+    return rows
 
 
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
@@ -112,36 +109,3 @@ def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
     angles = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)
     return angles.cos() * config.rope_amplitude, angles.sin() * config.rope_amplitude
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, together: Sequence[Run]) -> Tensor:
-    """Causal attention inside each sequence, [N, H · D]; rows past the last sequence are zero."""
-    outputs: list[Tensor] = []
-    done = 0
-    for run in together:
-        done = run.rows.stop
-        qs = _by_head(q[run.rows], run)
-        ks, vs = (_behind_prefix(t, run) for t in (k, v))
-        if run.prefix is None:
-            mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
-        else:
-            mask = torch.ones(run.length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(run.prefix.length)
-            mixed = functional.scaled_dot_product_attention(qs, ks, vs, mask, enable_gqa=True)
-        outputs.append(mixed.transpose(1, 2).reshape(run.count * run.length, -1))
-    if done < len(q):
-        outputs.append(q.new_zeros(len(q) - done, q.shape[1] * q.shape[2]))
-    return torch.cat(outputs)
-
-
-def _by_head(rows: Tensor, run: Run) -> Tensor:
-    """Rows [count · length, heads, D] as [count, heads, length, D]."""
-    return rows.reshape(run.count, run.length, -1, rows.shape[-1]).transpose(1, 2)
-
-
-def _behind_prefix(all_rows: Tensor, run: Run) -> Tensor:
-    """The keys or values [N, K, D] that a run attends to, [count, K, prefix + length, D]."""
-    own = _by_head(all_rows[run.rows], run)
-    if run.prefix is None:
-        return own
-    shared = all_rows[run.prefix.rows].transpose(0, 1).expand(run.count, -1, -1, -1)
-    return torch.cat([shared, own], 2)

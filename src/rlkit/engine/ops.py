@@ -72,17 +72,24 @@ def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
     """Rotary embedding with the halves convention (Su et al. 2021, as in Llama checkpoints).
 
     Args:
-        rows: [N, heads and others, D]; not to be used afterwards, because it may be changed.
+        rows: [N, heads and others, D].
         heads: so many of the second dimension are rotated, the others stay.
         rope: for each row.
     """
-    if not has_kernels(rows):
-        x, others = rows[:, :heads], rows[:, heads:]
-        first, second = x.chunk(2, -1)
-        return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
-    if _differentiated(rows):
-        return cast("Tensor", _Rotated.apply(rows, heads, *rope))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
-    return _rotate(rows, heads, rope, 1)
+    x, others = rows[:, :heads], rows[:, heads:]
+    first, second = x.chunk(2, -1)
+    return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
+
+
+def rotate(rows: Tensor, heads: int, rope: Rope, *, back: bool = False) -> None:
+    """As `rotated`, in place, for rows that the kernels can compute with; `back` undoes it, and is its gradient."""
+    values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
+    way = np.float32(-1 if back else 1)
+
+    def part(a: int, b: int) -> None:
+        kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], way)
+
+    share(part, len(rows), least=_least(rows))
 
 
 def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,20 +153,6 @@ class _Gate(torch.autograd.Function):
         return gate_gradient(both, by_out)[0]
 
 
-class _Rotated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
-        ctx.heads = heads
-        ctx.save_for_backward(cos, sin)
-        return _rotate(rows.clone(memory_format=torch.contiguous_format), heads, (cos, sin), 1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
-        by_rows = by_out.clone(memory_format=torch.contiguous_format)
-        return _rotate(by_rows, ctx.heads, ctx.saved_tensors, -1), None, None, None
-
-
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = _rows(x)
     out = torch.empty_like(rows)
@@ -182,18 +175,6 @@ def _gate(both: Tensor) -> Tensor:
 
     share(part, len(rows), least=_least(rows))
     return out
-
-
-def _rotate(rows: Tensor, heads: int, rope: Rope, way: int) -> Tensor:
-    """`rows`, changed in place."""
-    values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
-    to = np.float32(way)
-
-    def part(a: int, b: int) -> None:
-        kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], to)
-
-    share(part, len(rows), least=_least(rows))
-    return rows
 
 
 def _rows(x: Tensor) -> Tensor:

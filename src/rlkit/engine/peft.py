@@ -74,10 +74,10 @@ def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
     for name in [name for name in adapter.views if name.endswith(".lora_A")]:
         stem, _, group = name.removesuffix(".lora_A").rpartition(".")
         for index, part in enumerate(GROUPS[group]):
-            a = adapter.views[name][:, index * rank : (index + 1) * rank]
+            a = adapter.views[name][index * rank : (index + 1) * rank]
             b = adapter.views[f"{stem}.{part}.lora_B" if stem else f"{part}.lora_B"]
             key = f"base_model.model.{f'model.{stem}.' if stem else ''}{_MODULES[part]}"
-            tensors[f"{key}.lora_A.weight"] = a.detach().t().contiguous()
+            tensors[f"{key}.lora_A.weight"] = a.detach().clone()
             tensors[f"{key}.lora_B.weight"] = b.detach().t().contiguous()
     return tensors
 

@@ -46,7 +46,7 @@ def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list
     def keep(layer: int, layer_keys: Tensor, layer_values: Tensor) -> None:
         keys[layer], values[layer] = layer_keys, layer_values
 
-    hidden = trunk(weights, tokens, lay_out(lengths), isolate=True, keep=keep)
+    hidden = trunk(weights, tokens, lay_out(lengths), keep=keep)
     ends = np.cumsum(lengths)
     last = logits_of(weights, hidden[torch.from_numpy(ends - 1).to(hidden.device)])
     filled: list[Prefilled] = []

@@ -24,7 +24,7 @@ from rlkit.engine.lora import LayerAdapter
 from rlkit.engine.meeting import GIVEN_UP
 from rlkit.engine.memory import cleared
 from rlkit.engine.model import attended, mlp, project_qkv, rope_at
-from rlkit.engine.ops import Rope, rms_norm
+from rlkit.engine.ops import Rope, rms_norm, rotated
 from rlkit.engine.products import ROWS, Packed, product
 from rlkit.engine.teams import together
 from rlkit.engine.tiles import COLUMNS
@@ -70,7 +70,9 @@ class Steps:
         mixed = x.new_zeros(len(x), config.heads * config.head_dim)
         edges = [0, *accumulate(len(block.rows) for block in blocks)]
         for index, layer in enumerate(weights.layers):
-            qkv = project_qkv(config, layer, x, rope)
+            qkv = project_qkv(config, layer, x)
+            if layer.rotary:
+                qkv = rotated(qkv, config.heads + config.kv_heads, rope)
             for block, start, end in zip(blocks, edges, edges[1:], strict=False):
                 block.attend(index, qkv[start:end], mixed[start:end])
             x = attended(layer, x, mixed, LayerAdapter.none())
