@@ -128,7 +128,8 @@ def test_gradients_equal_autograd_on_the_formula(
         total = total + formula(loss, logp, q, factor, mask)
     total.backward()
     expected = torch.cat([view.grad.flatten() for view in trainable.views.values() if view.grad is not None])
-    assert half.loss + rest.loss == pytest.approx(total.item(), rel=1e-5)
+    # The terms of the sum, most of which cancel, come to about a hundred.
+    assert half.loss + rest.loss == pytest.approx(total.item(), rel=1e-5, abs=1e-4)
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-5
 
 

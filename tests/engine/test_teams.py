@@ -52,8 +52,10 @@ def test_one_thread_does_all_itself() -> None:
 
 def test_an_error_waits_until_nothing_runs_any_more(three_threads: None) -> None:
     done: list[int] = []
+    begun = threading.Barrier(3)
 
     def task(first: int, last: int) -> None:
+        begun.wait(20)
         if first == 0:
             raise ValueError("the first one")
         time.sleep(0.2)

@@ -19,7 +19,7 @@ from numba.extending import intrinsic
 
 from rlkit.engine.compiling import compiled
 from rlkit.engine.emitting import INDEX, LANES, VECTOR, VECTOR_BYTES, ZEROS, Emitter
-from rlkit.engine.kernels import BLOCK, Floats, exponential, largest
+from rlkit.engine.kernels import Floats, exponential, largest
 
 # So many positions are scored at a time, and as many vectors of a head's values are summed at a time.
 _POSITIONS = 4
@@ -156,7 +156,7 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
 @njit(inline="always")
 def _normalise(scores: Floats, scale: np.float32) -> None:
     """Softmax of scores times a positive number, in place."""
-    peak = largest(scores, np.empty(BLOCK, np.float32))
+    peak = largest(scores)
     total = np.float32(0)
     for j in range(len(scores)):
         scores[j] = exponential((scores[j] - peak) * scale)

@@ -28,7 +28,7 @@ class Attention:
     """Attention inside the sequences of one batch, which every layer has alike.
 
     Args:
-        spans: where the sequences are.
+        spans: where the sequences are, one behind the other, a prefix before what attends to it.
         rope: for each row.
         kv_heads: K.
     """
@@ -91,7 +91,8 @@ class _Attended(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         rows, out, shape = ctx.saved_tensors
-        by_rows = torch.zeros_like(rows)
+        by_rows = torch.empty_like(rows)
+        by_rows[ctx.attention.end :] = 0
         ctx.attention.compute(causal.attention_gradient, rows, out, shape, by_out.reshape(out.shape), by_rows)
         if ctx.rotary:
             ctx.attention.rotate(by_rows, back=True)

@@ -13,16 +13,12 @@ vectors, so that a tile of the product needs no ends.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
 from rlkit.engine.compiling import FAST, compiled
-from rlkit.engine.emitting import INDEX, LANES, VECTOR, WORD, WORDS, Emitter
-from rlkit.engine.kernels import Floats, Integers, exponential
+from rlkit.engine.emitting import LANES
+from rlkit.engine.kernels import Floats, Integers, exponential, largest
 from rlkit.engine.tiles import SMALL_COLUMNS, SMALL_ROWS, add_small_tile
 
 QUERIES = 32  # a block of them, a multiple of `SMALL_ROWS` on every processor
@@ -102,7 +98,7 @@ def attention_gradient(  # noqa: PLR0917  compiled
         out: what it found.
         shape: likewise.
         by_out: a gradient.
-        by_rows: [N, H + 2K, D], zeros, to which the result is added.
+        by_rows: [N, H + 2K, D], the result; rows of no span are left alone. A prefix stands before what attends to it.
     """
     count, size = last - first, rows.shape[2]
     heads = rows.shape[1] - 2 * kv_heads
@@ -151,7 +147,7 @@ def attention_gradient(  # noqa: PLR0917  compiled
                         weight[j] *= (by_weight[j] - mean) * scale
                 _multiply(weights, False, keys[k], visible, by_queries[h, query:], end - query, size)
                 _add_product(weights, True, queries[h, query:], end - query, by_keys[k], visible, size)
-        _add(by_queries, 0, length, by_rows, first * group, start)
+        _put(by_queries, 0, length, by_rows, first * group, start)
         _scatter(by_keys, span, by_rows, heads + first)
         _scatter(by_values, span, by_rows, heads + kv_heads + first)
 
@@ -185,10 +181,10 @@ def _gather(rows: Floats, head: int, span: Integers, room: Floats) -> None:
 
 @njit
 def _scatter(room: Floats, span: Integers, rows: Floats, head: int) -> None:
-    """Add what `_gather` would take to where it would take it from."""
+    """Put what `_gather` would take to where it would take it from; to the prefix it is added."""
     start, length, before, prefix = span
-    _add(room, 0, prefix, rows, head, before)
-    _add(room, prefix, length, rows, head, start)
+    _add(room, prefix, rows, head, before)
+    _put(room, prefix, length, rows, head, start)
 
 
 @njit
@@ -203,11 +199,22 @@ def _copy(rows: Floats, head: int, first: int, count: int, room: Floats, place: 
 
 
 @njit
-def _add(room: Floats, place: int, count: int, rows: Floats, head: int, first: int) -> None:  # noqa: PLR0917  compiled
+def _put(room: Floats, place: int, count: int, rows: Floats, head: int, first: int) -> None:  # noqa: PLR0917  compiled
+    """The way back of `_copy`."""
     size = rows.shape[2]
     for i in range(count):
         for h in range(len(room)):
             source, target = room[h, place + i, :size], rows[first + i, head + h]
+            for j in range(size):
+                target[j] = source[j]
+
+
+@njit
+def _add(room: Floats, count: int, rows: Floats, head: int, first: int) -> None:
+    size = rows.shape[2]
+    for i in range(count):
+        for h in range(len(room)):
+            source, target = room[h, i, :size], rows[first + i, head + h]
             for j in range(size):
                 target[j] += source[j]
 
@@ -264,7 +271,7 @@ def _add_product(x: Floats, turned: bool, right: Floats, steps: int, out: Floats
 def _measure(scores: Floats, before: int, shape: Floats) -> None:
     """The largest score of each query, of which the first sees `before` others than itself."""
     for i in range(len(shape)):
-        shape[i, 0] = _largest(scores[i].ctypes.data, before + i + 1)
+        shape[i, 0] = largest(scores[i, : before + i + 1])
 
 
 @njit(fastmath=FAST)
@@ -297,29 +304,3 @@ def _divide(weights: Floats, columns: int, shape: Floats) -> None:
         row, part = weights[i, :columns], _ONE / shape[i, 1]
         for j in range(len(row)):
             row[j] *= part
-
-
-@intrinsic
-def _largest(_context: Any, numbers: Any, count: Any) -> Any:
-    """Emit the largest of `count` numbers at an address, where there is room up to a multiple of `LANES`."""
-
-    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        numbers, count = arguments
-        e = Emitter(builder)
-        entry, loop, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
-        lowest, places = ir.Constant(VECTOR, [-np.inf] * LANES), ir.Constant(WORDS, list(range(LANES)))
-        builder.branch(loop)
-
-        builder.position_at_end(loop)
-        start, found = builder.phi(INDEX), builder.phi(VECTOR)
-        there = builder.icmp_signed("<", places, e.fill(builder.trunc(builder.sub(count, start), WORD)))
-        part = builder.select(there, e.load(e.at(numbers, builder.mul(start, e.index(4)))), lowest)
-        larger = builder.select(builder.fcmp_ordered(">", part, found), part, found)
-        further = e.at(start, e.index(LANES))
-        e.carry([(start, e.index(0), further), (found, lowest, larger)], entry, loop)
-        builder.cbranch(builder.icmp_signed("<", further, count), loop, done)
-
-        builder.position_at_end(done)
-        return e.largest(larger)
-
-    return types.float32(types.intp, types.intp), emit

@@ -56,6 +56,14 @@ class Emitter:
         vector.align = 4
         return vector
 
+    def load_some(self, address: Any, count: Any, others: Any) -> Any:
+        """A vector of which only `count` numbers are read, which may be none, and the rest is that of `others`."""
+        places = ir.Constant(WORDS, list(range(LANES)))
+        there = self.builder.icmp_signed("<", places, self.fill(self.builder.trunc(count, WORD)))
+        kind = ir.FunctionType(VECTOR, [VECTOR.as_pointer(), WORD, there.type, VECTOR])
+        load = cgutils.get_or_insert_function(self.builder.module, kind, f"llvm.masked.load.v{LANES}f32.p0")
+        return self.builder.call(load, [self.builder.inttoptr(address, VECTOR.as_pointer()), WORD(4), there, others])
+
     def store(self, value: Any, address: Any) -> None:
         """Put a vector of any length somewhere."""
         self.builder.store(value, self.builder.inttoptr(address, value.type.as_pointer())).align = 4
@@ -87,8 +95,12 @@ class Emitter:
         place = self.builder.inttoptr(address, _ADDRESS)
         self.builder.call(prefetch, [place, to_read, into_second_cache, as_data])
 
+    def larger(self, a: Any, b: Any) -> Any:
+        """The larger in each place; that of `b` where `a` has no number."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b), a, b)
+
     def largest(self, vector: Any) -> Any:
-        """The largest number of a vector that is one."""
+        """The largest number of a vector."""
         kind = ir.FunctionType(NUMBER, [VECTOR])
         name = f"llvm.vector.reduce.fmax.v{LANES}f32"
         return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), [vector])

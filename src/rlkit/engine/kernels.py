@@ -25,7 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rlkit.engine.compiling import compiled
-from rlkit.engine.emitting import Emitter
+from rlkit.engine.emitting import INDEX, LANES, VECTOR, Emitter
 from rlkit.engine.tiles import COLUMNS, PANEL_ROW_BYTES, TILE_ROWS, tile
 
 type Floats = NDArray[np.float32]
@@ -177,17 +177,17 @@ def gate(both: Floats, out: Floats, first: int, last: int) -> None:
 
 
 @compiled(fast=True)
-def gate_gradient(both: Floats, by_out: Floats, by_both: Floats, out: Floats) -> None:
-    """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`; and the result itself again."""
+def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
+    """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`, which becomes that result."""
     count, width = by_out.shape
     for i in range(count):
-        gates, ups, by_row, result = both[i, :width], both[i, width:], by_out[i], out[i]
+        gates, ups, row = both[i, :width], both[i, width:], by_out[i]
         by_gates, by_ups = by_both[i, :width], by_both[i, width:]
         for j in range(width):
             share = _ONE / (_ONE + exponential(-gates[j]))
-            by_gates[j] = by_row[j] * ups[j] * share * (_ONE + gates[j] * (_ONE - share))
-            by_ups[j] = by_row[j] * gates[j] * share
-            result[j] = gates[j] * share * ups[j]
+            by_gates[j] = row[j] * ups[j] * share * (_ONE + gates[j] * (_ONE - share))
+            by_ups[j] = row[j] * gates[j] * share
+            row[j] = gates[j] * share * ups[j]
 
 
 @compiled()
@@ -212,19 +212,38 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
 
 
 @njit(inline="always")
-def largest(row: Floats, room: Floats) -> np.float32:
-    """The largest of `row [n]` that is a number; `room` has `BLOCK` of them."""
-    for j in range(BLOCK):
-        room[j] = -np.inf
-    for start in range(0, len(row), BLOCK):
-        block = row[start : start + BLOCK]
-        for j in range(len(block)):
-            if block[j] > room[j]:  # noqa: PLR1730  the function would not be compiled to a vector's
-                room[j] = block[j]
-    found = room[0]
-    for j in range(1, BLOCK):
-        found = max(found, room[j])
-    return found
+def largest(row: Floats) -> np.float32:
+    """The largest of `row [n]` that is a number."""
+    return _largest(row.ctypes.data, len(row))
+
+
+@intrinsic
+def _largest(_context: Any, _numbers: Any, _count: Any) -> Any:
+    """Emit the largest of so many numbers at an address; the compiler would compare one at a time."""
+
+    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers, count = arguments
+        e = Emitter(builder)
+        entry = builder.block
+        whole = builder.and_(count, e.index(-LANES))
+        loop, rest = builder.append_basic_block("loop"), builder.append_basic_block("rest")
+        lowest = ir.Constant(VECTOR, [-np.inf] * LANES)
+        builder.cbranch(builder.icmp_signed(">", whole, e.index(0)), loop, rest)
+
+        builder.position_at_end(loop)
+        start, found = builder.phi(INDEX), builder.phi(VECTOR)
+        larger = e.larger(e.load(e.at(numbers, builder.mul(start, e.index(4)))), found)
+        further = builder.add(start, e.index(LANES))
+        e.carry([(start, e.index(0), further), (found, lowest, larger)], entry, loop)
+        builder.cbranch(builder.icmp_signed("<", further, whole), loop, rest)
+
+        builder.position_at_end(rest)
+        before = builder.phi(VECTOR)
+        e.carry([(before, lowest, larger)], entry, loop)
+        last = e.load_some(e.at(numbers, builder.mul(whole, e.index(4))), builder.sub(count, whole), lowest)
+        return e.largest(e.larger(last, before))
+
+    return types.float32(types.intp, types.intp), emit
 
 
 @compiled(fast=True)
@@ -236,10 +255,9 @@ def exponentials(rows: Floats, peaks: Floats, sums: Floats) -> None:
         peaks: [N], the largest of each row, as a result.
         sums: [N], the sum of the exponentials of each row, as a result.
     """
-    room = np.empty(BLOCK, np.float32)
     for i in range(len(rows)):
         row = rows[i]
-        peak = largest(row, room)
+        peak = largest(row)
         total = 0.0
         for start in range(0, len(row), BLOCK):
             block = row[start : start + BLOCK]
@@ -265,10 +283,9 @@ def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Dou
     vocab = logits.shape[1]
     blocks = -(-vocab // BLOCK)
     sums = np.empty(blocks, np.float64)
-    room = np.empty(BLOCK, np.float32)
     for i in range(len(logits)):
         row = logits[i]
-        peak = largest(row, room)
+        peak = largest(row)
         total = 0.0
         for b in range(blocks):
             block = row[b * BLOCK : (b + 1) * BLOCK]

@@ -51,18 +51,21 @@ def gated(both: Tensor) -> Tensor:
 
 
 def gate_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient at `both [N, 2I]` for one at the result of `gated`, `by_out [N, I]`; and that result again."""
+    """The gradient at `both [N, 2I]` for one at the result of `gated`, `by_out [N, I]`; and that result again.
+
+    `by_out` is not to be used afterwards, because it may be changed.
+    """
     if not has_kernels(both):
         gate, up = both.chunk(2, -1)
         part = torch.sigmoid(gate)
         by_gate = by_out * up * part * (1 + gate * (1 - part))
         return torch.cat([by_gate, by_out * gate * part], -1), gate * part * up
-    rows = _rows(both)
-    by_both, out = torch.empty_like(rows), torch.empty_like(by_out)
-    values, by_values, results, again = _array(rows), _array(_rows(by_out)), _array(by_both), _array(out)
+    rows, out = _rows(both), _rows(by_out)
+    by_both = torch.empty_like(rows)
+    values, results, by_values = _array(rows), _array(out), _array(by_both)
 
     def some(a: int, b: int) -> None:
-        kernels.gate_gradient(values[a:b], by_values[a:b], results[a:b], again[a:b])
+        kernels.gate_gradient(values[a:b], results[a:b], by_values[a:b])
 
     share(some, len(rows), least=_least(rows))
     return by_both, out
@@ -150,7 +153,7 @@ class _Gate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         (both,) = ctx.saved_tensors
-        return gate_gradient(both, by_out)[0]
+        return gate_gradient(both, by_out.clone())[0]
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
