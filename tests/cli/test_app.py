@@ -99,6 +99,7 @@ def test_every_command_has_json_and_help(arguments: list[str], rlkit: Callable[.
         ["check", "arithmetic", "--tasks", "many"],
         ["serve", "--port", "70000"],
         ["serve", "--threads", "0"],
+        ["serve", "--threads", "100000000000000000000"],
         ["doctor", "one", "two"],
     ],
 )

@@ -15,9 +15,9 @@ from rlkit.engine.attention import Attention
 from rlkit.engine.layout import Span, lay_out
 from rlkit.engine.ops import Rope, rotated
 
-HEADS = st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3), (5, 5)])
+HEADS = st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3), (5, 5), (32, 1)])
 # A head is no whole number of vectors; one; several; more than a tile has.
-SIZES = st.sampled_from([8, 16, 24, 64, 80, 128])
+SIZES = st.sampled_from([2, 6, 8, 16, 24, 64, 80, 128, 200])
 # Around the edges of tiles and blocks, too.
 LENGTHS = st.one_of(st.integers(1, 12), st.sampled_from([31, 32, 33, 47, 64, 65, 100]))
 
@@ -139,6 +139,36 @@ def test_what_is_not_finite_stays_in_its_sequence(value: float) -> None:
         assert torch.isfinite(plain).all()
     # 3e38 alone overflows only where numbers are multiplied: in the scores, which then are not numbers.
     assert torch.isnan(results[1][0][:70]).any()
+
+
+def test_a_long_sequence_is_computed_in_larger_blocks() -> None:
+    spans = lay_out([1100])
+    by, x = rope(spans, 1100, 16), random(1100, 4, 16, seed=0).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    upstream = random(1100, 32, seed=1)
+    for rows in (x, exact):
+        mixed, _ = Attention(spans, by, 1)(rows * 1, rotary=True)
+        mixed.backward(upstream.to(mixed.dtype))
+    assert x.grad is not None
+    assert exact.grad is not None
+    assert (x.grad - exact.grad).norm() <= 1e-5 * exact.grad.norm()
+
+
+def test_rows_of_no_sequence_alone_give_zeros() -> None:
+    x = random(8, 5, 8, seed=0).requires_grad_()
+    mixed, _ = Attention([], rope([], 8, 8), 1)(x * 1, rotary=True)
+    mixed.sum().backward()
+    assert torch.equal(mixed, torch.zeros(8, 24))
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.zeros_like(x))
+
+
+def test_who_needs_the_rows_for_a_gradient_is_told_that_they_were_changed() -> None:
+    spans = lay_out([6])
+    rows = random(6, 5, 8, seed=0).requires_grad_().exp()  # whose gradient is its result
+    mixed, _ = Attention(spans, rope(spans, 6, 8), 1)(rows, rotary=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        mixed.sum().backward()
 
 
 def test_queries_and_keys_come_back_rotated_and_values_as_they_were() -> None:

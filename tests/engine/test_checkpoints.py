@@ -211,7 +211,7 @@ def test_a_link_that_leads_out_is_neither_read_nor_deleted(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"format": 1}', '{"format": 2}', '{"format": 2, "data": "../../../b"}']
+    "text", ["", "{", "[]", "null", '{"format": 1}', '{"format": 3}', '{"format": 3, "data": "../../../b"}']
 )
 def test_a_checkpoint_that_this_version_cannot_read_is_refused_and_left_alone(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, text: str
@@ -228,12 +228,13 @@ def test_a_checkpoint_that_this_version_cannot_read_is_refused_and_left_alone(
 @pytest.mark.parametrize(
     "change",
     [
+        lambda raw: raw | {"format": 2},
         lambda raw: raw | {"more": 1},
         lambda raw: raw | {"info": raw["info"] | {"more": 1}},
         lambda raw: raw | {"created": str(raw["created"])},
         lambda raw: raw | {"data": f"../a/{raw['data']}"},
     ],
-    ids=["field", "inner field", "type", "place"],
+    ids=["format", "field", "inner field", "type", "place"],
 )
 def test_a_checkpoint_that_says_more_than_was_written_is_refused(
     store: CheckpointStore, adapter: Adapter, tmp_path: Path, change: Callable[[dict[str, object]], object]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.ops import gated
+from rlkit.engine.ops import exponentials, gated
 
 
 def test_the_exponential_is_right_to_two_units_in_the_last_place() -> None:
@@ -22,3 +22,18 @@ def test_the_exponential_is_right_to_two_units_in_the_last_place() -> None:
 def test_the_exponential_ends_where_float32_does(exponent: float) -> None:
     found = gated(torch.tensor([[-exponent, 1.0]]))
     assert float(found) == pytest.approx(-exponent / (1 + np.exp(np.float64(exponent))), abs=1e-35)
+
+
+@pytest.mark.parametrize("count", [1, 3, 15, 16, 17, 63, 64, 65, 200])
+def test_the_largest_of_a_row_is_found_wherever_it_stands(count: int) -> None:
+    numbers = torch.randn(count, generator=torch.Generator().manual_seed(0))
+    for place in range(count):
+        rows = numbers.repeat(3, 1)  # what stands before and behind a row has no part in it
+        rows[0], rows[2], rows[1, place] = 100, 100, 10
+        rows[1, (place + 1) % count] = 10 if count == 1 else torch.nan
+        assert float(exponentials(rows)[0][1]) == 10
+
+
+def test_exponentials_refuse_what_they_would_read_at_the_wrong_places() -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        exponentials(torch.randn(4, 80)[:, ::2])

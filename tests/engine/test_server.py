@@ -356,6 +356,12 @@ def test_named_sampler_weights_cannot_be_replaced(client: tinker.ServiceClient) 
         client.create_sampling_client(state).result()
 
 
+@pytest.mark.parametrize(("field", "value"), [("threads", 0), ("threads", 10**20), ("host", "")])
+def test_what_it_cannot_run_with_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
+    with pytest.raises(UsageError, match=field):
+        EngineServer(root=tmp_path, **{field: value})  # pyright: ignore[reportArgumentType]  one of two types
+
+
 def test_stop_leaves_no_thread_and_can_be_repeated(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     before = set(threading.enumerate())
     server = EngineServer(root=tmp_path, resolve=resolve)

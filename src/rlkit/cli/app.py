@@ -238,7 +238,7 @@ def serve(  # noqa: PLR0917  Typer reads options from parameters of any kind
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads of the model; one for each core by default.")
+        int | None, typer.Option(min=1, max=1024, help="CPU threads of the model; one for each core by default.")
     ] = None,
     device: Annotated[
         str | None, typer.Option(help="Where models are: cpu or cuda; the GPU by default, if there is one.")

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
 from torch.nn import functional
 
 from rlkit.engine import causal
@@ -45,16 +46,19 @@ class Attention:
     def __call__(self, rows: Tensor, *, rotary: bool) -> tuple[Tensor, Tensor]:
         """What the queries take from the values, [N, H · D], zeros where there is no sequence; and `rows`, rotated.
 
+        Only the first may be differentiated.
+
         Args:
             rows: [N, H + 2K, D], queries, keys and values; not to be used afterwards, because they may be changed.
             rotary: whether queries and keys are rotated first.
         """
         if has_kernels(rows):
             rows = rows.contiguous()
-            return cast("Tensor", _Attended.apply(rows, self, rotary)), rows  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+            mixed = cast("Tensor", _Attended.apply(rows, self, rotary))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+            return mixed, rows.detach()
         if rotary:
             rows = rotated(rows, rows.shape[1] - self.kv_heads, self._rope)
-        return _by_torch(rows, self.kv_heads, self._spans), rows
+        return _by_torch(rows, self.kv_heads, self._spans), rows.detach()
 
     def rotate(self, rows: Tensor, *, back: bool = False) -> None:
         """Rotate queries and keys of `rows [N, H + 2K, D]` in place."""
@@ -78,6 +82,7 @@ class _Attended(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, attention: Attention, rotary: bool) -> Tensor:
         if rotary:
             attention.rotate(rows)
+            increment_version(rows)  # so that who has kept them for a gradient of its own is told
         count, all_heads, size = rows.shape
         heads = all_heads - 2 * attention.kv_heads
         out, shape = torch.empty(count, heads, size), torch.empty(count, heads, 2)

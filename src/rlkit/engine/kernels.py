@@ -213,7 +213,7 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
 
 @njit(inline="always")
 def largest(row: Floats) -> np.float32:
-    """The largest of `row [n]` that is a number."""
+    """The largest number of `row [n]`, contiguous; −∞ if there is none."""
     return _largest(row.ctypes.data, len(row))
 
 

@@ -100,7 +100,12 @@ def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         The largest of each row, [N], and the sum of its exponentials, [N].
+
+    Raises:
+        ValueError: `rows` is not contiguous.
     """
+    if not rows.is_contiguous():  # the kernel computes with addresses
+        raise ValueError(f"rows {list(rows.shape)} have strides {rows.stride()}, but must be contiguous")
     if not has_kernels(rows):
         peaks = rows.amax(-1)
         return peaks, rows.sub_(peaks[:, None]).exp_().sum(-1)

@@ -22,6 +22,7 @@ from rlkit.engine.service import Service
 from rlkit.errors import UsageError
 from rlkit.paths import engine_dir
 
+_THREADS_MAX = 1024
 _POLL_S = 0.005
 _START_S = 30.0
 _GRACE_S = 5
@@ -65,8 +66,10 @@ class EngineServer:
             raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other")
         if not 0 <= port <= 65_535:
             raise UsageError(f"port must be 0 … 65535, not {port}")
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads must be at least 1, not {threads}")
+        if threads is not None and not 1 <= threads <= _THREADS_MAX:
+            raise UsageError(f"threads must be between 1 and {_THREADS_MAX}, not {threads}")
+        if not host:
+            raise UsageError("host is empty, which would be every address there is: use 127.0.0.1, or 0.0.0.0 if meant")
         self._address = (host, port)
         self._root = (root or engine_dir()).absolute()  # whatever becomes of the working directory
         self._service = Service(resolve=resolve or _resolve, root=self._root, threads=threads, device=device)

@@ -21,7 +21,7 @@ TILE_ROWS, _VECTORS = {16: (8, 3), 8: (4, 3), 4: (4, 4)}[LANES]
 COLUMNS = _VECTORS * LANES
 PANEL_ROW_BYTES = 4 * COLUMNS
 
-# A smaller one, for products that are no larger than the cache.
+# A smaller one, for products of a few dozen rows and columns, where a larger one would compute more that is not used.
 SMALL_ROWS, _SMALL_VECTORS = {16: (8, 2), 8: (4, 2), 4: (4, 2)}[LANES]
 SMALL_COLUMNS = _SMALL_VECTORS * LANES
 
@@ -50,24 +50,32 @@ def tile(  # noqa: PLR0917  what is emitted takes no keywords
     return types.void(*[types.intp] * 8), emit
 
 
-@intrinsic
-def add_small_tile(  # noqa: PLR0917  what is emitted takes no keywords
-    _context: Any, x: Any, x_row: Any, x_step: Any, right: Any, right_row: Any, steps: Any, out: Any, out_row: Any
-) -> Any:
-    """Emit the product of x [SMALL_ROWS, steps] with right [steps, SMALL_COLUMNS], which is added to out.
+def _small(*, adds: bool) -> Any:
+    @intrinsic
+    def small(  # noqa: PLR0917  what is emitted takes no keywords
+        _context: Any, x: Any, x_row: Any, x_step: Any, right: Any, right_row: Any, steps: Any, out: Any, out_row: Any
+    ) -> Any:
+        def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            x, x_row, x_step, right, right_row, steps, out, out_row = arguments
+            e = Emitter(builder)
+            targets = _rows(e, out, out_row, SMALL_ROWS)
+            places = range(0, _SMALL_VECTORS * VECTOR_BYTES, VECTOR_BYTES)
+            begin = [[e.load(e.at(row, e.index(place))) if adds else ZEROS for place in places] for row in targets]
+            _store(e, _sums(e, _rows(e, x, x_row, SMALL_ROWS), x_step, right, right_row, steps, begin), targets)
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 8), emit
+
+    small.__doc__ = f"""Emit the product of x [SMALL_ROWS, steps] with right [steps, SMALL_COLUMNS], which out {
+        "is increased by" if adds else "becomes"
+    }.
 
     All arguments are integers: addresses, with the bytes between rows, and between the numbers in a row of x.
     """
+    return small
 
-    def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        x, x_row, x_step, right, right_row, steps, out, out_row = arguments
-        e = Emitter(builder)
-        targets = _rows(e, out, out_row, SMALL_ROWS)
-        begin = [[e.load(e.at(row, e.index(v * VECTOR_BYTES))) for v in range(_SMALL_VECTORS)] for row in targets]
-        _store(e, _sums(e, _rows(e, x, x_row, SMALL_ROWS), x_step, right, right_row, steps, begin), targets)
-        return context.get_dummy_value()
 
-    return types.void(*[types.intp] * 8), emit
+small_tile, add_small_tile = _small(adds=False), _small(adds=True)
 
 
 def _rows(e: Emitter, address: Any, row_bytes: Any, count: int) -> list[Any]:
