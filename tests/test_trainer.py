@@ -253,7 +253,7 @@ def test_evaluation_plays_its_own_tasks_and_a_checkpoint_can_be_evaluated_later(
 
 
 def test_a_run_that_starts_from_a_checkpoint_has_its_weights(byte_model_dir: Path) -> None:
-    evaluation = {"envs": {"digits": {"env": f"{__file__}:TASKS", "attempts": 4, "temperature": 1.0}}}
+    evaluation = {"envs": {"digits": {"env": f"{__file__}:TASKS", "attempts": 16, "temperature": 1.0}}}
     first = asyncio.run(trainer(byte_model_dir, steps=3, eval=evaluation, name="first").train())
     assert first.checkpoint
     listener = Listener()
@@ -261,7 +261,8 @@ def test_a_run_that_starts_from_a_checkpoint_has_its_weights(byte_model_dir: Pat
     asyncio.run(trainer(byte_model_dir, listener, **more).train())
     at_the_end = {k: v for k, v in first.metrics.items() if k.startswith("eval/")}
     assert {k: v for k, v in listener.steps[0][1].items() if not k.startswith("usage/")} == at_the_end
-    assert at_the_end["eval/digits/reward/mean"] != metrics_of(first)[0]["eval/digits/reward/mean"]
+    # What was found before the first step is something else, though one number may be the same by chance.
+    assert {k: metrics_of(first)[0][k] for k in at_the_end} != at_the_end
 
 
 class Failing(rlkit.Env):
