@@ -18,7 +18,6 @@ SIZES = st.sampled_from([8, 16, 24, 64, 80, 128])
 
 
 def cache(rng: np.random.Generator, kv_heads: int, tokens: int, size: int) -> Floats:
-    # Prefetching looks a little further than what is there, as it does in a block of many rows.
     return rng.standard_normal((kv_heads, tokens, size)).astype(np.float32)
 
 

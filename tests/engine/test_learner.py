@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlkit.engine import head as head_module
 from rlkit.engine import model as model_module
 from rlkit.engine.draw import DrawSettings
 from rlkit.engine.lanes import Lanes, StoppedError
@@ -18,6 +19,7 @@ from rlkit.engine.lora import Adapter, Lora, LoraSettings, new_adapter, serve
 from rlkit.engine.losses import LOSSES, SEQUENCE, make_loss
 from rlkit.engine.model import trunk
 from rlkit.engine.packing import Example
+from rlkit.engine.products import Matrix
 from rlkit.engine.requests import SampleRequest, SampleResult
 from rlkit.engine.sampler import Decoder
 from rlkit.engine.stops import StopRule
@@ -131,6 +133,25 @@ def test_gradients_equal_autograd_on_the_formula(
     # The terms of the sum, most of which cancel, come to about a hundred.
     assert half.loss + rest.loss == pytest.approx(total.item(), rel=1e-5, abs=1e-4)
     assert float((learner.gradients.double().sum(0) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_logits_exist_for_a_piece_of_a_batch_at_a_time(
+    weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    product = head_module.product
+
+    def counted(hidden: torch.Tensor, weight: Matrix, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        assert out is not None
+        assert len(out) == 128  # the one room that all pieces have
+        rows.append(len(hidden))
+        return product(hidden, weight, out=out)
+
+    monkeypatch.setattr(head_module, "product", counted)
+    learner = Learner(weights, random_adapter(weights, LoraSettings(4, train_unembed=False)), lanes)
+    learner.forward_backward(random_examples("cross_entropy", [300, 250]), make_loss("cross_entropy", {}))
+    assert max(rows) == 128
+    assert sum(rows) == 550
 
 
 @pytest.mark.parametrize("loss", ["importance_sampling", "ppo", "cispo", "gspo"])

@@ -362,6 +362,11 @@ def test_what_it_cannot_run_with_is_refused_by_name(tmp_path: Path, field: str, 
         EngineServer(root=tmp_path, **{field: value})  # pyright: ignore[reportArgumentType]  one of two types
 
 
+def test_it_listens_where_no_other_machine_can_reach_it(tmp_path: Path) -> None:
+    with EngineServer(root=tmp_path) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+
+
 def test_stop_leaves_no_thread_and_can_be_repeated(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     before = set(threading.enumerate())
     server = EngineServer(root=tmp_path, resolve=resolve)

@@ -265,7 +265,7 @@ def _measure(scores: Floats, before: int, shape: Floats) -> None:
 
 @njit(fastmath=FAST)
 def _weigh(scores: Floats, before: int, scale: np.float32, shape: Floats) -> None:
-    """Replace scores by their exponentials, and those that a query does not see by 0, to the end of the last vector."""
+    """Replace scores by their exponentials, and those that a query does not see by 0, to the end of the last tile."""
     for i in range(len(shape)):
         peak, visible = shape[i, 0], before + i + 1
         seen = scores[i, : visible // LANES * LANES]
