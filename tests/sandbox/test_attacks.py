@@ -16,13 +16,14 @@ import pytest
 
 from rlkit.sandbox import CommandTimeout, Limits, Sandbox
 from rlkit.sandbox.spec import MIB
+from tests.limits import HANG_S, wait_until
 
 Playing = Callable[..., None]
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="the sandbox's root is the host's only if the tests are")
 
 
 async def output(sandbox: Sandbox, command: str) -> str:
-    done = await sandbox.run(command, timeout_s=20)
+    done = await sandbox.run(command, timeout_s=HANG_S)
     return (done.stdout + done.stderr).decode(errors="replace")
 
 
@@ -78,7 +79,7 @@ def test_the_kernel_is_out_of_reach(playing: Playing) -> None:
 
     async def play(sandbox: Sandbox) -> None:
         for attempt in tries:
-            assert (await sandbox.run(attempt, timeout_s=20)).exit_code != 0, attempt
+            assert (await sandbox.run(attempt, timeout_s=HANG_S)).exit_code != 0, attempt
 
     playing(play)
 
@@ -157,7 +158,7 @@ def test_sockets_that_know_no_namespaces_are_refused(playing: Playing) -> None:
     """
 
     async def play(sandbox: Sandbox) -> None:
-        said = await sandbox.run(["python3", "-c", tries], timeout_s=20)
+        said = await sandbox.run(["python3", "-c", tries], timeout_s=HANG_S)
         assert said.stdout.decode().splitlines() == ["1", "2", "10", "16", "17 97", "38 97", "40 97"]
 
     for network in (False, True):
@@ -170,9 +171,7 @@ def test_a_fork_bomb_stays_in_its_sandbox(playing: Playing) -> None:
             pytest.skip("as root without a control group nothing limits processes")
         with pytest.raises(CommandTimeout):
             await sandbox.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout_s=1)
-        began_s = time.monotonic()
-        subprocess.run(["true"], check=True)
-        assert time.monotonic() - began_s < 5
+        subprocess.run(["true"], check=True, timeout=HANG_S)
 
     playing(play, limits=Limits(processes=40))
 
@@ -191,9 +190,7 @@ def test_a_huge_file_and_a_long_computation_are_ended(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await output(sandbox, "head -c 100000000 /dev/zero > /big")
         assert int(await output(sandbox, "stat -c %s /big")) == 4 * MIB
-        began_s = time.monotonic()
-        await sandbox.run("while :; do :; done", timeout_s=60)
-        assert time.monotonic() - began_s < 50
+        await sandbox.run("while :; do :; done", timeout_s=HANG_S)  # or it raises
 
     playing(play, limits=Limits(file_bytes=4 * MIB, cpu_s=1))
 
@@ -244,7 +241,7 @@ def test_names_and_depths_do_not_keep_a_folder_from_going(playing: Playing) -> N
     )
 
     async def play(sandbox: Sandbox) -> None:
-        done = await sandbox.run(["python3", "-c", deep], cwd="/tmp", timeout_s=60)
+        done = await sandbox.run(["python3", "-c", deep], cwd="/tmp", timeout_s=HANG_S)
         if done.exit_code == 126:
             pytest.skip("the system has no python3")
         assert done.exit_code == 0
@@ -262,10 +259,7 @@ def test_a_killed_owner_leaves_nothing_and_the_next_one_cleans_up(cache: Path, c
     owner.send_signal(signal.SIGKILL)
     owner.wait()
     owner.stdout.close()
-    end_s = time.monotonic() + 10
-    while any(Path(f"/proc/{pid}").exists() for pid in running) and time.monotonic() < end_s:
-        time.sleep(0.05)
-    assert not [pid for pid in running if Path(f"/proc/{pid}").exists()]
+    wait_until(lambda: not [pid for pid in running if Path(f"/proc/{pid}").exists()])
     assert len(list((cache / "sandbox" / "live").glob("*/rlkit-*"))) == 16
     code = "from rlkit.sandbox import leftovers; leftovers.Place(()).remove()"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "RLKIT_CACHE_DIR": str(cache)})

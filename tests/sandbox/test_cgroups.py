@@ -8,6 +8,7 @@ import pytest
 
 from rlkit.sandbox import cgroups
 from rlkit.sandbox.spec import Limits
+from tests.limits import HANG_S
 
 
 def described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mounts: str, own: str) -> None:
@@ -55,6 +56,6 @@ def test_a_real_group_goes_with_what_is_in_it() -> None:
         for folder in made.folders:
             (folder / "cgroup.procs").write_text(str(process.pid))
         cgroups.remove(made.folders[:1])
-        assert process.wait(5) == -9
+        assert process.wait(HANG_S) == -9
     cgroups.remove(made.folders)
     assert not any(folder.exists() for folder in made.folders)

@@ -11,6 +11,7 @@ import pytest
 
 from rlkit.errors import MissingError
 from rlkit.sandbox import leftovers
+from tests.limits import HANG_S
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_what_the_dead_left_goes_when_the_next_owner_appears(store: Path) -> Non
         torn = owned_by_the_dead(store, "rlkit-2")
         (torn / "belongs.json").write_text('{"proc')
         place = leftovers.Place(())
-        assert process.wait(5) == -9
+        assert process.wait(HANG_S) == -9
         assert other.poll() is None  # its number was given again: it is not the one that was written down
         other.kill()
     assert not whole.exists()

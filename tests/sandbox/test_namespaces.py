@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,9 +54,7 @@ def test_output_beyond_its_size_is_cut_and_nothing_waits_for_it(playing: Playing
     async def play(sandbox: Sandbox) -> None:
         done = await sandbox.run("head -c 3000000 /dev/zero; echo end >&2", output_bytes=1000)
         assert (len(done.stdout), done.stderr, done.cut) == (1000, b"end\n", True)
-        began_s = time.monotonic()
-        await sandbox.run("yes & echo started")
-        assert time.monotonic() - began_s < 5
+        await sandbox.run("yes & echo started")  # which never ends
 
     playing(play)
 
@@ -80,12 +77,10 @@ def test_a_command_that_takes_too_long_is_ended_with_its_descendants_but_not_dae
         await sandbox.run("setsid -f sleep 301")
         with pytest.raises(CommandTimeout):
             await sandbox.run("sleep 302 & (setsid sleep 303) & bash -c 'sleep 304; true'", timeout_s=0.3)
-        for _ in range(50):
+        alive = "sleep 302"
+        while any(f"sleep {number}" in alive for number in (302, 303, 304)):
             alive = (await sandbox.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '")).stdout.decode()
-            if not any(f"sleep {number}" in alive for number in (302, 303, 304)):
-                break
         assert "sleep 301" in alive
-        assert not [number for number in (302, 303, 304) if f"sleep {number}" in alive]
 
     playing(play)
 
@@ -97,8 +92,8 @@ def test_a_cancelled_command_is_ended(playing: Playing) -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.sleep(0.2)
-        assert b"305" not in (await sandbox.run("cat /proc/[0-9]*/cmdline")).stdout
+        while b"305" in (await sandbox.run("cat /proc/[0-9]*/cmdline")).stdout:
+            await asyncio.sleep(0.05)
 
     playing(play)
 
@@ -109,22 +104,19 @@ def test_a_daemon_lives_between_commands(playing: Playing) -> None:
             pytest.skip("there is no tmux here")
         assert (await sandbox.run("tmux new-session -d -s work -x 80 -y 24")).exit_code == 0
         await sandbox.run(["tmux", "send-keys", "-t", "work", "echo $((40+2))", "Enter"])
-        for _ in range(50):
-            shown = (await sandbox.run("tmux capture-pane -p -t work")).stdout
-            if b"\n42" in shown:
-                break
+        while b"\n42" not in (await sandbox.run("tmux capture-pane -p -t work")).stdout:
             await asyncio.sleep(0.05)
-        assert b"\n42" in shown
 
     playing(play)
 
 
-def test_a_command_is_cheap_and_many_run_at_once(playing: Playing) -> None:
+def test_many_commands_run_at_once(playing: Playing) -> None:
+    count = 20
+    meets = f"touch /tmp/$N; until [ $(ls /tmp | wc -l) -ge {count} ]; do sleep 0.05; done"
+
     async def play(sandbox: Sandbox) -> None:
-        await sandbox.run("true")
-        began_s = time.monotonic()
-        await asyncio.gather(*(sandbox.run("true") for _ in range(50)))
-        assert time.monotonic() - began_s < 5  # 0.3 s on an idle machine
+        done = await asyncio.gather(*(sandbox.run(f"N=here-{number}; {meets}") for number in range(count)))
+        assert {one.exit_code for one in done} == {0}
 
     playing(play)
 

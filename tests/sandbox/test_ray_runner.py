@@ -11,6 +11,7 @@ import pytest
 
 from rlkit.errors import MissingError
 from rlkit.sandbox.inside import landlock, narrow
+from tests.limits import HANG_S
 
 WITH_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (rlkit[ray])")
 KEPT_APART = pytest.mark.skipif(
@@ -54,12 +55,11 @@ print("done")
 
 @WITH_RAY
 @KEPT_APART
-@pytest.mark.timeout(300)
 def test_programs_run_on_the_machines_of_a_cluster_behind_the_same_layers() -> None:
     environ = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"  # as the runner sets it where it is the one that connects
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=250, check=False, env=environ
+        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("done\n")

@@ -35,6 +35,14 @@ async def main():
         assert (await sandbox.run("chmod 666 /dev/null")).exit_code != 0
         assert (await sandbox.run("unshare --user true")).exit_code != 0
         assert (await sandbox.run("head -c 600000000 /dev/zero | tail -c 600000000 | wc -c")).stdout != b"600000000\\n"
+        if not sandbox.unsealed:
+            await sandbox.run("mkdir -p /app /logs/verifier; echo work > /app/out")
+            for shared in (None, ["/app"]):
+                view = await sandbox.open_view(own=["/tests", "/logs/verifier"], shared=shared)
+                await sandbox.run("echo forged > /logs/verifier/reward.txt")
+                said = (await view.run("cat /app/out; ls /tests /logs/verifier; cat /usr/x")).stdout.split()
+                assert said[:3] == [b"work", b"/logs/verifier:", b"/tests:"]
+                assert (said[3:] == [b"x"]) == (shared is None)
         await sandbox.run("mkdir -p /locked/inside; chmod 000 /locked/inside /locked")
         try:
             await sandbox.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout_s=0.5)

@@ -20,8 +20,9 @@ from pathlib import Path
 
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import context, host, leftovers
+from rlkit.sandbox.commands import CommandTimeout
 from rlkit.sandbox.dockerfile import Copy, Folder, Recipe, Run
-from rlkit.sandbox.namespaces import CommandTimeout, Sandbox
+from rlkit.sandbox.namespaces import Sandbox
 from rlkit.sandbox.spec import Layers, Limits, Spec
 from rlkit.sandbox.threads import in_thread
 

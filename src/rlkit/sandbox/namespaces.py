@@ -1,4 +1,4 @@
-"""A sandbox, from the outside: starting it, running commands in it, moving files, stopping it.
+"""A sandbox, from the outside: starting it, opening a view of it, stopping it.
 
 Invariant: a sandbox lives as long as this object holds its socket, so that one whose owner dies, however it dies, has
 no process and no mount a moment later; after `stop` it has no file either. Nothing here blocks the event loop.
@@ -7,68 +7,61 @@ no process and no mount a moment later; after `stop` it has no file either. Noth
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from io import FileIO
+from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 from weakref import WeakSet
 
-from rlkit.errors import EnvironmentFault, MissingError, UsageError
-from rlkit.sandbox import cgroups, files, leftovers
-from rlkit.sandbox.context import Entry
+from rlkit.errors import EnvironmentFault, MissingError
+from rlkit.sandbox import cgroups, leftovers
+from rlkit.sandbox.commands import Commands, message_file, receive_message
 from rlkit.sandbox.plan import in_force, not_started, planned
-from rlkit.sandbox.spec import MIB, Spec
-from rlkit.sandbox.streams import OnOutput, Stream
+from rlkit.sandbox.spec import Spec, shared_paths
 from rlkit.sandbox.threads import in_thread
 from rlkit.types import Json
 
 _INSIDE = Path(__file__).parent
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first import main; main()"
-_START_S = 60.0
+_START_S = 300.0  # ends a hang: on a busy machine even an easy start takes long
 _END_S = 10.0
-_OUTPUT_BYTES = 16 * MIB
-_FILES_BYTES = 4096 * MIB
-_FILES_S = 600.0
-_MESSAGE_BYTES = 1 << 16
 _LOADER = ("LD_LIBRARY_PATH",)  # without which this very interpreter might not start
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _alive = WeakSet[socket.socket]()
 
 
-class CommandTimeout(EnvironmentFault, RuntimeError):
-    """A command took longer than it may, and was ended."""
+class View(Commands):
+    """A view of a sandbox: the same files and processes, and folders that no process of the sandbox can reach.
+
+    What runs in it sees the sandbox's processes and can signal them; those can neither trace nor signal it (the latter
+    from version 6 of Landlock on). It ends with the sandbox, and when another view is opened.
+    """
+
+    async def close(self) -> None:
+        """End all that runs in it.
+
+        Raises:
+            EnvironmentFault: the sandbox is gone.
+        """
+        await self._request_view({"close_view": True})
 
 
-@dataclass(frozen=True)
-class Done:
-    """How a command ended: 128 and the signal's number where one ended it, 126 where it could not be started."""
-
-    exit_code: int
-    stdout: bytes
-    stderr: bytes
-    cut: bool = False
-    """Whether there was more output than is kept."""
-
-
-class Sandbox:
+class Sandbox(Commands):
     """A running sandbox; `await Sandbox.start(spec)` makes one."""
 
-    def __init__(self, place: leftovers.Place, process: subprocess.Popen[bytes], owner: socket.socket) -> None:
+    def __init__(
+        self, place: leftovers.Place, process: subprocess.Popen[bytes], owner: socket.socket, views: socket.socket
+    ) -> None:
+        super().__init__(owner)
         self._place = place
         self._process = process
-        self._owner = owner
-        self._limits: dict[str, int] = {}
-        self._left: list[Stream] = []
+        self._views = views
         self.in_force: tuple[str, ...] = ()
         """What limits it, in words."""
+        self.unsealed = ""
+        """Why this kernel cannot keep the sandbox's processes out of a view; empty where it can."""
 
     @classmethod
     async def start(cls, spec: Spec) -> Sandbox:
@@ -90,7 +83,7 @@ class Sandbox:
             async with asyncio.timeout(_START_S):
                 message: dict[str, Json] = {}
                 while "ready" not in message:
-                    message = await _message(sandbox._owner)
+                    message = await receive_message(sandbox._channel)
                     if "pid" in message:
                         await in_thread(sandbox._place.belongs, (int(str(message["pid"])),))
                     elif "ready" not in message:
@@ -102,105 +95,29 @@ class Sandbox:
             await asyncio.shield(sandbox.stop())
             raise
         sandbox._limits, sandbox.in_force = in_force(spec, groups, filtered=bool(message.get("filtered")))
+        sandbox.unsealed = str(message.get("unsealed", ""))
         return sandbox
 
-    async def run(
-        self,
-        command: str | Sequence[str],
-        *,
-        user: str | None = None,
-        cwd: str | None = None,
-        env: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-        output_bytes: int = _OUTPUT_BYTES,
-        on_output: OnOutput | None = None,
-    ) -> Done:
-        """Run a command: a line for the shell (bash, or sh where there is none), or a program with its arguments.
-
-        When it has ended, what it started in the background goes on. When its time is over, its process group and all
-        its descendants are killed; daemons, which are nobody's descendants, live on.
+    async def open_view(self, *, own: Sequence[str], shared: Sequence[str] | None = None) -> View:
+        """Open a view of the sandbox as it is now.
 
         Args:
-            output_bytes: of each stream that are kept; the rest is read and dropped.
-            on_output: awaited with each piece of output, as it comes.
+            own: folders that the view has to itself, empty at first and owned by root.
+            shared: folders of the sandbox that the view shows; all else is the image as it was before the sandbox
+                started. None for all of the sandbox.
 
         Raises:
-            CommandTimeout: its time was over.
-            EnvironmentFault: the sandbox is gone.
+            MissingError: the kernel cannot keep the sandbox's processes out of it.
+            UsageError: a shared path is not absolute, has a `..`, or holds or lies in a folder of the view's own.
+            EnvironmentFault: the view could not be opened, or the sandbox is gone.
         """
-        shells = [["/bin/bash", "-c", command], ["/bin/sh", "-c", command]] if isinstance(command, str) else None
-        request: dict[str, Json] = {"command": shells or [list(command)], "user": user, "cwd": cwd}  # pyright: ignore
-        request["env"] = {"PATH": _PATH, **(env or {})}
-        out, err = (Stream(name, output_bytes, on_output) for name in ("stdout", "stderr"))
-        try:
-            with _null() as null:
-                asked = self._ask(request, (null.fileno(), out.write_end, err.write_end))
-        except BaseException:
-            out.close()
-            err.close()
-            raise
-        try:
-            out.begin()
-            err.begin()
-            async with asyncio.timeout(timeout_s):
-                message = await _message(asked)
-            await out.finish()
-            await err.finish()
-        except TimeoutError:
-            raise CommandTimeout(f"a command took more than {timeout_s:g} s and was ended") from None
-        finally:
-            asked.close()  # which ends the command, if it has not ended
-            kept, cut = (bytes(out.kept), bytes(err.kept)), out.cut or err.cut
-            self._leave(out, err)
-        if "failed" in message:
-            return Done(126, kept[0], f"{message['failed']}\n".encode())
-        if "exit" not in message:
-            raise EnvironmentFault("a sandbox ended while a command ran in it")
-        return Done(int(str(message["exit"])), *kept, cut)
-
-    async def put(self, source: Path, target: str) -> None:
-        """Copy a file to a path in the sandbox, or what is in a folder into a folder there.
-
-        Raises:
-            EnvironmentFault: the sandbox refuses it, or is gone.
-        """
-        if not await in_thread(source.exists):
-            raise UsageError(f"{source} is not there, and was to be copied into a sandbox")
-        single = not await in_thread(source.is_dir)
-        await self._put(lambda stream: files.pack(source, stream), target, single=single, what=str(source))
-
-    async def put_entries(self, entries: list[Entry]) -> None:
-        """Copy what a Dockerfile copies."""
-        await self._put(lambda stream: files.pack_entries(entries, stream), "/", single=False, what="a COPY")
-
-    async def _put(self, pack: Callable[[BinaryIO], None], target: str, *, single: bool, what: str) -> None:
-        reader, writer = os.pipe()
-
-        def send() -> None:
-            with os.fdopen(writer, "wb") as stream, suppress(BrokenPipeError):  # its own word says why
-                pack(stream)
-
-        request: dict[str, Json] = {"put": _absolute(target), "single": single}
-        await self._transfer(request, (reader, None), send, f"{what} could not be copied to {target}")
-
-    async def get(self, source: str, target: Path, *, folder: bool, most_bytes: int = _FILES_BYTES) -> None:
-        """Copy a file of the sandbox to `target`, or what is in a folder of it into the folder `target`.
-
-        Links that lead out of the folder, sockets, pipes and devices are left out.
-
-        Raises:
-            TooMuch: it is more than `most_bytes`.
-            EnvironmentFault: it is not there, or not what it was taken for, or the sandbox is gone.
-        """
-        request: dict[str, Json] = {"get": _absolute(source), "single": not folder}
-        reader, writer = os.pipe()
-
-        def receive() -> None:
-            with os.fdopen(reader, "rb") as stream:
-                (target if folder else target.parent).mkdir(parents=True, exist_ok=True)
-                files.unpack(stream, target, single=not folder, most_bytes=most_bytes)
-
-        await self._transfer(request, (None, writer), receive, f"{source} could not be copied out of a sandbox")
+        if self.unsealed:
+            raise MissingError(f"a view of a sandbox cannot be sealed: {self.unsealed}")
+        shown = None if shared is None else shared_paths(shared, own=own)
+        view = View(self._views)
+        view._limits = dict(self._limits)
+        await view._request_view({"view": {"own": list(own), "shared": None if shown is None else list(shown)}})
+        return view
 
     async def stop(self, *, keep: Path | None = None) -> None:
         """End all that runs in it, and remove it; more than once is no more than once.
@@ -208,7 +125,8 @@ class Sandbox:
         Args:
             keep: a path that what was written goes to, a folder for each tree; on the file system of rlkit's cache.
         """
-        self._owner.close()
+        self._views.close()  # first, so that its process knows why its jobs end
+        self._channel.close()
         if not await _ended(self._process, _END_S):
             self._process.kill()
         await in_thread(self._process.wait)
@@ -218,54 +136,6 @@ class Sandbox:
             await in_thread((self._place.path / "upper").rename, keep)
         await in_thread(self._place.remove)
 
-    def _leave(self, *streams: Stream) -> None:
-        for stream in streams:
-            stream.leave()
-        self._left = [stream for stream in (*self._left, *streams) if stream.is_open]
-
-    async def _transfer(
-        self, request: dict[str, Json], ends: tuple[int | None, int | None], work: Callable[[], None], what: str
-    ) -> None:
-        try:
-            with _null() as null:
-                streams = [null.fileno() if end is None else end for end in ends]
-                asked = self._ask(request, (*streams, null.fileno()))
-        finally:
-            for end in ends:
-                if end is not None:
-                    os.close(end)
-        moving = asyncio.ensure_future(in_thread(work))
-        try:
-            async with asyncio.timeout(_FILES_S):
-                message = await _message(asked)
-                (error,) = await asyncio.gather(moving, return_exceptions=True)
-        except TimeoutError:
-            raise EnvironmentFault(f"{what}: it took more than {_FILES_S:g} s") from None
-        finally:
-            asked.close()  # which ends the other side, if it has not ended, and with it the thread
-        if isinstance(error, files.TooMuch):
-            raise error
-        failure = str(message.get("failed") or error or "") if message else "the sandbox ended"
-        if failure or message.get("exit") != 0:
-            raise EnvironmentFault(f"{what}: {failure or 'its helper was ended'}")
-
-    def _ask(self, request: dict[str, Json], streams: tuple[int, ...]) -> socket.socket:
-        """Have the first process start something; the socket on which it says how that ended."""
-        whole: dict[str, Json] = {"command": [], "put": None, "single": False, "get": None, "user": None, "cwd": None}
-        whole["env"] = {}
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, _file({**whole, **request, "limits": dict(self._limits)}) as text:
-            try:
-                socket.send_fds(self._owner, [b"?"], [text.fileno(), theirs.fileno(), *streams])
-            except OSError as error:
-                ours.close()
-                raise EnvironmentFault("a sandbox that has ended was asked for something") from error
-            except BaseException:
-                ours.close()
-                raise
-        ours.setblocking(False)
-        return ours
-
 
 def _launched(cls: type[Sandbox], spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
     place = leftovers.Place(spec.uses)
@@ -274,37 +144,31 @@ def _launched(cls: type[Sandbox], spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
         place.belongs((), groups.folders)
         plan = planned(spec, place, groups)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            arguments = [sys.executable, "-I", "-S", "-c", _START, str(_INSIDE), str(theirs.fileno())]
+        views, theirs_too = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, theirs_too:
+            numbers = (theirs.fileno(), theirs_too.fileno())
+            arguments = [sys.executable, "-I", "-S", "-c", _START, str(_INSIDE), *map(str, numbers)]
             # Its environment can be read in the sandbox, and its working directory must not keep a folder from going.
             process = subprocess.Popen(
                 arguments,
                 env={name: value for name in _LOADER if (value := os.environ.get(name))},
                 cwd="/",
-                pass_fds=[theirs.fileno()],
+                pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for its owner, which goes on with it to the end of a step
             )
         place.belongs((process.pid,))
-        with _file(plan) as text:
+        with message_file(plan) as text:
             socket.send_fds(ours, [b"?"], [text.fileno()])
     except BaseException:
         place.remove()
         raise
-    ours.setblocking(False)
-    _alive.add(ours)
-    return cls(place, process, ours), groups
-
-
-async def _message(source: socket.socket) -> dict[str, Json]:
-    """The next message; an empty one where there are no more."""
-    try:
-        data = await asyncio.get_running_loop().sock_recv(source, _MESSAGE_BYTES)
-    except ConnectionError:
-        data = b""
-    return json.loads(data) if data else {}
+    for channel in (ours, views):
+        channel.setblocking(False)
+        _alive.add(channel)
+    return cls(place, process, ours, views), groups
 
 
 async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
@@ -322,24 +186,6 @@ async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
         loop.remove_reader(descriptor)
         os.close(descriptor)
     return True
-
-
-def _file(content: Mapping[str, Json]) -> BinaryIO:
-    """A file in memory: a message may be longer than a socket takes."""
-    file = os.fdopen(os.memfd_create("rlkit"), "wb")
-    file.write(json.dumps(content).encode())
-    file.flush()
-    return file
-
-
-def _null() -> FileIO:
-    return FileIO(os.devnull, "r+")
-
-
-def _absolute(path: str) -> str:
-    if not path.startswith("/"):
-        raise UsageError(f"a path in a sandbox must be absolute, not {path!r}")
-    return path
 
 
 def _let_go() -> None:

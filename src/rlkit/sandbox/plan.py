@@ -53,6 +53,7 @@ def planned(spec: Spec, place: leftovers.Place, groups: cgroups.Groups) -> dict[
     as_root = os.geteuid() == 0
     return {
         "store": str(leftovers.store()),
+        "live": str(live),
         "hostname": spec.hostname[:63],
         "network": spec.network,
         "user": None if as_root else [os.geteuid(), os.getegid()],

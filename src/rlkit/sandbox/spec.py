@@ -6,9 +6,12 @@ not; a sandbox says which.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from types import MappingProxyType
+
+from rlkit.errors import UsageError
 
 MIB = 1 << 20
 
@@ -76,3 +79,29 @@ class Spec:
     folders: Mapping[str, int] = field(default_factory=_nothing)
     limits: Limits = field(default_factory=Limits)
     uses: tuple[str, ...] = ()
+
+
+def shared_paths(paths: Sequence[str], *, own: Sequence[str]) -> tuple[str, ...]:
+    """Return the folders of a sandbox that a view shows, without those that lie in another one of them.
+
+    Args:
+        paths: absolute paths.
+        own: folders that the view has to itself.
+
+    Raises:
+        UsageError: a path is not absolute, has a `..`, or holds or lies in a folder of the view's own.
+    """
+    folders: list[PurePosixPath] = []
+    for path in paths:
+        folder = PurePosixPath("/" + path.lstrip("/"))
+        if not path.startswith("/") or ".." in folder.parts:
+            raise UsageError(f"a path in a sandbox must be absolute and without '..', not {path!r}")
+        for place in own:
+            if folder.is_relative_to(place) or PurePosixPath(place).is_relative_to(folder):
+                raise UsageError(f"{path} cannot be shared with a view, which has {place} to itself")
+        folders.append(folder)
+    return tuple(
+        str(folder)
+        for folder in dict.fromkeys(folders)
+        if not any(folder != other and folder.is_relative_to(other) for other in folders)
+    )

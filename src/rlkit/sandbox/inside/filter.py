@@ -24,19 +24,21 @@ machine (vsock), or lead deep into the kernel for no task's sake."""
 
 _SAME = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442)  # io_uring, and the newer calls that mount
 
-_PROCESSORS: dict[str, tuple[int, int, int, tuple[int, ...]]] = {
-    # the processor's number, those of clone and socket, and mount, umount2, pivot_root, unshare, setns, add_key,
-    # request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec (two), modules (three)
+_PROCESSORS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
+    # the processor's number, those of clone, socket and prlimit64, and mount, umount2, pivot_root, unshare, setns,
+    # add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec (two), modules (three)
     "x86_64": (
         0xC000003E,
         56,
         41,
+        302,
         (165, 166, 155, 272, 308, 248, 249, 250, 321, 298, 323, 304, 246, 320, 175, 313, 176),
     ),
     "aarch64": (
         0xC00000B7,
         220,
         198,
+        261,
         (40, 39, 41, 97, 268, 217, 218, 219, 280, 241, 282, 265, 104, 294, 105, 273, 106),
     ),
 }
@@ -51,10 +53,11 @@ def program(also: Sequence[bytes] = ()) -> bytes | None:
     known = _PROCESSORS.get(os.uname().machine)
     if known is None:
         return None
-    processor, clone, socket, forbidden = known
+    processor, clone, socket, prlimit, forbidden = known
     steps = [step(LOAD, 4), step(EQUAL, processor, when=1), ABSENT]  # 32-bit programs have other numbers
     steps += [step(LOAD, 0), step(_AT_LEAST, 0x40000000, unless=1), ABSENT]
     steps += refused((*forbidden, *_SAME))
+    steps += only(prlimit, EQUAL, [0])  # its own limits, and not those of a verifier
     steps += [step(EQUAL, _CLONE3, unless=1), ABSENT, *also]
     steps += [
         step(EQUAL, clone, unless=3),
@@ -70,6 +73,13 @@ def program(also: Sequence[bytes] = ()) -> bytes | None:
 def refused(calls: Sequence[int]) -> list[bytes]:
     """Steps that refuse calls of these numbers."""
     return [part for number in calls for part in (step(EQUAL, number, unless=1), REFUSE)]
+
+
+def only(number: int, test: int, values: Sequence[int], *, argument: int = FIRST_ARGUMENT) -> list[bytes]:
+    """Steps that refuse a call unless one of its arguments passes a test against one of the values."""
+    count = len(values)
+    tests = [step(test, value, when=count - place) for place, value in enumerate(values)]
+    return [step(EQUAL, number, unless=count + 3), step(LOAD, argument), *tests, REFUSE, step(LOAD, 0)]
 
 
 def step(code: int, value: int, *, when: int = 0, unless: int = 0) -> bytes:

@@ -14,6 +14,7 @@ import socket
 import stat
 import sys
 import tarfile
+from collections.abc import Callable
 from typing import BinaryIO, NoReturn, TypedDict
 
 from . import filter as calls
@@ -25,8 +26,21 @@ _filter: bytes | None = None
 _as_user = False
 
 
+class View(TypedDict):
+    """A view of a sandbox to open: folders that are its own and empty, and those of the sandbox that it shows.
+
+    `shared` is None for all of the sandbox; else the view shows the image as it was, with these folders.
+    """
+
+    own: list[str]
+    shared: list[str] | None
+
+
 class Request(TypedDict):
-    """What to do: `command` holds programs to try in turn, `put` and `get` a path."""
+    """What to do: `command` holds programs to try in turn, `put` and `get` a path, `view` a view to open.
+
+    `close_view` ends the view that is open, with all that runs in it.
+    """
 
     command: list[list[str]]
     put: str | None
@@ -36,6 +50,8 @@ class Request(TypedDict):
     cwd: str | None
     env: dict[str, str]
     limits: dict[str, int]
+    view: View | None
+    close_view: bool
 
 
 def prepare(as_user: bool) -> bool:
@@ -45,9 +61,10 @@ def prepare(as_user: bool) -> bool:
     return _filter is not None
 
 
-def become(request: Request, status: socket.socket, streams: list[int]) -> NoReturn:
-    """Turn this forked process into what was asked for."""
+def become(request: Request, status: socket.socket, streams: list[int], enter: Callable[[], None]) -> NoReturn:
+    """Turn this forked process into what was asked for, after it has gone where that runs."""
     try:
+        enter()
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGPIPE):

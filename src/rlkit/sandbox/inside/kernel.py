@@ -10,7 +10,7 @@ import os
 import struct
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
-MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 1 << 12, 1 << 13, 1 << 14, 1 << 18
+MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE, MS_SLAVE = 1 << 12, 1 << 13, 1 << 14, 1 << 18, 1 << 19
 MNT_DETACH = 2
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
@@ -22,7 +22,9 @@ ROOT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10})
 
 _CAPABILITIES = 64
 _MOUNT_SETATTR = 442  # the same on every architecture
-_AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
+_OPEN_TREE, _MOVE_MOUNT = 428, 429
+_AT_FDCWD, _AT_RECURSIVE, _AT_SYMLINK_NOFOLLOW = -100, 0x8000, 0x100
+_CLONE_TREE, _CLOSE_ON_EXEC, _FROM_DESCRIPTOR = 1, os.O_CLOEXEC, 0x4
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -44,6 +46,25 @@ def restrict_mount(target: str, flags: int) -> None:
     path = (ctypes.c_int(_AT_FDCWD), target.encode(), ctypes.c_uint(_AT_RECURSIVE))
     done = _libc.syscall(ctypes.c_long(_MOUNT_SETATTR), *path, attributes, ctypes.c_size_t(len(attributes)))
     _checked(done, f"mount_setattr of {target}")
+
+
+def clone_tree(path: str) -> int:
+    """A descriptor of a copy of what is mounted at a path, and below it, that is mounted nowhere yet.
+
+    A link at the end of the path is not followed.
+    """
+    flags = _CLONE_TREE | _CLOSE_ON_EXEC | _AT_RECURSIVE | _AT_SYMLINK_NOFOLLOW
+    found = _libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), ctypes.c_uint(flags))
+    _checked(min(found, 0), f"open_tree of {path}")
+    return found
+
+
+def attach_tree(tree: int, target: str) -> None:
+    """Mount what `clone_tree` has copied."""
+    source = (ctypes.c_int(tree), b"", ctypes.c_int(_AT_FDCWD), os.fsencode(target))
+    _checked(
+        _libc.syscall(ctypes.c_long(_MOVE_MOUNT), *source, ctypes.c_uint(_FROM_DESCRIPTOR)), f"move_mount to {target}"
+    )
 
 
 def unmount(target: str) -> None:

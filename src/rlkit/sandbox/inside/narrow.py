@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from . import filter as calls
-from .filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, step
+from .filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, only, step
 
 _THREAD = 0x10000  # CLONE_THREAD
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -54,18 +54,18 @@ _PROCESSORS: dict[str, _Numbers] = {
     # mq_open, memfd_create; chmod (three), chown (four), times (four) and extended attributes (six) as far as there are
     # such; inotify (three) and fanotify_init; sync, syncfs, setpriority, ioprio_set, migrate_pages, move_pages, kcmp,
     # personality, and on x86 modify_ldt, fork and vfork.
-    # Own: prlimit64, sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr.
+    # Own: sched_setparam, sched_setscheduler, sched_setaffinity, sched_setattr.
     "x86_64": _Numbers(
         (59, 322, 41, 53, 42, 49, 50, 43, 288, 101, 310, 311, 62, 200, 129, 297, 29, 30, 31, 64, 65, 66, 68, 69, 70, 71,
          240, 319, 90, 91, 268, 92, 93, 94, 260, 132, 235, 261, 280, 188, 189, 190, 197, 198, 199, 253, 254, 294, 300,
          162, 306, 141, 251, 256, 279, 312, 135, 154, 57, 58),
-        (302, 142, 144, 203, 314), clone=56, tgkill=234, prctl=157, ioctl=16, fcntl=72,
+        (142, 144, 203, 314), clone=56, tgkill=234, prctl=157, ioctl=16, fcntl=72,
     ),
     "aarch64": _Numbers(
         (221, 281, 198, 199, 203, 200, 201, 202, 242, 117, 270, 271, 129, 130, 138, 240, 194, 195, 196, 190, 191, 193,
          186, 187, 188, 189, 180, 279, 52, 53, 54, 55, 88, 5, 6, 7, 14, 15, 16, 26, 27, 262, 81, 267, 140, 30, 238, 239,
          272, 92),
-        (261, 118, 119, 122, 274), clone=220, tgkill=131, prctl=167, ioctl=29, fcntl=25,
+        (118, 119, 122, 274), clone=220, tgkill=131, prctl=167, ioctl=29, fcntl=25,
     ),
 }  # fmt: skip
 
@@ -76,21 +76,14 @@ def program() -> bytes | None:
     if known is None:
         return None
     steps = calls.refused((*known.forbidden, *_SAME))
-    steps += _only(known.clone, ANY_BIT, [_THREAD])
-    steps += _only(known.tgkill, EQUAL, [os.getpid()])  # its own threads, which is how abort() ends a process
+    steps += only(known.clone, ANY_BIT, [_THREAD])
+    steps += only(known.tgkill, EQUAL, [os.getpid()])  # its own threads, which is how abort() ends a process
     for number in known.own:
-        steps += _only(number, EQUAL, [0])
+        steps += only(number, EQUAL, [0])
     steps += _but(known.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
-    steps += _only(known.ioctl, EQUAL, _CONTROLS, argument=SECOND_ARGUMENT)
+    steps += only(known.ioctl, EQUAL, _CONTROLS, argument=SECOND_ARGUMENT)
     steps += _but(known.fcntl, _TELLING, argument=SECOND_ARGUMENT)
     return calls.program(steps)
-
-
-def _only(number: int, test: int, values: Sequence[int], *, argument: int = FIRST_ARGUMENT) -> list[bytes]:
-    """Steps that refuse a call unless one of its arguments passes a test against one of the values."""
-    count = len(values)
-    tests = [step(test, value, when=count - place) for place, value in enumerate(values)]
-    return [step(EQUAL, number, unless=count + 3), step(LOAD, argument), *tests, REFUSE, step(LOAD, 0)]
 
 
 def _but(number: int, values: Sequence[int], *, argument: int) -> list[bytes]:

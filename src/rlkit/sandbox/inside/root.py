@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypedDict
 
@@ -43,6 +44,7 @@ class Plan(TypedDict):
     """What the host's side asks for. Relative paths are relative to `store`."""
 
     store: str
+    live: str
     hostname: str
     network: bool
     user: list[int] | None
@@ -54,8 +56,12 @@ class Plan(TypedDict):
     shm_bytes: int
 
 
-def build(plan: Plan) -> None:
-    """Mount it all, and make it the root."""
+def build(plan: Plan, finish: Callable[[], None] = lambda: None) -> None:
+    """Mount it all, and make it the root.
+
+    Args:
+        finish: called when all is mounted, while relative paths are still the host's.
+    """
     kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.chdir(plan["store"])
     for tree in plan["trees"]:
@@ -74,10 +80,11 @@ def build(plan: Plan) -> None:
     _processes()
     for bind in plan["binds"]:
         _bind(bind)
+    _fill(plan)
+    finish()
     kernel.unmount(".")
     os.close(host)
     os.chdir("/")
-    _fill(plan)
 
 
 def _overlay(tree: Tree, *, as_user: bool) -> None:

@@ -1,0 +1,162 @@
+"""The process that stays outside of a sandbox, and starts jobs in a view of it.
+
+Invariant: no process of the sandbox can see, trace or signal this one, nor trace or signal what it starts, nor reach
+the folders that are a view's own: those processes have a mount namespace of their own and are in no Landlock domain,
+while all that the first process starts is in one.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+from contextlib import suppress
+from typing import NoReturn
+
+from . import job, kernel, root, view_root
+from .job_server import JobServer, describe, say, write
+
+_REASON_BYTES = 4000
+
+
+class ViewServer(JobServer):
+    """Open views of a sandbox, and start jobs in the one that was opened last.
+
+    Args:
+        owner: the socket on which requests arrive.
+        plan: the plan of the sandbox.
+        first: the number of its first process, as the host counts.
+        namespaces: the socket on which that process sends a descriptor of its mount namespace.
+    """
+
+    def __init__(self, owner: socket.socket, plan: root.Plan, *, first: int, namespaces: socket.socket) -> None:
+        super().__init__(owner)
+        with namespaces:
+            self._sandbox = _receive_namespace(namespaces)
+        self._plan = plan
+        self._first = first
+        self._namespace = -1
+        self._views = 0
+        self._is_ending = False
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def enter(self) -> None:
+        """Join the limits and the mount namespace of the view."""
+        if self._namespace < 0:
+            raise OSError("no view of this sandbox was opened")
+        os.umask(0o022)
+        for path in self._plan["cgroups"]:
+            write(path, "0")
+        os.setns(self._namespace, os.CLONE_NEWNS)
+
+    def handle(self, request: job.Request, status: socket.socket) -> bool:
+        """Open a view or close it, if that is asked for."""
+        view = request["view"]
+        if view is None and not request["close_view"]:
+            return False
+        try:
+            self._end_view()
+            if view is not None:
+                self._namespace = self._open(view)
+        except OSError as error:
+            say(status, {"failed": describe(error)})
+            return True
+        say(status, {"exit": 0})
+        return True
+
+    def is_ending(self) -> bool:
+        """Return whether the owner is gone: the kernel then ends the jobs here before the first process has ended."""
+        if not self._is_ending and select.select([self.owner], [], [], 0)[0]:
+            self._is_ending = not self.owner.recv(1, socket.MSG_PEEK)
+        return self._is_ending
+
+    def close(self) -> None:
+        """Wait for the first process, whose owner is this one's."""
+
+    def note_end(self, pid: int, status: int) -> None:
+        """End with the first process."""
+        if pid == self._first:
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+    def _open(self, view: job.View) -> int:
+        """A descriptor of the mount namespace of a view."""
+        self._views += 1
+        ours, theirs = socket.socketpair()
+        with ours:
+            pid = os.fork()
+            if pid == 0:
+                ours.close()
+                self._build(view, theirs)
+            theirs.close()
+            reason, descriptors, _, _ = socket.recv_fds(ours, _REASON_BYTES, 1)
+            os.waitpid(pid, 0)
+        if not descriptors:
+            raise OSError(reason.decode(errors="replace") or "its process was ended")
+        os.set_inheritable(descriptors[0], False)
+        return descriptors[0]
+
+    def _end_view(self) -> None:
+        """End all that runs in the view: it is in no Landlock domain, and could reach the next one."""
+        if self._namespace < 0:
+            return
+        thaw, thawed = os.pipe()
+        frozen, freeze = os.pipe()
+        pid = os.fork()
+        if pid == 0:  # in the sandbox, where -1 is every process but this one and the first
+            os.close(thawed)
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGSTOP)  # at once, so that nothing starts another process meanwhile
+            os.write(freeze, b"!")
+            os.read(thaw, 1)
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGCONT)
+            os._exit(0)
+        os.read(frozen, 1)
+        found = os.fstat(self._namespace)
+        for number in filter(str.isdigit, os.listdir("/proc")):
+            if int(number) != pid and _is_in(number, found):
+                with suppress(ProcessLookupError):
+                    os.kill(int(number), signal.SIGKILL)
+        os.close(thawed)
+        os.waitpid(pid, 0)
+        for descriptor in (thaw, frozen, freeze, self._namespace):
+            os.close(descriptor)
+        self._namespace = -1
+
+    def _build(self, view: job.View, answer: socket.socket) -> NoReturn:
+        try:
+            kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.umask(0o022)
+            view_root.build(self._plan, view, sandbox=self._sandbox, number=self._views)
+            send_namespace(answer)
+        except BaseException as error:
+            text = describe(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            answer.sendall((text or type(error).__name__).encode()[:_REASON_BYTES])
+        os._exit(0)
+
+
+def _is_in(number: str, namespace: os.stat_result) -> bool:
+    """Return whether a thread of a process is in a mount namespace; the first may have ended before the others."""
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{number}/task"):
+            with suppress(OSError):
+                found = os.stat(f"/proc/{number}/task/{thread}/ns/mnt")
+                if (found.st_dev, found.st_ino) == (namespace.st_dev, namespace.st_ino):
+                    return True
+    return False
+
+
+def send_namespace(target: socket.socket) -> None:
+    """Send a descriptor of this process's mount namespace: by its number another may not be permitted to open it."""
+    namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    socket.send_fds(target, [b"namespace"], [namespace])
+    os.close(namespace)
+
+
+def _receive_namespace(source: socket.socket) -> int:
+    """The descriptor that was sent; -1 where the other side has ended before."""
+    _, descriptors, _, _ = socket.recv_fds(source, 16, 1)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return descriptors[0] if descriptors else -1

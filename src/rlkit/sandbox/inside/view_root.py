@@ -1,0 +1,193 @@
+"""The file system that a view of a sandbox shows.
+
+Invariant: the root of a view, and each folder that is its own, are out of reach of every process of the sandbox; what
+the view shares with the sandbox is mounted into it, so that nothing that is moved, removed or linked in the sandbox
+changes where a path of the view leads.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from typing import NamedTuple
+
+from . import job, kernel, root
+from .kernel import MS_BIND, MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_REC
+
+_MOST_ENTRIES = 512
+"""The most entries of a folder that are shown: each is a mount. A sandbox with more of them must not fail its tests."""
+_SYSTEM = frozenset(
+    [
+        "app",
+        "bin",
+        "boot",
+        "dev",
+        "etc",
+        "home",
+        "lib",
+        "lib32",
+        "lib64",
+        "opt",
+        "proc",
+        "root",
+        "run",
+        "sbin",
+        "srv",
+        "sys",
+        "tmp",
+        "usr",
+        "var",
+    ]
+)
+_LOGS = "/logs"
+
+
+class _Shared(NamedTuple):
+    """A place that the view shares with the sandbox: a copied mount, the target of a link, or an empty folder."""
+
+    path: str
+    tree: int | None = None
+    link: str | None = None
+    is_folder: bool = True
+
+
+def build(plan: root.Plan, view: job.View, *, sandbox: int, number: int) -> None:
+    """Make this process's root a view of the sandbox, in a mount namespace of its own.
+
+    Args:
+        plan: the plan of the sandbox.
+        view: the folders that are its own, and those that it shares.
+        sandbox: a descriptor of the sandbox's mount namespace.
+        number: a number that no view of this sandbox had before.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    os.setns(sandbox, os.CLONE_NEWNS)
+    own = view["own"]
+    shared = _entries("/", own) if view["shared"] is None else _listed(view["shared"], own)
+    os.setns(here, os.CLONE_NEWNS)
+    os.close(here)
+    os.unshare(os.CLONE_NEWNS)
+    folder = f"{plan['live']}/view/{number}"
+    if view["shared"] is None:
+        _build_shared(plan, folder, shared, own)
+    else:
+        _build_pristine(plan, folder, shared, own)
+
+
+def _entries(folder: str, own: list[str]) -> list[_Shared]:
+    """Everything in a folder of the sandbox but what is the view's own; of very many entries, the system's first."""
+    shared: list[_Shared] = []
+    for name in sorted(os.listdir(folder), key=lambda name: (name not in _SYSTEM, name))[:_MOST_ENTRIES]:
+        path = os.path.join(folder, name)
+        if path in own:
+            continue
+        if any(place.startswith(f"{path}/") for place in own):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                shared += _entries(path, own)
+        elif (place := _copied(path)) is not None:
+            shared.append(place)
+    return shared
+
+
+def _listed(paths: list[str], own: list[str]) -> list[_Shared]:
+    """The named folders of the sandbox, and its folders of logs; one that is not there is an empty folder."""
+    logs = _entries(_LOGS, own) if os.path.isdir(_LOGS) and not os.path.islink(_LOGS) else []
+    named: list[_Shared] = []
+    for path in paths:
+        place = _copied(os.path.realpath(path))
+        named.append(_Shared(path) if place is None or place.tree is None else place._replace(path=path))
+    return logs + named
+
+
+def _copied(path: str) -> _Shared | None:
+    try:
+        mode = os.lstat(path).st_mode
+        if stat.S_ISLNK(mode):
+            return _Shared(path, link=os.readlink(path))
+        if stat.S_ISDIR(mode) or stat.S_ISREG(mode):
+            tree = kernel.clone_tree(path)
+            return _Shared(path, tree=tree, is_folder=stat.S_ISDIR(os.fstat(tree).st_mode))
+    except FileNotFoundError:  # it went meanwhile
+        return None
+    return None
+
+
+def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], own: list[str]) -> None:
+    """A root of its own, on which all that lies in the sandbox's root is mounted."""
+    kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
+    os.chdir(plan["store"])
+    os.makedirs(f"{folder}/root", mode=0o755)
+    kernel.mount(f"{folder}/root", f"{folder}/root", "", MS_BIND)
+    kernel.restrict_mount(f"{folder}/root", MS_NOSUID | MS_NODEV)
+    os.chdir(f"{folder}/root")
+    host = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+    kernel.pivot_root(".", ".")
+    os.fchdir(host)
+    _attach(shared, own)
+    kernel.unmount(".")
+    os.close(host)
+    os.chdir("/")
+
+
+def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], own: list[str]) -> None:
+    """The image as it was, on which the shared folders are mounted."""
+    trees: list[root.Tree] = []
+    os.chdir(plan["store"])
+    for number, tree in enumerate(plan["trees"]):
+        places = {name: f"{folder}/{name}/{number}" for name in ("upper", "work", "stage")}
+        for place in places.values():
+            os.makedirs(place)
+        trees.append(
+            {
+                "target": tree["target"],
+                "lower": tree["lower"],
+                "upper": places["upper"],
+                "work": places["work"],
+                "stage": places["stage"],
+            }
+        )
+    root.build({**plan, "trees": trees}, lambda: _attach(shared, own))
+
+
+def _attach(shared: list[_Shared], own: list[str]) -> None:
+    # Where a path leads is found before anything of the sandbox's is there, which could have links in it.
+    targets = {place.path: os.path.realpath(place.path) for place in shared}
+    for place in shared:
+        target = targets[place.path]
+        if any(target.startswith(f"{other}/") for other in targets.values()):
+            raise OSError(f"{place.path} lies in another folder that the view shares")
+        _attach_place(place, target)
+    for path in own:
+        if os.path.lexists(path):
+            _remove(path)
+        os.makedirs(path)
+
+
+def _attach_place(place: _Shared, target: str) -> None:
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if place.link is not None:
+        if not os.path.lexists(target):
+            os.symlink(place.link, target)
+        return
+    if os.path.lexists(target) and os.path.isdir(target) != place.is_folder:
+        _remove(target)  # the image has a folder, and the agent has put a file in its place, or the other way round
+    if place.is_folder:
+        os.makedirs(target, exist_ok=True)
+    elif not os.path.lexists(target):
+        os.close(os.open(target, os.O_CREAT | os.O_RDONLY, 0o644))
+    if place.tree is None:
+        kernel.mount("tmpfs", target, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755")
+    else:
+        kernel.attach_tree(place.tree, target)
+        os.close(place.tree)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
