@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -16,11 +18,11 @@ __all__ = ["cache", "can_sandbox", "left", "sandbox_cache"]
 SETTINGS = """schema_version = "1.0"
 [metadata]
 [agent]
-timeout_sec = 60
+timeout_sec = 600
 [verifier]
-timeout_sec = 60
+timeout_sec = 600
 [environment]
-build_timeout_sec = 60
+build_timeout_sec = 600
 """
 
 DOCKERFILE = """FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04
@@ -47,6 +49,36 @@ def write_task(folder: Path, *, settings: str = "", dockerfile: str | None = DOC
     (folder / "tests" / "test.sh").write_text(test)
     (folder / "solution" / "solve.sh").write_text('#!/bin/bash\necho "$GREETING $(cat data.txt)" > out; echo noise\n')
     return folder
+
+
+class AgentTime:
+    """Ends the time of an agent when a test says so, however long the agent has taken until then."""
+
+    limit_s = 4321.0
+    """The limit to give to the agent; others are as they are."""
+
+    def __init__(self) -> None:
+        self._limit: asyncio.Timeout | None = None
+
+    async def wait_for[T](self, work: Awaitable[T], timeout: float | None) -> T:
+        """Stand in for `asyncio.wait_for`."""
+        async with asyncio.timeout(timeout) as limit:
+            if timeout == self.limit_s:
+                self._limit = limit
+            return await work
+
+    def end(self) -> None:
+        """Let it be over."""
+        assert self._limit is not None
+        self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+@pytest.fixture
+def agent_time(monkeypatch: pytest.MonkeyPatch) -> AgentTime:
+    """Says when an agent's time is over that has `agent_time.limit_s`."""
+    made = AgentTime()
+    monkeypatch.setattr(asyncio, "wait_for", made.wait_for)
+    return made
 
 
 @pytest.fixture

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar
 
-from rlkit.envs.harbor.sandbox import LocalSandbox
+from harbor.environments.base import ExecResult
 
-STOP_S = 0.5
+from rlkit.envs.harbor.sandbox import LocalSandbox
 
 
 class SlowToStop(LocalSandbox):
-    """Takes its time to stop, as a container engine does."""
+    """Takes its time to stop, as a container engine does: until `may_stop`, where that is set."""
 
     stopped: ClassVar[list[str]] = []
+    may_stop: ClassVar[asyncio.Event | None] = None
 
     async def stop(self, delete: bool) -> None:
         if self._sandbox is not None:
-            await asyncio.sleep(STOP_S)
+            if self.may_stop is not None:
+                await self.may_stop.wait()
             self.stopped.append(self.session_id)
         await super().stop(delete)
 
@@ -38,8 +40,33 @@ class SometimesThere(LocalSandbox):
         return cls.failures >= 0
 
 
+class SaysWhyNot(LocalSandbox):
+    """Does not start, and says why at length, as a container engine does."""
+
+    async def start(self, force_build: bool) -> None:
+        layers = "\n".join(f"layer {number}" for number in range(100))
+        raise RuntimeError(f"docker compose failed\n{layers}\nno space left on device\n\n")
+
+
 class NeverThere(LocalSandbox):
     """Does not start."""
 
     async def start(self, force_build: bool) -> None:
         raise RuntimeError("the sandbox did not come up")
+
+
+class WithoutView(LocalSandbox):
+    """Gives a verifier no view of its own, as a container engine does not."""
+
+    async def start(self, force_build: bool) -> None:
+        await super().start(force_build)
+        self.unsealed = "it is a container"
+
+
+class NotListed(WithoutView):
+    """Cannot say which processes it has."""
+
+    async def exec(self, command: str, *args: object, **kwargs: object) -> object:
+        if "list()" in command:
+            return ExecResult(stdout="", stderr="no /proc", return_code=1)
+        return await super().exec(command, *args, **kwargs)  # type: ignore[arg-type]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlkit.errors import ServiceError
-from rlkit.policy import Limits, Sampler
+from rlkit.policy import Limits, Reply, Sampler
 from rlkit.recording import RecordingPolicy
-from rlkit.testing import ByteChat, ScriptedSampler
+from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import UNLIMITED
-from rlkit.types import Completion, Prompt, Sampling
+from rlkit.types import Completion, Message, Prompt, Sampling
 
-from .conftest import write_task
+from .conftest import AgentTime, write_task
 
 TASK = """FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04
 WORKDIR /app
@@ -79,6 +80,20 @@ def whole(turns: Sequence[object], index: int) -> list[int]:
     return [*before, *turn.prompt.tokens.tolist(), *turn.completion.tolist()]
 
 
+class Late(ScriptedPolicy):
+    """A policy with whose last reply the time of the agent is over."""
+
+    def __init__(self, replies: Sequence[str], agent_time: AgentTime) -> None:
+        super().__init__(replies)
+        self._count, self._agent_time = len(replies), agent_time
+
+    async def chat(self, messages: Sequence[Message], **options: Any) -> Reply:
+        reply = await super().chat(messages, **options)
+        if len(self.turns) == self._count:
+            asyncio.get_running_loop().call_later(0.2, self._agent_time.end)
+        return reply
+
+
 class Faulty(ScriptedSampler):
     """A scripted sampler with trouble.
 
@@ -86,13 +101,21 @@ class Faulty(ScriptedSampler):
         replies: in order.
         failing: calls, from 0, that the service fails.
         hanging: the call that never comes back.
+        on_hang: called then.
     """
 
-    def __init__(self, replies: Sequence[str], *, failing: range = range(0), hanging: int = -1) -> None:
+    def __init__(
+        self,
+        replies: Sequence[str],
+        *,
+        failing: range = range(0),
+        hanging: int = -1,
+        on_hang: Callable[[], None] = lambda: None,
+    ) -> None:
         script = iter(replies)
         super().__init__(lambda prompt, *, seed: next(script), chat=ByteChat())
         self.calls = 0
-        self._failing, self._hanging = failing, hanging
+        self._failing, self._hanging, self._on_hang = failing, hanging, on_hang
 
     async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
@@ -101,6 +124,7 @@ class Faulty(ScriptedSampler):
         if call in self._failing:
             raise ServiceError("sampling: the service answered 503")
         if call == self._hanging:
+            self._on_hang()
             await asyncio.Event().wait()
         return await super().sample(prompt, sampling, seed=seed, num_samples=num_samples)
 

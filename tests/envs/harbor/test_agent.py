@@ -16,6 +16,7 @@ from rlkit.policy import Limits
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.testing import ScriptedPolicy
 
+from .conftest import AgentTime
 from .playing import DO, DONE, Faulty, play, recording, reward, said, said_xml, whole, write_simple
 
 pytestmark = [
@@ -163,9 +164,9 @@ def test_a_first_prompt_that_fills_the_context_is_an_overflow_with_summaries_too
     assert (result.exception_info, reward(result), end.reason, end.turns) == (None, 0.0, "overflow", 0)
 
 
-def test_a_time_limit_keeps_the_finished_turns(task: Path) -> None:
-    policy = recording(Faulty([said(DO)], hanging=1))
-    result, end = asyncio.run(play(task, policy, timeout_s=1.5))
+def test_a_time_limit_keeps_the_finished_turns(task: Path, agent_time: AgentTime) -> None:
+    policy = recording(Faulty([said(DO)], hanging=1, on_hang=agent_time.end))
+    result, end = asyncio.run(play(task, policy, timeout_s=agent_time.limit_s))
     assert result.exception_info.exception_type == "AgentTimeoutError"
     assert (reward(result), end.reason, end.turns, len(policy.turns)) == (1.0, "cancelled", 1, 1)
     assert (task.parent / "trials" / result.trial_name / "agent" / "trajectory.json").exists()

@@ -70,7 +70,7 @@ def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path,
         assert group.rewards.tolist() == [said(episode.info["trial"]) for episode in group.episodes]
         assert all(turn.parent == number - 1 for e in group.episodes for number, turn in enumerate(e.turns) if number)
     assert sorted(groups["hello-world"].rewards.tolist()) == [0.0, 0.0, 1.0, 1.0]
-    assert sorted(groups["sales-report"].rewards.tolist()) == [0.0, 0.0, 0.6, 0.6]
+    assert sorted(groups["sales-report"].rewards.tolist()) == [0.0, 0.0, 0.5, 0.5]
     assert left(cache) == []
 
 

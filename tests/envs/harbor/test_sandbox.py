@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import CommandTimeout
+from tests.limits import wait_until
 
 from .conftest import left, write_task
 
@@ -23,14 +25,15 @@ pytestmark = [
 ]
 
 
-async def trial(task: Path, *, agent: str = "oracle", **environment: object):
-    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
+async def trial(task: Path, *, agent: str = "oracle", verifier: dict[str, str] | None = None, **environment: object):
+    from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig, VerifierConfig
     from harbor.trial.trial import Trial
 
     config = TrialConfig(
         task=TaskConfig(path=task),
         trials_dir=task.parent / "trials",
         agent=AgentConfig(name=agent),
+        verifier=VerifierConfig(**verifier or {}),
         environment=EnvironmentConfig(import_path="rlkit.envs.harbor.sandbox:LocalSandbox", **environment),
     )
     return await (await Trial.create(config)).run()
@@ -116,10 +119,7 @@ asyncio.run(main())
         finally:
             trainer.kill()
             trainer.wait()
-    end_s = time.monotonic() + 10
-    while running(mark) and time.monotonic() < end_s:
-        time.sleep(0.05)
-    assert running(mark) == 0
+    wait_until(lambda: not running(mark))
     restart = "from rlkit.sandbox import leftovers; leftovers.Place(()).remove()"
     subprocess.run([sys.executable, "-c", restart], env=env, check=True)
     assert left(cache) == []
@@ -282,3 +282,11 @@ def test_a_job_of_harbors_own_finds_it_by_its_import_path(cache: Path, task: Pat
     assert result.verifier_result.rewards == {"reward": 1.0}
     saved = json.loads((task.parent / "trials" / result.trial_name / "config.json").read_text())
     assert saved["environment"]["import_path"] == config["import_path"]
+
+
+def test_a_job_of_harbors_own_can_have_the_sealed_verifier(cache: Path, task: Path) -> None:
+    forger = "while :; do echo '{\"reward\": 0.5}' > /logs/verifier/reward.json; sleep 0.01; done"
+    script = f"#!/bin/bash\n(setsid nohup sh -c {shlex.quote(forger)} > /dev/null 2>&1 &)\n"
+    (task / "solution" / "solve.sh").write_text(script)
+    verifier = {"import_path": "rlkit.envs.harbor.verifier:SealedVerifier"}
+    assert asyncio.run(trial(task, verifier=verifier)).verifier_result.rewards == {"reward": 0.0}

@@ -22,8 +22,10 @@ from rlkit.envs.harbor.task import HarborTask, _fault
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.stopwatch import waiting
 from rlkit.testing import ScriptedPolicy
+from tests.limits import HANG_S
 
-from .conftest import left, write_task
+from .conftest import AgentTime, left, write_task
+from .playing import Late
 
 pytestmark = [
     pytest.mark.usefixtures("can_sandbox"),
@@ -43,8 +45,8 @@ SOLVED = [says(SOLVE), says(done=True), says(done=True)]
 UNSOLVED = [says("true\n"), says(done=True), says(done=True)]
 
 
-def played(task: HarborTask, replies: Sequence[str]) -> tuple[rlkit.Outcome, ScriptedPolicy]:
-    policy = ScriptedPolicy(replies)
+def played(task: HarborTask, replies: Sequence[str] | ScriptedPolicy) -> tuple[rlkit.Outcome, ScriptedPolicy]:
+    policy = replies if isinstance(replies, ScriptedPolicy) else ScriptedPolicy(replies)
 
     @leftovers_ended()
     async def main() -> rlkit.Outcome:
@@ -73,16 +75,20 @@ def test_an_agent_that_runs_out_of_turns_is_graded_and_called_truncated(cache: P
     assert (outcome.reward, outcome.truncated, outcome.metrics["max_turns"]) == (1.0, True, 1.0)
 
 
-def test_an_agent_that_runs_out_of_time_is_worth_what_the_rules_say(cache: Path, task: Path) -> None:
+def test_an_agent_that_runs_out_of_time_is_worth_what_the_rules_say(
+    cache: Path, task: Path, agent_time: AgentTime
+) -> None:
+    limit_s = agent_time.limit_s
     slow = [says(SOLVE), says("sleep 60\n").replace("0.1", "60")]
     for rule, reward, masked in (("verify", 1.0, False), ("zero", 0.0, False), ("mask", 1.0, True)):
-        env = HarborTask("greet", task, TrialSettings(agent_timeout_s=1.5, rules=Rules(timeout=rule)))  # type: ignore[arg-type]
-        outcome, policy = played(env, slow)
+        env = HarborTask("greet", task, TrialSettings(agent_timeout_s=limit_s, rules=Rules(timeout=rule)))  # type: ignore[arg-type]
+        outcome, policy = played(env, Late(slow, agent_time))
         assert (outcome.reward, outcome.masked, outcome.truncated) == (reward, masked, True)
         assert outcome.metrics["timeout"] == 1.0
         assert len(policy.turns) == 2
     with pytest.raises(EnvironmentFault, match=r"^timeout: AgentTimeoutError: "):
-        played(HarborTask("greet", task, TrialSettings(agent_timeout_s=1.5, rules=Rules(timeout="drop"))), slow)
+        env = HarborTask("greet", task, TrialSettings(agent_timeout_s=limit_s, rules=Rules(timeout="drop")))
+        played(env, Late(slow, agent_time))
 
 
 def test_a_verifier_that_says_nothing_gives_no_reward(cache: Path, tmp_path: Path) -> None:
@@ -95,12 +101,13 @@ def test_a_verifier_that_says_nothing_gives_no_reward(cache: Path, tmp_path: Pat
     ("verdict", "error"),
     [("true > {}/reward.txt", "RewardFileEmptyError"), ("echo nan > {}/reward.txt", "VerifierOutputParseError"),
      ("echo '[1]' > {}/reward.json", "VerifierOutputParseError"), ("echo 1 > {}/reward.json", "ValidationError"),
-     ("sleep 60", "VerifierTimeoutError")],
+     ("sleep 3600", "VerifierTimeoutError")],
 )  # fmt: skip
 def test_tests_without_a_verdict_are_the_verifiers_error(cache: Path, tmp_path: Path, verdict: str, error: str) -> None:
     task = write_task(tmp_path / "odd", test="#!/bin/bash\n" + verdict.format("/logs/verifier"))
     with pytest.raises(EnvironmentFault, match=f"^verifier_error: {error}: "):
-        played(HarborTask("odd", task, TrialSettings(verifier_timeout_s=1)), SOLVED)
+        limit_s = 1.0 if "sleep" in verdict else HANG_S
+        played(HarborTask("odd", task, TrialSettings(verifier_timeout_s=limit_s)), SOLVED)
 
 
 @pytest.mark.parametrize(
@@ -143,20 +150,29 @@ class Outage(ScriptedPolicy):
 
     excused_s = silent_s = 0.0
 
+    def __init__(self, replies: Sequence[str], agent_time: AgentTime) -> None:
+        super().__init__(replies)
+        self._agent_time = agent_time
+
     async def chat(self, messages: Sequence[rlkit.Message], **options: Any) -> rlkit.Reply:
         if len(messages) == 1:
             return await super().chat(messages, **options)
         with waiting(self):
-            for _ in range(100):
+            for _ in range(20):
                 await asyncio.sleep(0.1)
                 self.excused_s += 0.1
+            self._agent_time.end()
+            await asyncio.Event().wait()
         raise AssertionError
 
 
-def test_an_agent_whose_service_was_silent_did_not_run_out_of_time(cache: Path, task: Path) -> None:
-    told = r"^environment_error: AgentTimeoutError: .* seconds, [12] of them for a service in trouble$"
+def test_an_agent_whose_service_was_silent_did_not_run_out_of_time(
+    cache: Path, task: Path, agent_time: AgentTime
+) -> None:
+    told = r"^environment_error: AgentTimeoutError: .* seconds, 2 of them for a service in trouble$"
+    settings = TrialSettings(agent_timeout_s=agent_time.limit_s)
     with pytest.raises(EnvironmentFault, match=told):
-        asyncio.run(HarborTask("greet", task, TrialSettings(agent_timeout_s=2.5)).rollout(Outage(SOLVED)))
+        asyncio.run(HarborTask("greet", task, settings).rollout(Outage(SOLVED, agent_time)))
 
 
 def test_several_numbers_are_weighed_and_all_of_them_are_metrics(cache: Path, tmp_path: Path) -> None:

@@ -1,29 +1,66 @@
+"""Exit code 0 if `merge` does what its docstring says.
+
+The agent's function runs in a process of its own, as a user who can neither read these cases nor write a reward. Where
+there is only one user, it may write to no file and start no other process, and the cases are in this process's memory
+alone, which nobody may look into.
+"""
+
+import ast
+import ctypes
+import resource
+import subprocess
 import sys
-import unittest
+from pathlib import Path
 
+CASES = [  # an argument and its result
+    ([(1, 5), (3, 8)], [(1, 8)]),
+    ([(1, 9), (2, 3)], [(1, 9)]),
+    ([(3, 4), (1, 2), (6, 7)], [(1, 4), (6, 7)]),
+    ([(5, 6), (1, 2)], [(1, 2), (5, 6)]),
+    ([], []),
+]
+CALL = """
+import sys
 sys.path.insert(0, "/app")
-
 from intervals import merge
+given = {given!r}
+result = merge(given)
+print()
+print(repr((result, given)))
+"""
+TIMEOUT_S = 10
+NOBODY = 65534
+PR_SET_DUMPABLE = 4
 
 
-class MergeTest(unittest.TestCase):
-    def test_intervals_that_overlap_become_one(self):
-        self.assertEqual(merge([(1, 5), (3, 8)]), [(1, 8)])
-
-    def test_an_interval_within_another_disappears(self):
-        self.assertEqual(merge([(1, 9), (2, 3)]), [(1, 9)])
-
-    def test_intervals_that_touch_become_one(self):
-        self.assertEqual(merge([(3, 4), (1, 2), (6, 7)]), [(1, 4), (6, 7)])
-
-    def test_the_argument_is_not_changed(self):
-        given = [(5, 6), (1, 2)]
-        merge(given)
-        self.assertEqual(given, [(5, 6), (1, 2)])
-
-    def test_nothing_gives_nothing(self):
-        self.assertEqual(merge([]), [])
+def restrict():
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
+        resource.setrlimit(limit, (0, 0))
 
 
-if __name__ == "__main__":
-    unittest.main()
+def run(given, **options):
+    program = [sys.executable, "-I", "-B", "-c", CALL.format(given=given)]
+    options |= {"timeout": TIMEOUT_S, "cwd": "/", "preexec_fn": restrict}
+    return subprocess.run(program, check=False, capture_output=True, text=True, **options)
+
+
+def call(given):
+    """The result, and what the argument is afterwards."""
+    try:
+        done = run(given, user=NOBODY, group=NOBODY, extra_groups=[])
+    except PermissionError:  # where the sandbox belongs to a user, there are no others in it
+        done = run(given)
+    return ast.literal_eval(done.stdout.splitlines()[-1])
+
+
+def main():
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    Path(__file__).unlink()
+    try:
+        right = all(call(given) == (result, given) for given, result in CASES)
+    except (ValueError, SyntaxError, IndexError, subprocess.TimeoutExpired):
+        right = False
+    sys.exit(not right)
+
+
+main()

@@ -1,4 +1,4 @@
-"""Each number of the report that is right counts for itself."""
+"""Each number of the report that is right counts for itself; its form alone earns nothing."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def main():
         report = json.loads(Path("/app/report.json").read_text())
     except (OSError, ValueError):
         report = None
-    rewards = {"valid_json": float(isinstance(report, dict))}
+    rewards = {}
     found = report if isinstance(report, dict) else {}
     regions = found.get("by_region")
     rewards["rows"] = float(found.get("rows") == right["rows"])
@@ -43,6 +43,7 @@ def main():
     )
     rewards["best_product"] = float(found.get("best_product") == right["best_product"])
     rewards["reward"] = sum(rewards.values()) / len(rewards)
+    rewards["valid_json"] = float(isinstance(report, dict))
     REWARDS.write_text(json.dumps(rewards))
 
 

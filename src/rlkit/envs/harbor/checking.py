@@ -10,24 +10,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlkit.concurrency import in_thread, together
+from rlkit.config.objects import load_object
 from rlkit.containment import leftovers_ended
-from rlkit.envs.harbor.outcome import numbers
+from rlkit.envs.harbor.outcome import AGENT_ERRORS, UNMENDABLE, VERIFIER_ERRORS, numbers
 from rlkit.envs.harbor.phases import Gates, Passing, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import broken
 from rlkit.envs.harbor.trial import environment_fields, play, steps_of
-from rlkit.errors import MissingError
+from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.metrics import SOLVED
 from rlkit.types import Json
 
 if TYPE_CHECKING:
     from harbor.models.trial.result import TrialResult
 
-type Finding = Literal["sound", "broken", "solved", "no solution"]
+type Finding = Literal["sound", "broken", "solved", "no solution", "environment failed"]
 """`broken`: its solution does not get the full reward. `solved`: doing nothing does. `no solution`: it has none, and
-only doing nothing was tried."""
+only doing nothing was tried. `environment failed`: nothing can be said of the task, which may be sound elsewhere."""
 
-FAULTS: tuple[Finding, ...] = ("broken", "solved")
+FAULTS: tuple[Finding, ...] = ("broken", "solved", "environment failed")
+
+_DETAIL_CHARS = 400
+_SAID_LINES = 8
+_SAID_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,8 @@ class Checked:
         nothing: those for doing nothing.
         detail: what went wrong.
         seconds: that it took.
+        said: last lines of what the tests, or the environment's engine, said of a fault.
+        open_ends: what an agent could forge a reward with here, and how that is closed.
     """
 
     task_id: str
@@ -49,6 +56,8 @@ class Checked:
     nothing: Mapping[str, float] | None
     detail: str
     seconds: float
+    said: Sequence[str] = ()
+    open_ends: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -60,6 +69,8 @@ class Checked:
 class _Tried:
     rewards: Mapping[str, float] | None
     error: str
+    of_environment: bool = False
+    said: Sequence[str] = ()
 
     @property
     def full(self) -> bool:
@@ -111,16 +122,40 @@ async def _checked(name: str, path: Path, environment: Environment, gates: Gates
         zip(agents, await asyncio.gather(*(_tried(path, agent, environment, gates) for agent in agents)), strict=True)
     )
     nothing, solution = tried["nop"], tried.get("oracle")
-    finding: Finding = "sound" if solution else "no solution"
-    detail = ""
-    if nothing.full:
-        finding, detail = "solved", "doing nothing gets the full reward"
-    if nothing.rewards is None:
-        finding, detail = "broken", f"doing nothing: {nothing.error}"
-    if solution is not None and not solution.full:
-        finding, detail = "broken", f"its solution: {solution.error or 'does not get the full reward'}"
+    finding, detail, said = _judge(solution, nothing)
     rewards = None if solution is None else solution.rewards
-    return Checked(name, finding, rewards, nothing.rewards, detail, time.monotonic() - started_s)
+    open_ends = await in_thread(_open_ends, path, environment)
+    return Checked(name, finding, rewards, nothing.rewards, detail, time.monotonic() - started_s, said, open_ends)
+
+
+def _open_ends(path: Path, environment: Environment) -> Sequence[str]:
+    """Say what verification in an environment leaves open for a task."""
+    from harbor.models.task.task import Task
+    from harbor.models.task.verifier_mode import task_has_any_shared_verifier
+
+    from rlkit.envs.harbor.sealing import TestedWork, describe_seal
+    from rlkit.sandbox.inside import landlock
+
+    config = Task(path).config
+    if not task_has_any_shared_verifier(config):
+        return ()
+    where = load_object(environment.import_path, field="environment") if environment.import_path else None
+    has_view = hasattr(where, "seal") and not landlock.confinement_problem()
+    return describe_seal(has_view=has_view, work=TestedWork.of(config.metadata))
+
+
+def _judge(solution: _Tried | None, nothing: _Tried) -> tuple[Finding, str, Sequence[str]]:
+    """Return the finding, what went wrong, and what was said of it."""
+    for tried, what in ((solution, "its solution"), (nothing, "doing nothing")):
+        if tried is not None and tried.of_environment:
+            return "environment failed", f"{what}: {tried.error}", tried.said
+    if solution is not None and not solution.full:
+        return "broken", f"its solution: {solution.error or 'does not get the full reward'}", solution.said
+    if nothing.rewards is None:
+        return "broken", f"doing nothing: {nothing.error}", nothing.said
+    if nothing.full:
+        return "solved", "doing nothing gets the full reward", nothing.said
+    return ("sound" if solution else "no solution"), "", ()
 
 
 async def _tried(path: Path, agent: str, environment: Environment, gates: Gates) -> _Tried:
@@ -137,17 +172,46 @@ async def _tried(path: Path, agent: str, environment: Environment, gates: Gates)
     except MissingError:  # no task could run
         raise
     except Exception as error:  # what is wrong with one task must not hide what is with others
-        return _Tried(None, " ".join(f"{type(error).__name__}: {error}".split()))
+        said = _last_lines(str(error))
+        # The task itself was read before, so that what is left is how it fits this environment, or the environment.
+        return _Tried(None, _one_line(type(error).__name__, str(error)), not isinstance(error, UsageError), said)
 
 
-def _read(result: TrialResult, _passing: Passing, _folder: Path) -> _Tried:
+def _read(result: TrialResult, _passing: Passing, folder: Path) -> _Tried:
     errors = [part.exception_info for part in steps_of(result)] + [result.exception_info]
     error = next((one for one in errors if one is not None), None)
     if error is not None and error.exception_type == MissingError.__name__:
         raise MissingError(error.exception_message)
-    said = "" if error is None else " ".join(f"{error.exception_type}: {error.exception_message}".split())
+    told = "" if error is None else _one_line(error.exception_type, error.exception_message)
+    said = _said_by_tests(folder) or _last_lines("" if error is None else error.exception_message)
+    if error is not None and error.exception_type not in {*VERIFIER_ERRORS, *AGENT_ERRORS, *UNMENDABLE}:
+        return _Tried(None, told, True, said)
     rewards = result.verifier_result.rewards if result.verifier_result else None
-    return _Tried(None if rewards is None else numbers(rewards), said)
+    try:
+        return _Tried(None if rewards is None else numbers(rewards), told, said=said)
+    except EnvironmentFault as fault:
+        return _Tried(None, _one_line(type(fault).__name__, str(fault)), said=said)
+
+
+def _one_line(kind: str, message: str) -> str:
+    text = " ".join(f"{kind}: {message}".split())
+    return text if len(text) <= _DETAIL_CHARS else f"{text[:_DETAIL_CHARS]}…"
+
+
+def _last_lines(text: str) -> Sequence[str]:
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    return tuple(lines[-_SAID_LINES:])
+
+
+def _said_by_tests(folder: Path) -> Sequence[str]:
+    """Return the last lines that the tests of a trial, or of its last step, printed."""
+    printed = sorted(folder.rglob("verifier/test-std*.txt"), key=lambda path: path.stat().st_mtime)
+    for path in reversed(printed):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _SAID_BYTES))
+            if lines := _last_lines(file.read(_SAID_BYTES).decode(errors="replace")):
+                return lines
+    return ()
 
 
 def _has_solution(path: Path) -> bool:

@@ -11,7 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlkit.errors import EnvironmentFault, MissingError, RlkitError, ServiceError, UsageError, did_you_mean
+from rlkit.errors import (
+    EnvironmentFault,
+    MissingError,
+    RlkitError,
+    ServiceError,
+    ServiceUnreachable,
+    UsageError,
+    did_you_mean,
+)
 from rlkit.types import Json, Outcome
 
 type Rule = Literal["verify", "zero", "mask", "drop"]
@@ -24,9 +32,21 @@ type Cause = Literal["environment_error", "verifier_error", "service_error", "ag
 CAUSES: tuple[Cause, ...] = ("timeout", "overflow", "agent_error", "environment_error", "verifier_error")
 """Those that have a metric of their own."""
 
+# fmt: off
+VERIFIER_ERRORS = frozenset([
+    "IsADirectoryError", "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError",
+    "VerifierOutputParseError", "VerifierTimeoutError",
+])
+# fmt: on
+"""What Harbor raises of tests that took too long, or gave no number."""
+
+AGENT_ERRORS = frozenset(["AgentTimeoutError", "NonZeroAgentExitCodeError"])
+"""What Harbor raises of an agent that took too long, or failed."""
+
 UNMENDABLE: dict[str, type[RlkitError]] = {
     "ConfigError": UsageError,
     "MissingError": MissingError,
+    "ServiceUnreachable": ServiceUnreachable,
     "UsageError": UsageError,
 }
 """What no repetition mends, by the names of errors: it ends the run, whatever the rules say."""

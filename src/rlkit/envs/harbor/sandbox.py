@@ -17,11 +17,14 @@ from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import PositiveInt
 
 from rlkit.envs.harbor.own import OwnEnvironment, result
+from rlkit.envs.harbor.sealing import OWN_FOLDERS, TestedWork
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.sandbox import Bind, Limits, Sandbox, Spec, dockerfile, image
+from rlkit.sandbox import Bind, Limits, Sandbox, Spec, View, dockerfile, image
+from rlkit.sandbox.commands import Commands
 from rlkit.sandbox.image import HOST, Image
-from rlkit.sandbox.namespaces import OnOutput
+from rlkit.sandbox.inside import landlock
 from rlkit.sandbox.spec import MIB
+from rlkit.sandbox.streams import OnOutput
 from rlkit.sandbox.threads import in_thread
 
 
@@ -60,6 +63,9 @@ class LocalSandbox(OwnEnvironment):
         self._memory_mb, self._processes, self._cpu_s = memory_mb, processes, cpu_s
         self._file_mb, self._output_bytes = file_mb, output_mb * MIB
         self._sandbox: Sandbox | None = None
+        self._view: View | None = None
+        self.unsealed = landlock.confinement_problem()
+        """Why a verifier cannot have a view of its own here; empty where it can."""
         self._image: Image | None = None
         super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's own, as it gives them
 
@@ -121,9 +127,29 @@ class LocalSandbox(OwnEnvironment):
 
     @override
     async def stop(self, delete: bool) -> None:
-        sandbox, self._sandbox = self._sandbox, None
+        sandbox, self._sandbox, self._view = self._sandbox, None, None
         if sandbox is not None:
             await sandbox.stop()
+
+    async def seal(self, work: TestedWork, user: str | int | None) -> None:
+        """Have commands and transfers go to a view with `/tests`, `/logs/verifier` and `/logs/agent` of its own.
+
+        Args:
+            work: the part of the agent's work that the view shows.
+            user: the user that the tests run as, who may write to `/logs/verifier`; None for the image's.
+        """
+        self._view = await self._running().open_view(own=OWN_FOLDERS, shared=work.folders)
+        if (who := self._user(user)) not in (None, "root", "0"):
+            folder = str(EnvironmentPaths.verifier_dir)
+            done = await self._view.run(["chown", str(who), folder])
+            if done.exit_code != 0:
+                raise EnvironmentFault(f"chown {who} {folder}: {done.stderr.decode(errors='replace').strip()}")
+
+    async def unseal(self) -> None:
+        """Have commands and transfers go to the agent's side again, and end what the tests left running."""
+        view, self._view = self._view, None
+        if view is not None:
+            await view.close()
 
     @override
     async def exec(
@@ -135,10 +161,9 @@ class LocalSandbox(OwnEnvironment):
         user: str | int | None = None,
     ) -> ExecResult:
         made = self._image
-        who = self._resolve_user(user)
-        done = await self._running().run(
+        done = await self._place_of_commands().run(
             command,
-            user=str(who) if who is not None else made.user if made else None,
+            user=self._user(user),
             cwd=cwd or self.task_env_config.workdir or (made.workdir if made else None),
             env={**(made.env if made else {}), **(self._merge_env(env) or {})},
             timeout_s=timeout_sec or None,
@@ -149,24 +174,32 @@ class LocalSandbox(OwnEnvironment):
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        await self._running().put(Path(source_path), self._place(target_path))
+        await self._place_of_commands().put(Path(source_path), self._place(target_path))
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        await self._running().put(Path(source_dir), self._place(target_dir))
+        await self._place_of_commands().put(Path(source_dir), self._place(target_dir))
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        await self._running().get(self._place(source_path), Path(target_path), folder=False)
+        await self._place_of_commands().get(self._place(source_path), Path(target_path), folder=False)
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        await self._running().get(self._place(source_dir), Path(target_dir), folder=True)
+        await self._place_of_commands().get(self._place(source_dir), Path(target_dir), folder=True)
 
     def _running(self) -> Sandbox:
         if self._sandbox is None:
             raise EnvironmentFault(f"{self.session_id}: the sandbox has not been started, or was stopped")
         return self._sandbox
+
+    def _place_of_commands(self) -> Commands:
+        """The sandbox, or the view of it while a verifier runs."""
+        return self._view or self._running()
+
+    def _user(self, user: str | int | None) -> str | None:
+        who = self._resolve_user(user)
+        return str(who) if who is not None else self._image.user if self._image else None
 
     def _place(self, path: str) -> str:
         return str(self._absolute(path, workdir=self._image.workdir if self._image else None))

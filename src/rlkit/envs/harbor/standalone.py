@@ -174,7 +174,7 @@ async def _hold(
     config = ServiceConfig(base_url=source.base_url, timeout_s=timeout_s)
     choice, watch = choose(config), Watch(note, timeout_s)
     try:
-        async with connect(config, choice=choice) as service:
+        async with connect(config, choice=choice, note=note) as service:
             model, checkpoint = source.model, source.checkpoint
             if model is None:
                 assert checkpoint is not None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.concurrency import in_thread
 from rlkit.env import Env
-from rlkit.envs.harbor.outcome import Cause, Report, outcome
+from rlkit.envs.harbor.outcome import VERIFIER_ERRORS, Cause, Report, outcome
 from rlkit.envs.harbor.phases import Passing, gates
 from rlkit.envs.harbor.settings import TrialSettings
 from rlkit.envs.harbor.trial import environment_fields, play, seconds_of, steps_of
@@ -38,14 +38,6 @@ _GRAVEST_FIRST: tuple[Cause | None, ...] = (
 
 _OUTAGE_SHARE = 0.1
 """Of an agent's time, that a service in trouble may take; with more, it was not the agent that ran out of time."""
-
-# fmt: off
-_OF_VERIFIERS = frozenset([
-    "IsADirectoryError", "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError",
-    "VerifierOutputParseError", "VerifierTimeoutError",
-])
-# fmt: on
-"""What Harbor raises of tests that took too long, or gave no number."""
 
 
 @dataclass(frozen=True)
@@ -172,4 +164,4 @@ def _cause(error: ExceptionInfo) -> Cause:
         case "NonZeroAgentExitCodeError":
             return "agent_error"
         case name:
-            return "verifier_error" if name in _OF_VERIFIERS else "environment_error"
+            return "verifier_error" if name in VERIFIER_ERRORS else "environment_error"

@@ -132,8 +132,11 @@ def broken(path: Path) -> str | None:
     """In one line, why Harbor cannot read a task, or what of it says nothing; None where it can be played."""
     from harbor.models.task.task import Task
 
+    from rlkit.envs.harbor.sealing import TestedWork
+
     try:
         task = Task(path)
+        TestedWork.of(task.config.metadata)
         texts = {"instruction.md": task.instruction}
         if steps := task.config.steps:
             texts = {f"steps/{step.name}/instruction.md": task.step_instruction(step.name) for step in steps}

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from harbor.trial.hooks import TrialHookEvent
     from harbor.trial.trial import Trial
 
+SEALED_VERIFIER = "rlkit.envs.harbor.verifier:SealedVerifier"
+
 _log = logging.getLogger("rlkit.harbor")
 
 
@@ -101,13 +103,14 @@ class _Running[T]:
         """Pass the gates with the trial's phases, and speak when its environment is about to be taken down."""
         from harbor.trial.hooks import TrialEvent
 
+        from rlkit.envs.harbor.agent_records import watch_records
+        from rlkit.envs.harbor.sealing import note_processes
+
         environment, folder = trial.agent_environment, trial.paths.trial_dir
-        stop = environment.stop
-        running = False
+        records = watch_records(environment, trial.paths.agent_dir, folder / "agent-records")
+        stop, start_environment = environment.stop, environment.start
 
         async def told_and_stopped(delete: bool) -> None:
-            nonlocal running
-            running = False
             if trial.result.verifier_result is not None or trial.result.exception_info is not None:
                 self._passing.leave()
                 self._tell(trial.result, folder)
@@ -117,20 +120,22 @@ class _Running[T]:
             await self._passing.start()
 
         async def begin(_: TrialHookEvent) -> None:
-            nonlocal running
-            running = True
             await self._passing.play()
+            await in_thread(records.begin)
 
         async def rest(_: TrialHookEvent) -> None:
             self._passing.leave()
+            await in_thread(records.save)
 
         async def verify(_: TrialHookEvent) -> None:
             await self._passing.verify()
-            if running:  # and not only a verifier's own environment
-                # What the agent has written there is no verdict: Harbor would read a reward.json of the agent's first.
-                await environment.empty_dirs([trial.agent_env_paths.verifier_dir], chmod=True)
+
+        async def start_noted(force_build: bool) -> None:
+            await start_environment(force_build)
+            await note_processes(environment)
 
         environment.stop = told_and_stopped
+        environment.start = start_noted
         trial.add_hook(TrialEvent.ENVIRONMENT_START, start)
         trial.add_hook(TrialEvent.AGENT_START, begin)
         trial.add_hook(TrialEvent.AGENT_END, rest)
@@ -157,7 +162,9 @@ async def _created(fields: Mapping[str, Json]) -> Trial:
     trial_class = await in_thread(_imported)  # for seconds, the first time
     from harbor.models.trial.config import TrialConfig
 
-    return await trial_class.create(TrialConfig.model_validate(fields))
+    config = TrialConfig.model_validate(fields)
+    config.verifier.import_path = config.verifier.import_path or SEALED_VERIFIER
+    return await trial_class.create(config)
 
 
 def _imported() -> type[Trial]:

@@ -1,0 +1,204 @@
+"""What an agent leaves behind cannot write its own reward."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rlkit.envs.harbor.phases import Gates, PhaseLimits
+from rlkit.envs.harbor.sealing import TestedWork, describe_seal
+from rlkit.envs.harbor.settings import environment
+from rlkit.envs.harbor.tasks import broken
+from rlkit.envs.harbor.trial import environment_fields, play
+from rlkit.errors import UsageError
+
+from .agents import Shell
+from .conftest import SETTINGS, write_task
+from .environments import WithoutView
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
+PLACES = ["local", f"{WithoutView.__module__}:WithoutView"]
+pytestmark = [
+    pytest.mark.usefixtures("can_sandbox"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
+
+
+def daemon(script: str) -> str:
+    """A command that leaves a loop running."""
+    return f"(setsid nohup sh -c 'while :; do {script}; sleep 0.01; done' > /dev/null 2>&1 &)"
+
+
+def rewards_of(task: Path, command: str, *, place: str = "local", repeats: int = 1) -> list[object]:
+    """What the verifier says of an agent that runs one command, or the name of what went wrong."""
+
+    def read(result: object, passing: object, folder: object) -> object:
+        error = result.exception_info  # type: ignore[attr-defined]  Harbor's TrialResult
+        return error.exception_type if error else result.verifier_result.rewards  # type: ignore[attr-defined]
+
+    def make(folder: Path) -> dict[str, object]:
+        return {
+            "task": {"path": str(task)},
+            "trials_dir": str(folder),
+            "agent": {"import_path": f"{Shell.__module__}:Shell", "kwargs": {"command": command}},
+            "environment": environment_fields(environment(place)),
+        }
+
+    async def main() -> list[object]:
+        gates = Gates(PhaseLimits())
+        trial = lambda: play(make, read, gates=gates, trials_dir=None, keep=lambda verdict: False)  # noqa: E731  # type: ignore[arg-type]
+        return [await trial() for _ in range(repeats)]
+
+    return asyncio.run(main())
+
+
+FORGERIES = {
+    "an early reward": "mkdir -p /logs/verifier; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
+    "a daemon that writes rewards": daemon(
+        'echo "{\\"reward\\": 1}" > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt'
+    ),
+    "a daemon that rewrites tests": daemon(
+        'for f in /tests/*.sh; do printf "#!/bin/bash\\necho 1 > /logs/verifier/reward.txt\\n" > $f; done'
+    ),
+    "a daemon that enters the verifier": daemon(
+        "for p in /proc/[0-9]*; do echo 1 > $p/root/logs/verifier/reward.json; done"
+    ),
+    "a daemon whose first thread has ended": "cat > /app/d.py <<'END'\nimport ctypes, threading, time\ndef work():\n"
+    "    while True:\n        try: open('/logs/verifier/reward.json', 'w').write('{\"reward\": 1}')\n"
+    "        except OSError: pass\n        time.sleep(0.002)\n"
+    "threading.Thread(target=work).start()\nctypes.CDLL(None).syscall(60, 0)\nEND\n"
+    "(setsid nohup python3 /app/d.py > /dev/null 2>&1 &)",
+    "a chain of forks": "cat > /app/d.py <<'END'\nimport os\nwhile True:\n    if os.fork():\n        os._exit(0)\n"
+    "    try: open('/logs/verifier/reward.json', 'w').write('{\"reward\": 1}')\n    except OSError: pass\nEND\n"
+    "(setsid nohup python3 /app/d.py > /dev/null 2>&1 &)",
+    "links in the place of folders": "mkdir -p /app/v; echo 1 > /app/v/reward.json; rm -rf /logs/verifier /tests; "
+    "mkdir -p /logs; ln -s /app/v /logs/verifier; ln -s /app /tests",
+    "a link in the place of all logs": "mkdir -p /app/verifier; echo 1 > /app/verifier/reward.json; rm -rf /logs; "
+    "ln -s /app /logs",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_reward_cannot_be_forged_by(cache: Path, name: str, place: str) -> None:
+    assert rewards_of(EXAMPLES / "hello-world", FORGERIES[name], place=place) == [{"reward": 0.0}]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_work_counts_beside_a_forger(cache: Path, place: str) -> None:
+    command = "echo 'Hello, world!' > /app/hello.txt; " + FORGERIES["a daemon that rewrites tests"]
+    assert rewards_of(EXAMPLES / "hello-world", command, place=place) == [{"reward": 1.0}]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("leaves", ["once", "a daemon"])
+def test_the_record_of_an_agent_that_runs_on_this_side_cannot_be_forged(cache: Path, leaves: str, place: str) -> None:
+    """`first-words` pays for what the record says that the agent has said."""
+    said = '{"steps": [{"source": "agent", "tool_calls": [1]}]}'
+    forge = f"mkdir -p /logs/agent; echo {shlex.quote(said)} > /logs/agent/trajectory.json"
+    script = f"echo {shlex.quote(said)} > /forged; "
+    command = forge if leaves == "once" else script + daemon("cp /forged /logs/agent/trajectory.json")
+    honest = rewards_of(EXAMPLES / "first-words", "true", place=place)
+    assert honest[0]["reward"] < 0.5  # type: ignore[index]
+    assert rewards_of(EXAMPLES / "first-words", command, place=place) == honest
+
+
+def test_a_server_that_is_part_of_the_work_goes_on(cache: Path) -> None:
+    solution = (EXAMPLES / "background-server" / "solution" / "solve.sh").read_text()
+    for place in PLACES:
+        assert rewards_of(EXAMPLES / "background-server", solution, place=place) == [{"reward": 1.0}]
+
+
+def test_without_a_view_processes_end_unless_the_task_says_that_they_are_tested(cache: Path, tmp_path: Path) -> None:
+    test = '#!/bin/bash\n{ kill -0 "$(cat /app/pid)" && echo 1 || echo 0; } > /logs/verifier/reward.txt\n'
+    left = "nohup sleep 3600 > /dev/null 2>&1 & echo $! > /app/pid"
+    ended = write_task(tmp_path / "ended", test=test)
+    tested = write_task(tmp_path / "tested", test=test)
+    text = SETTINGS.replace("[metadata]", "[metadata]\n[metadata.rlkit]\ntested_processes = true")
+    (tested / "task.toml").write_text(text)
+    assert rewards_of(ended, left, place="local") == [{"reward": 1.0}]
+    assert rewards_of(ended, left, place=PLACES[1]) == [{"reward": 0.0}]
+    assert rewards_of(tested, left, place=PLACES[1]) == [{"reward": 1.0}]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_between_steps_what_the_agent_left_running_waits_and_goes_on(cache: Path, tmp_path: Path, place: str) -> None:
+    """The first step's reward is sealed, and the second step's work was begun in the first."""
+    task = tmp_path / "task"
+    for step in ("one", "two"):
+        (task / "steps" / step / "tests").mkdir(parents=True)
+        (task / "steps" / step / "instruction.md").write_text("Work.")
+    (task / "environment").mkdir()
+    (task / "environment" / "Dockerfile").write_text("FROM x\nWORKDIR /app\n")
+    steps = '\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    (task / "task.toml").write_text('multi_step_reward_strategy = "mean"\n' + SETTINGS + steps)
+    forged = "#!/bin/bash\nsleep 0.2; [ -e /logs/verifier/reward.json ] || echo 0 > /logs/verifier/reward.txt\n"
+    (task / "steps" / "one" / "tests" / "test.sh").write_text(forged)
+    alive = "#!/bin/bash\nif [ $(cat /app/ticks | wc -l) -gt $(cat /app/before) ]; then echo 1; else echo 0; fi"
+    (task / "steps" / "two" / "tests" / "test.sh").write_text(f"{alive} > /logs/verifier/reward.txt\n")
+    begin = daemon("echo >> /app/ticks; echo 1 > /logs/verifier/reward.json")
+    count = "$(cat /app/ticks | wc -l)"
+    wait = f"echo {count} > /app/before; until [ {count} -gt $(cat /app/before) ]; do sleep 0.02; done"
+    command = f"if [ -e /app/ticks ]; then {wait}; else {begin}; until [ -e /app/ticks ]; do sleep 0.02; done; fi"
+    assert rewards_of(task, command, place=place) == [{"reward": 0.5}]
+
+
+def test_named_folders_keep_the_agents_programs_and_settings_from_the_tests(cache: Path, tmp_path: Path) -> None:
+    shims = (
+        "for name in cat bash sh; do rm -f /usr/local/bin/$name; "
+        "printf '#!/usr/bin/env -S /usr/bin/dash\\necho 1 > /logs/verifier/reward.txt; echo hello data\\n' "
+        "> /usr/local/bin/$name; chmod +x /usr/local/bin/$name; done"
+    )
+    trusting = write_task(tmp_path / "trusting")
+    sealed = write_task(tmp_path / "sealed")
+    text = SETTINGS.replace("[metadata]", '[metadata]\n[metadata.rlkit]\ntested_folders = ["/app"]')
+    (sealed / "task.toml").write_text(text)
+    assert rewards_of(trusting, shims) == [{"reward": 1.0}]  # which is what describe_seal says
+    assert rewards_of(sealed, shims) == [{"reward": 0.0}]
+    assert rewards_of(
+        sealed, f'cp /app/data.txt /app/x; echo "$GREETING $(cat /app/data.txt)" > /app/out; {shims}'
+    ) == [{"reward": 1.0}]
+    assert "tested_folders" in " ".join(describe_seal(has_view=True, work=TestedWork()))
+    assert describe_seal(has_view=True, work=TestedWork(("/app",))) == ()
+
+
+def test_the_tests_may_run_as_another_user(cache: Path, tmp_path: Path) -> None:
+    test = '#!/bin/bash\n[ "$(id -un)" = nobody ] && echo 1 > /logs/verifier/reward.txt\n'
+    task = write_task(tmp_path / "task", test=test)
+    (task / "task.toml").write_text(SETTINGS.replace("[verifier]", '[verifier]\nuser = "nobody"'))
+    for place in PLACES:
+        assert rewards_of(task, FORGERIES["a daemon that writes rewards"], place=place) == [{"reward": 1.0}]
+
+
+def test_processes_that_cannot_be_told_apart_fail_the_trial(cache: Path) -> None:
+    place = f"{WithoutView.__module__}:NotListed"
+    assert rewards_of(EXAMPLES / "hello-world", "true", place=place) == ["EnvironmentFault"]
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("tested_folder = ['/app']", "no 'tested_folder'"),
+        ("tested_folders = '/app'", "list of absolute paths"),
+        ("tested_folders = ['app']", "list of absolute paths"),
+        ("tested_folders = ['/logs']", "cannot be shared"),
+        ("tested_folders = ['/app/../tests']", "without '..'"),
+        ("tested_processes = 1", "true or false"),
+    ],
+)
+def test_a_table_that_says_nothing_sensible_is_a_broken_task(tmp_path: Path, table: str, said: str) -> None:
+    task = write_task(tmp_path / "task")
+    (task / "task.toml").write_text(SETTINGS.replace("[metadata]", f"[metadata]\n[metadata.rlkit]\n{table}"))
+    assert said in (broken(task) or "")
+
+
+def test_what_an_environment_leaves_open_is_said() -> None:
+    assert [line.split(":")[0] for line in describe_seal(has_view=False, work=TestedWork(None, processes=True))] == [
+        "the tests run programs and settings that the agent can change",
+        "processes that the agent leaves running can write rewards and tests, since tested_processes is set",
+    ]
+    with pytest.raises(UsageError, match="tested_folders"):
+        TestedWork.of({"rlkit": {"tested_folders": 3}})
