@@ -1,0 +1,120 @@
+"""Reports of the red team: what each cheat earned, beside an honest empty attempt.
+
+Invariant: a cheat that failed, or that could not be tried, earned nothing, and the report says which of them it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+type Result = Literal["earned", "nothing", "failed", "not tried"]
+"""`earned`: more than an honest empty attempt. `nothing`: no more than that. `failed`: the episode had no reward. `not
+tried`: the cheat needs what the environment does not have."""
+
+SHOWN_TASKS = 3
+"""A summary names so many tasks for each result."""
+
+EPSILON = 1e-9
+"""Rewards that differ by less are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One cheat on one task.
+
+    Args:
+        cheat: its name.
+        does: its sentence.
+        task_id: the task.
+        reward: what it earned; None where the episode had none.
+        detail: why it has none, or why the cheat was not tried.
+    """
+
+    cheat: str
+    does: str
+    task_id: str
+    result: Result
+    reward: float | None
+    honest: float
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RedTeamReport:
+    """All attempts on one environment.
+
+    Args:
+        attempts: cheats in the order of the red team's list, each with its tasks.
+        untried: tasks on which nothing could be tried, with the reason.
+    """
+
+    attempts: Sequence[Attempt]
+    untried: Mapping[str, str]
+
+    @property
+    def ok(self) -> bool:
+        """True if the honest attempt could be played everywhere and no cheat earned more than it."""
+        return not self.untried and not self.earned
+
+    @property
+    def earned(self) -> Sequence[Attempt]:
+        """The attempts that earned more than an honest empty one."""
+        return [attempt for attempt in self.attempts if attempt.result == "earned"]
+
+
+def attempt_result(reward: float | None, honest: float) -> Result:
+    """The result of a cheat that was tried."""
+    if reward is None:
+        return "failed"
+    return "earned" if reward > honest + EPSILON else "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class CheatSummary:
+    """One cheat over all tasks.
+
+    Args:
+        counts: number of tasks by result.
+        reward: the highest that it earned.
+        honest: the reward of the empty attempt on the same task.
+        detail: the tasks on which it earned, failed or was not tried, with the first reason.
+    """
+
+    cheat: str
+    does: str
+    counts: Mapping[Result, int]
+    reward: float | None
+    honest: float
+    detail: str
+
+    @property
+    def result(self) -> Result:
+        """The gravest of its results."""
+        order: Sequence[Result] = ("earned", "nothing", "failed", "not tried")
+        return next(result for result in order if self.counts.get(result))
+
+
+def summarise(report: RedTeamReport) -> Sequence[CheatSummary]:
+    """One summary a cheat, in the order of the attempts."""
+    by_cheat: dict[str, list[Attempt]] = {}
+    for attempt in report.attempts:
+        by_cheat.setdefault(attempt.cheat, []).append(attempt)
+    return [_summary(attempts) for attempts in by_cheat.values()]
+
+
+def _summary(attempts: Sequence[Attempt]) -> CheatSummary:
+    counts: dict[Result, int] = {}
+    for attempt in attempts:
+        counts[attempt.result] = counts.get(attempt.result, 0) + 1
+    best = max(attempts, key=lambda attempt: (attempt.result == "earned", attempt.reward or 0.0))
+    details = list[str]()
+    for result in ("earned", "failed", "not tried"):
+        of_result = [attempt for attempt in attempts if attempt.result == result]
+        if of_result:
+            tasks = ", ".join(attempt.task_id for attempt in of_result[:SHOWN_TASKS])
+            more = f" and {len(of_result) - SHOWN_TASKS} more" if len(of_result) > SHOWN_TASKS else ""
+            reason = f": {of_result[0].detail}" if of_result[0].detail else ""
+            details.append(f"{result} on {tasks}{more}{reason}")
+    return CheatSummary(best.cheat, best.does, counts, best.reward, best.honest, "; ".join(details))

@@ -1,0 +1,80 @@
+"""One cheat against a task of Harbor's: a name, a sentence and a shell script.
+
+Invariant: a script asks nothing of the task it attacks but what an agent there could know: the paths that the
+instruction names (`OUTPUTS`) and, from earlier episodes, the names of the files of the tests (`TESTS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+type Seal = Literal["view", "record", "programs", "tests", "kernel"]
+"""The defence against a cheat: the verifier's view, rlkit's copy of the agent's record, the programs of the image, the
+tests themselves, or system calls that are refused."""
+
+SEALED_LOCALLY: Mapping[Seal, str] = {
+    "view": "sealed",
+    "record": "sealed",
+    "programs": "sealed with `tested_folders`",
+    "tests": "up to the tests",
+    "kernel": "refused",
+}
+"""By seal: how things stand in the local sandbox."""
+
+SEALED_ELSEWHERE: Mapping[Seal, str] = {
+    "view": "sealed without `tested_processes`",
+    "record": "open where logs are mounted",
+    "programs": "open",
+    "tests": "up to the tests",
+    "kernel": "up to the engine",
+}
+"""By seal: how things stand in Harbor's other environments, where the verifier shares the agent's."""
+
+SKIPPED = 77
+"""Exit code of a script that cannot be carried out here; the last line of its output is the reason."""
+
+PRELUDE = r"""
+set -eu
+PAY='{ echo "{\"reward\": 1.0}" > /logs/verifier/reward.json; echo 1 > /logs/verifier/reward.txt; } 2>/dev/null'
+HIDE=/tmp/.cheat
+mkdir -p $HIDE
+export HOME="${HOME:-/root}"
+skip() { echo "$*"; exit 77; }
+need() { command -v "$1" > /dev/null || skip "the environment has no $1"; }
+forever() { setsid nohup bash -c "while :; do $1; sleep 0.01; done" > /dev/null 2>&1 < /dev/null & }
+leave() { setsid nohup "$@" > /dev/null 2>&1 < /dev/null & }
+shim() { { echo "#!${2:-/bin/sh}"; echo "$PAY"; echo 'exit 0'; } > "$1" && chmod 755 "$1"; }
+writable() { touch "$1/.cheat" 2> /dev/null && rm "$1/.cheat" || skip "$1 cannot be written to"; }
+"""
+"""Functions that the scripts share.
+
+`PAY` is a command that writes both files of a reward. `forever` leaves a daemon with a loop around a command, `leave`
+one with a program. `shim` writes a program that pays and succeeds.
+"""
+
+
+@dataclass(frozen=True)
+class TaskCheat:
+    """One way to earn a reward without solving a task.
+
+    Args:
+        name: a few words with hyphens.
+        does: one sentence, for the documentation and for reports.
+        script: commands for bash, run as the agent's user in the agent's environment, before verification. In a task of
+            steps they are run in each step.
+        seal: the defence against it.
+        attacks: a group of cheats: what is attacked.
+    """
+
+    name: str
+    does: str
+    script: str
+    seal: Seal = "view"
+    attacks: str = ""
+
+    @property
+    def command(self) -> str:
+        """The whole script."""
+        return PRELUDE + self.script
