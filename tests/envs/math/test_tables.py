@@ -23,6 +23,7 @@ from rlkit.envs.math.problems import read_problems
 from rlkit.envs.math.tables import table_rows
 from rlkit.errors import MissingError, UsageError
 from tests.envs.math.fake_hub import FakeHub, fake_hub
+from tests.limits import HANG_S
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unused": "x"} for n in range(5)]
 COLUMNS = Columns("question", "answer")
@@ -106,7 +107,7 @@ def read(hub: FakeHub, *wanted: Wanted) -> list[object]:
     home = str(wanted[0][0] / "hub")
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}
     command = [sys.executable, "-c", READ, json.dumps(wanted, default=str)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=HANG_S)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rlkit.envs.math.grader import GoldError, Grade, Grader
 from rlkit.envs.math.workers import Workers, shared
+from tests.limits import HANG_S
 
 HANGING = r"99999999!"
 LIMIT_S = 1.0
@@ -52,7 +53,7 @@ def test_math_verify_is_asked_about_a_whole_answer_and_no_number_in_it(workers: 
 def test_a_fork_gets_processes_of_its_own(workers: Workers) -> None:
     workers.ask("1", "1").result()
     if (pid := os.fork()) == 0:
-        answer = workers.ask("1", "1").result(timeout=60)
+        answer = workers.ask("1", "1").result(timeout=HANG_S)
         workers.close()
         os._exit(0 if answer == "yes" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

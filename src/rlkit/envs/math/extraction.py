@@ -15,6 +15,8 @@ _FINAL_CHANNEL = "<|channel|>final<|message|>"
 _OTHER_CHANNEL = "<|channel|>analysis<|message|>"
 _MARKS = re.compile(r"<\|[a-z_]{1,20}\|>")
 _HASHES = "####"
+_EMPHASIS = re.compile(r"\*+")
+_PAIRED = ("***", "**", "*", "$$", "$")
 _STATED = re.compile(r"(?:final answer|answer)(?:\*\*)?[ \t]?(?:is|:)(?:\*\*)?[ \t:]", re.IGNORECASE)
 
 
@@ -34,11 +36,11 @@ def final_answer(text: str, *, boxed_only: bool = False) -> str | None:
         return boxed(answer)
     if boxed_only:
         return None
-    _, hashes, last = answer.rpartition(_HASHES)
-    if hashes:
-        return _first_line(last)
+    place = answer.rfind(_HASHES)
+    if place >= 0:
+        return _first_line(answer, place + len(_HASHES))
     ends = [match.end() for match in _STATED.finditer(answer)]
-    return _first_line(answer[ends[-1] :]) if ends else None
+    return _first_line(answer, ends[-1]) if ends else None
 
 
 def without_thinking(text: str) -> str:
@@ -86,5 +88,26 @@ def _braces(text: str, start: int) -> Iterator[int]:
     return (match.start(1) for match in _BRACE.finditer(text, start) if match[1])
 
 
-def _first_line(text: str) -> str | None:
-    return text.strip().split("\n", 1)[0].strip(" \t*$.") or None
+def _first_line(text: str, at: int) -> str | None:
+    """The first line from a place on that is not empty, without what stands around the answer in it."""
+    line = text[at:].strip().split("\n", 1)[0]
+    marks = _EMPHASIS.findall(text, text.rfind("\n", 0, at) + 1, at)
+    if len(marks) % 2:  # `**Answer: 7**` is emphasised as a whole
+        line = line.removesuffix(".").removesuffix(marks[-1])
+    answer = _bare(line)
+    return answer if answer.strip("*$") else None
+
+
+def _bare(line: str) -> str:
+    """Without pairs of marks around the whole, and without the full stop; the points of an ellipsis stay."""
+    while True:
+        before = line
+        line = line.strip()
+        if line.endswith(".") and not line.endswith(".."):
+            line = line[:-1].rstrip()
+        for mark in _PAIRED:
+            inside = line[len(mark) : -len(mark)]
+            if inside and line.startswith(mark) and line.endswith(mark) and mark[0] not in inside:
+                line = inside
+        if line == before:
+            return line

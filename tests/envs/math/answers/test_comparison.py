@@ -352,7 +352,7 @@ def test_no_text_raises(text: str, gold: str) -> None:
 
 FRAGMENTS = (
     r"\frac { } ( ) [ ] 1 2 x ^ _ + - / * \sqrt \pm , \text{a} \sin = < \cup ! | % \circ . \infty : & \\ e i "
-    r"\{ \} \log or mod"
+    r"\{ \} \log or mod \left. \right. \right| \bar{3} \dot{1} \overline{6} .. ... \| USD P f ' \gcd (3) base"
 )
 
 

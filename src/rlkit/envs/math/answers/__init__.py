@@ -1,6 +1,6 @@
 """Answers to mathematical questions: reading them, and telling whether two of them are the same.
 
-    text ─lexer─► tokens ─reader, expressions─► value ─comparison─► yes, no or unknown
+    text ─cleaning, lexer─► tokens ─reader, labels, expressions─► value ─comparison─► yes, no or unknown
 
 Nothing here evaluates code, and nothing takes longer than its limits on length, depth, digits and work allow.
 """

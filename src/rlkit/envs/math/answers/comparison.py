@@ -10,20 +10,33 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from rlkit.envs.math.answers import numeric, sets
+from rlkit.envs.math.answers import numeric, sets, words
 from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer
-from rlkit.envs.math.answers.nodes import PI, Builder, Expression, Number, Product, Symbol
+from rlkit.envs.math.answers.labels import may_be_one
+from rlkit.envs.math.answers.nodes import PI, Builder, Expression, Number
 from rlkit.envs.math.answers.policies import DEFAULT, Policies
+from rlkit.envs.math.answers.predicates import (
+    by_coordinate,
+    difference,
+    has_labels,
+    in_order,
+    is_braced,
+    is_collection,
+    is_letters,
+    is_set,
+    is_unsolved,
+    listed_items,
+    named_value,
+    raw_text,
+)
 from rlkit.envs.math.answers.reader import Answer, read
 from rlkit.envs.math.answers.relations import flipped, labelled
-from rlkit.envs.math.answers.values import Based, Group, Interval, Matrix, Ratio, Relation, Scalar, Text, Union, Value
+from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Relation, Scalar, Text, Value
 
 type Verdict = Literal["yes", "no", "unknown"]
 type Truth = bool | None
 
 DEGREE, PERCENT = Number(Fraction(1, 180)), Number(Fraction(1, 100))
-
-_COORDINATES = frozenset("xyz")
 
 MAX_UNORDERED = 24
 """More items than this are compared in the order of their values only, which must then be real numbers."""
@@ -107,29 +120,43 @@ class _Comparison:
         self._policies = policies
         self._evaluate = numeric.Evaluator(natural=natural)
 
-    def same(self, given: Value, wanted: Value) -> Truth:  # noqa: PLR0911, PLR0912  one for each pair of types
-        """Whether two values are the same; None where that cannot be told."""
+    def same(self, given: Value, wanted: Value) -> Truth:
+        """Whether two answers are the same; None where that cannot be told. A set of one is that one, as an answer."""
+        for one, other in ((given, wanted), (wanted, given)):
+            if isinstance(one, Group) and one.kind == "set" and len(one.items) == 1 and not is_collection(other):
+                return self._same(one.items[0], other) if one is given else self._same(other, one.items[0])
+        if is_unsolved(given) and not isinstance(wanted, Relation) and sets.as_union(wanted) is not None:
+            return None
+        side = named_value(given) if isinstance(given, Relation) and not isinstance(wanted, Relation) else None
+        if side is not None:
+            return None if self._same(side, wanted) is not False else False
+        return self._same(given, wanted)
+
+    def _same(self, given: Value, wanted: Value) -> Truth:  # noqa: PLR0911, PLR0912  one for each pair of types
+        """Whether two values are the same, also within others."""
         if isinstance(given, Relation) and isinstance(wanted, Relation):
             one, other = labelled(given), labelled(wanted)
             if one is not None and other is not None and one.label == other.label:
                 return self.same(one.value, other.value)
+            if one is not None and other is not None and may_be_one(one.label, other.label):
+                return None if self.same(one.value, other.value) is not False else False
             return self._relations(given, wanted)
         for one, other in ((given, wanted), (wanted, given)):
             if (found := labelled(one)) is not None and not isinstance(other, Relation):
                 return self.same(found.value, other)
         if isinstance(given, Text) or isinstance(wanted, Text):
-            return _raw(given) == _raw(wanted) != ""
-        if any(_is_set(value) for value in (given, wanted)):
+            return raw_text(given) == raw_text(wanted) != ""
+        if any(is_set(value) for value in (given, wanted)):
             return self._sets(given, wanted)
         match given, wanted:
             case Scalar(), Scalar():
                 return self._scalars(given, wanted)
-            case Group(), Group():
+            case Group(first), Group(second) if first == second == "braces" or {first, second} == {"braces", "set"}:
+                return self._groups(given._replace(kind="set"), wanted._replace(kind="set"))
+            case Group(first), Group(second) if "braces" not in (first, second):
                 return self._groups(given, wanted)
-            case Group("set", (item,)), Scalar():
-                return self.same(item, wanted)
-            case Scalar(), Group("set", (item,)):
-                return self.same(given, item)
+            case (Group("braces", (item,)), other) | (other, Group("braces", (item,))):
+                return None if self._same(item, other) is not False else False
             case Matrix(rows), Matrix(others):
                 return [len(row) for row in rows] == [len(row) for row in others] and self._all(
                     self._equal(one, other)
@@ -165,7 +192,7 @@ class _Comparison:
         return numeric.equal(left, right, self._evaluate)
 
     def _scalars(self, given: Scalar, wanted: Scalar) -> Truth:
-        if given.raw and given.raw == wanted.raw and _is_letters(given) and _is_letters(wanted):
+        if given.raw and given.raw == wanted.raw and is_letters(given) and is_letters(wanted):
             return True
         truth = self._measured(given, wanted)
         if truth is True:
@@ -179,10 +206,10 @@ class _Comparison:
         """By their units, percent and degree signs."""
         left, right = given.expression, wanted.expression
         builder = Builder()
-        one, other = given.unit, wanted.unit
+        one, other = (None, None) if words.are_pounds(given.unit, wanted.unit) else (given.unit, wanted.unit)
         if one is not None and other is not None and one != other:
-            if one.dimension != other.dimension:
-                return False
+            if (alike := words.alike(one, other)) is not True:
+                return alike if alike is False or self._equal(left, right) is not False else False
             left = builder.multiply((left, Number(one.factor / other.factor)))
         if given.suffix == wanted.suffix:
             return self._equal(left, right)
@@ -215,23 +242,23 @@ class _Comparison:
         kinds = {given.kind, wanted.kind}
         ones, others = given.items, wanted.items
         if kinds == {"list", "tuple"}:
-            ones, others = _by_coordinate(given), _by_coordinate(wanted)
+            ones, others = by_coordinate(given), by_coordinate(wanted)
         if "set" in kinds:
-            if kinds & {"tuple", "square"}:
+            if kinds & {"tuple", "square"} or any(map(is_braced, (*listed_items(given), *listed_items(wanted)))):
                 return False
             return self._unordered(self._distinct(ones), self._distinct(others))
         if kinds == {"list"}:
             return self._unordered(ones, others)
-        if "list" in kinds and "tuple" in kinds and not (_has_labels(given) or _has_labels(wanted)):
+        if "list" in kinds and "tuple" in kinds and not (has_labels(given) or has_labels(wanted)):
             return False
         if len(ones) != len(others) or (len(kinds) > 1 and "square" in kinds and len(ones) == 2):
             return False
-        return self._all(self.same(one, other) for one, other in zip(ones, others, strict=True))
+        return self._all(self._same(one, other) for one, other in zip(ones, others, strict=True))
 
     def _distinct(self, items: Sequence[Value]) -> Sequence[Value]:
         found: list[Value] = []
         for item in items[:MAX_UNORDERED]:
-            if not any(self.same(item, other) for other in found):
+            if not any(self._same(item, other) for other in found):
                 found.append(item)
         return [*found, *items[MAX_UNORDERED:]]
 
@@ -239,15 +266,15 @@ class _Comparison:
         """Real numbers are put in order first; other values are looked for one by one."""
         if len(ones) != len(others):
             return False
-        left, right = _in_order(ones), _in_order(others)
+        left, right = in_order(ones), in_order(others)
         if left is not None and right is not None:
-            return self._all(self.same(one, other) for one, other in zip(left, right, strict=True))
+            return self._all(self._same(one, other) for one, other in zip(left, right, strict=True))
         if len(ones) > MAX_UNORDERED:
             return None
         remaining = list(others)
         unsure = False
         for one in ones:
-            truths = [self.same(one, other) for other in remaining]
+            truths = [self._same(one, other) for other in remaining]
             if True in truths:
                 remaining.pop(truths.index(True))
             elif None in truths:
@@ -257,16 +284,18 @@ class _Comparison:
         return None if unsure else True
 
     def _vector(self, rows: Sequence[Sequence[Expression]], items: Sequence[Value]) -> Truth:
-        """A matrix of one row or column, and a tuple; or one of more, and its rows."""
-        if len(rows) > 1 and len(rows[0]) > 1:
-            parts = [item.items for item in items if isinstance(item, Group)]
-            if not len(rows) == len(parts) == len(items):
-                return False
-            return self._all(self._vector([row], part) for row, part in zip(rows, parts, strict=True))
-        cells = [cell for row in rows for cell in row]
+        """A matrix and the brackets of its rows; or, where the policy allows it, one row or column and a tuple."""
+        parts = [item.items for item in items if isinstance(item, Group) and item.kind in ("tuple", "square")]
+        if len(parts) == len(items):
+            return len(parts) == len(rows) and self._all(map(self._cells, rows, parts))
+        if self._policies.vector == "strict" or (len(rows) > 1 and len(rows[0]) > 1):
+            return False
+        return self._cells([cell for row in rows for cell in row], items)
+
+    def _cells(self, cells: Sequence[Expression], items: Sequence[Value]) -> Truth:
         if len(cells) != len(items):
             return False
-        return self._all(self.same(Scalar(cell), item) for cell, item in zip(cells, items, strict=True))
+        return self._all(self._same(Scalar(cell), item) for cell, item in zip(cells, items, strict=True))
 
     def _proportional(self, terms: Sequence[Expression], others: Sequence[Expression]) -> Truth:
         builder = Builder()
@@ -292,7 +321,7 @@ class _Comparison:
         one, other = sets.solutions(given), sets.solutions(wanted)
         if one is not None and other is not None:
             return sets.variable(given) == sets.variable(wanted) and sets.same(one, other, self._evaluate)
-        left, right = _difference(given), _difference(wanted)
+        left, right = difference(given), difference(wanted)
         if left is not None and right is not None and left[0] == right[0]:
             self.numeric = True
             ratio = numeric.ratio(left[1], right[1], self._evaluate)
@@ -301,58 +330,6 @@ class _Comparison:
             return False
         return any(
             read_so.signs == wanted.signs
-            and self._all(self.same(one, other) for one, other in zip(read_so.sides, wanted.sides, strict=True))
+            and self._all(self._same(one, other) for one, other in zip(read_so.sides, wanted.sides, strict=True))
             for read_so in (given, flipped(given))
         )
-
-
-def _is_set(value: Value) -> bool:
-    return isinstance(value, Interval | Union) or (isinstance(value, Relation) and sets.variable(value) is not None)
-
-
-def _has_labels(group: Group) -> bool:
-    return group.kind == "list" and all(labelled(item) is not None for item in group.items)
-
-
-def _by_coordinate(group: Group) -> Sequence[Value]:
-    """The items, those of `y=1, x=2` in the order of the coordinates."""
-    names = [found.label for item in group.items if (found := labelled(item)) is not None]
-    if group.kind != "list" or len(names) < len(group.items) or not set(names) <= _COORDINATES:
-        return group.items
-    return [item for _, item in sorted(zip(names, group.items, strict=True), key=lambda named: named[0])]
-
-
-def _raw(value: Value) -> str:
-    return value.raw if isinstance(value, Text | Scalar) else ""
-
-
-def _is_letters(value: Scalar) -> bool:
-    """A letter, or several, that may stand for themselves: a choice, a name."""
-    match value.expression:
-        case Symbol(name):
-            return name.isalpha()
-        case Product(factors):
-            return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
-        case _:
-            return False
-
-
-def _in_order(items: Sequence[Value]) -> list[Value] | None:
-    keyed: list[tuple[float, int]] = []
-    for at, item in enumerate(items):
-        if not isinstance(item, Scalar) or item.suffix or (value := numeric.real(item.expression)) is None:
-            return None
-        keyed.append((value, at))
-    return [items[at] for _, at in sorted(keyed)]
-
-
-def _difference(relation: Relation) -> tuple[str, Expression] | None:
-    """The sign, `=`, `≠`, `<` or `≤`, and the left side minus the right one; None for a chain, or other sides."""
-    if relation.signs[0] in (">", "≥"):
-        relation = flipped(relation)
-    match relation:
-        case Relation((sign,), (Scalar(left, ""), Scalar(right, ""))):
-            builder = Builder()
-            return sign, builder.add((left, builder.negate(right)))
-        case _:
-            return None

@@ -15,6 +15,7 @@ from fractions import Fraction
 
 from rlkit.envs.math.answers.faults import Malformed, Monstrous, Unreadable
 from rlkit.envs.math.answers.lexer import Token
+from rlkit.envs.math.answers.literals import is_power_of_ten, proper_fraction
 from rlkit.envs.math.answers.nodes import (
     HALF,
     MINUS_ONE,
@@ -29,9 +30,6 @@ from rlkit.envs.math.answers.nodes import (
 )
 
 MAX_DEPTH = 40
-MAX_POWER_BITS = 4_000
-"""A larger power of ten is no literal."""
-
 MAX_LETTERS = 4
 """A word of more letters is no product of variables."""
 
@@ -168,7 +166,7 @@ class ExpressionParser:
         if not explicit and self.token.kind == "number" and self._tokens[self.at - 1].kind not in ("!", "}"):
             raise Malformed("two numbers side by side")
         right = self._factor() if explicit else self._power()
-        if isinstance(right, Number) and not _power_of_ten(right.value):
+        if isinstance(right, Number) and not is_power_of_ten(right.value):
             self.computed = self.computed or any(isinstance(factor, Number) for factor in factors)
         return right
 
@@ -182,33 +180,10 @@ class ExpressionParser:
 
     def _mixed(self, whole: Token, value: Expression) -> Expression:
         r"""`3\frac12` and `3 1/2`: a whole number with a proper fraction right after it."""
-        if not whole.whole or whole.value is None:
+        if not whole.whole or (fraction := proper_fraction(self._tokens, self.at)) is None:
             return value
-        part: Fraction | None = None
-        start = self.at
-        if self.token.kind == r"\frac":
-            above, at = self._plain_integer(self.at + 1)
-            below, at = self._plain_integer(at)
-            part, end = (Fraction(above, below), at) if above is not None and below else (None, at)
-        else:
-            end = start + 3
-            above, slash, below = (self.ahead(count) for count in range(3))
-            if above.spaced and above.kind == "number" and slash.kind == "/" and below.kind == "number":
-                denominator = below.value or Fraction(0)
-                part = (above.value or Fraction(0)) / denominator if denominator else None
-        if part is None or not 0 < part < 1:
-            return value
-        self.at = end
+        part, self.at = fraction
         return self.builder.add((value, Number(part)))
-
-    def _plain_integer(self, at: int) -> tuple[int | None, int]:
-        """An integer, in braces or not, at a place, and the place behind it."""
-        tokens = self._tokens
-        braced = at + 2 < len(tokens) and tokens[at].kind == "{" and tokens[at + 2].kind == "}"
-        at += braced
-        if at >= len(tokens) or not tokens[at].text.isdecimal() or tokens[at].kind != "number":
-            return None, at
-        return int(tokens[at].text), at + 1 + braced
 
     def _power(self) -> Expression:
         base = self._postfix()
@@ -323,7 +298,7 @@ class ExpressionParser:
                 return self._root()
             case "function":
                 return self._function(token.text)
-            case "end" | ")" | "]" | "}" | "+" | "-" | "*" | "/" | "^" | "=" | ",":
+            case "end" | ")" | "]" | "}" | "+" | "-" | "*" | "/" | "^" | "_" | "=" | ",":
                 raise Malformed("an operand is missing")
             case _:
                 raise Unreadable(f"{token.text!r}")
@@ -394,10 +369,3 @@ class ExpressionParser:
 
 
 _INVERSES = frozenset({"arcsin", "arccos", "arctan", "arccot"})
-
-
-def _power_of_ten(value: Fraction) -> bool:
-    large = max(value.numerator, value.denominator)
-    if min(value.numerator, value.denominator) != 1 or large.bit_length() > MAX_POWER_BITS:
-        return False
-    return large > 1 and str(large).rstrip("0") == "1"

@@ -10,37 +10,36 @@ import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
+from rlkit.envs.math.answers.cleaning import cleaned, leads_in
+from rlkit.envs.math.answers.delimiters import without_empty_delimiters
 from rlkit.envs.math.answers.faults import Malformed, Monstrous, Unreadable
+from rlkit.envs.math.answers.lexemes import after_blanks, group, lexemes, split
 from rlkit.envs.math.answers.notation import (
     ALIASES,
+    CURRENCY_COMMANDS,
     DROPPED,
+    ELLIPSES,
     ENVIRONMENTS,
     FRACTIONS,
     FUNCTIONS,
     GREEK,
-    LOWERED,
-    MARKS,
+    NAMES,
     PLAIN,
-    RAISED,
     SKIPPED,
     TEXTS,
-    UNICODE,
     WORDS,
 )
-from rlkit.envs.math.answers.words import CURRENCIES, LEAD_INS
+from rlkit.envs.math.answers.numerals import OVERLINES, numeral, starts_period
+from rlkit.envs.math.answers.words import CURRENCIES, CURRENCY_CODES, TEMPERATURES
 
-MAX_CHARS = 4_000
-MAX_ASCII_CHARS = 16_000
 MAX_TOKENS = 1_500
-MAX_DIGITS = 1_000
-MAX_EXPONENT = 1_000
 
 
 class Token(NamedTuple):
     """One token.
 
     Args:
-        kind: `number`, `symbol`, `word`, `text`, `function`, `command`, `set`, `currency`, or the sign itself.
+        kind: `number`, `symbol`, `word`, `text`, `function`, `name`, `set`, `currency`, or the sign itself.
         text: as it is written; of a `text`, its content.
         value: of a number.
         spaced: something blank stands before it.
@@ -56,14 +55,14 @@ class Token(NamedTuple):
     whole: bool = True
 
 
-_LEXEME = re.compile(r"\s+|\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|[A-Za-z]+|\*\*|<=|>=|!=|==|.", re.DOTALL)
-_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ]+")
-_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉ₙ]+")
-_NUMERAL = re.compile(r"(?:[+-]|\\?\$)*\.?[0-9]")
+_NUMERAL = re.compile(rf"(?:[+-]|\\?\$|[€£¥₹]|(?:{'|'.join(sorted(CURRENCY_CODES))})\s*)*\.?[0-9]")
 """A text that begins so is a number with what may stand behind one."""
 
 _UNIT_LETTERS = frozenset("msghl")
-_THOUSANDS = re.compile(r"[0-9]{3}(?:\.[0-9]+)?")
+_OPENING = frozenset({"(", "[", "{", r"\{", ",", ";", "=", "<", ">", "≤", "≥", "≈", "∈", ":", "and", "or"})
+"""After these a value begins."""
+
+_SEPARATING = frozenset({",", ";", "and", "or"})
 
 
 def tokens(text: str, *, thousands: bool = True) -> list[Token]:
@@ -77,31 +76,12 @@ def tokens(text: str, *, thousands: bool = True) -> list[Token]:
         Monstrous: it is too long, or a number in it is.
         Unreadable: a command is not known.
     """
-    if len(text) > MAX_CHARS:
-        raise Monstrous(f"more than {MAX_CHARS} characters")
-    return _Reader(_LEXEME.findall(_ascii(text)), thousands=thousands).read()
-
-
-def _ascii(text: str) -> str:
-    """The text with LaTeX in the place of other signs, as far as there is any for them."""
-    if text.isascii():
-        return text
-    text = _RAISED.sub(_raised, text.translate(UNICODE))
-    text = _LOWERED.sub(lambda run: f"_{{{run[0].translate(LOWERED)}}}", text)
-    text = unicodedata.normalize("NFKC", text)  # digits and letters in other forms
-    if len(text) > MAX_ASCII_CHARS:
-        raise Monstrous(f"more than {MAX_ASCII_CHARS} characters, written out")
-    return text.translate(UNICODE)
-
-
-def _raised(run: re.Match[str]) -> str:
-    written = run[0].translate(RAISED)
-    return f"^{written} " if len(written) == 1 else f"^{{{written}}}"
+    return _Reader(without_empty_delimiters(lexemes(text)), thousands=thousands).read()
 
 
 class _Reader:
-    def __init__(self, lexemes: list[str], *, thousands: bool) -> None:
-        self._lexemes = lexemes
+    def __init__(self, found: list[str], *, thousands: bool) -> None:
+        self._lexemes = found
         self._at = 0
         self._thousands = thousands
         self._spaced = False
@@ -119,10 +99,12 @@ class _Reader:
                 raise Monstrous(f"more than {MAX_TOKENS} tokens")
         return self._found
 
-    def _take(self, lexeme: str) -> None:
+    def _take(self, lexeme: str) -> None:  # noqa: PLR0912  one for each kind of lexeme
         first = lexeme[0]
-        if first.isdecimal() or (first == "." and len(lexeme) > 1):
-            self._number(lexeme)
+        if lexeme in ELLIPSES or lexeme.startswith(".."):
+            self._ellipsis(slip=lexeme == "..")
+        elif first.isdecimal() or (first == "." and len(lexeme) > 1):
+            self._number()
         elif lexeme in FRACTIONS:
             self._push(FRACTIONS[lexeme], lexeme)
             self._split()
@@ -133,15 +115,17 @@ class _Reader:
         elif first.isascii() and first.isalpha():
             self._letters(lexeme)
         elif lexeme in PLAIN:
-            self._push(lexeme, lexeme)
+            self._sign(lexeme)
         elif first != "$" and unicodedata.category(first) == "Sc":
             self._push("currency", CURRENCIES.get(first, first))
         elif first in "$~":
             self._spaced = True
         elif first.isalpha():
             self._push("word", lexeme)
-        elif lexeme == "." and self._lexemes[self._at : self._at + 1] in ([r"\overline"], [r"\dot"]):
-            self._number("0.")
+        elif lexeme == "." and starts_period(self._lexemes, self._at):
+            self._number()
+        elif unicodedata.category(first) == "Sm" or (not first.isascii() and self._found):
+            raise Unreadable(f"the sign {lexeme!r}")
         elif lexeme != "." or self._lexemes[self._at :] != []:
             raise Malformed(f"the sign {lexeme!r}")
 
@@ -151,18 +135,18 @@ class _Reader:
 
     def _command(self, lexeme: str) -> None:  # noqa: PLR0912  one for each kind of command
         name = lexeme[1:]
-        if lexeme in (r"\overline", r"\dot") and self._found and self._found[-1].kind == "number" and self._repeat():
-            return
-        if lexeme in (r"\overline", r"\bar"):
-            return self._barred()
-        if lexeme in DROPPED:
+        if lexeme in OVERLINES:
+            self._barred()
+        elif lexeme in DROPPED:
             self._spaced = self._spaced or lexeme in (r"\ ", r"\quad", r"\qquad")
         elif lexeme in SKIPPED:
             self._group()
         elif lexeme in TEXTS:
             self._text(self._group())
-        elif lexeme == r"\$":
-            self._push("currency", CURRENCIES["$"])
+        elif lexeme in CURRENCY_COMMANDS:
+            self._push("currency", CURRENCIES[CURRENCY_COMMANDS[lexeme]])
+        elif lexeme in (r"\angle", r"\measuredangle"):
+            self._angle()
         elif lexeme == r"\not":
             negated = self._lexemes[self._at : self._at + 1] == ["="]
             self._at += negated
@@ -179,15 +163,36 @@ class _Reader:
             self._environment(lexeme, self._group().strip())
         elif lexeme in (r"\sqrt", r"\pmod", r"\{", r"\}", r"\circ"):
             self._push(lexeme, lexeme)
-        elif lexeme in MARKS and self._found and self._found[-1].kind == "number" and not self._found[-1].whole:
-            raise Unreadable("a decimal that goes on")
+        elif name in NAMES:
+            self._push("name", "P" if name == "Pr" else name)
         else:
             raise Unreadable(f"the command {lexeme}")
 
+    def _sign(self, sign: str) -> None:
+        following = "".join(self._lexemes[self._at : self._at + 1])
+        if {sign, following} == {"+", "-"} and (not self._found or self._found[-1].kind in _OPENING):
+            raise Unreadable(f"{sign}{following}, which may be two signs or ±")
+        if sign == "_" and self._found and self._found[-1].kind in ("|", "‖"):
+            raise Unreadable("a value at a place, or a norm")
+        self._push(sign, sign)
+
+    def _ellipsis(self, *, slip: bool) -> None:
+        """No integer goes on; what a decimal or a list goes on with is not known, nor what two full stops mean."""
+        last = self._found[-1] if self._found else None
+        at_end = after_blanks(self._lexemes, self._at) == len(self._lexemes)
+        alone = at_end and _SEPARATING.isdisjoint(token.kind for token in self._found)
+        if alone and not slip and last is not None and last.kind == "number" and last.whole:
+            raise Malformed("an integer that goes on")
+        raise Unreadable("what goes on")
+
+    def _angle(self) -> None:
+        r"""The sign says nothing about the answer, nor does the `m` of `m\angle ABC`, its measure."""
+        if self._found and self._found[-1].kind in ("symbol", "text") and self._found[-1].text.strip() == "m":
+            self._found.pop()
+
     def _split(self) -> None:
         r"""The first of what follows `\frac` is the numerator, as TeX has it: `\frac12`, `\frac1{20}`, `\frac ab`."""
-        while self._at < len(self._lexemes) and self._lexemes[self._at][0].isspace():
-            self._at += 1
+        self._at = after_blanks(self._lexemes, self._at)
         if self._at < len(self._lexemes) and len(lexeme := self._lexemes[self._at]) > 1 and lexeme[0].isalnum():
             self._lexemes[self._at : self._at + 1] = [lexeme[0], lexeme[1:]]
 
@@ -200,23 +205,15 @@ class _Reader:
 
     def _group(self) -> str:
         """The text of the braces that follow, or the one lexeme that does."""
-        while self._at < len(self._lexemes) and self._lexemes[self._at][0].isspace():
-            self._at += 1
-        start = self._at
-        depth = 0
-        while self._at < len(self._lexemes):
-            lexeme = self._lexemes[self._at]
-            self._at += 1
-            depth += (lexeme == "{") - (lexeme == "}")
-            if depth <= 0:
-                inside = self._lexemes[start : self._at]
-                return "".join(inside[1:-1] if inside[0] == "{" else inside)
-        raise Malformed("a brace that is not closed")
+        inside, self._at = group(self._lexemes, self._at)
+        return inside
 
     def _barred(self) -> None:
-        """A letter with a bar is another letter; a bar over anything else says nothing."""
+        """A letter with a bar is another letter; a bar over several says nothing, and one over digits is not known."""
         start = self._at
         barred = self._group().strip()
+        if barred.replace(".", "").isdecimal():
+            raise Unreadable("a bar over a number")
         if len(barred) == 1 and barred.isalpha():
             self._push("symbol", barred + "bar")
         else:
@@ -230,17 +227,22 @@ class _Reader:
         elif stripped in ("and", "or", ", and", ", or", "and/or"):
             self._push("or" if stripped.endswith("or") else "and", stripped)
         elif stripped.startswith("$") and stripped.endswith("$"):
-            self._lexemes[self._at : self._at] = _LEXEME.findall(stripped.strip("$"))
-        elif stripped == r"\$":
-            self._push("currency", CURRENCIES["$"])
+            self._lexemes[self._at : self._at] = split(stripped.strip("$"))
+        elif stripped in CURRENCY_CODES or stripped in CURRENCY_COMMANDS or stripped in CURRENCIES:
+            name = CURRENCY_COMMANDS.get(stripped, stripped)
+            self._push("currency", CURRENCIES.get(name, name))
+        elif stripped in TEMPERATURES and self._after_degrees():
+            self._push("text", TEMPERATURES[stripped])
         elif stripped == "to":
             self._push(":", stripped)
         elif stripped in ("%", r"\%", "percent"):
             self._push("%", stripped)
-        elif not self._found and stripped.lower().rstrip(" :,") in LEAD_INS:
+        elif not self._found and leads_in(stripped):
             self._spaced = True
+        elif not self._found and (bare := cleaned(stripped)) != stripped and _NUMERAL.match(bare):
+            self._lexemes[self._at : self._at] = split(bare)
         elif _NUMERAL.match(stripped) or (len(stripped) == 1 and stripped.islower() and stripped not in _UNIT_LETTERS):
-            self._lexemes[self._at : self._at] = _LEXEME.findall(stripped)
+            self._lexemes[self._at : self._at] = split(stripped)
         elif stripped and stripped != ".":
             self._found.append(Token("text", content, spaced=self._spaced))
             self._spaced = False
@@ -267,12 +269,16 @@ class _Reader:
             self._push("symbol", lexeme)
         elif lower in ("percent", "degrees", "degree"):
             self._push("%" if lower == "percent" else "°", lexeme)
+        elif lexeme in CURRENCY_CODES and self._beside_number():
+            self._push("currency", lexeme)
         elif lexeme == "x" and self._between_factors():
             self._push("*", lexeme)
         elif lower == "union" or (lexeme == "U" and self._between_intervals()):
             self._push("∪", lexeme)
         elif lower == "to":
             self._push(":", lexeme)
+        elif lexeme in TEMPERATURES and self._after_degrees():
+            self._push("text", TEMPERATURES[lexeme])
         elif len(lexeme) == 1:
             self._push("symbol", lexeme)
         else:
@@ -283,6 +289,16 @@ class _Reader:
         following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
         return self._found != [] and self._found[-1].kind == "number" and following[:1] == ["10"]
 
+    def _after_degrees(self) -> bool:
+        kinds = [token.kind for token in self._found[-2:]]
+        return kinds[-1:] in (["°"], [r"\circ"]) or kinds == [r"\circ", "}"]
+
+    def _beside_number(self) -> bool:
+        """Whether letters are a currency: those of `\\angle CAD` are none."""
+        at = after_blanks(self._lexemes, self._at)
+        following = "".join(self._lexemes[at : at + 2]).lstrip("~-.")
+        return following[:1].isdecimal() or (self._found != [] and self._found[-1].kind == "number")
+
     def _between_intervals(self) -> bool:
         following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
         return self._found != [] and self._found[-1].kind in (")", "]") and following[:1] in (["("], ["["])
@@ -292,81 +308,10 @@ class _Reader:
         following = "".join(self._lexemes[self._at + 1 : self._at + 2])
         return len(following) == 1 and following.isascii() and following.isalpha()
 
-    def _number(self, lexeme: str) -> None:
-        """A number with its thousands and its power of ten."""
-        digits, grouped = lexeme, False
-        if self._thousands and "." not in lexeme and len(lexeme) <= 3 and lexeme != "0":
-            start = self._at
-            while "." not in digits and (found := self._more_thousands()):
-                digits += found[0]
-                grouped = grouped or found[1]
-            if grouped and self._in_brackets():
-                digits, grouped, self._at = lexeme, False, start
-        if "." not in digits and self._lexemes[self._at : self._at + 2] in ([".", r"\overline"], [".", r"\dot"]):
-            self._at += 1
-            digits += "."
-        if len(digits) > MAX_DIGITS:
-            raise Monstrous(f"a number of more than {MAX_DIGITS} digits")
-        value = Fraction(digits)
-        value *= Fraction(10) ** self._power_of_ten()
-        token = Token("number", digits, value, self._spaced, grouped, "." not in digits)
-        self._spaced = False
-        self._found.append(token)
-
-    def _more_thousands(self) -> tuple[str, bool] | None:
-        at = self._at
-        rest = self._lexemes[at : at + 5]
-        if rest[:1] and rest[0][0].isspace():
-            return self._spaced_thousands(rest)
-        for separator in ([","], [r"\,"], [r"\!"], [",", r"\!"], [",", r"\!", " "], ["{", ",", "}"], ["{", r"\,", "}"]):
-            size = len(separator)
-            if rest[:size] == separator and len(rest) > size and _THOUSANDS.fullmatch(rest[size]):
-                self._at += size + 1
-                return rest[size], separator == [","]
-        return None
-
-    def _spaced_thousands(self, rest: list[str]) -> tuple[str, bool] | None:
-        """Of `10 000`; in `3 125/1000` the second is no part of the first."""
-        following = [lexeme for lexeme in rest[2:4] if not lexeme[0].isspace()]
-        if len(rest) < 2 or not _THOUSANDS.fullmatch(rest[1]) or following[:1] == ["/"]:
-            return None
-        self._at += 2
-        return rest[1], False
-
-    def _in_brackets(self) -> bool:
-        """Whether the number fills a pair of brackets: `(12,345)` is a pair of numbers."""
+    def _number(self) -> None:
+        """The number that begins with the last lexeme."""
         opened = bool(self._found) and self._found[-1].kind in ("(", "[")
-        return opened and self._at < len(self._lexemes) and self._lexemes[self._at] in (")", "]")
-
-    def _power_of_ten(self) -> int:
-        """Of `e5`, `E-5`, `e+5` right after a number."""
-        lexemes, at = self._lexemes, self._at
-        if at >= len(lexemes) or lexemes[at] not in ("e", "E"):
-            return 0
-        signed = at + 1 < len(lexemes) and lexemes[at + 1] in ("+", "-")
-        end = at + 1 + signed
-        if end >= len(lexemes) or not lexemes[end].isdecimal() or not lexemes[end].isascii():
-            return 0
-        self._at = end + 1
-        if len(lexemes[end]) > 4 or int(lexemes[end]) > MAX_EXPONENT:
-            raise Monstrous("a power of ten that is too large")
-        return -int(lexemes[end]) if signed and lexemes[at + 1] == "-" else int(lexemes[end])
-
-    def _repeat(self) -> bool:
-        r"""The period of a decimal, as in `0.1\overline{6}`, joined to the number before it."""
-        start = self._at
-        period = self._group().strip()
-        before = self._found[-1]
-        digits = before.text
-        if (
-            "." not in digits
-            or not (period.isdecimal() and period.isascii())
-            or len(period) + len(digits) > MAX_DIGITS
-            or before.value is None
-        ):
-            self._at = start
-            return False
-        places = len(digits) - digits.index(".") - 1
-        value = before.value + Fraction(int(period), (10 ** len(period) - 1) * 10**places)
-        self._found[-1] = before._replace(value=value, whole=False)
-        return True
+        number = numeral(self._lexemes, self._at - 1, thousands=self._thousands, opened=opened)
+        self._found.append(Token("number", number.text, number.value, self._spaced, number.grouped, number.whole))
+        self._at = number.end
+        self._spaced = False

@@ -19,6 +19,7 @@ UNICODE = str.maketrans(
         "∞": r"\infty ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∖": r"\setminus ", "∅": r"\emptyset ",
         "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}",
         "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∜": r"\sqrt[4]", "°": r"^\circ ",
+        "∠": r"\angle ", "∡": r"\angle ", "‖": r"\|", "∥": r"\|",
         "º": r"^\circ ", "⁄": "/", "∕": "/", "∆": r"\Delta ", "→": r"\to ", "∧": r"\land ", "∨": r"\lor ",
         "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ", "⟩": r"\rangle ",
         "…": r"\dots ", "′": "'", "’": "'", "½": r"\frac12 ", "⅓": r"\frac13 ", "⅔": r"\frac23 ", "¼": r"\frac14 ",
@@ -29,15 +30,22 @@ UNICODE = str.maketrans(
 RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ", "0123456789+-()n")
 LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉ₙ", "0123456789n")
 
+SIZES = frozenset(
+    {
+        r"\left", r"\right", r"\middle", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl",
+        r"\Bigr", r"\biggl", r"\biggr", r"\Biggl", r"\Biggr", r"\bigm", r"\Bigm",
+    }
+)  # fmt: skip
+"""Commands that a delimiter follows."""
+
 DROPPED = frozenset(
     {
-        r"\left", r"\right", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr",
-        r"\biggl", r"\biggr", r"\displaystyle", r"\textstyle", r"\limits", r"\scriptstyle", r"\quad",
+        r"\displaystyle", r"\textstyle", r"\limits", r"\scriptstyle", r"\quad",
         r"\qquad", r"\,", r"\;", r"\!", r"\:", r"\>", r"\(", r"\)", r"\[", r"\]", r"\mathbf", r"\boldsymbol",
-        r"\bm", r"\mathit", r"\underline", r"\boxed", r"\fbox", r"\hbox", r"\angle",
+        r"\bm", r"\mathit", r"\underline", r"\boxed", r"\fbox", r"\hbox",
         r"\triangle", r"\mathsf", r"\vec", r"\overrightarrow", r"\bf", r"\it", r"\rm", r"\nolimits", r"\Large",
-        r"\large", r"\small", r"\hline", r"\tiny", r"\thinspace", r"\enspace", r"\mathstrut", r"\left.",
-        r"\right.", r"\therefore", r"\hat", r"\tilde", r"\widehat", r"\mathcal", r"\ ",
+        r"\large", r"\small", r"\hline", r"\tiny", r"\thinspace", r"\enspace", r"\mathstrut",
+        r"\therefore", r"\hat", r"\tilde", r"\widehat", r"\mathcal", r"\ ",
     }
 )  # fmt: skip
 TEXTS = frozenset(
@@ -60,7 +68,8 @@ ALIASES = {
     r"\degrees": "°", r"\cup": "∪", r"\bigcup": "∪", r"\cap": "∩", r"\setminus": "∖", r"\backslash": "∖", r"\in": "∈",
     r"\infty": "∞", r"\emptyset": "∅", r"\varnothing": "∅", r"\bmod": "mod", r"\colon": ":", r"\land": "and",
     r"\lor": "or", r"\wedge": "and", r"\vee": "or", r"\neg": "not", r"\prime": "'", r"\lfloor": "⌊", r"\rfloor": "⌋",
-    r"\lceil": "⌈", r"\rceil": "⌉", r"\choose": "choose", r"\implies": "unknown", r"\to": "unknown",
+    r"\lceil": "⌈", r"\rceil": "⌉", r"\choose": "choose", r"\implies": "unknown", r"\to": "unknown", r"\|": "‖",
+    r"\lVert": "‖", r"\rVert": "‖", r"\Vert": "‖", "+/-": "±",
 }  # fmt: skip
 FUNCTIONS = {
     **{name: name for name in ("sin", "cos", "tan", "cot", "sec", "csc", "exp", "ln", "log", "abs", "floor", "ceil")},
@@ -83,7 +92,14 @@ ENVIRONMENTS = frozenset(
         "pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array",
     }
 )  # fmt: skip
-MARKS = {r"\dots", r"\ldots", r"\cdots"}
+ELLIPSES = frozenset({r"\dots", r"\ldots", r"\cdots", r"\dotsc", r"\dotsb", r"\dotsm", r"\dotso"})
+NAMES = frozenset("gcd lcm max min det deg dim ker arg sup inf rank tr Var Cov Pr".split())  # noqa: SIM905  reads better
+r"""Functions of which only the name is known, as it stands before the value in `\gcd(4,6) = 2`."""
+
+CURRENCY_COMMANDS = {
+    r"\$": "$", r"\textdollar": "$", r"\pounds": "£", r"\textsterling": "£", r"\euro": "€", r"\texteuro": "€",
+    r"\EUR": "€", r"\yen": "¥", r"\textyen": "¥", r"\rupee": "₹", r"\cent": "¢", r"\cents": "¢", r"\textcent": "¢",
+}  # fmt: skip
 SKIPPED = frozenset(
     {r"\color", r"\textcolor", r"\phantom", r"\hphantom", r"\vphantom", r"\hspace", r"\vspace", r"\tag"}
 )

@@ -10,6 +10,7 @@ type Percent = Literal["either", "strict"]
 type Degrees = Literal["either", "strict"]
 type Base = Literal["digits", "value"]
 type Logarithm = Literal["either", "ten", "natural"]
+type Vector = Literal["either", "strict"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Policies:
         degrees: `either` takes `90`, `90^\circ` and `\frac{\pi}{2}` for `90^\circ`; `strict` reads it as an angle only.
         base: `digits` takes `52` for `52_8`, since the question names the base; `value` takes 42, which is its value.
         logarithm: what `\log` without a base is: `ten`, `natural`, or `either`, whichever makes the answers equal.
+        vector: `either` takes the point `(1,2)` and the list `[1,2]` for a column or a row of these numbers; `strict`
+            wants a matrix for a matrix, and none for a point. A column is never a row; `[[1],[2]]` is a column.
     """
 
     unevaluated: Unevaluated = "accept"
@@ -31,6 +34,7 @@ class Policies:
     degrees: Degrees = "either"
     base: Base = "digits"
     logarithm: Logarithm = "either"
+    vector: Vector = "either"
 
 
 DEFAULT = Policies()

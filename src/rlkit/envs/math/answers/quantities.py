@@ -56,7 +56,8 @@ def quantity(found: list[Token], builder: Builder) -> Quantity:
     expression = parser.sum()
     if parser.at < len(body):
         rest = body[parser.at :]
-        fault = Malformed if any(token.kind == "text" for token in rest) else Unreadable
+        text = next((token.text for token in rest if token.kind == "text"), None)
+        fault = Unreadable if text is None or words.unit(text) is not None else Malformed
         raise fault(f"{rest[0].text!r} where the answer should end")
     if suffix != "%" and (angle := _degrees(expression, builder)) is not None:
         expression, suffix = angle, "°"
@@ -105,10 +106,10 @@ def _trailing(found: list[Token]) -> tuple[words.Unit | None, int, Suffix]:
     factor = 1
     if texts and (multiple := words.scale(texts[0])) is not None:
         factor, texts = multiple, texts[1:]
-    written = " ".join(texts)
-    if written.rstrip(".s").lower() == "degree":
-        return None, factor, "°"
-    return words.unit(written, power), factor, ""
+    suffix: Suffix = ""
+    if texts and texts[0].rstrip(".s").lower() == "degree":
+        suffix, texts = "°", texts[1:]
+    return words.unit(" ".join(texts), power), factor, suffix
 
 
 def _degrees(expression: Expression, builder: Builder) -> Expression | None:

@@ -7,32 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 from rlkit.envs.math.answers import words
-from rlkit.envs.math.answers.expressions import MAX_DEPTH, MAX_LETTERS
+from rlkit.envs.math.answers.cleaning import cleaned
+from rlkit.envs.math.answers.expressions import MAX_DEPTH
 from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
-from rlkit.envs.math.answers.lexer import MAX_CHARS, Token, tokens
-from rlkit.envs.math.answers.nodes import Builder, Call, Expression, number
+from rlkit.envs.math.answers.labels import holds_application, label
+from rlkit.envs.math.answers.lexemes import MAX_CHARS
+from rlkit.envs.math.answers.lexer import Token, tokens
+from rlkit.envs.math.answers.nodes import Builder, Call, Expression
+from rlkit.envs.math.answers.phrases import MAX_WORDS, is_altered, is_clock, is_text, read_text
 from rlkit.envs.math.answers.quantities import quantity
 from rlkit.envs.math.answers.relations import are_far, expanded, is_name, listed, related
 from rlkit.envs.math.answers.sets import REALS, as_union, interval, without
-from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Scalar, Text, Union, Value
-
-MAX_WORDS = 12
-"""A text of more words is a sentence, and no answer."""
-
-MAX_LEAD_INS = 3
+from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Relation, Scalar, Text, Union, Value
 
 MAX_ITEMS = 100
 """In a list, a union, a chain of relations."""
 
-_SEPARATORS = frozenset({",", ";", "and", "or"})
+_COMMAS = frozenset({",", ";"})
+_JOINING = frozenset({"and", "or"})
+_SEPARATORS = _COMMAS | _JOINING
 _RELATIONS = frozenset({"=", "<", ">", "≤", "≥", "≠", "≈", "∈"})
 _OPENING = frozenset({"(", "[", r"\{", "{", "begin", "⌊", "⌈"})
 _CLOSING = {")": "([", "]": "([", r"\}": (r"\{",), "}": "{", "end": ("begin",), "⌋": "⌊", "⌉": "⌈"}
-_WORDY = frozenset({"word", "text", "symbol", "and", "or", "(", ")", ",", "'", "mod", "∪", "number", ":", "-", "not"})
-_ENDS = ".,;: \t\r\n"
+
+
+_BEFORE_INTERVALS = frozenset({"∪", "∈", "=", "∖"})
+_AROUND_BASE = frozenset("{}()")
 
 
 class Answer(NamedTuple):
@@ -71,32 +75,11 @@ def _read(text: str, thousands: bool) -> Answer | NotAnAnswer:
     try:
         if len(text) > MAX_CHARS:
             raise Monstrous(f"more than {MAX_CHARS} characters")
-        return _Reader(tokens(_cleaned(text), thousands=thousands)).answer()
+        return _Reader(tokens(cleaned(text), thousands=thousands)).answer()
     except NotAnAnswer as fault:
         return fault
     except RecursionError:  # the caller is deep already
         return Monstrous("nested too deep")
-
-
-def _cleaned(text: str) -> str:
-    """Without what stands around an answer: a lead-in, a full stop."""
-    text = _without_end(text.strip().strip("*`"))
-    for _ in range(MAX_LEAD_INS):
-        lower = text.lower()
-        lead = next((lead for lead in words.LEAD_INS if lower.startswith(lead)), "")
-        if not lead or len(text) == len(lead) or text[len(lead)].isalnum():
-            break
-        text = text[len(lead) :].lstrip(_ENDS + "*")
-    text = text.removeprefix("=").lstrip()
-    return text[0] if len(text) == 2 and text[0].isalpha() and text[1] == ")" else text
-
-
-def _without_end(text: str) -> str:
-    r"""Without full stops and commas at the end; that of `\,` is part of a command."""
-    stripped = text.rstrip(_ENDS)
-    if stripped.endswith("\\") and stripped == text:  # of a space after a backslash
-        return text[:-1]
-    return text[: len(stripped) + 1] if stripped.endswith("\\") else stripped
 
 
 class _Reader:
@@ -113,13 +96,15 @@ class _Reader:
     def answer(self) -> Answer:
         if sum(token.kind == "word" for token in self._tokens) > MAX_WORDS:
             raise Malformed("a sentence")
+        kinds = [token.kind for token in self._tokens]
+        if not _JOINING.isdisjoint((*kinds[:1], *kinds[-1:])) or any({*pair} <= _COMMAS for pair in pairwise(kinds)):
+            raise Malformed("an item is missing")
         grouped = any(token.grouped for token in self._tokens)
         value = self._value(0, len(self._tokens))
         return Answer(value, self._computed, grouped, self._bare_log)
 
     def _value(self, low: int, high: int) -> Value:
         """A list, or one item."""
-        low, high = self._peeled(low, high)
         if low >= high:
             raise Malformed("nothing")
         self._depth += 1
@@ -130,13 +115,20 @@ class _Reader:
             if len(ranges) == 1:
                 values = expanded(self._item(*ranges[0]))
                 return values[0] if len(values) == 1 else Group("list", values)
-            if self._is_text(low, high):
-                return self._text(low, high)
-            items = _flat(self._item(*bounds) for bounds in ranges)
+            if is_text(self._tokens[low:high]):
+                return read_text(self._tokens[low:high])
+            items = _flat(self._listed(*bounds) for bounds in ranges)
             joining = {token.kind for token in self._tokens[low:high]} & {"or", "and"}
             return listed(items, alternatives="or" in joining, conditions=joining == {"and"})
         finally:
             self._depth -= 1
+
+    def _listed(self, low: int, high: int) -> Value:
+        """An item of a list; in braces it is a set of one, unless they are TeX's own."""
+        item = self._item(low, high)
+        braced = self._tokens[low].kind == "{" and self._match[low] == high - 1
+        tex = braced and any(token.kind in ("over", "choose") for token in self._tokens[low:high])
+        return Group("braces", (item,)) if braced and not tex else item
 
     def _peeled(self, low: int, high: int) -> tuple[int, int]:
         """Without braces around the whole, which are TeX's own."""
@@ -173,23 +165,26 @@ class _Reader:
         try:
             return self._mathematical(low, high)
         except NotAnAnswer as fault:
-            if isinstance(fault, Monstrous) or not self._is_text(low, high):
+            if isinstance(fault, Monstrous) or not is_text(self._tokens[low:high]):
                 raise
-            return self._text(low, high)
+            return read_text(self._tokens[low:high])
 
     def _mathematical(self, low: int, high: int) -> Value:
+        outer = low
         low, high = self._peeled(low, high)
         if low >= high:
             raise Malformed("nothing")
+        if outer < low and self._signs(low, high, _SEPARATORS):
+            return self._set(low, high)
         relations = self._signs(low, high, _RELATIONS)
         if relations:
             return self._relation(low, high, relations)
         if ":" in self._signs(low, high, frozenset(":")):
-            if any(token.kind in ("text", "word") or _is_clock(token) for token in self._tokens[low:high]):
-                return self._text(low, high)
+            if any(token.kind in ("text", "word") or is_clock(token) for token in self._tokens[low:high]):
+                return read_text(self._tokens[low:high])
             return Ratio(tuple(self._expression(*bounds) for bounds in self._split(low, high, frozenset(":"))))
         operators = self._signs(low, high, frozenset("∪∩∖"))
-        if operators and not self._is_text(low, high):
+        if operators and not is_text(self._tokens[low:high]):
             return self._set_operation(low, high, operators)
         return self._operand(low, high)
 
@@ -205,23 +200,34 @@ class _Reader:
             return self._mathematical(*ranges[1])
         if "∈" in signs:
             raise Unreadable("a relation with ∈")
-        return related(tuple(signs), tuple(self._sides(ranges, signs)))
+        relation = related(tuple(signs), tuple(self._sides(ranges, signs)))
+        return self._with_label(relation, ranges[0]) if isinstance(relation, Relation) else relation
+
+    def _with_label(self, relation: Relation, bounds: tuple[int, int]) -> Relation:
+        """An equation that remembers what its first side may be called, beside what it may mean."""
+        first = self._tokens[slice(*bounds)]
+        return relation._replace(named=label(first) is not None or holds_application(first))
 
     def _sides(self, ranges: list[tuple[int, int]], signs: list[str]) -> Iterator[Value]:
         """Of equal values, as in `x = 17 + 25 = 42`, it is enough that one is worked out."""
         before, computed = self._computed, list[bool]()
         for bounds in ranges:
             self._computed = False
-            side = self._mathematical(*bounds)
+            side = self._side(*bounds) if set(signs) == {"="} else self._mathematical(*bounds)
             if not is_name(side):
                 computed.append(self._computed)
             yield side
         self._computed = before or (all(computed) if set(signs) == {"="} else any(computed))
 
+    def _side(self, low: int, high: int) -> Value:
+        """One side of an equation, which may be a label."""
+        name = label(self._tokens[low:high])
+        return Text(name.text) if name is not None and name.certain else self._mathematical(low, high)
+
     def _approximated(self, ranges: list[tuple[int, int]], signs: list[str]) -> Value:
         """What follows a value is a reminder of its size; what follows a name is the value."""
         cut = signs.index("≈")
-        exact, rough = (self._mathematical(*ranges[at]) for at in (cut, cut + 1))
+        exact, rough = (self._side(*ranges[at]) for at in (cut, cut + 1))
         if cut == 0 and is_name(exact):
             return related(("=",), (exact, rough))
         if are_far(exact, rough):
@@ -248,8 +254,8 @@ class _Reader:
             return Union(())
         if first.kind == "set" and high - low == 1:
             return Union((REALS,)) if first.text == "R" else Text(first.text)
-        if self._is_text(low, high):
-            return self._text(low, high)
+        if is_text(self._tokens[low:high]):
+            return read_text(self._tokens[low:high])
         if self._match.get(low) == high - 1:
             if first.kind == "begin":
                 return self._matrix(low + 1, high - 1)
@@ -257,12 +263,14 @@ class _Reader:
                 return self._set(low + 1, high - 1)
             if first.kind in ("(", "[") and self._tokens[low + 1].kind == "begin" and self._match[low + 1] == high - 2:
                 return self._matrix(low + 2, high - 2)
+            if first.kind == "[" and (rows := self._rows(low + 1, high - 1)):
+                return self._matrix_of(rows)
             if first.kind in ("(", "[") and self._signs(low + 1, high - 1, frozenset({",", ";"})):
                 return self._tuple(low, high)
             if first.kind == "(" and self._signs(low + 1, high - 1, _RELATIONS):
                 return self._mathematical(low + 1, high - 1)
-        if self._is_altered(low, high):
-            return self._text(low, high)
+        if is_altered(self._tokens[low:high]):
+            return read_text(self._tokens[low:high])
         return self._based(low, high) or self._scalar(low, high)
 
     def _set(self, low: int, high: int) -> Value:
@@ -275,7 +283,7 @@ class _Reader:
         inside = self._value(low, high)
         if isinstance(inside, Group) and inside.kind == "list":
             return Group("set", inside.items)
-        return Group("set", (inside,))
+        return inside if isinstance(inside, Union) and self._signs(low, high, _SEPARATORS) else Group("set", (inside,))
 
     def _tuple(self, low: int, high: int) -> Value:
         opening, closing = self._tokens[low].kind, self._tokens[high - 1].kind
@@ -289,13 +297,21 @@ class _Reader:
         return Group("tuple" if opening == "(" else "square", items)
 
     def _matrix(self, low: int, high: int) -> Value:
-        rows = [
-            tuple(self._expression(*cell) for cell in self._split(*row, frozenset({"cell"})))
-            for row in self._split(low, high, frozenset({"row"}))
-        ]
+        rows = self._split(low, high, frozenset({"row"}))
+        return self._matrix_of([self._split(*row, frozenset({"cell"})) for row in rows])
+
+    def _rows(self, low: int, high: int) -> list[list[tuple[int, int]]]:
+        """The cells of each row of `[[1,2],[3,4]]`; none where the items are no rows."""
+        rows = self._split(low, high, frozenset({","}))
+        if not all(self._tokens[start].kind == "[" and self._match[start] == end - 1 for start, end in rows):
+            return []
+        cells = [self._split(start + 1, end - 1, frozenset({","})) for start, end in rows]
+        return cells if len({len(row) for row in cells}) == 1 and cells[0] else []
+
+    def _matrix_of(self, rows: list[list[tuple[int, int]]]) -> Matrix:
         if not rows or len({len(row) for row in rows}) != 1:
             raise Malformed("a matrix whose rows differ in length")
-        return Matrix(tuple(rows))
+        return Matrix(tuple(tuple(self._expression(*cell) for cell in row) for row in rows))
 
     def _based(self, low: int, high: int) -> Based | None:
         negative = self._tokens[low].kind == "-"
@@ -309,8 +325,14 @@ class _Reader:
         at += at == end
         if not digits or not digits[0].isdecimal() or at >= high - 1 or self._tokens[at].kind != "_":
             return None
-        base_low, base_high = self._peeled(at + 1, high)
-        if base_high - base_low != 1 or not (base := self._tokens[base_low].text.strip()).isdecimal():
+        subscript = [token.text.strip() for token in self._tokens[at + 1 : high] if token.kind not in _AROUND_BASE]
+        if [name.lower() for name in subscript[:1]] == ["base"]:
+            subscript = subscript[1:]
+        if len(subscript) != 1:
+            return None
+        name = subscript[0]
+        base = name if name.isdecimal() else str(words.number(name) or "")
+        if not base:
             return None
         sign = "-" if negative else ""
         return Based(sign + digits.upper(), int(base[:4]), _in_base(digits, int(base[:4]), negative=negative))
@@ -327,57 +349,6 @@ class _Reader:
         self._bare_log = self._bare_log or found.bare_log
         return found.scalar
 
-    def _is_altered(self, low: int, high: int) -> bool:
-        """Whether words beside a value make something else of it: `at least 5`, `6 hours and 20 minutes`."""
-        found = self._tokens[low:high]
-        start = next((at for at, token in enumerate(found) if _is_phrase(token)), None)
-        if start is None or not all(token.kind in _WORDY for token in found[start:]):
-            return False
-        return words.alters(" ".join(token.text for token in found[start:]), leading=start == 0)
-
-    def _is_text(self, low: int, high: int) -> bool:
-        """Words and nothing to compute: `even`, `Monday`, `June 20`, `(B)` in a text."""
-        found = self._tokens[low:high]
-        if not all(token.kind in _WORDY for token in found):
-            return False
-        first = next((token for token in found if token.kind != "("), found[0])
-        if first.kind == "text":
-            return True
-        if first.kind in ("word", "not") and (len(first.text) > 3 or not first.text.islower()):
-            return True
-        return all(token.kind in ("word", "symbol") for token in found) and any(len(token.text) > 4 for token in found)
-
-    def _text(self, low: int, high: int) -> Value:
-        found = self._tokens[low:high]
-        written = " ".join(token.text for token in found)
-        if len(written.split()) > MAX_WORDS or "\\" in written or "$" in written:
-            raise Malformed("a sentence")
-        raw = words.squeezed(written)
-        if raw in words.EMPTY:
-            return Union(())
-        if raw in words.REALS:
-            return Union((REALS,))
-        if (spelled := words.number(written)) is not None:
-            return Scalar(number(spelled), raw=raw)
-        pieces = [words.squeezed(piece) for piece in written.replace(" and ", ",").split(",")]
-        if len(pieces) > 1 and all(0 < len(piece) <= 3 for piece in pieces):
-            return Group("list", tuple(Text(piece) for piece in pieces))
-        if not raw:
-            raise Malformed("nothing")
-        return Text(raw)
-
-
-def _is_phrase(token: Token) -> bool:
-    """Whether it is a word, and no product of variables."""
-    return token.kind == "text" or (
-        token.kind == "word" and (len(token.text) > MAX_LETTERS or words.alters(token.text))
-    )
-
-
-def _is_clock(token: Token) -> bool:
-    """Whether it is the `05` of a time of day."""
-    return token.kind == "number" and len(token.text) > 1 and token.text.isdecimal() and token.text[0] == "0"
-
 
 def _matching(found: list[Token]) -> dict[int, int]:
     """For each opening bracket, where it is closed; `[0,1)` is one pair."""
@@ -387,9 +358,13 @@ def _matching(found: list[Token]) -> dict[int, int]:
         if token.kind in _OPENING:
             waiting.append(at)
         elif token.kind in _CLOSING:
+            if token.kind == "]" and (at == 0 or found[at - 1].kind in _BEFORE_INTERVALS):
+                raise Unreadable("an interval with its brackets turned round")
             if not waiting or found[waiting[-1]].kind not in _CLOSING[token.kind]:
                 raise Malformed("a bracket that was not opened")
             match[waiting.pop()] = at
+    if waiting and found[-1].kind == "[":
+        raise Unreadable("an interval with its brackets turned round")
     if waiting:
         raise Malformed("a bracket that is not closed")
     return match

@@ -29,8 +29,6 @@ from rlkit.envs.math.answers.values import Group, Relation, Scalar, Text, Union,
 NEAR = 0.1
 """What `≈` may stand between: relative to the larger one."""
 
-_FUNCTION_NAMES = frozenset("fghpqrFGPQ")
-
 
 class Labelled(NamedTuple):
     """A value with its name before it: `x=5`."""
@@ -152,10 +150,6 @@ def _label(side: Value) -> str | None:
             return raw
         case Scalar(Symbol(name)) if name not in CONSTANTS and name != "∞":
             return name
-        case Scalar(Product((Symbol(function), Symbol(argument)))) if function in _FUNCTION_NAMES:
-            return f"{function}({argument})"
-        case Scalar(Product((Number(value), Symbol(function))), raw=raw) if function in _FUNCTION_NAMES:
-            return f"{function}({value})" if raw.startswith(function.lower()) else None  # `2f` is none
         case _:
             return None
 

@@ -12,7 +12,7 @@ from rlkit.envs.math.answers.words import Unit
 
 type Value = Scalar | Group | Interval | Union | Relation | Matrix | Text | Based | Ratio
 type Suffix = Literal["", "%", "°"]
-type Kind = Literal["list", "set", "tuple", "square"]
+type Kind = Literal["list", "set", "tuple", "square", "braces"]
 
 
 class Scalar(NamedTuple):
@@ -34,7 +34,10 @@ class Scalar(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Values with commas between them: bare, in braces, in parentheses, or in square brackets."""
+    """Values with commas between them: bare, in braces, in parentheses, or in square brackets.
+
+    One value in `braces` is an item of a bare list, in braces that may be TeX's own or those of a set: `{1}, {2}`.
+    """
 
     kind: Kind
     items: tuple[Value, ...]
@@ -56,10 +59,17 @@ class Union(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """Expressions with relation signs between them, one less than there are sides."""
+    """Expressions with relation signs between them, one less than there are sides.
+
+    Args:
+        signs: from left to right.
+        sides: what they stand between.
+        named: the first side may be the name of the second one, and no formula: `p(t+1)`, `|z|`, `f(1)+f(2)`.
+    """
 
     signs: tuple[str, ...]
     sides: tuple[Value, ...]
+    named: bool = False
 
 
 class Matrix(NamedTuple):

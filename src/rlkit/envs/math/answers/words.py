@@ -43,9 +43,19 @@ _UNITS: dict[str, tuple[str, Fraction | int]] = {
     "dollar usd buck": ("dollars", 1),
     "cent": ("dollars", Fraction(1, 100)),
     "euro eur": ("euros", 1),
+    "poundsterling gbp quid": ("pounds sterling", 1),
+    "yen jpy yuan cny rmb renminbi": ("yen or yuan", 1),
+    "rupee inr": ("rupees", 1),
+    "franc chf": ("francs", 1),
+    "won krw": ("won", 1),
+    "ruble rouble rub": ("rubles", 1),
+    "canadiandollar cad": ("dollars of Canada", 1),
+    "australiandollar aud": ("dollars of Australia", 1),
     "mph": ("length per time", Fraction(1_609_344, 3_600_000)),
     "kmh kph": ("length per time", Fraction(1000, 3600)),
     "unit": ("units", 1),
+    "fahrenheit": ("Fahrenheit", 1),
+    "celsius centigrade": ("Celsius", 1),
     "rad radian": ("radians", 1),
     "am": ("hours before noon", 1),
     "pm": ("hours after noon", 1),
@@ -59,7 +69,13 @@ UNITS: Mapping[str, Unit] = {
 
 _POWERS = {"square": 2, "sq": 2, "cubic": 3, "cubed": 3, "squared": 2}
 
-CURRENCIES: Mapping[str, str] = {"$": "dollar", "€": "euro", "£": "pound sterling"}
+CURRENCIES: Mapping[str, str] = {
+    "$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee", "₩": "won", "₽": "ruble", "¢": "cent",
+}  # fmt: skip
+TEMPERATURES: Mapping[str, str] = {"F": "fahrenheit", "C": "celsius"}
+"""Of letters after a degree sign."""
+
+CURRENCY_CODES = frozenset("USD EUR GBP JPY CNY RMB INR CHF KRW RUB CAD AUD".split())  # noqa: SIM905  reads better
 
 EMPTY = frozenset({"nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset", "none", "nullset"})
 REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "setofallrealnumbers", "reals"})
@@ -125,6 +141,19 @@ def unit(text: str, power: int = 1) -> Unit | None:
 
 def _raised(unit: Unit, power: int) -> Unit:
     return unit if power == 1 else Unit(f"{unit.dimension} to the power of {power}", unit.factor**power)
+
+
+def alike(one: Unit, other: Unit) -> bool | None:
+    """Whether two measures may be compared; None where their names do not tell: dollars, and those of Canada."""
+    if one.dimension == other.dimension:
+        return True
+    dollars = all(unit.dimension.startswith("dollars") for unit in (one, other))
+    return None if dollars and one.factor == other.factor else False
+
+
+def are_pounds(one: Unit | None, other: Unit | None) -> bool:
+    """Whether one is the currency and the other, by its name, either the currency or the weight."""
+    return {one, other} == {UNITS["pound"], UNITS["poundsterling"]}
 
 
 def scale(text: str) -> int | None:
