@@ -5,17 +5,21 @@ Invariant: a folder that is there is whole; whatever goes wrong leaves none behi
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from rlkit.atomic import write_text
 from rlkit.concurrency import in_thread
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import MissingError, ServiceError, UsageError
+from rlkit.model_names import hub_id
 from rlkit.service import Address, choose, reachable
 from rlkit.service.sdk import TinkerService
 
@@ -23,7 +27,14 @@ type Form = Literal["adapter", "merged", "raw"]
 """A LoRA adapter in the layout of `peft`, a whole model in that of `transformers`, or the files of the service."""
 
 
-async def export(path: str, directory: Path, *, form: Form = "adapter", service: ServiceConfig | None = None) -> None:
+async def export(
+    path: str,
+    directory: Path,
+    *,
+    form: Form = "adapter",
+    service: ServiceConfig | None = None,
+    note: Callable[[str], None] = lambda message: None,
+) -> None:
     """Write a checkpoint as files: through tinker-cookbook's `weights`, which knows the models of the service.
 
     Args:
@@ -32,11 +43,12 @@ async def export(path: str, directory: Path, *, form: Form = "adapter", service:
         form: an adapter, for serving beside its base model; the model with the adapter merged into it; or the files as
             the service keeps them, for which the base model is not needed.
         service: that has the checkpoint; by default the one that a run without settings would use.
+        note: receives one line for the user while the service does not answer.
 
     Raises:
         UsageError: there is no such checkpoint, the directory is there already or cannot be written, or the model has
             no such form.
-        MissingError: the base model cannot be had.
+        MissingError: the service cannot be reached, or the base model cannot be had.
         ServiceError: the service failed.
     """
     if not path.startswith("tinker://") or "/weights/" not in path:
@@ -44,11 +56,24 @@ async def export(path: str, directory: Path, *, form: Form = "adapter", service:
     directory = _free(directory)
     config = service or ServiceConfig()
     choice = choose(config)
-    async with reachable(config, choice=choice) as at:
-        async with TinkerService(base_url=at.base_url, api_key=at.api_key) as connection:
+    async with reachable(config, choice=choice, note=note) as at:
+        async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
             model = await connection.model_of(path)
-        base = "" if form == "raw" else await in_thread(_base, model, choice.kind == "engine")
-        await in_thread(_write, path, directory, base, form, at)
+        source = "" if form == "raw" else await in_thread(_source, model, choice.kind == "engine")
+        await in_thread(_write, path, directory, _Base(source, hub_id(model)), form, at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The base model of a checkpoint.
+
+    Args:
+        source: where tinker-cookbook finds it: a folder, or a name on the hub.
+        hub_id: its name on the hub, if it has one that is known.
+    """
+
+    source: str
+    hub_id: str | None
 
 
 def _free(directory: Path) -> Path:
@@ -73,7 +98,7 @@ def _unwritable(directory: Path, error: Exception) -> UsageError:
     return UsageError(f"{directory} cannot be written: {reason}")
 
 
-def _write(path: str, directory: Path, base: str, form: Form, at: Address) -> None:
+def _write(path: str, directory: Path, base: _Base, form: Form, at: Address) -> None:
     made = [one for one in directory.parents if not one.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -82,7 +107,9 @@ def _write(path: str, directory: Path, base: str, form: Form, at: Address) -> No
             adapter, whole = Path(folder) / "adapter", Path(folder) / "made"
             _download(path, whole if form == "raw" else adapter, at)
             if form != "raw":
-                _build(base, adapter, whole, form)
+                _build(base.source, adapter, whole, form)
+            if form == "adapter":
+                _name_base(whole / "adapter_config.json", base.hub_id)
             mode = whole.stat().st_mode & 0o666
             for file in filter(Path.is_file, whole.rglob("*")):
                 file.chmod(mode)  # safetensors writes for its owner alone
@@ -109,8 +136,8 @@ def _download(path: str, adapter: Path, at: Address) -> None:
         raise ServiceError(f"downloading {path}: {_first(error)}{reason}") from error
 
 
-def _base(model: str, engine: bool) -> str:
-    """The base model as tinker-cookbook finds it: a folder, or a name on the hub."""
+def _source(model: str, engine: bool) -> str:
+    """Return where tinker-cookbook finds a base model: a folder, or a name on the hub."""
     if not engine:
         return model
     from rlkit.engine.models import resolve_model
@@ -129,6 +156,12 @@ def _build(base: str, adapter: Path, made: Path, form: Form) -> None:
         raise MissingError(f"the base model {base} cannot be loaded: {_first(error)}") from error
     except (TinkerCookbookError, ValueError, KeyError) as error:
         raise UsageError(f"{base} has no {form} form: {_first(error)}") from error
+
+
+def _name_base(config: Path, name: str | None) -> None:
+    """Say which model an adapter belongs to: tinker-cookbook writes where it found that one on this machine."""
+    settings = json.loads(config.read_text())
+    write_text(config, json.dumps({**settings, "base_model_name_or_path": name}, indent=2) + "\n")
 
 
 @contextmanager

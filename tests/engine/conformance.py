@@ -15,6 +15,7 @@ from tinker import types
 from tinker.proto import tinker_public_pb2 as pb
 
 from rlkit.engine import EngineServer
+from tests.limits import HANG_S
 
 from .helpers import ce_datum
 
@@ -105,7 +106,7 @@ def ask(
     headers = {"X-API-Key": key or server.api_key, "Content-Type": media_type}
     request = urllib.request.Request(f"{server.url}/api/v1/{path}", data, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=HANG_S) as reply:
             return Reply(reply.status, reply.read(), reply.headers.get_content_type())
     except urllib.error.HTTPError as error:
         with error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from tinker import types
 from rlkit.engine import EngineServer, bases
 from rlkit.engine.weights import Weights
 from rlkit.errors import MissingError
+from tests.limits import HANG_S, wait_until
 
 from .conformance import ask, await_answer, open_session
 from .conftest import connect
@@ -38,7 +38,7 @@ class Slow:
         self.asked.append(name)
         if name != "slow":
             return self.known(name)
-        assert self.go_on.wait(20)
+        assert self.go_on.wait(HANG_S)
         if not self.found:
             raise MissingError("model 'slow' was not found")
         return self.known("llama")
@@ -67,8 +67,8 @@ def test_a_model_that_is_being_fetched_holds_up_nobody_else(server: EngineServer
     sample = ask(server, "asample", wanted | {"seq_id": 1, "sampling_params": {"max_tokens": 2}})
     with connect(server) as client:
         trainer = client.create_lora_training_client("llama", rank=2, seed=0).result()
-        trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result(20)
-        client.create_sampling_client(base_model="llama").result().compute_logprobs(prompt(*TEXT)).result(20)
+        trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result(HANG_S)
+        client.create_sampling_client(base_model="llama").result().compute_logprobs(prompt(*TEXT)).result(HANG_S)
     slow.go_on.set()
     assert await_answer(server, create).json["type"] == "create_model"
     assert b"error" not in await_answer(server, sample).body
@@ -92,9 +92,7 @@ def test_what_waits_for_a_model_runs_in_its_order_or_is_told_what_is_missing(
     store = server._service.store  # pyright: ignore[reportPrivateUsage] nobody can be asked any more
     models = server._service._runtime._models  # pyright: ignore[reportPrivateUsage] as above
     if found:
-        until_s = time.monotonic() + 20
-        while not store.checkpoints() and time.monotonic() < until_s:
-            time.sleep(0.01)
+        wait_until(store.checkpoints)
         assert [checkpoint.info.steps for checkpoint in store.checkpoints()] == [2]
     session_id = open_session(server)
     made["session_id"] = session_id
@@ -134,7 +132,7 @@ def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve:
             asked.append(name)
             running[0] += 1
             running[1] = max(running)
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         with lock:
             running[0] -= 1
         return resolve("llama")
@@ -144,11 +142,11 @@ def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve:
     go_on.set()
     for future in looking:
         assert future is not None
-        future.result(20)
+        future.result(HANG_S)
     assert running[1] <= 4
     assert sorted(asked) == sorted(f"hub/{i}" for i in range(50))
     again = found.look_for("hub/50")  # those that have looked have ended, and another begins
-    assert again is None or again.result(20) is None
+    assert again is None or again.result(HANG_S) is None
 
 
 def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
@@ -158,13 +156,13 @@ def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
     def slow(name: str) -> Path:
         asked.append(name)
         begun.release()
-        assert go_on.wait(20)
+        assert go_on.wait(HANG_S)
         raise MissingError(name)
 
     found = bases.Bases(slow, torch.device("cpu"))
     looking = [found.look_for(f"hub/{i}") for i in range(9)]
     for _ in range(4):
-        assert begun.acquire(timeout=20)
+        assert begun.acquire(timeout=HANG_S)
     found.close()
     go_on.set()
     for future in looking[:4]:

@@ -13,6 +13,7 @@ import pytest
 
 import rlkit
 from rlkit.engine import compiling
+from tests.limits import HANG_S
 
 PROGRAM = """
 import numpy as np
@@ -33,7 +34,7 @@ def run(folder: Path, before: str = "", package: Path | None = None) -> tuple[st
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=HANG_S,
     )
     result, counts = done.stdout.splitlines()
     hits, misses = map(int, counts.split())
@@ -92,7 +93,7 @@ def test_without_compiling_the_engine_ends_with_one_line() -> None:
         env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
     )
     assert done.returncode == 2
     assert done.stderr.count("NUMBA_DISABLE_JIT is set") == 1

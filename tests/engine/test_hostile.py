@@ -28,13 +28,14 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rlkit.engine import EngineServer, routes
+from tests.limits import HANG_S
 
 from .conftest import connect
 from .helpers import ce_datum, prompt
 
 REQUESTS = 10_000 if os.environ.get("RLKIT_TEST_EXHAUSTIVE") == "1" else 1_000
 TEXT = [72, 101, 108, 108, 111]
-TIMEOUT_S = 20.0
+QUIET_S = 20.0
 BATCH = 20
 THREADS = 16
 """What pools may grow by; a thread lost for each bad request would be hundreds."""
@@ -211,7 +212,7 @@ class Wire:
         """Status and body of the reply."""
         for attempt in (1, 2):
             if self._connection is None:
-                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+                self._connection = http.client.HTTPConnection(self._host, self._port, timeout=HANG_S)
             try:
                 self._connection.request(method, f"/api/v1/{path}", body, headers | {"X-API-Key": self._key})
                 reply = self._connection.getresponse()
@@ -228,7 +229,7 @@ class Wire:
 
     def send(self, raw: bytes) -> bytes:
         """Bytes that need not be HTTP, over a connection of their own; what comes back until it is closed or quiet."""
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=QUIET_S)
         connection.connect()
         with connection.sock as sock:
             sock.sendall(raw)

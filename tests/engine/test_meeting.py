@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from rlkit.engine.meeting import GIVEN_UP, meet
+from tests.limits import HANG_S
 
 
 @njit(nogil=True)
@@ -33,7 +34,7 @@ def run(members: int, rounds: int, start: int = 0, present: int | None = None) -
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=HANG_S)
         assert not thread.is_alive()
     return seen
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rlkit.engine.products import ROWS, Packed, matrix_bytes, pack, plain, product
 from rlkit.engine.tiles import COLUMNS, TILE_ROWS
+from tests.limits import HANG_S
 
 
 def random(*shape: int, seed: int) -> torch.Tensor:
@@ -121,7 +122,7 @@ np.save({str(tmp_path / "mixed.npy")!r}, out)
 """
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=HANG_S
     )
     assert list(map(int, done.stdout.split())) == [4, columns]
     exact = random(24, 77, seed=0).double() @ random(131, 77, seed=1).double().t()

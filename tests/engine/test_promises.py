@@ -11,6 +11,7 @@ import pytest
 
 from rlkit.engine import EngineServer, promises
 from rlkit.engine.promises import Promises, json_answer
+from tests.limits import HANG_S
 
 from .conformance import ask, open_session
 from .test_sessions import on_server, service_of
@@ -47,7 +48,7 @@ def test_an_answer_counts_as_delivered_only_if_somebody_was_there_to_get_it(serv
     promise, _ = on_server(server, lambda: service.promises.make(name))
     wanted, address = json.dumps({"request_id": name}), urlsplit(server.url)
     head = ["POST /api/v1/retrieve_future HTTP/1.1", "Host: x", f"X-API-Key: {server.api_key}"]
-    with socket.create_connection((str(address.hostname), address.port), timeout=20) as asking:
+    with socket.create_connection((str(address.hostname), address.port), timeout=HANG_S) as asking:
         asking.sendall("\r\n".join([*head, f"Content-Length: {len(wanted)}", "", wanted]).encode())
         while not promise._wakers:  # pyright: ignore[reportPrivateUsage] until it is waited for
             time.sleep(0.01)

@@ -20,6 +20,7 @@ from tinker.lib.public_interfaces.admin_client import AdminClient
 from rlkit.engine import EngineServer, checkpoints, records
 from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.errors import MissingError
+from tests.limits import HANG_S
 
 from .conftest import connect
 from .helpers import ce_datum, prompt
@@ -386,7 +387,7 @@ def test_external_weights_are_not_trained_on(client: tinker.ServiceClient, train
 )
 def test_no_address_leads_out_or_breaks_the_server(server: EngineServer, method: str, path: str) -> None:
     address = urlsplit(server.url)
-    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=10)
+    connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=HANG_S)
     headers = {"X-API-Key": server.api_key, "Content-Type": "application/json"}
     body = '{"ttl_seconds": null}' if method in {"PUT", "POST"} else None
     connection.request(method, f"/api/v1/{path}", body=body, headers=headers)

@@ -13,6 +13,7 @@ import torch
 
 from rlkit.engine import teams
 from rlkit.engine.teams import share
+from tests.limits import HANG_S
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_the_ranges_cover_the_work_once(count: int, least: int, ranges: int, thr
 
 
 def test_the_ranges_run_beside_each_other(three_threads: None) -> None:
-    meeting = threading.Barrier(3, timeout=20)
+    meeting = threading.Barrier(3, timeout=HANG_S)
     share(lambda _first, _last: meeting.wait() and None, 3, least=1)
 
 
@@ -55,7 +56,7 @@ def test_an_error_waits_until_nothing_runs_any_more(three_threads: None) -> None
     begun = threading.Barrier(3)
 
     def task(first: int, last: int) -> None:
-        begun.wait(20)
+        begun.wait(HANG_S)
         if first == 0:
             raise ValueError("the first one")
         time.sleep(0.2)
@@ -78,7 +79,7 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
 
     def task(member: int) -> None:
         begun.append(member)
-        given_up.wait(20)
+        given_up.wait(HANG_S)
 
     teams._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
     monkeypatch.setattr(threading.Thread, "start", refused)
@@ -100,5 +101,5 @@ if not child:
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert done.stdout == "7\n"

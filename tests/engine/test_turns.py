@@ -10,6 +10,7 @@ import tinker
 
 from rlkit.engine import EngineServer, turns
 from rlkit.engine.promises import Promise
+from tests.limits import HANG_S
 
 from .conformance import ask, new_trainer, open_model, open_session, train_request
 from .helpers import ce_datum
@@ -25,8 +26,8 @@ def test_a_call_that_is_too_large_fails_and_the_next_one_runs(
     monkeypatch.setattr(turns, "_AHEAD_BYTES_MAX", 100_000)
     data = [ce_datum([1, 2, 3])] * 4000  # sent in four parts, the first of them last
     with pytest.raises(tinker.RequestFailedError, match="send less in one call"):
-        trainer.forward(data, "cross_entropy").result(timeout=30)
-    assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result(timeout=30).metrics["loss:sum"] > 0
+        trainer.forward(data, "cross_entropy").result(timeout=HANG_S)
+    assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result(timeout=HANG_S).metrics["loss:sum"] > 0
 
 
 def test_what_has_not_run_has_a_limit_in_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:

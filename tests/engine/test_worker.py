@@ -8,6 +8,7 @@ from itertools import groupby
 import pytest
 
 from rlkit.engine.worker import Worker
+from tests.limits import HANG_S
 
 JOBS = 20
 
@@ -35,7 +36,7 @@ def test_running_samples_advance_between_jobs_however_many_wait(job_s: float) ->
     worker.submit(job)
     worker.submit(job)
     worker.start()
-    assert ended.wait(20)
+    assert ended.wait(HANG_S)
     worker.stop()
     runs = [(name, len(list(run))) for name, run in groupby(seen)]
     jobs = [count for name, count in runs if name == "job"]
@@ -59,7 +60,7 @@ def test_jobs_run_in_the_order_in_which_they_were_given_and_one_that_fails_is_on
     worker.submit(fail)
     worker.submit(ended.set)
     worker.start()
-    assert ended.wait(20)
+    assert ended.wait(HANG_S)
     worker.stop()
     assert seen == list(range(JOBS))
     assert "on purpose" in caplog.text
@@ -73,7 +74,7 @@ def test_what_is_to_run_soon_runs_before_what_was_given_earlier() -> None:
     worker.submit_soon(lambda: seen.append("soon"))
     worker.submit(ended.set)
     worker.start()
-    assert ended.wait(20)
+    assert ended.wait(HANG_S)
     worker.stop()
     assert seen == ["soon", "first", "second"]
 
@@ -106,7 +107,7 @@ def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
     worker.submit(long_job)
     worker.submit(ended.set)
     worker.start()
-    assert ended.wait(20)
+    assert ended.wait(HANG_S)
     worker.stop()
     runs = [(name, len(list(run))) for name, run in groupby(seen, key=lambda entry: entry[0])]
     assert runs[:6] == [("part", 3), ("token", 13), ("part", 3), ("token", 13), ("part", 3), ("token", 4)]
@@ -134,6 +135,6 @@ def test_what_is_to_run_soon_and_came_during_a_job_runs_and_advances_before_the_
         worker.submit(lambda name=name: job(name))
     worker.submit(ended.set)
     worker.start()
-    assert ended.wait(20)
+    assert ended.wait(HANG_S)
     worker.stop()
     assert seen[:4] == ["first", "soon", "token", "second"]

@@ -19,6 +19,7 @@ from torch import Tensor
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
 from rlkit.engine.lora import ALPHA, GROUPS, Adapter
 from rlkit.errors import UsageError
+from rlkit.model_names import hub_id
 
 _RECIPIENTS_MAX = 10
 _MODULES = {
@@ -91,7 +92,7 @@ def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": info.base_model,
+        "base_model_name_or_path": hub_id(info.base_model),
         "r": info.settings.rank,
         "lora_alpha": int(ALPHA),
         "lora_dropout": 0.0,

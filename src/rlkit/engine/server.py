@@ -1,6 +1,6 @@
 """The embedded engine as a server: the Tinker REST protocol on loopback.
 
-Invariant: no request, however malformed, ends the server, and `stop` leaves no thread behind.
+Invariant: no request, however malformed or endless, ends the server, and `stop` leaves no thread behind.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Self
 import uvicorn
 
 from rlkit.engine.bodies import Bodies
+from rlkit.engine.headers import LimitedHttpProtocol
 from rlkit.engine.routes import make_app
 from rlkit.engine.service import Service
 from rlkit.errors import UsageError
@@ -24,7 +25,7 @@ from rlkit.paths import engine_dir
 
 _THREADS_MAX = 1024
 _POLL_S = 0.005
-_START_S = 30.0
+_START_S = 300.0  # ends a hang: on a busy machine even an easy start takes long
 _GRACE_S = 5
 
 
@@ -77,7 +78,13 @@ class EngineServer:
         app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=_GRACE_S
+                app,
+                http=LimitedHttpProtocol,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=_GRACE_S,
             )
         )
         self._socket: socket.socket | None = None
