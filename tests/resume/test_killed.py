@@ -21,7 +21,7 @@ type Killed = Callable[..., dict[str, Any]]
 STRICT = {"mode": "async", "max_staleness": 1, "staleness": "strict"}
 SCHEDULES = {"sync": {}, "stream": {"mode": "stream"}, "async1": STRICT, "async4": {**STRICT, "max_staleness": 4}}
 
-pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 300)
+pytestmark = pytest.mark.timeout(3600 if EXHAUSTIVE else 600)
 
 
 @pytest.fixture(scope="module")

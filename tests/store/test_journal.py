@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import math
 import os
 import random
+import struct
 import threading
+import zlib
 from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +27,7 @@ from rlkit.store.history import read_groups
 from rlkit.store.journal import SYNC_WITHIN_S, Journal, Kind, records, segments, unwritable
 from rlkit.testing import run_virtual
 from rlkit.types import Episode, Group, Image, Prompt, Turn
+from tests.limits import HANG_S
 
 floats32 = st.floats(width=32, allow_nan=False)
 texts = st.text(max_size=5)
@@ -134,9 +139,33 @@ def test_a_bit_that_flips_in_a_table_is_noticed(tmp_path: Path) -> None:
 def test_a_table_that_is_cut_short_is_noticed(size: int, tmp_path: Path) -> None:
     path = tmp_path / "episodes.parquet"
     table.write(path, some_groups(), decode=str)
+    table.check(path)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(UsageError, match=r"episodes\.parquet is damaged"):
         read_groups(path)
+    with pytest.raises(ValueError, match="checksum"):
+        table.check(path)
+
+
+def test_a_table_carries_the_crc_of_all_its_other_bytes_before_its_footer(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.parquet"
+    table.write(path, some_groups(), decode=str)
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    others = data[: footer - 4] + data[footer:]
+    assert data[footer - 4 : footer] == zlib.crc32(others).to_bytes(4, "little")
+
+
+def test_a_reader_of_a_table_finds_rows_by_their_numbers_and_tokens_take_no_room_for_that(tmp_path: Path) -> None:
+    path = tmp_path / "episodes.parquet"
+    table.write(path, some_groups(), decode=str)
+    rows = pq.ParquetFile(path).metadata.row_group(0)
+    columns = {rows.column(number).path_in_schema: rows.column(number) for number in range(rows.num_columns)}
+    for name, column in columns.items():
+        assert column.is_stats_set == ("." not in name), name
+    assert (columns["reward"].statistics.min, columns["reward"].statistics.max) == (0.0, 3.0)
+    for name in ("env", "task", "status", "turns.list.element.prompt.list.element"):  # texts and tokens that recur
+        assert "RLE_DICTIONARY" in columns[name].encodings, name
 
 
 def test_what_json_cannot_hold_comes_back_as_text() -> None:
@@ -174,6 +203,26 @@ def test_a_torn_end_loses_the_last_record_only_and_can_be_written_on(
     assert contents(folder) == written[:-1]
     write(folder, [b"more"])
     assert contents(folder) == [*written[:-1], b"more"]
+
+
+def test_a_torn_end_is_gone_once_the_journal_was_written_on(tmp_path: Path) -> None:
+    torn, whole = tmp_path / "torn", tmp_path / "whole"
+    write(whole, [b"first", b"last"])
+    write(torn, [b"first", b"torn"])
+    os.truncate(torn / "000001.log", (torn / "000001.log").stat().st_size - 1)
+    write(torn, [b"last"])
+    damaged = list[Path]()
+    assert [record.content for record in records(torn, damaged=damaged.append)] == [b"first", b"last"]
+    assert damaged == []  # a torn end is no damage, and does not become any
+    assert (torn / "000001.log").read_bytes() == (whole / "000001.log").read_bytes()
+
+
+def test_segments_behind_the_one_that_is_opened_are_deleted(tmp_path: Path) -> None:
+    for segment in (1, 2, 3):
+        write(tmp_path, [b"%d" % segment], segment=segment)
+    write(tmp_path, [b"more"], segment=2)
+    assert [(record.segment, record.content) for record in records(tmp_path)] == [(1, b"1"), (2, b"2"), (2, b"more")]
+    assert [number for number, _ in segments(tmp_path)] == [1, 2]
 
 
 def test_a_bit_that_flips_loses_its_own_record_and_no_other(tmp_path: Path) -> None:
@@ -215,6 +264,57 @@ def test_a_damaged_record_does_not_take_those_behind_it_along(tmp_path: Path) ->
     damaged = list[Path]()
     assert [record.content for record in records(tmp_path, damaged=damaged.append)] == [b"second", b"third", b"fourth"]
     assert damaged == [path]
+
+
+def test_a_segment_is_laid_out_as_the_runs_of_this_format_have_it(tmp_path: Path) -> None:
+    """A run that an earlier rlkit wrote in the same format can be gone on with."""
+
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        for kind in (Kind.DRAW, Kind.EPISODE, Kind.STEP):
+            journal.append(kind, b"content of %d" % kind)
+        await journal.close()
+
+    def record(kind: int, content: bytes) -> bytes:
+        framed = b"\xb5rlk" + bytes([kind]) + content
+        return struct.pack("<II", len(framed), zlib.crc32(framed)) + framed
+
+    asyncio.run(run())
+    expected = [record(1, b"content of 1"), record(2, b"content of 2"), record(3, b"content of 3")]
+    assert (tmp_path / "000001.log").read_bytes() == b"".join(expected)
+
+
+def test_an_episode_is_laid_out_as_the_runs_of_this_format_have_it() -> None:
+    image = Image(1, 1, b"picture", "png")
+    turns = [
+        Turn(
+            Prompt(np.array([5, -1], np.int32), (image,)),
+            np.array([7, 8, 9], np.int32),
+            np.array([-0.5, -1, 0], np.float32),
+            np.array([True, False, True]),
+            "stop",
+            3,
+            parent=None,
+        ),
+        Turn(
+            Prompt(np.array([6], np.int32)),
+            np.array([1], np.int32),
+            np.array([-2], np.float32),
+            np.array([True]),
+            "length",
+            4,
+            parent=0,
+        ),
+    ]
+    data = codec.encode(Episode(2, 1, tuple(turns), "completed", 0.5, {"right": 1.0}, {"a": [1]}, 2.0))
+    size = int.from_bytes(data[:4], "little")
+    header = json.loads(data[4 : 4 + size])
+    assert (header["member"], header["attempt"], header["reward"], header["status"]) == (2, 1, 0.5, "completed")
+    assert header["turns"][0][:5] == [2, 3, "stop", 3, None]
+    assert header["turns"][0][-1] == [[1, 1, 7, "png"]]
+    tokens = struct.pack("<2i1i", 5, -1, 6) + struct.pack("<3i1i", 7, 8, 9, 1)
+    logprobs = struct.pack("<3f1f", -0.5, -1, 0, -2)
+    assert data[4 + size :] == tokens + logprobs + bytes([0b10110000]) + b"picture"
 
 
 def test_zeros_at_the_end_are_no_record(tmp_path: Path) -> None:
@@ -328,7 +428,7 @@ def test_a_record_that_comes_while_others_are_put_on_the_disk_is_there_soon(
         free = threading.Event()
 
         def slow(file: int) -> None:
-            free.wait(10)
+            free.wait(HANG_S)
             sizes.append(os.fstat(file).st_size)
 
         monkeypatch.setattr("rlkit.store.journal.SYNC_WITHIN_S", 0.1)
@@ -385,7 +485,7 @@ def test_closing_waits_for_what_is_being_written_although_it_is_cancelled(
     real, slow = os.fsync, threading.Event()
 
     def fsync(file: int) -> None:
-        slow.wait(10)
+        slow.wait(HANG_S)
         real(file)
 
     async def run() -> None:

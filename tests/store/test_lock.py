@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import UsageError
-from rlkit.store.lock import lock
+from rlkit.store.lock import holder, lock
+from tests.limits import HANG_S
 
 FORKS_AND_DIES = """
 import os, sys, time
 from pathlib import Path
-from rlkit.store.lock import lock
+from rlkit.store.lock import holder, lock
 run = Path(sys.argv[1])
 held = lock(run)
 if (child := os.fork()) == 0:
@@ -34,6 +35,34 @@ def test_the_holder_is_named(tmp_path: Path) -> None:
     lock(tmp_path).close()
 
 
+def test_only_the_present_holder_is_named(tmp_path: Path) -> None:
+    holds = "import sys; from pathlib import Path; from rlkit.store.lock import lock; lock(Path(sys.argv[1]))"
+    earlier = subprocess.Popen([sys.executable, "-c", holds, str(tmp_path)])
+    assert earlier.wait(100) == 0
+    assert (tmp_path / "lock").read_text() == f"{earlier.pid}\n"
+    with lock(tmp_path), pytest.raises(UsageError) as refused:
+        lock(tmp_path)
+    assert str(refused.value) == f"another process is writing to {tmp_path}: process {os.getpid()}"
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file is a file, and a run needs a folder: choose another name"):
+        lock(tmp_path / "file")
+    with pytest.raises(UsageError, match=r"cannot write to .*; set RLKIT_RUNS_DIR to a folder that can"):
+        lock(tmp_path / "file" / "run")
+
+
+def test_who_holds_a_run_can_be_asked_without_taking_it(tmp_path: Path) -> None:
+    assert holder(tmp_path / "none") is None
+    with lock(tmp_path):
+        assert holder(tmp_path) == str(os.getpid())
+        (tmp_path / "lock").write_text("")
+        assert holder(tmp_path) == "of unknown number"
+    assert holder(tmp_path) is None
+    lock(tmp_path).close()  # asking took nothing
+
+
 def test_a_lock_that_is_closed_is_free_while_a_program_that_starts_has_a_copy_of_it(tmp_path: Path) -> None:
     held = lock(tmp_path)
     copy = os.dup(held.fileno())
@@ -45,7 +74,7 @@ def test_a_lock_that_is_closed_is_free_while_a_program_that_starts_has_a_copy_of
 
 
 def test_a_process_that_an_environment_forked_does_not_hold_the_run(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", FORKS_AND_DIES, str(tmp_path)], check=False, timeout=100)
+    subprocess.run([sys.executable, "-c", FORKS_AND_DIES, str(tmp_path)], check=False, timeout=HANG_S)
     child = int((tmp_path / "child").read_text())
     try:
         os.kill(child, 0)  # it lives

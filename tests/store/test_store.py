@@ -2,20 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from rlkit.config import Resolved
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.envs.math.arithmetic import arithmetic
-from rlkit.errors import UsageError
+from rlkit.errors import RunFailed, UsageError
 from rlkit.sources import Task
-from rlkit.store import RunStore
-from rlkit.store.history import Member, load, read_groups, table_path
+from rlkit.store import RunStore, checkpoints, codec, lines, table
+from rlkit.store.history import Member, evaluation_path, load, read_groups, state_path, states, table_path
+from rlkit.store.journal import Journal, Kind, records
 from rlkit.trackers import Checkpoint
+from rlkit.types import Episode, Group, Json, Tokens
 from tests.builders import episode
 
 RESOLVED = Resolved.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))
@@ -105,3 +113,466 @@ def test_an_episode_that_is_rewarded_once_its_group_is_complete_is_kept_with_tha
     assert [one.reward for one in kept.attempts] == [None, 2.0]
     assert kept.group.rewards.tolist() == [2.0]
     assert [one.reward for one in load(tmp_path / "run").attempts[1]] == [None, 2.0]
+
+
+def test_numbers_that_are_not_finite_are_written_as_null_and_left_out_when_read(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        store.add_metrics(1, {"loss": float("nan"), "kl": float("inf"), "reward": 0.5})
+        assert store.metrics == [(1, {"reward": 0.5})]
+    (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 1, "loss": None, "kl": None, "reward": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("steps", "first", "through"),
+    [([], None, 0), ([1, 2, 3], 1, 3), ([0, 1, 2], 0, 2), ([0], 0, 0), ([1, 3], 1, 1), ([2, 3], 2, 0), ([1, 9], 1, 1)],
+)
+def test_a_run_knows_up_to_which_step_no_line_of_its_metrics_is_missing(
+    steps: list[int], first: int | None, through: int, tmp_path: Path
+) -> None:
+    def check(store: RunStore) -> None:
+        assert store.first_measured == first
+        assert store.measured(9) == through
+        assert store.measured(1) == min(through, 1)
+        assert [step for step in range(10) if store.has_metrics(step)] == steps
+
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        for step in steps:
+            store.add_metrics(step, {"reward": 1.0})
+        check(store)
+    if steps:
+        with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True) as store:
+            check(store)  # as it stands on the disk
+
+
+def test_a_directory_without_a_run_cannot_be_gone_on_with(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="run holds no run to resume"):
+        RunStore(tmp_path / "run", resolved=RESOLVED, resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_be_opened_is_not_held(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        store.add_metrics(1, {})
+    with pytest.raises(UsageError, match="already holds a run"):
+        RunStore(tmp_path / "run", resolved=RESOLVED)
+    with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True):
+        pass  # whoever was refused has let go of it
+
+
+def resumed(directory: Path, check: Callable[[RunStore], None]) -> None:
+    """Go on with a run, and close it again."""
+
+    async def main() -> None:
+        with RunStore(directory, resolved=RESOLVED, resume=True) as store:
+            store.open({}, decode=lambda tokens: "")
+            check(store)
+            await store.close()
+
+    asyncio.run(main())
+
+
+def train_steps(directory: Path, count: int, check: Callable[[RunStore], None]) -> None:
+    """Begin a run that takes so many steps."""
+
+    async def main() -> None:
+        with RunStore(directory, resolved=RESOLVED) as store:
+            store.open({"drawn": 0}, decode=lambda tokens: "")
+            record_steps(store, count)
+            await store.settle()
+            check(store)
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_run_that_failed_says_so_no_more_once_it_goes_on(tmp_path: Path) -> None:
+    def about() -> dict[str, object]:
+        return json.loads((tmp_path / "run" / "run.json").read_text())
+
+    def fail(store: RunStore) -> None:
+        store.about.set_failed(ValueError("no room"), retry=False)
+        told = (about()["status"], about()["error"], store.about.retries_failed)
+        assert told == ("failed", "ValueError: no room", False)
+        store.about.set_failed(ValueError("rollouts"), retry=True)
+        store.about.set_failed(ValueError("no room"), retry=False)  # what is to be played again stays so
+
+    def go_on(store: RunStore) -> None:
+        assert (about()["status"], about().get("error"), about()["started"]) == ("running", None, started)
+        assert store.about.retries_failed is True
+        store.about.set_failed(ValueError("rollouts"), retry=True)
+        assert about()["retry_failed_rollouts"] is True
+
+    train_steps(tmp_path / "run", 1, fail)
+    started = about()["started"]
+    resumed(tmp_path / "run", go_on)
+
+
+def test_going_on_leaves_no_half_written_file_and_no_half_line(tmp_path: Path) -> None:
+    half = tmp_path / "run" / "state" / ".step=000001.json.abcd.tmp"
+
+    def be_killed(store: RunStore) -> None:
+        store.add_metrics(1, {"reward": 1.0})
+        store.add_checkpoint(Checkpoint(1, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=None))
+        half.write_text("{")
+        with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 2, "rew')
+
+    def go_on(store: RunStore) -> None:
+        assert not half.exists()
+        store.add_metrics(2, {"reward": 2.0})
+        assert store.metrics == [(1, {"reward": 1.0}), (2, {"reward": 2.0})]
+        assert [saved.step for saved in store.checkpoints()] == [1]
+
+    train_steps(tmp_path / "run", 1, be_killed)
+    resumed(tmp_path / "run", go_on)
+
+
+def test_what_a_run_used_is_known_to_the_next_process_and_not_to_another_run(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        assert store.used == {}
+        store.keep_used({"tokens": 5})
+        store.keep_used({"tokens": 7})
+        assert store.used == {"tokens": 7}
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:  # it finished nothing, so it is replaced
+        assert store.used == {}
+
+
+def test_a_checkpoint_that_is_deleted_is_listed_no_more_and_one_that_is_written_again_has_its_last_line(
+    tmp_path: Path,
+) -> None:
+    first, second, third = (
+        Checkpoint(step, f"tinker://a/weights/{step}", f"tinker://a/sampler_weights/{step}", expires=None)
+        for step in (1, 2, 3)
+    )
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        for saved in (first, second, third):
+            store.add_checkpoint(saved)
+        store.remove_checkpoint(second)
+        store.add_checkpoint(replace(first, expires=9.0))
+        assert store.checkpoints() == [replace(first, expires=9.0), third]
+
+
+def with_secrets(kept: Episode, secret: str) -> Episode:
+    nested = {"deep": [secret, {"deeper": f"a {secret}"}], "number": 5, "none": None}
+    return replace(kept, error=f"401 for {secret}", info=nested)
+
+
+SAFE = {"deep": ["***", {"deeper": "a ***"}], "number": 5, "none": None}
+
+
+@pytest.mark.parametrize("info", [{}, {"number": 5}])
+def test_an_error_has_no_secrets_where_nothing_else_has_any(
+    info: dict[str, Json], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SITE_PASSWORD", "swordfish in the well")
+
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({}, decode=lambda tokens: "")
+            task = Task(0, "arithmetic", arithmetic()[0])
+            store.record_draw(task)
+            store.record_episode(task, replace(episode(None), error="401 for swordfish in the well", info=info))
+            await store.close()
+
+    asyncio.run(main())
+    (kept,) = load(tmp_path / "run").attempts[0]
+    assert (kept.error, kept.info) == ("401 for ***", info)
+
+
+@pytest.mark.parametrize("secret", ["swordfish in the well", "#swordfish in the well"])
+def test_what_is_recorded_of_an_episode_has_no_secrets(
+    secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SITE_PASSWORD", secret)
+
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({}, decode=lambda tokens: "")
+            for draw in (0, 1):
+                task = Task(draw, "arithmetic", arithmetic()[draw])
+                store.record_draw(task)
+                store.record_episode(task, with_secrets(episode(1.0), secret))
+            await store.record_step([Member(0, counts=True, size=1)], {})
+            failed = with_secrets(episode(None, member=1), secret)
+            played = Group("arithmetic", "task", 0, (episode(1.0),))
+            await store.keep_evaluation(4, [(played, [episode(1.0), failed])])
+            await store.close()
+
+    asyncio.run(main())
+    (trained,) = read_groups(table_path(tmp_path / "run", 1))
+    (evaluated,) = read_groups(evaluation_path(tmp_path / "run", 4))
+    waiting = load(tmp_path / "run").attempts[1]
+    for kept in (*trained.attempts, *waiting, evaluated.attempts[1]):
+        assert (kept.error, kept.info) == ("401 for ***", SAFE)
+    assert (evaluated.group.task, evaluated.group.rewards.tolist()) == ("task", [1.0])
+    assert [one.status for one in evaluated.attempts] == ["completed", "failed"]
+
+
+def test_a_run_goes_on_with_what_is_outstanding_and_the_state_before_it_was_drawn(tmp_path: Path) -> None:
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({"drawn": 0}, decode=lambda tokens: "")
+            for draw in range(4):
+                task = Task(draw, "arithmetic", arithmetic()[draw])
+                store.record_draw(task)
+                if draw != 3:
+                    store.record_episode(task, episode(float(draw)))
+            await store.record_step([Member(0, counts=True, size=1)], {"drawn": 4})
+            await store.record_step([Member(2, counts=False, size=1)], {"drawn": 4})
+            (kept,) = await store.groups(2)
+            assert (kept.group.draw, kept.counts, kept.group.rewards.tolist()) == (2, False, [2.0])
+            await store.close()
+        with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True) as store:
+            history = store.open({"drawn": -1}, decode=lambda tokens: "")
+            assert (history.step, history.since, history.state) == (2, 0, {"drawn": 0})
+            assert list(history.outstanding) == [1, 3]
+            assert [one.reward for one in history.attempts[1]] == [1.0]
+            task = Task(3, "arithmetic", arithmetic()[3])
+            store.record_episode(task, episode(3.0))
+            await store.record_step([Member(1, counts=True, size=1), Member(3, counts=True, size=1)], {"drawn": 9})
+            await store.settle()
+            assert [one.group.draw for one in await store.groups(3)] == [1, 3]
+            await store.close()
+        history = load(tmp_path / "run")
+        assert (history.step, history.since, history.state, history.outstanding) == (3, 3, {"drawn": 9}, {})
+
+    asyncio.run(main())
+
+
+def test_a_run_that_only_drew_is_replaced_with_all_that_it_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({"drawn": 5}, decode=lambda tokens: "")
+            store.record_draw(Task(7, "arithmetic", arithmetic()[0]))
+            await store.close()
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            history = store.open({"drawn": 0}, decode=lambda tokens: "")
+            assert (history.step, history.state, history.outstanding) == (0, {"drawn": 0}, {})
+            await store.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_run_whose_description_was_never_finished_is_replaced(content: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(content)
+    with RunStore(tmp_path / "run", resolved=RESOLVED):
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
+
+
+def test_what_cannot_be_written_ends_the_run_with_its_place(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+        for name in ("usage.json", "metrics.jsonl", "checkpoints.jsonl"):
+            (tmp_path / "run" / name).mkdir()
+        (tmp_path / "run" / "evaluations").write_text("")
+        saved = Checkpoint(1, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=None)
+        played = Group("arithmetic", "task", 0, (episode(1.0),))
+        for write in (
+            lambda: store.keep_used({}),
+            lambda: store.add_metrics(1, {}),
+            lambda: store.add_checkpoint(saved),
+            lambda: store.remove_checkpoint(saved),
+            lambda: asyncio.run(store.keep_evaluation(1, [(played, played.episodes)])),
+        ):
+            with pytest.raises(RunFailed, match=f"cannot write to {tmp_path / 'run'}: "):
+                write()
+
+
+def record_steps(store: RunStore, count: int) -> list[Awaitable[None]]:
+    """As many steps, of a group each."""
+    written = list[Awaitable[None]]()
+    for draw in range(count):
+        task = Task(draw, "arithmetic", arithmetic()[draw])
+        store.record_draw(task)
+        store.record_episode(task, episode(1.0))
+        written.append(store.record_step([Member(draw, counts=True, size=1)], {"drawn": draw + 1}))
+    return written
+
+
+def test_the_table_of_a_step_is_there_only_once_its_record_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = threading.Event()
+
+    def fsync(file: int) -> None:
+        free.wait(60)
+
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({}, decode=lambda tokens: "")
+            monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=fsync, fstat=os.fstat))
+            (written,) = record_steps(store, 1)
+            await asyncio.sleep(0.3)
+            assert not table_path(tmp_path / "run", 1).exists()
+            free.set()
+            await written
+            await store.settle()
+            assert table_path(tmp_path / "run", 1).exists()
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_a_store_is_settled_once_the_tables_of_all_steps_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = table.write
+
+    def slow_at_first(path: Path, groups: Sequence[table.StepGroup], *, decode: Callable[[Tokens], str]) -> None:
+        if path == table_path(tmp_path / "run", 1):
+            time.sleep(0.3)
+        write(path, groups, decode=decode)
+
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({}, decode=lambda tokens: "")
+            monkeypatch.setattr(table, "write", slow_at_first)
+            record_steps(store, 2)
+            await store.settle()
+            assert [table_path(tmp_path / "run", step).exists() for step in (1, 2)] == [True, True]
+            assert states(tmp_path / "run") == [2]  # what nobody goes back to is gone
+            await store.close()
+
+    asyncio.run(main())
+
+
+def test_an_episode_in_the_journal_stands_behind_its_draw_of_eight_bytes(tmp_path: Path) -> None:
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({}, decode=lambda tokens: "")
+            task = Task(258, "arithmetic", arithmetic()[0])
+            store.record_draw(task)
+            store.record_episode(task, episode(1.0))
+            await store.close()
+
+    asyncio.run(main())
+    drawn, played = records(tmp_path / "run" / "journal")
+    assert json.loads(drawn.content) == {"draw": 258, "env": "arithmetic", "task": arithmetic()[0].task_id}
+    assert played.content[:8] == (258).to_bytes(8, "little")
+    assert codec.decode(played.content[8:]).reward == 1.0
+
+
+def test_a_step_that_the_process_died_before_writing_gets_its_table(tmp_path: Path) -> None:
+    train_steps(tmp_path / "run", 1, lambda store: None)
+    path = table_path(tmp_path / "run", 1)
+    assert [one.group.rewards.tolist() for one in read_groups(path)] == [[1.0]]
+
+    async def killed() -> None:
+        with RunStore(tmp_path / "other", resolved=RESOLVED) as store:
+            store.open({}, decode=lambda tokens: "")
+            task = Task(0, "arithmetic", arithmetic()[0])
+            store.record_draw(task)
+            store.record_episode(task, episode(0.5))
+            await store.close()
+        journal = Journal(tmp_path / "other" / "journal", segment=1)
+        journal.append(Kind.STEP, json.dumps({"step": 1, "groups": [{"draw": 0, "counts": True, "size": 1}]}).encode())
+        await journal.close()
+
+    def decoded(store: RunStore) -> None:
+        (kept,) = read_groups(table_path(tmp_path / "other", 1))
+        assert (kept.group.rewards.tolist(), kept.counts) == ([0.5], True)
+
+    asyncio.run(killed())
+    assert not table_path(tmp_path / "other", 1).exists()
+    resumed(tmp_path / "other", decoded)
+
+
+def test_the_tables_hold_what_the_model_read_and_said_as_text(tmp_path: Path) -> None:
+    def say(tokens: Tokens) -> str:
+        return " ".join(map(str, tokens.tolist()))
+
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({}, decode=say)
+            record_steps(store, 1)
+            await store.keep_evaluation(1, [(Group("e", "task", 0, (episode(1.0),)), [episode(1.0)])])
+            await store.settle()
+            await store.close()
+
+    asyncio.run(main())
+    for path in (table_path(tmp_path / "run", 1), evaluation_path(tmp_path / "run", 1)):
+        ((row,),) = pq.read_table(path).column("turns").to_pylist()
+        assert (row["prompt_text"], row["completion_text"]) == ("1 2", "3 4")
+
+
+def test_a_line_that_is_no_checkpoint_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints.jsonl"
+    for line in ({"step": 1}, {"step": 1, "state": "a", "sampler": "b", "expires": "soon"}, {"step": "1"}):
+        path.write_text(json.dumps(line) + "\n")
+        with pytest.raises(UsageError, match=r"checkpoints\.jsonl is damaged: a line is no checkpoint"):
+            checkpoints(tmp_path)
+
+
+def test_findings_are_kept_with_the_run(tmp_path: Path) -> None:
+    def findings() -> object:
+        return json.loads((tmp_path / "run" / "run.json").read_text()).get("findings")
+
+    train_steps(
+        tmp_path / "run", 1, lambda store: store.about.keep_findings([{"rule": "blocked"}, {"rule": "blocked"}])
+    )
+    assert findings() == [{"rule": "blocked"}, {"rule": "blocked"}]
+    with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True):
+        assert findings() == [{"rule": "blocked"}, {"rule": "blocked"}]
+
+
+def test_a_run_that_began_keeps_the_state_of_its_beginning(tmp_path: Path) -> None:
+    async def opened(initial: dict[str, Json], *, resume: bool) -> tuple[int, dict[str, Json]]:
+        with RunStore(tmp_path / "run", resolved=RESOLVED, resume=resume) as store:
+            history = store.open(initial, decode=lambda tokens: "")
+            await store.close()
+            return history.step, dict(history.state)
+
+    assert asyncio.run(opened({"first": 1}, resume=False)) == (0, {"first": 1})
+    assert asyncio.run(opened({"second": 2}, resume=True)) == (0, {"first": 1})
+
+
+def test_a_table_that_cannot_be_written_ends_the_run_and_its_episodes_stay_in_the_journal(tmp_path: Path) -> None:
+    async def main() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({"drawn": 0}, decode=lambda tokens: "")
+            (tmp_path / "run" / "episodes").write_text("")
+            (written,) = record_steps(store, 1)
+            await written  # the record of the step is on the disk
+            with pytest.raises(RunFailed, match=f"cannot write to {tmp_path / 'run'}: "):
+                await store.settle()
+            with pytest.raises(RunFailed, match="cannot write"):
+                record_steps(store, 2)
+            await store.close()  # whoever needed it has been told
+
+    asyncio.run(main())
+    (tmp_path / "run" / "episodes").unlink()
+    history = load(tmp_path / "run")
+    assert (history.step, states(tmp_path / "run")) == (1, [0])
+    assert [one.group.rewards.tolist() for one in history.groups(1)] == [[1.0]]
+
+
+def test_a_run_that_only_drew_is_not_gone_on_with_without_its_state(tmp_path: Path) -> None:
+    async def draw() -> None:
+        with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
+            store.open({"drawn": 0}, decode=lambda tokens: "")
+            store.record_draw(Task(0, "arithmetic", arithmetic()[0]))
+            await store.close()
+
+    asyncio.run(draw())
+    state_path(tmp_path / "run", 0).unlink()
+    with pytest.raises(UsageError, match="cannot be resumed without it"):
+        resumed(tmp_path / "run", lambda store: None)
+    assert states(tmp_path / "run") == []
+
+
+def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n\xff\xfe\n')
+    for read in (lines.read, lines.numbers, lines.read_object, lines.mend):
+        with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged: .*can't decode byte 0xff"):
+            read(path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", ""])
+def test_a_state_that_is_damaged_is_named_with_what_can_be_done(content: str, tmp_path: Path) -> None:
+    train_steps(tmp_path / "run", 1, lambda store: None)
+    state_path(tmp_path / "run", 1).write_text(content)
+    with pytest.raises(UsageError, match=r"step=000001\.json is damaged: .*; the run cannot be resumed without it"):
+        load(tmp_path / "run")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,12 +22,15 @@ from rlkit.errors import RunFailed, UsageError
 from rlkit.sources import Task
 from rlkit.store import codec, lines, table
 from rlkit.store.about import About
+from rlkit.store.episode_redaction import without_secrets
 from rlkit.store.history import (
     DRAW_BYTES,
     Draw,
     History,
     Member,
+    check_table,
     evaluation_path,
+    has_begun,
     keep_last,
     load,
     read_groups,
@@ -58,11 +62,12 @@ class RunStore:
     def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
         self.directory = directory
         if resume and not holds_run(directory):
-            raise UsageError(f"{directory} holds no run to resume")
+            raise UsageError(f"{directory} holds no run to resume: it has no run.json")
         self._lock = lock(directory)
         try:
             self.about = About(directory, resolved, resume=resume)
             self._measured = {step for step, _ in self.metrics}
+            self.checkpoints()  # one that is damaged is named before anything is written
         except BaseException:
             self._lock.close()
             raise
@@ -74,33 +79,66 @@ class RunStore:
         self._step = 0
         self._keeping: asyncio.Task[None] | None = None
 
+    @property
+    def step(self) -> int:
+        """The last step whose groups are complete."""
+        return self._step
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._lock.close()
 
-    def open(self, initial: Mapping[str, Json], *, decode: Callable[[Tokens], str]) -> History:
+    def open(
+        self,
+        initial: Mapping[str, Json],
+        *,
+        decode: Callable[[Tokens], str],
+        replay: Callable[[History], None] = lambda history: None,
+    ) -> History:
         """Begin to write; what is known of the run so far.
 
         Args:
             initial: the state of the task sources before the first draw, kept for a new run.
             decode: tokens to text, for people who read the tables.
+            replay: called with what was read, before anything is written; may refuse it with an error.
 
         Raises:
-            UsageError: the run cannot be resumed.
+            UsageError: the run cannot be resumed. Nothing is changed on the disk then.
         """
-        if not states(self.directory):
+        if not self.about.has_state and not has_begun(self.directory):
             atomic.write_text(state_path(self.directory, 0), codec.dump(initial))
         history = load(self.directory)
+        self._check_tables(history)
+        unwritten = {  # their process died before it wrote them
+            path: history.groups(step)
+            for step in history.steps
+            if not (path := table_path(self.directory, step)).exists()
+        }
+        replay(history)
+        self.about.has_state = True
+        self.about.begin()
         self._decode = decode
-        for step in history.steps:  # those that the process died before writing
-            if not (path := table_path(self.directory, step)).exists():
-                table.write(path, history.groups(step), decode=decode)
+        for path, groups in unwritten.items():
+            table.write(path, groups, decode=decode)
         self._step = history.step
         self._journal = Journal(self.directory / "journal", segment=history.step + 1)
         self.expect(history)
         return history
+
+    def _check_tables(self, history: History) -> None:
+        """Check the tables of the steps that are taken again, as far as the checkpoints that were written down say.
+
+        Raises:
+            UsageError: one is damaged or gone.
+        """
+        measured, now_s = self.measured(history.step), time.time()
+        saved = (one.step for one in self.checkpoints() if one.expires is None or one.expires > now_s)
+        begin = max((step for step in saved if step <= measured), default=0)
+        for step in range(begin + 1, history.step + 1):
+            if step not in history.steps or table_path(self.directory, step).exists():
+                check_table(table_path(self.directory, step))
 
     def expect(self, history: History) -> None:
         """Go on with the groups that are outstanding, those too whose draws were lost and made again."""
@@ -325,13 +363,7 @@ class RunStore:
         atomic.write_text(state_path(self.directory, step), state)
 
     def _without_secrets(self, episode: Episode) -> Episode:
-        if episode.error is None and not episode.info:
-            return episode
-        return replace(
-            episode,
-            error=None if episode.error is None else self.about.redacted(episode.error),
-            info={key: _redacted(value, self.about.redacted) for key, value in episode.info.items()},
-        )
+        return without_secrets(episode, self.about.redactor())
 
     def _append(self, name: str, record: Mapping[str, Json]) -> None:
         try:
@@ -341,17 +373,6 @@ class RunStore:
 
     def _unwritable(self, error: OSError) -> RunFailed:
         return unwritable(self.directory, error)
-
-
-def _redacted(value: Json, redacted: Callable[[str], str]) -> Json:
-    """A value of JSON with every text in it redacted."""
-    if isinstance(value, str):
-        return redacted(value)
-    if isinstance(value, Mapping):
-        return {key: _redacted(inner, redacted) for key, inner in value.items()}
-    if isinstance(value, Sequence):
-        return [_redacted(inner, redacted) for inner in value]
-    return value
 
 
 def checkpoints(directory: Path) -> list[Checkpoint]:

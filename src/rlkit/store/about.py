@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -19,9 +19,11 @@ from rlkit.config import Resolved, show_lines
 from rlkit.config.secrets import redact as redact_config
 from rlkit.config.secrets import secrets_in
 from rlkit.errors import UsageError
-from rlkit.redaction import redact
+from rlkit.frames import error_place
+from rlkit.plain import text_of
+from rlkit.redaction import redactor
 from rlkit.store import codec, lines
-from rlkit.store.history import DRAW_BYTES
+from rlkit.store.history import DRAW_BYTES, states
 from rlkit.store.journal import Kind, Record, records
 from rlkit.types import Json
 
@@ -30,7 +32,13 @@ FORMAT_VERSION = 2
 
 type Status = Literal["running", "completed", "interrupted", "budget", "failed"]
 
+_OF_ENDING = ("error", "reason", "place", "place_is_own")
+
+_STATE = "has_state"
 _RETRY = "retry_failed_rollouts"
+
+CONFIG_END = "# end of the configuration"
+"""The last line of config.yaml: one that was cut off between two lines is a configuration, too, and another one."""
 
 RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
 
@@ -50,54 +58,69 @@ class About:
     def __init__(self, directory: Path, resolved: Resolved, *, resume: bool) -> None:
         self._directory = directory
         self._secrets = secrets_in(resolved.config.model_dump(mode="json"))
-        held = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
-        held = (
-            held or any(_finished(record) for record in records(directory / "journal")) or _of_other_format(directory)
-        )
+        self._config = "\n".join([*show_lines(resolved), CONFIG_END]) + "\n"
+        self._begun = False
         if resume:
-            about: dict[str, Json] = lines.read_object(directory / "run.json")
-            if about.get("format") != FORMAT_VERSION:
+            self._content = _of_same_run(directory, resolved)
+            return
+        if _holds_results(directory):
+            if not (directory / "run.json").exists():
                 raise UsageError(
-                    f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
-                    "resume it with the rlkit that wrote it"
+                    f"{directory} holds a run whose run.json is gone: put it back from a copy, or choose another name "
+                    "(--name)"
                 )
-            begun = about.get("identity")
-            for field, value in _identity(resolved).items():
-                before = begun.get(field) if isinstance(begun, Mapping) else None
-                if value != before:
-                    raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
-            for name in ("metrics.jsonl", "checkpoints.jsonl"):
-                lines.mend(directory / name)
-            for half in directory.rglob(".*.tmp"):  # nobody else is writing
-                half.unlink(missing_ok=True)
-        elif held:
             raise UsageError(f"{directory} already holds a run: resume it (--resume), or choose another name (--name)")
-        else:
-            _clear(directory)
-            about = {
-                "format": FORMAT_VERSION,
-                "name": directory.name,
-                "seed": resolved.config.seed,
-                "identity": _identity(resolved),
-                "started": time.time(),
-            }
-        about["versions"] = {"python": platform.python_version(), **_versions()}
-        about.pop("error", None)
-        atomic.write_text(directory / "config.yaml", "\n".join(show_lines(resolved)) + "\n")
-        self._content = about
+        _clear(directory)
+        self._content: dict[str, Json] = {
+            "format": FORMAT_VERSION,
+            "name": directory.name,
+            "seed": resolved.config.seed,
+            "identity": _identity(resolved),
+            "started": time.time(),
+        }
+        self.begin()
+
+    def begin(self) -> None:
+        """Write down that the run runs, and with which configuration; drop what an earlier process left half written.
+
+        A new run begins at once. One that is resumed begins once it is known that it can go on.
+        """
+        self._begun = True
+        for name in ("metrics.jsonl", "checkpoints.jsonl"):
+            lines.mend(self._directory / name)
+        for half in self._directory.rglob(".*.tmp"):  # nobody else is writing
+            half.unlink(missing_ok=True)
+        self._content["versions"] = {"python": platform.python_version(), **_versions()}
+        self._content["config_end"] = CONFIG_END
+        for field in _OF_ENDING:
+            self._content.pop(field, None)
+        atomic.write_text(self._directory / "config.yaml", self._config)
         self.set_status("running")
 
-    def set_status(self, status: Status, *, error: str = "") -> None:
-        """Say how the run stands, for people and for other programs; secrets are taken out of the error."""
+    def set_status(self, status: Status, *, error: str = "", reason: str = "") -> None:
+        """Say how the run stands, for people and for other programs; secrets are taken out of the error.
+
+        Args:
+            status: how it stands.
+            error: of a failed run, its type and message.
+            reason: of a run that ended before its time without an error.
+        """
         changed: dict[str, Json] = {"status": status, "updated": time.time()}
         if error:
             changed["error"] = self.redacted(error)
+        if reason:
+            changed["reason"] = reason
         self._content.update(changed)
         self.write()
 
     def redacted(self, text: str) -> str:
         """`text` without the secrets of the configuration and of the environment."""
-        return redact(redact_config(text, hidden=self._secrets))
+        return self.redactor()(text)
+
+    def redactor(self) -> Callable[[str], str]:
+        """Return `redacted` for many texts."""
+        redact_environment = redactor()
+        return lambda text: redact_environment(redact_config(text, hidden=self._secrets))
 
     def set_failed(self, error: Exception, *, retry: bool) -> None:
         """Say that the run came to a bad end.
@@ -107,7 +130,24 @@ class About:
             retry: rollouts that failed were the reason, and are to be played again when the run goes on.
         """
         self.retries_failed = self.retries_failed or retry
-        self.set_status("failed", error=f"{type(error).__name__}: {error}")
+        place = error_place(error)
+        if place is not None:
+            self._content |= {"place": self.redacted(str(place)), "place_is_own": place.is_own}
+        self.set_status("failed", error=f"{type(error).__name__}: {text_of(error)}")
+
+    def keep_findings(self, findings: Sequence[Mapping[str, Json]]) -> None:
+        """Keep what was found while the run ran, and cannot be read off its metrics later."""
+        self._content["findings"] = [dict(finding) for finding in findings]
+        self.write()
+
+    @property
+    def has_state(self) -> bool:
+        """True if a state of the task sources was written: the run cannot go on without one."""
+        return self._content.get(_STATE) is True
+
+    @has_state.setter
+    def has_state(self, written: bool) -> None:
+        self._content[_STATE] = written
 
     @property
     def retries_failed(self) -> bool:
@@ -119,7 +159,9 @@ class About:
         self._content[_RETRY] = retried
 
     def write(self) -> None:
-        """Write down what is known."""
+        """Write down what is known; nothing of a run that is resumed and has not begun."""
+        if not self._begun:
+            return
         atomic.write_text(self._directory / "run.json", json.dumps(self._content, indent=2) + "\n")
 
 
@@ -138,6 +180,53 @@ def _identity(resolved: Resolved) -> dict[str, Json]:
         "envs": sorted(config.envs),
         "load_checkpoint": config.load_checkpoint,
     }
+
+
+def recorded_config(directory: Path) -> Path:
+    """The configuration that a run has recorded.
+
+    Raises:
+        UsageError: it is gone, or cut off.
+    """
+    path = directory / "config.yaml"
+    remedy = "go on with the file that the run was begun with: rlkit train FILE --name NAME --resume"
+    if not path.is_file():
+        raise UsageError(f"{path} is gone; {remedy}")
+    end = lines.read_object(directory / "run.json").get("config_end")
+    if isinstance(end, str) and end not in path.read_text(errors="replace").splitlines():
+        raise UsageError(f"{path} is damaged: its last line, {end!r}, is not there; {remedy}")
+    return path
+
+
+def _of_same_run(directory: Path, resolved: Resolved) -> dict[str, Json]:
+    """What run.json says of the run that is to go on.
+
+    Raises:
+        UsageError: it is of another run, or damaged.
+    """
+    about: dict[str, Json] = lines.read_object(directory / "run.json")
+    if about.get("format") != FORMAT_VERSION:
+        raise UsageError(
+            f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
+            "resume it with the rlkit that wrote it"
+        )
+    begun = about.get("identity")
+    for field, value in _identity(resolved).items():
+        before = begun.get(field) if isinstance(begun, Mapping) else None
+        if value != before:
+            raise UsageError(f"{field}: {directory} was begun with {before}; it cannot go on with {value}")
+    return about
+
+
+def _holds_results(directory: Path) -> bool:
+    """Whether a folder holds something that a run has finished, or what cannot be read here."""
+    written = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
+    return (
+        written
+        or any(step > 0 for step in states(directory))
+        or any(_finished(record) for record in records(directory / "journal"))
+        or _of_other_format(directory)
+    )
 
 
 def _finished(record: Record) -> bool:

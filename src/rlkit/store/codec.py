@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from rlkit.types import Episode, Image, Prompt, StopReason, Turn
 
 _HEADER_BYTES = 4
+_MARKER = "group_scored"
 _NO_FLAGS = np.empty(0, np.bool_)
 _ENCODER = json.JSONEncoder(default=repr, separators=(",", ":"))
 
@@ -35,6 +36,7 @@ def encode(episode: Episode) -> bytes:
         "seconds": episode.seconds,
         "error": episode.error,
         "masked": episode.masked,
+        "group_scored": episode.group_scored,
         "turns": [_head(turn) for turn in turns],
     }
     text = dump(header).encode()
@@ -77,18 +79,35 @@ def decode(data: bytes) -> Episode:
         )
         for head, prompt, completion, logprob, flag in zip(heads, prompts, completions, logprobs, sampled, strict=True)
     ]
+    metrics, group_scored = without_marker(header["metrics"], header.get("group_scored"))
     return Episode(
         member=header["member"],
         attempt=header["attempt"],
         turns=tuple(turns),
         status=header["status"],
         reward=header["reward"],
-        metrics=header["metrics"],
+        metrics=metrics,
         info=header["info"],
         seconds=header["seconds"],
         error=header["error"],
         masked=header["masked"],
+        group_scored=group_scored,
     )
+
+
+def without_marker(metrics: Mapping[str, float], group_scored: bool | None) -> tuple[Mapping[str, float], bool]:
+    """The metrics of an episode, and whether the comparison of its group gave its reward.
+
+    Records of earlier releases have no field for that. They mark the episode with the metric `group_scored` = 1.
+
+    Args:
+        metrics: as they were recorded.
+        group_scored: the field of the record; None where it has none.
+    """
+    if group_scored is not None:
+        return metrics, group_scored
+    marked = metrics.get(_MARKER) == 1.0
+    return {name: value for name, value in metrics.items() if not marked or name != _MARKER}, marked
 
 
 def dump(value: Mapping[str, object]) -> str:

@@ -19,7 +19,11 @@ from rlkit.types import Episode, Group, Json
 
 DRAW_BYTES = 8
 
+REMEDY = "the run cannot be resumed without it: put it back from a copy, or start another run from a checkpoint"
+"""The end of a message about a file of a run that is gone."""
+
 _STATE = re.compile(r"step=(\d+)\.json")
+_TABLE = re.compile(r"step=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,8 @@ class History:
         if path.exists():
             return read_groups(path)
         record = self.steps.get(step)
-        if record is None:
-            raise UsageError(f"{self.directory}: the episodes of step {step} are gone; the run cannot be resumed")
+        if record is None or (not self.damaged and any(one.draw not in self.draws for one in record.groups)):
+            raise UsageError(f"{path} is gone, and the journal holds its episodes no more; {REMEDY}")
         if any(one.draw not in self.draws for one in record.groups):
             path = next(iter(self.damaged), self.directory / "journal")
             raise UsageError(f"{path} is damaged where it says what was drawn for step {step}")
@@ -106,6 +110,20 @@ def read_groups(path: Path) -> Sequence[table.StepGroup]:
         return table.read(path)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"{path} is damaged: {error}") from error
+
+
+def check_table(path: Path) -> None:
+    """Check that a table is there and whole.
+
+    Raises:
+        UsageError: it is not.
+    """
+    try:
+        table.check(path)
+    except FileNotFoundError:
+        raise UsageError(f"{path} is gone; {REMEDY}") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} is damaged: {error}; {REMEDY}") from error
 
 
 def table_path(directory: Path, step: int) -> Path:
@@ -152,28 +170,82 @@ def load(directory: Path) -> History:
     Raises:
         UsageError: the directory's files do not belong together, or are damaged where that matters.
     """
-    history = History(directory)
-    ended = _steps_ended(directory, history.damaged)
-    read = ((record.segment, _event(record, history)) for record in records(directory / "journal"))
-    found = [(segment, event) for segment, event in read if event is not None and segment <= ended.stop]
-    tables = set(ended).difference(event.step for _, event in found if isinstance(event, StepRecord))
-    for step in sorted(tables):  # its record is lost, and its table is there
-        groups = [Member(one.group.draw, one.counts, len(one.group.episodes)) for one in history.groups(step)]
-        found.insert(sum(segment <= step for segment, _ in found), (step, StepRecord(step, groups)))
-    drawn_in = {event.draw: segment for segment, event in found if isinstance(event, Draw)}
-    history.draws = {event.draw: event for _, event in found if isinstance(event, Draw)}
-    history.steps = {event.step: event for _, event in found if isinstance(event, StepRecord)}
-    history.step = max(history.steps, default=ended.start - 1)
-    trained = {group.draw for record in history.steps.values() for group in record.groups}
-    history.outstanding = {draw: event for draw, event in history.draws.items() if draw not in trained}
+    history, events = _read(directory)
+    drawn_in = {event.draw: segment for segment, event in events if isinstance(event, Draw)}
     earliest = min((drawn_in[draw] for draw in history.outstanding), default=history.step + 1)
     usable = [step for step in states(directory) if step <= history.step and step < earliest]
     if not usable:
-        raise UsageError(f"{directory}: no state of the task sources is left; the run cannot be resumed")
+        raise UsageError(f"{state_path(directory, earliest - 1)}, the state of the task sources, is gone; {REMEDY}")
     history.since = usable[-1]
-    history.state = lines.read_object(state_path(directory, history.since))
-    history.events = [event for segment, event in found if segment > history.since]
+    path = state_path(directory, history.since)
+    try:
+        history.state = lines.read_object(path)
+    except UsageError as error:
+        raise UsageError(f"{error}; {REMEDY}") from None
+    unknown = [step for step in range(history.since + 1, history.step + 1) if step not in history.steps]
+    if unknown:  # the task sources cannot be taken through what nobody knows
+        raise UsageError(f"{directory / 'journal' / f'{unknown[0]:06d}.log'} is gone; {REMEDY}")
+    history.events = [event for segment, event in events if segment > history.since]
     return history
+
+
+def recorded_steps(directory: Path) -> History:
+    """The steps of a run and what was played since, without what only a run that goes on needs.
+
+    Raises:
+        UsageError: the directory's files do not belong together, or are damaged where that matters.
+    """
+    return _read(directory)[0]
+
+
+def has_begun(directory: Path) -> bool:
+    """Whether a run has drawn a task, or finished anything."""
+    drawn = next(iter(records(directory / "journal")), None)
+    return bool(states(directory)) or drawn is not None or _last_trace(directory) is not None
+
+
+def _read(directory: Path) -> tuple[History, list[tuple[int, Draw | StepRecord]]]:
+    """The steps and draws, and the same as events in their order, each with its segment of the journal."""
+    history = History(directory)
+    ended = _steps_ended(directory, history.damaged)
+    read = ((record.segment, _event(record, history)) for record in records(directory / "journal"))
+    events = [(segment, event) for segment, event in read if event is not None and segment <= ended.stop]
+    tables = set(ended).difference(event.step for _, event in events if isinstance(event, StepRecord))
+    for step in sorted(tables):  # its record is lost, and its table is there
+        groups = [Member(one.group.draw, one.counts, len(one.group.episodes)) for one in history.groups(step)]
+        events.insert(sum(segment <= step for segment, _ in events), (step, StepRecord(step, groups)))
+    history.draws = {event.draw: event for _, event in events if isinstance(event, Draw)}
+    history.steps = {event.step: event for _, event in events if isinstance(event, StepRecord)}
+    history.step = max(history.steps, default=ended.start - 1)
+    last = _last_trace(directory)
+    if last is not None and last[0] > history.step:
+        lost = history.step + 1 if segments(directory / "journal") else last[0] + 1
+        raise UsageError(
+            f"{directory / 'journal' / f'{lost:06d}.log'} is gone or damaged: the journal knows {history.step or 'no'} "
+            f"steps, and {last[1]} is of step {last[0]}; {REMEDY}"
+        )
+    trained = {group.draw for record in history.steps.values() for group in record.groups}
+    history.outstanding = {draw: event for draw, event in history.draws.items() if draw not in trained}
+    return history, events
+
+
+def _last_trace(directory: Path) -> tuple[int, Path] | None:
+    """The last step of which something is written down outside of the journal, and where; all of it is written later.
+
+    Raises:
+        UsageError: a file is damaged.
+    """
+    measured, saved = directory / "metrics.jsonl", directory / "checkpoints.jsonl"
+    tables = [(int(found[1]), path) for path in directory.glob("episodes/*") if (found := _TABLE.fullmatch(path.name))]
+    return max(
+        [
+            *((step, path) for step, path in tables if table_path(directory, step).exists()),
+            *((step, state_path(directory, step)) for step in states(directory)),
+            *((step, measured) for step, _ in lines.numbers(measured)),
+            *((line["step"], saved) for line in lines.read(saved) if isinstance(line.get("step"), int)),
+        ],
+        default=None,
+    )
 
 
 def _steps_ended(directory: Path, damaged: list[Path]) -> range:

@@ -30,10 +30,12 @@ def append(path: Path, record: Mapping[str, Json]) -> None:
 def read(path: Path) -> list[dict[str, Any]]:
     """All lines; none if there is no such file.
 
+    It may be read while it is written: a last line that is not finished is left out.
+
     Raises:
         UsageError: the file is damaged.
     """
-    return [_object(path, line) for line in _text(path).splitlines()] if path.exists() else []
+    return [_object(path, line) for line in _whole(_text(path)).splitlines()] if path.exists() else []
 
 
 def read_object(path: Path) -> dict[str, Any]:

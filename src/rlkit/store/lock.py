@@ -55,6 +55,18 @@ def lock(directory: Path) -> FileIO:
     return file
 
 
+def holder(directory: Path) -> str | None:
+    """The number of the process that holds the lock of a run's directory; None if nobody does."""
+    try:
+        with (directory / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once
+    except FileNotFoundError:
+        return None
+    except BlockingIOError:
+        return (directory / "lock").read_text(errors="replace").strip() or "of unknown number"
+    return None
+
+
 def _let_go() -> None:
     """In a process that an environment forked: it would hold the lock for as long as it lives, and it is no writer."""
     for file in list(_held):

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit import atomic
-from rlkit.store.codec import dump
+from rlkit.store.codec import dump, without_marker
 from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
 
 _IMAGE = pa.struct(
@@ -62,6 +62,7 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),
         ("error", pa.string()),
         ("masked", pa.bool_()),
+        ("group_scored", pa.bool_()),
         ("seconds", pa.float64()),
         ("metrics", pa.string()),
         ("info", pa.string()),
@@ -111,6 +112,7 @@ def write(path: Path, groups: Sequence[StepGroup], *, decode: Callable[[Tokens],
         [episode.reward for episode in episodes],
         [episode.error for episode in episodes],
         [episode.masked for episode in episodes],
+        [episode.group_scored for episode in episodes],
         [episode.seconds for episode in episodes],
         [dump(episode.metrics) for episode in episodes],
         [dump(episode.info) for episode in episodes],
@@ -156,20 +158,31 @@ def read(path: Path) -> list[StepGroup]:
     groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
     for index, row in enumerate(rows):
         own = tuple(every[int(starts[index]) : int(starts[index + 1])])
+        metrics, group_scored = without_marker(json.loads(row["metrics"]), row["group_scored"])
         episode = Episode(
             member=row["member"],
             attempt=row["attempt"],
             turns=own,
             status=row["status"],
             reward=row["reward"],
-            metrics=json.loads(row["metrics"]),
+            metrics=metrics,
             info=json.loads(row["info"]),
             seconds=row["seconds"],
             error=row["error"],
             masked=row["masked"],
+            group_scored=group_scored,
         )
         groups.setdefault(row["position"], []).append((row, episode))
     return [_group(groups[position]) for position in sorted(groups)]
+
+
+def check(path: Path) -> None:
+    """Check that a table is whole, without reading what it holds.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    _checked(path.read_bytes())
 
 
 def _summed(data: bytes) -> bytes:

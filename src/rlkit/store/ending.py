@@ -1,0 +1,117 @@
+"""How a run ended, and what to do about it, read from its folder.
+
+Invariant: every way in which a run can end has an answer; a run that could not write one down has ended without a word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlkit.store import lines
+from rlkit.store.lock import holder
+
+type Way = Literal["completed", "interrupted", "budget", "failed", "running", "killed"]
+
+_FAILURES = {
+    "ServiceError": "see whether the service answers (`rlkit doctor`), then {resume}",
+    "RolloutsFailed": "mend the environment, then {resume}: what failed is played again",
+    "EnvironmentFault": "mend the environment, its task source or the estimator, then {resume}",
+    "RewardError": "mend what the environment returns, then {resume}",
+    "ServiceUnreachable": "see that TINKER_BASE_URL or service.base_url is right and answers, then {resume}",
+    "MissingError": "install, fetch or log in to what is missing, then {resume}",
+    "UsageError": "change what the message names, then {resume}",
+    "ConfigError": "change what the message names, then {resume}",
+    "RunFailed": "remove the cause that the message names, then {resume}",
+    "OSError": "see that the disk can be written, then {resume}",
+}
+"""By the name of the error's class: what to do."""
+
+_ELSEWHERE = frozenset(
+    ["ServiceError", "ServiceUnreachable", "RolloutsFailed", "MissingError", "UsageError", "ConfigError", "RunFailed"]
+)
+"""Errors whose cause is not at the line at which they came about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended.
+
+    Args:
+        way: `killed` is a run that no process works on and that says that it runs.
+        reason: one line; for a failed run the type of its error and its message.
+        place: the line of code where the error came about, the user's own where there is one; otherwise empty.
+        action: what to do; empty where there is nothing to be done.
+    """
+
+    way: Way
+    reason: str
+    place: str = ""
+    action: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.reason}, at {self.place}" if self.place else self.reason
+
+
+def read_ending(directory: Path) -> Ending | None:
+    """How the run in a folder ended, or that it goes on; None where its run.json has no status.
+
+    Raises:
+        UsageError: run.json is damaged.
+    """
+    about = lines.read_object(directory / "run.json")
+    status, reason = about.get("status"), str(about.get("reason") or "")
+    resume = f"`rlkit resume {directory.name}`"
+    match status:
+        case "completed":
+            ending = Ending("completed", reason or "it has taken all its steps")
+        case "budget":
+            limit = reason.partition(":")[0]
+            raised = f"`rlkit resume {directory.name} {limit}=…`" if limit else resume
+            ending = Ending("budget", reason or "its budget is used up", action=f"raise the limit: {raised}")
+        case "interrupted":
+            ending = Ending("interrupted", "a signal (Ctrl-C or SIGTERM) or its caller stopped it", action=resume)
+        case "failed":
+            error, place = str(about.get("error") or "it failed"), str(about.get("place") or "")
+            own = place if about.get("place_is_own") is True else ""
+            kind = error.partition(":")[0]
+            shown = own if kind in _FAILURES else place  # of an error without a name, a line of rlkit's own helps, too
+            ending = Ending("failed", error, shown, _remedy(kind, own, resume))
+        case "running":
+            ending = _unended(holder(directory), resume)
+        case _:
+            ending = None
+    return ending
+
+
+def _unended(process: str | None, resume: str) -> Ending:
+    """The ending of a run that has not written one down.
+
+    Args:
+        process: the number of the process that holds the run; None without one.
+        resume: the command that goes on.
+    """
+    if process is not None:
+        return Ending("running", f"process {process} works on it")
+    action = (
+        "look whether the machine restarted or ran out of memory (`dmesg | grep -i oom`), then "
+        f"{resume}: nothing that was finished is lost"
+    )
+    return Ending("killed", "it ended without a word, likely killed: by kill -9 or for want of memory", action=action)
+
+
+def _remedy(kind: str, place: str, resume: str) -> str:
+    """What to do about an error.
+
+    Args:
+        kind: the name of its class.
+        place: the line of the user's own code; empty without one.
+        resume: the command that goes on.
+    """
+    if place and kind not in _ELSEWHERE:
+        return f"mend {place}, then {resume}"
+    known = _FAILURES.get(kind)
+    if known is not None:
+        return known.format(resume=resume)
+    return f"this may be a bug in rlkit: report it, with the bug-*.txt in the folder of runs; {resume} tries again"

@@ -1,0 +1,204 @@
+"""How a run ended is known from its folder, in every way in which a run can end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rlkit
+from rlkit.cli.app import app
+from rlkit.store.ending import read_ending
+from rlkit.testing import Fault, World
+from rlkit.types import Json
+from tests.simulation import Simulation, Word
+
+HERE = __file__
+
+
+def told(directory: Path) -> str:
+    """What `rlkit doctor` prints of a run."""
+    result: Any = CliRunner().invoke(app, ["doctor", str(directory)], prog_name="rlkit")
+    assert result.exit_code == 0
+    return result.stdout
+
+
+class Source(rlkit.TaskSource):
+    """Loses its tasks after some."""
+
+    def __init__(self) -> None:
+        self.tasks = {number: Word(number) for number in range(3)}
+        self.drawn = 0
+
+    def next(self) -> rlkit.Env:
+        self.drawn += 1
+        return self.tasks[self.drawn]
+
+    def observe(self, group: rlkit.Group) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Json]:
+        return {"drawn": self.drawn}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        self.drawn = int(str(state["drawn"]))
+
+
+async def lookup(*_: object) -> None:
+    """Preparation of a run with a mistake."""
+    answers: dict[str, float] = {}
+    answers["answer"]
+
+
+def test_a_run_that_died_of_a_key_error_says_so_with_the_line_of_the_users_code(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", tasks=Source())  # type: ignore[arg-type]  a source is one too
+    with pytest.raises(rlkit.RlkitError):
+        run.train()
+    said = told(run.directory)
+    line = next(n for n, text in enumerate(Path(HERE).read_text().splitlines(), 1) if "self.tasks[self.drawn]" in text)
+    assert said.startswith("run failed after step ")
+    assert f"KeyError: 3, at {HERE}:{line} in next\n" in said
+    assert f"  fix: mend {HERE}:{line} in next, then `rlkit resume run`\n" in said
+
+
+def test_an_error_that_nobody_expected_names_its_type_and_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Simulation(tmp_path / "run")
+    monkeypatch.setattr("rlkit.run.kl_reference", lookup)
+    with pytest.raises(KeyError):
+        run.train()
+    said = told(run.directory)
+    assert f"run failed after step 0: KeyError: 'answer', at {HERE}:" in said
+    assert f"  fix: mend {HERE}:" in said
+    assert " in lookup, then `rlkit resume run`\n" in said
+
+
+def ended_by(run: Simulation, how: str) -> None:
+    """Let a run end in some way."""
+    if how == "interrupt":
+        stop = rlkit.StopSignal()
+        stop.request()
+        run.train(stop=stop)
+    elif how == "cancellation":
+        run.train_until(5)
+    elif how == "budget":
+        run.settings = {"budget_tokens": 100, "steps": 50}
+        run.train()
+    elif how == "service":
+        run.world = World(faults=[Fault("500", call="gradient", share=1.0)])
+        with pytest.raises(rlkit.ServiceError):
+            run.train()
+    elif how == "rollouts":
+        run.tasks = [Broken(number) for number in range(40)]
+        with pytest.raises(rlkit.RunFailed):
+            run.train()
+    else:
+        run.train()
+
+
+class Broken(Word):
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        raise KeyError("gold")
+
+
+WAYS = {
+    "interrupt": ("run was interrupted after step ", "  fix: `rlkit resume run`"),
+    "cancellation": ("run was interrupted after step ", "  fix: `rlkit resume run`"),
+    "budget": ("run ended with its budget after step ", "  fix: raise the limit: `rlkit resume run budget_tokens=…`"),
+    "service": ("run failed after step 0: ServiceError: ", "see whether the service answers (`rlkit doctor`), then "),
+    "rollouts": ("run failed after step 0: RolloutsFailed: ", "mend the environment, then `rlkit resume run`: what"),
+    "nothing": ("run is complete at step 3: it has taken all its steps\n", "run at step 3: no findings\n"),
+}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_every_way_of_ending_is_told_with_what_to_do(how: str, tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run")
+    ended_by(run, how)
+    said = told(run.directory)
+    assert said.startswith(WAYS[how][0])
+    assert WAYS[how][1] in said
+    assert ("KeyError: 'gold' at " in said) == (how == "rollouts")
+
+
+def test_a_run_that_is_resumed_forgets_how_it_ended_before(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run")
+    ended_by(run, "rollouts")
+    run.tasks = [Word(number) for number in range(40)]
+    run.train(resume=True)
+    about = json.loads((run.directory / "run.json").read_text())
+    assert not about.keys() & {"error", "reason", "place", "place_is_own"}
+    assert str(read_ending(run.directory)) == "it has taken all its steps"
+
+
+HOLDS = """
+import sys
+from pathlib import Path
+from rlkit.config import Resolved
+from rlkit.config.schema import Config, EnvConfig
+from rlkit.store import RunStore
+with RunStore(Path(sys.argv[1]), resolved=Resolved.from_python(Config(envs={"arithmetic": EnvConfig()}))):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_whose_process_was_killed_ended_without_a_word(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        assert f"run runs and has finished step 0: process {process.pid} works on it\n" in told(directory)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    said = told(directory)
+    assert said.startswith("run was killed after step 0: it ended without a word, likely killed")
+    assert "`rlkit resume run`: nothing that was finished is lost\n" in said
+
+
+def test_looking_at_a_run_changes_nothing(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run")
+    ended_by(run, "rollouts")
+    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    told(run.directory)
+    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+
+
+class Flaky(Word):
+    """The rollouts of the third task fail; the last task plays long after that."""
+
+    notes: Callable[[], list[str]]
+
+    async def rollout(self, policy: rlkit.Policy) -> Any:
+        import asyncio
+
+        number = int(self.task_id.partition("-")[2])
+        if number == 2:
+            raise ValueError("the tool\nbroke")
+        await asyncio.sleep(number)
+        Flaky.heard.append(len([note for note in Flaky.notes() if "the tool broke" in note]))
+        return await super().rollout(policy)
+
+    heard: list[int]
+
+
+def test_the_first_failed_rollout_of_an_environment_is_noted_when_it_happens(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", tasks=[Flaky(number) for number in range(6)])
+    run.settings = {"batch": {"groups": 6, "group_size": 3}, "steps": 1}
+    Flaky.heard, Flaky.notes = [], lambda: run.ears.notes  # type: ignore[method-assign, assignment]  a test listens in
+    run.train()
+    told_of = [note for note in run.ears.notes if "first failed rollout" in note]
+    assert len(told_of) == 1
+    assert told_of[0].startswith("the first failed rollout of words, task task-2: ValueError: the tool broke at ")
+    assert Flaky.heard[-1] == 1  # the last rollouts had not ended when it was noted
