@@ -6,7 +6,7 @@ Invariant: the three differ only by an address and a key. This folder is the onl
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from rlkit.usage import Usage
 if TYPE_CHECKING:
     from rlkit.config.objective import OptimizerConfig
     from rlkit.config.schema import LoraConfig, ServiceConfig
+    from rlkit.service.connecting import Connector
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +107,11 @@ class Service(Protocol):
     @property
     def usage(self) -> Usage:
         """What it was asked for so far, through everything that it gave."""
+        ...
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the same requests in the same order get the same answers, bit for bit."""
         ...
 
     async def learner(self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None) -> Learner:
@@ -216,43 +222,84 @@ class Address:
     Args:
         base_url: None for the SDK's own default.
         api_key: None for the SDK's own look-up.
-        temporary: it ends with whoever asked for it.
+        embedded: it is the engine that rlkit started, which ends with whoever asked for it.
+        connector: limits the time until it has opened a session; None for the engine, which is in this process.
     """
 
     base_url: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    temporary: bool = False
+    embedded: bool = False
+    connector: Connector | None = None
+
+
+def _ignore(message: str) -> None:
+    """Tell nobody."""
 
 
 @asynccontextmanager
-async def reachable(config: ServiceConfig, *, choice: ServiceChoice | None = None) -> AsyncGenerator[Address]:
-    """Where the chosen service is; the engine is started and stopped with it."""
+async def reachable(
+    config: ServiceConfig, *, choice: ServiceChoice | None = None, note: Callable[[str], None] = _ignore
+) -> AsyncGenerator[Address]:
+    """Wait until the chosen service answers, and yield where it is; the engine is started and stopped with it.
+
+    Args:
+        config: says which service, and how long to wait for it.
+        choice: the service that was chosen already.
+        note: receives one line for the user while the service does not answer.
+
+    Raises:
+        ConfigError: its address is no URL.
+        MissingError: it does not answer within `connect_timeout_s`.
+    """
     chosen = choice or choose(config)
     if chosen.kind != "engine":
-        yield Address(chosen.base_url)
+        from tinker.lib.base_url import resolve_base_url
+
+        from rlkit.service.connecting import Connector
+
+        url = resolve_base_url(chosen.base_url)
+        connector = Connector(url, chosen.reason, config.connect_timeout_s, note)
+        await connector.wait_for_answer()
+        yield Address(chosen.base_url, connector=connector)
         return
     from rlkit.engine import EngineServer
 
     engine = EngineServer(threads=config.engine_threads, device=config.engine_device)
     await in_thread(engine.start)
     try:
-        yield Address(engine.url, engine.api_key, temporary=True)
+        yield Address(engine.url, engine.api_key, embedded=True)
     finally:
         await in_thread(engine.stop)
 
 
 @asynccontextmanager
-async def connect(config: ServiceConfig, *, choice: ServiceChoice | None = None) -> AsyncGenerator[Service]:
-    """A connection to the chosen service; the engine is started and stopped with it.
+async def connect(
+    config: ServiceConfig,
+    *,
+    choice: ServiceChoice | None = None,
+    note: Callable[[str], None] = _ignore,
+    session: bool = True,
+) -> AsyncGenerator[Service]:
+    """Connect to the chosen service; the engine is started and stopped with the connection.
+
+    Args:
+        config: says which service, and how long to wait for it.
+        choice: the service that was chosen already.
+        note: receives one line for the user while the service does not answer.
+        session: open a session for training or sampling; checkpoints need none.
 
     Raises:
-        ServiceError: the service cannot be reached.
-        MissingError: it refused the key.
+        ConfigError: the address is no URL.
+        MissingError: the service cannot be reached within `connect_timeout_s`, or it refused the key.
     """
     from rlkit.service.sdk import TinkerService
 
     async with (
-        reachable(config, choice=choice) as at,
-        TinkerService(base_url=at.base_url, api_key=at.api_key, last=at.temporary) as service,
+        reachable(config, choice=choice, note=note) as at,
+        TinkerService(
+            base_url=at.base_url, api_key=at.api_key, embedded=at.embedded, connector=at.connector
+        ) as service,
     ):
+        if session and at.connector is not None:
+            await service.open_session()
         yield service

@@ -6,6 +6,7 @@ Invariant: no type, exception or warning of the SDK leaves this module.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,8 @@ from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.losses import Loss, computed
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, Stored
+from rlkit.service.connecting import Connector, Unreachable
+from rlkit.service.watch import WarningListener
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 from rlkit.usage import Usage
 
@@ -44,7 +47,9 @@ class TinkerService(Service):
         base_url: None for the SDK's own default.
         api_key: None for the SDK's own look-up (TINKER_API_KEY and the like).
         client: to use instead of one of its own.
-        last: nobody connects to this address again, as the server ends with this connection.
+        embedded: the server is the engine that rlkit started: it repeats its answers bit for bit, and nobody connects
+            to this address again, as it ends with this connection.
+        connector: limits the time until there is a session; None waits as long as the SDK does.
     """
 
     def __init__(
@@ -53,18 +58,25 @@ class TinkerService(Service):
         base_url: str | None = None,
         api_key: str | None = None,
         client: tinker.ServiceClient | None = None,
-        last: bool = False,
+        embedded: bool = False,
+        connector: Connector | None = None,
     ) -> None:
         self._base_url = base_url
         self._api_key = api_key
         self._client = client or tinker.ServiceClient(base_url=base_url, api_key=api_key)
-        self._last = last
+        self._embedded = embedded
+        self._connector = connector
+        self._opening = False
         self._rest_client: tinker.RestClient | None = None
         self._usage = Usage()
 
     @property
     def usage(self) -> Usage:  # noqa: D102  inherited
         return self._usage
+
+    @property
+    def repeatable(self) -> bool:  # noqa: D102  inherited
+        return self._embedded
 
     async def __aenter__(self) -> Self:
         return self
@@ -73,11 +85,23 @@ class TinkerService(Service):
         status = "success" if kind is None else "errored" if issubclass(kind, Exception) else "interrupted"
         with suppress(tinker.TinkerError, TimeoutError):  # the work is done or lost; leaving changes neither
             async with asyncio.timeout(CLOSING_S):
-                # In a thread: the SDK takes a lock there that one of its calls to a silent service can hold for ever.
-                await (await in_thread(self._client.close, status))
-                if self._last and self._rest_client is not None:  # its connections are the whole process's
+                if not self._opening:  # otherwise there is nothing to end, and the SDK is still trying
+                    # In a thread: the SDK takes a lock there that a call to a silent service can hold for ever.
+                    await (await in_thread(self._client.close, status))
+                if self._embedded and self._rest_client is not None:  # its connections are the whole process's
                     holder = self._rest_client.holder
                     await holder.run_coroutine_threadsafe(holder.aclose())
+
+    async def open_session(self) -> None:
+        """Open the session that training and sampling need; without this, the first of them does.
+
+        Raises:
+            MissingError: there is none within the connector's time, or the service refused the key.
+            ServiceError: the service failed, and there is no connector.
+        """
+        self._opening = True
+        await self._connect(lambda: self._client.holder, "opening a session", failure="opens no session")
+        self._opening = False
 
     async def learner(  # noqa: D102  inherited
         self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None
@@ -144,10 +168,30 @@ class TinkerService(Service):
         return (await _answered((await self._rest(what)).get_weights_info_by_tinker_path(path), what)).base_model
 
     async def _rest(self, what: str) -> tinker.RestClient:
-        self._rest_client = await self._opened(
-            lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what
-        )
+        if self._rest_client is None:
+            self._rest_client = await self._connect(
+                lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what
+            )
         return self._rest_client
+
+    async def _connect[T](self, open_: Callable[[], T], what: str, *, failure: str = "does not answer") -> T:
+        """Call what connects, within the connector's time."""
+        if self._connector is None:
+            return await self._opened(open_, what)
+
+        async def attempt(_: float) -> T:
+            try:
+                return await self._opened(open_, what)
+            except ServiceError as error:
+                raise Unreachable(str(error)) from error
+
+        said = list[str]()
+        listener = WarningListener(said.append)
+        logging.getLogger("tinker").addHandler(listener)
+        try:
+            return await self._connector.retry(attempt, failure, hint=lambda: said[-1] if said else "no answer")
+        finally:
+            logging.getLogger("tinker").removeHandler(listener)
 
     async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
         """Call in a thread: the SDK connects there and then."""

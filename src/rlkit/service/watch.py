@@ -18,6 +18,7 @@ from random import Random
 from typing import override
 
 from rlkit.errors import ServiceError
+from rlkit.loop_holds import loop_holds
 from rlkit.policy import Sampler
 from rlkit.service.patience import Deadlines, NoAnswer, Patience
 from rlkit.stopwatch import Request, waiting
@@ -73,7 +74,7 @@ class Watch:
         Raises:
             ServiceError: the call failed, or took longer than `timeout_s`.
         """
-        clock = asyncio.get_running_loop().time
+        clock = _heard_s
         delay, asked_s = _BACKOFF_S, clock()
         if not self._open:
             self._answered_s = max(self._answered_s, asked_s)  # silence counts from when somebody asks
@@ -133,8 +134,8 @@ class Watch:
 
     async def look(self) -> None:
         """Tell the user when the service is silent, for ever; run it beside the work."""
-        clock = asyncio.get_running_loop().time
-        heard = _Heard(self)
+        clock = _heard_s
+        heard = WarningListener(self.said)
         logging.getLogger("tinker").addHandler(heard)
         try:
             while True:
@@ -167,6 +168,11 @@ class Watch:
         self._silences_s = self.silences_s(now_s)
         self._answered_s = now_s
         self._silent_s = 0.0
+
+
+def _heard_s() -> float:
+    """The time in which answers could be heard: nobody hears while a rollout holds the event loop."""
+    return loop_holds().now_s
 
 
 @dataclass(slots=True, eq=False)
@@ -206,13 +212,13 @@ class _Request(Request):
 
     @property
     def excused_s(self) -> float:
-        now_s = asyncio.get_running_loop().time()
+        now_s = _heard_s()
         excused_s = self._watch.timeout_s if self.failed else self._watch.silences_s(now_s) - self._silences_s
         return min(now_s - self._asked_s, excused_s)
 
     @property
     def silent_s(self) -> float:
-        return asyncio.get_running_loop().time() - max(self._asked_s, self._watch.answered_s)
+        return _heard_s() - max(self._asked_s, self._watch.answered_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,13 +246,17 @@ class PatientSampler(Sampler):
                     raise
 
 
-class _Heard(logging.Handler):
-    """Keeps the last warning of the client library: it alone is told that a queue is paused, or that a bill is due."""
+class WarningListener(logging.Handler):
+    """Listens to the client library: it alone is told that a queue is paused, or that a bill is due.
 
-    def __init__(self, watch: Watch) -> None:
+    Args:
+        remember: receives the first line of each of its warnings.
+    """
+
+    def __init__(self, remember: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._watch = watch
+        self._remember = remember
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        self._watch.said(record.getMessage().splitlines()[0])
+        self._remember(record.getMessage().splitlines()[0])

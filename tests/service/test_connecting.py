@@ -1,0 +1,200 @@
+"""Services that cannot be reached, with real sockets: one line with the address and the reason, in a limited time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import rlkit
+from rlkit.config.schema import ServiceConfig
+from rlkit.errors import ConfigError, MissingError
+from rlkit.service import connect
+from rlkit.service.connecting import Connector, Unreachable, public_address
+from tests.simulation import Word
+
+SECRET = "s3cret-canary"
+
+
+@contextmanager
+def answering(*statuses: int) -> Iterator[str]:
+    """An HTTP server that answers with these statuses, the last of them for ever."""
+    left = list(statuses)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(left.pop(0) if len(left) > 1 else left[0])
+            self.send_header("x-request-id", "req-7")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def closed_port() -> int:
+    """A port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
+
+
+def refusal(url: str, *, connect_timeout_s: float = 3.0) -> tuple[str, list[str]]:
+    """The error of a connection, and what the user was told while it was tried."""
+    notes = list[str]()
+
+    async def run() -> None:
+        config = ServiceConfig(base_url=url, connect_timeout_s=connect_timeout_s)
+        async with connect(config, note=notes.append):
+            raise AssertionError("there is nothing to connect to")
+
+    with pytest.raises(MissingError) as raised:
+        asyncio.run(run())
+    return str(raised.value), notes
+
+
+def assert_one_line(error: str, notes: list[str], address: str, reason: str) -> None:
+    assert error == (
+        f"the service at {address} (service.base_url is set) cannot be reached: {reason}; gave up after 3 s "
+        "(service.connect_timeout_s)"
+    )
+    assert len(notes) == 1
+    assert notes[0].startswith(f"waiting up to 3 s for the service at {address}: ")
+
+
+def test_a_connection_that_is_refused_is_one_line_without_the_password_of_the_address() -> None:
+    address = f"127.0.0.1:{closed_port()}/prefix"
+    error, notes = refusal(f"http://user:{SECRET}@{address}?token={SECRET}")
+    assert_one_line(error, notes, f"http://{address}", "connection refused")
+
+
+def test_a_server_that_never_answers_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        error, notes = refusal(address)
+    assert f"{address} (service.base_url is set) cannot be reached: it accepts connections, but sent no answer" in error
+    assert notes == [f"waiting up to 3 s for the service at {address}: no answer yet"]
+
+
+def test_a_fault_of_tls_is_one_line() -> None:
+    with answering(200) as address:  # which speaks no TLS
+        error, notes = refusal(f"https://{address}")
+    assert_one_line(error, notes, f"https://{address}", "TLS: WRONG_VERSION_NUMBER")
+
+
+def test_a_name_that_cannot_be_resolved_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake_resolver(*_: object, **__: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fake_resolver)
+    error, notes = refusal("http://service.invalid")
+    reason = "its name cannot be resolved (Temporary failure in name resolution)"
+    assert_one_line(error, notes, "http://service.invalid", reason)
+
+
+def test_a_gateway_without_a_service_behind_it_is_one_line_with_the_id_of_the_request() -> None:
+    with answering(503) as address:
+        error, notes = refusal(f"http://{address}")
+    assert_one_line(error, notes, f"http://{address}", "it answered 503 (request req-7)")
+
+
+@pytest.mark.parametrize("url", ["not a url", "ftp://127.0.0.1", "http://[::1"])
+def test_what_is_no_address_is_the_users_mistake_at_once(url: str) -> None:
+    async def run() -> None:
+        async with connect(ServiceConfig(base_url=url)):
+            pass
+
+    with pytest.raises(ConfigError, match=r"service\.base_url .* is no address of a service"):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("status", [200, 401, 404, 501])
+def test_a_service_that_comes_back_in_time_is_waited_for(status: int) -> None:
+    notes = list[str]()
+    with answering(502, 503, status) as address:
+        connector = Connector(f"http://{address}", "it was given", 600, notes.append)
+        asyncio.run(connector.wait_for_answer())
+    assert len(notes) == 1
+
+
+def test_the_last_reason_is_given_where_the_last_attempt_never_ends() -> None:
+    tried = list[float]()
+
+    async def attempt(limit_s: float) -> None:
+        tried.append(limit_s)
+        if len(tried) > 1:
+            await asyncio.sleep(3600)
+        raise Unreachable("the machine starts")
+
+    connector = Connector("http://x", "it was given", 1, lambda _: None)
+    with pytest.raises(MissingError, match="fails: the machine starts; gave up after 1 s"):
+        asyncio.run(connector.retry(attempt, "fails"))
+    assert len(tried) == 2
+
+
+def test_an_address_is_shown_without_what_may_be_a_key() -> None:
+    assert public_address(f"https://a:{SECRET}@h.example:8/p/?k={SECRET}#x") == "https://h.example:8/p/"
+    assert public_address(f"http://a:{SECRET}@[::1") == "[::1"
+
+
+def test_a_script_gets_an_exception(byte_model_dir: Path) -> None:
+    service = {"base_url": f"http://127.0.0.1:{closed_port()}", "connect_timeout_s": 1.0}
+    with pytest.raises(MissingError, match="cannot be reached: connection refused"):
+        rlkit.train(model=str(byte_model_dir), envs=[Word(1)], service=service, trackers=[])
+
+
+SCRIPT = """
+import sys
+import rlkit
+
+class Env(rlkit.Env):
+    async def rollout(self, policy):
+        return 0.0
+
+class Notes:
+    def note(self, message):
+        print(message, flush=True)
+    def started(self, run): ...
+    def step(self, step, metrics): ...
+    def checkpoint(self, checkpoint): ...
+    def finished(self, result): ...
+
+try:
+    rlkit.train(model=sys.argv[1], envs=[Env()], service={"base_url": sys.argv[2]}, trackers=[Notes()])
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+def test_the_first_interrupt_stops_a_script_that_is_still_preparing(byte_model_dir: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        command = [sys.executable, "-c", SCRIPT, str(byte_model_dir), url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as script:
+            assert script.stdout is not None
+            line = ""
+            while not line.startswith("waiting up to 60 s"):
+                line = script.stdout.readline()
+                assert line, "it ended by itself"
+            script.send_signal(signal.SIGINT)
+            assert script.stdout.read() == "stopped\n"
+            assert script.wait() == 0
