@@ -88,6 +88,7 @@ class Simulation:
     directory: Path
     world: World = field(default_factory=World)
     latency: Latency = field(default_factory=Latency)
+    repeatable: bool = True
     settings: Mapping[str, object] = field(default_factory=dict)
     tasks: Sequence[rlkit.Env] = field(default_factory=lambda: [Word(number) for number in range(40)])
     chat: ChatFormat = field(default_factory=ByteChat)
@@ -128,7 +129,7 @@ class Simulation:
             stop=stop,
             directory=self.directory,
             resume=resume,
-            service=SimulatedTinker(world=self.world, latency=self.latency),
+            service=SimulatedTinker(world=self.world, latency=self.latency, repeatable=self.repeatable),
             chat=self.chat,
         )
 

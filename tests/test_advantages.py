@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -86,6 +87,15 @@ def test_one_advantage_an_episode_is_spread_over_its_turns() -> None:
 def test_a_failed_episode_is_never_trained_on_whatever_the_estimator_says() -> None:
     rows = by_turn(np.array([1.0, 1.0]), group([1.0, None]))
     assert [row.tolist() for row in rows] == [[1.0], [0.0]]
+
+
+def test_a_masked_episode_is_never_trained_on_whatever_the_estimator_says() -> None:
+    two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
+    played = Group("env", "task", 0, (replace(two, masked=True), replace(two, member=1)))
+    for values in (np.array([0.5, -0.5]), [np.array([0.5, 0.5]), np.array([-0.5, -0.5])]):
+        assert [row.tolist() for row in by_turn(values, played)] == [[0.0, 0.0], [-0.5, -0.5]]
+    (rows,) = estimated(lambda group: np.ones(2), [played])
+    assert [row.tolist() for row in rows] == [[0.0, 0.0], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize("bad", [np.array([1.0]), np.array([np.nan, 0.0]), [np.ones(3), np.ones(1)]])
@@ -399,3 +409,33 @@ def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
         rlkit.train(envs=tasks, advantage="grop")
     with pytest.raises(ConfigError, match=r"set schedule\.mode to sync"):
         rlkit.train(envs=tasks, advantage=BatchEstimator(batch_std), schedule={"mode": "stream"})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "given", "said"),
+    [
+        ([1.0], [1.0, 2.0], "2 advantages: it must return 1 number for the 1 episode of a group of env, or as many"),
+        ([1.0, 0.0], [1.0], "1 advantage: it must return 2 numbers for the 2 episodes of a group of env, or as many"),
+        ([1.0, 0.0], [[1.0], [1.0, 2.0]], "2 advantages for the 1 turn of episode 1: it must return 2 numbers"),
+        ([1.0, 0.0], [1.0, float("nan")], "nan for episode 1: .*, all of them finite"),
+        ([1.0, 0.0], [float("-inf"), 1.0], "-inf for episode 0: .*, all of them finite"),
+        ([1.0, 0.0], [1.0, "two"], "a value of type str for episode 1: "),
+    ],
+)
+def test_what_an_estimator_returns_instead_is_told_in_numbers(rewards: list[float], given: object, said: str) -> None:
+    with pytest.raises(EnvironmentFault, match=f"the advantage estimator mine returned (an? )?{said}"):
+        by_turn(given, group(rewards), of="mine")
+
+
+@pytest.mark.parametrize("largest", [3.4e38, -3.4e38])
+def test_an_advantage_that_32_bits_just_hold_is_taken(largest: float) -> None:
+    assert [row.tolist() for row in by_turn([largest, 0.0], group([1, 0]))] == [[largest], [0.0]]
+
+
+def test_the_line_at_which_an_estimator_failed_is_told() -> None:
+    def broken(group: Group) -> np.ndarray:
+        return np.array([1.0]) / group.no_such_thing  # type: ignore[attr-defined]  on purpose
+
+    place = f"{Path(__file__).name}:{broken.__code__.co_firstlineno + 1}"
+    with pytest.raises(EnvironmentFault, match=rf"AttributeError: .* at .*{place}$"):
+        estimated(broken, [group([1, 0])])

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -70,6 +73,42 @@ def test_a_file_system_that_flushes_no_folders_is_written_to(tmp_path: Path, mon
         atomic.write_text(tmp_path / "file", "text")
 
 
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The system writes what fits and refuses the rest, as on a disk that is nearly full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_append_that_fails_halfway_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines.append(path, {"step": 1})
+    whole = path.read_bytes()
+    with files_of_at_most(len(whole) + 5), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        lines.append(path, {"step": 2})
+    assert path.read_bytes() == whole
+    lines.append(path, {"step": 3})
+    assert lines.read(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_a_record_that_fails_halfway_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        journal.append(Kind.EPISODE, b"whole")
+        size = path.stat().st_size
+        with files_of_at_most(size + 5), pytest.raises(RunFailed, match=os.strerror(errno.EFBIG)):
+            journal.append(Kind.EPISODE, b"lost")
+        assert path.stat().st_size == size
+        await journal.close()
+
+    path = tmp_path / "000001.log"
+    asyncio.run(run())
+
+
 def test_the_first_line_of_a_file_brings_its_name_to_the_disk(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     for number in range(2):
@@ -111,6 +150,22 @@ def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is
 
     asyncio.run(killed())
     asyncio.run(opened())
+
+
+def test_segments_that_are_complete_are_on_the_disk_with_the_one_that_is_written(disk: Disk, tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+
+    async def run() -> None:
+        journal = Journal(folder, segment=1)
+        for kind in (Kind.EPISODE, Kind.STEP, Kind.EPISODE, Kind.STEP, Kind.EPISODE):
+            journal.append(kind, b"{}")
+        await journal.sync()
+        assert [number for number, _ in segments(folder)] == [1, 2, 3]
+        for _, path in segments(folder):
+            disk.assert_holds(path)
+        await journal.close()
+
+    asyncio.run(run())
 
 
 def test_a_journal_that_cannot_be_flushed_is_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -8,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.advantages import group_mean
-from rlkit.batch import Excess, Preparation, Prepared, episode_data
+from rlkit.advantages import BatchEstimator, group_mean
+from rlkit.batch import Excess, Preparation, Prepared, episode_data, trained_tokens
 from rlkit.errors import EnvironmentFault, RunFailed
 from rlkit.shaping import Normalization
 from rlkit.types import IMAGE_TOKEN, Group, Image, Prompt, Turn
@@ -168,3 +169,100 @@ def test_every_target_is_the_next_token_of_its_own_conversation(turns: list[Turn
         sequence = [*datum.prompt.tokens.tolist(), int(datum.targets[-1])]
         assert sequence[1:] == datum.targets.tolist()
         assert sequence in conversations
+
+
+def with_image(*, start: int, length: int, tokens: int) -> Turn:
+    """A turn of `tokens` prompt tokens, an image among them, and a completion of three."""
+    prompt = np.arange(1, tokens + 1, dtype=np.int32)
+    prompt[start : start + length] = IMAGE_TOKEN
+    sampled = turn([], [7, 8, 9])
+    image = Image(start, length, b"png", "png")
+    return Turn(Prompt(prompt, (image,)), sampled.completion, sampled.logprobs, sampled.sampled, "stop", 0)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "targets", "images"),
+    [
+        (9, [2, 0, 0, 0, 6, 7, 8, 9], 1),  # it fits
+        (8, [2, 0, 0, 0, 6, 7, 8], 1),
+        (7, [2, 0, 0, 0, 6, 7], 1),
+    ],
+)
+def test_an_image_before_the_cut_stays_whole(max_tokens: int, targets: list[int], images: int) -> None:
+    played = Group("env", "task", 0, (episode(1.0, turns=[with_image(start=2, length=3, tokens=6)]), episode(0.0)))
+    prepared = prepare(Preparation({"env": group_mean}, max_tokens=max_tokens), played)
+    datum = prepared.data[0]
+    assert datum.targets.tolist() == targets
+    assert len(datum.prompt.images) == images
+    assert prepared.excess == (max_tokens < 9)
+
+
+@pytest.mark.parametrize(("max_tokens", "length"), [(6, 5), (7, 6), (8, 6), (9, 6), (10, 9), (11, 10)])
+def test_an_image_at_the_cut_is_left_out_whole(max_tokens: int, length: int) -> None:
+    first = turn([1, 2], [3, 4])
+    second = replace(with_image(start=2, length=3, tokens=5), parent=0)
+    played = Group("env", "task", 0, (episode(1.0, turns=[first, second]), episode(0.0)))
+    datum = prepare(Preparation({"env": group_mean}, max_tokens=max_tokens), played).data[0]
+    assert len(datum.targets) == length
+    assert [(image.start, image.length) for image in datum.prompt.images] == ([(6, 3)] if length >= 9 else [])
+    assert (datum.prompt.tokens == IMAGE_TOKEN).sum() == (3 if length >= 9 else 0)
+
+
+def test_a_sequence_of_which_nothing_sampled_is_left_is_left_out() -> None:
+    long = episode(1.0, turns=[turn([1, 2, 3, 4], [5])])
+    played = Group("env", "task", 0, (long, episode(0.0, member=1)))
+    prepared = prepare(Preparation({"env": group_mean}, max_tokens=4), played)
+    assert [datum.targets.tolist() for datum in prepared.data] == [[2, 3, 4]]
+    assert prepared.excess == 1
+
+
+def test_a_sequence_that_is_too_long_and_teaches_nothing_ends_no_run() -> None:
+    preparation = Preparation({"env": group_mean}, max_tokens=3, excess="error")
+    prepared = prepare(preparation, group([1, 1]))
+    assert (prepared.data, prepared.excess) == ((), 0)
+
+
+def test_a_group_says_how_many_tokens_it_trains_on_and_whether_it_teaches() -> None:
+    prepared = prepare(Preparation({"env": group_mean}), group([1, 0, 0.5]))
+    assert (prepared.tokens, prepared.teaches) == (6, True)
+    every = prepare(Preparation({"env": group_mean}, every_sequence=True), group([1, 1]))
+    assert (every.tokens, every.teaches) == (6, False)
+
+
+def test_groups_are_estimated_together_by_environment_and_the_others_stay_as_they_are() -> None:
+    def by_place(groups: Sequence[Group]) -> list[np.ndarray]:
+        return [np.array([place + 1.0, 0.0]) for place, _ in enumerate(groups)]
+
+    preparation = Preparation({"a": BatchEstimator(by_place), "b": group_mean, "c": BatchEstimator(by_place)})
+    assert preparation.whole_steps
+    assert not Preparation({"b": group_mean}).whole_steps
+    alone = [prepare(preparation, group([1, 0], env=env, draw=draw)) for draw, env in enumerate("aba")]
+    together = preparation.together(alone)
+    assert together[1] is alone[1]
+    rows = [[row.tolist() for row in one.advantages] for one in together]
+    assert rows == [[[1.0], [0.0]], [[0.5], [-0.5]], [[2.0], [0.0]]]
+    assert [float(one.data[0].advantages.max()) for one in together] == [1.0, 0.5, 2.0]
+
+
+def test_how_much_of_a_group_a_penalty_and_a_limit_took_is_told() -> None:
+    prepared = prepare(Preparation({"env": group_mean}, clip=0.25), group([1, 0]))
+    assert [row.tolist() for row in prepared.advantages] == [[0.25], [-0.25]]
+    assert (prepared.clipped, prepared.length_penalty, prepared.drifts) == (1.0, None, None)
+    assert prepare(Preparation({"env": group_mean}), group([1, 0])).clipped is None
+
+
+def test_a_normalised_advantage_is_multiplied_and_the_rest_of_the_datum_is_as_it_was() -> None:
+    normalization = Normalization("sequence", groups=2, tokens=0)
+    plain = prepare(Preparation({"env": group_mean}), group([1, 0]))
+    divided = prepare(Preparation({"env": group_mean}, normalization=normalization), group([1, 0]))
+    for before, after in zip(plain.data, divided.data, strict=True):
+        share = float(after.advantages[-1] / before.advantages[-1])
+        np.testing.assert_allclose(after.advantages, before.advantages * share, rtol=1e-6)
+        assert 0 < share < 1
+        assert after.targets is before.targets or after.targets.tolist() == before.targets.tolist()
+        np.testing.assert_array_equal(after.logprobs, before.logprobs)
+
+
+@given(histories())
+def test_the_tokens_that_an_episode_will_cost_are_those_of_its_sequences(turns: list[Turn]) -> None:
+    assert trained_tokens(episode(1.0, turns=turns)) == sum(len(datum.targets) for datum in data_of(*turns))

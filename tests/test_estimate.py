@@ -120,7 +120,7 @@ def test_a_run_takes_what_its_dry_run_said(env: type[rlkit.Env], more: dict[str,
 def test_the_time_is_that_of_a_service_of_the_speed(mode: str, live: int, tmp_path: Path) -> None:
     settings = SETTINGS | {"schedule": {"mode": mode}, "rollouts": {"max_live": live}, "steps": 10}
     latency = Latency(first_s=0.0, token_s=0.05, mean_tokens=30, sigma=0.01, trained_tokens_per_s=1000)
-    run = Simulation(tmp_path, World(), settings=settings, latency=latency)
+    run = Simulation(tmp_path, World(), settings=settings, latency=latency, repeatable=False)
     run.train()
     step_s = latency.gradient_s + latency.step_s + latency.save_s
     speed = Speed(Band(18, 22), None, Band(900, 1100), Band(0.6 * step_s, 1.4 * step_s), "as it is")

@@ -78,7 +78,8 @@ def test_the_time_limit_of_an_environment_holds_when_it_is_evaluated(
     config = Config(model="simulated", service={"base_url": "http://x"}, **given)  # type: ignore[arg-type]  likewise
     metrics, notes = measured(config, SimulatedTinker(), monkeypatch)
     assert metrics["eval/slow/failed"] == 1
-    assert notes == ["slow: 3 of 3 rollouts failed: the rollout took longer than 7 s (timeout_s)"]
+    late = "the rollout took longer than 7 s (timeout_s)"
+    assert notes == [f"the first failed rollout of slow, task slow: {late}", f"slow: 3 of 3 rollouts failed: {late}"]
 
 
 @pytest.mark.parametrize("kind", ["500", "429", "hang"])
@@ -136,10 +137,9 @@ def test_why_rollouts_of_an_evaluation_failed_is_told(tmp_path: Path, monkeypatc
     config = Config(model="simulated", envs={"broken": spec}, service={"base_url": "http://x"})  # type: ignore[arg-type]  as above
     metrics, notes = measured(config, SimulatedTinker(), monkeypatch)
     assert (metrics["eval/broken/failed"], metrics["eval/broken/reward/mean"]) == (1, 1)
-    assert len(notes) == 1
-    assert notes[0].startswith(
-        "broken: 3 of 4 rollouts failed: KeyError: 'answer' at "
-    )  # with two that are played again
+    first, summary = notes
+    assert first.startswith("the first failed rollout of broken, task ")
+    assert summary.startswith("broken: 3 of 4 rollouts failed: KeyError: 'answer' at ")  # two are played again
 
 
 def test_what_outcomes_report_replaces_no_score() -> None:

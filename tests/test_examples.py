@@ -13,6 +13,7 @@ import pytest
 import rlkit
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
+from tests.limits import HANG_S
 
 from .sandbox.conftest import cache, can_sandbox, sandbox_cache
 
@@ -134,7 +135,7 @@ def test_two_servers_are_trained_on_at_once_and_the_run_is_resumed(
 
     # Held, so that the second run need not start them again.
     commands = [str(spec.args["server"]) for spec in envs.values()]
-    servers = [local_server(command, within_s=100) for command in commands]
+    servers = [local_server(command, within_s=HANG_S) for command in commands]
     small = {"model": str(byte_model_dir), "name": "both", "batch": {"groups": 6, "group_size": 2}, "trackers": []}
     evaluation = {"envs": {"words": {"tasks": 2, "max_tokens": 4}}}
     for steps in (1, 2):
@@ -209,7 +210,7 @@ def test_the_notebook_runs(byte_model_dir: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("RLKIT_NOTEBOOK_STEPS", "2")
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    NotebookClient(notebook, timeout=HANG_S, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2]

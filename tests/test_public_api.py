@@ -9,14 +9,14 @@ import rlkit
 HEAVY = ("torch", "transformers", "tinker", "tinker_cookbook", "harbor", "openreward", "wandb")
 
 IMPORT = """
-import json, sys, time
+import json, sys
 from pathlib import Path
-before = time.process_time()
+before = set(sys.modules)
 import rlkit
-seconds = time.process_time() - before
+loaded = set(sys.modules) - before
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 peak_mib = int(status["VmHWM"].split()[0]) / 1024
-print(json.dumps({"seconds": seconds, "peak_mib": peak_mib, "modules": sorted(sys.modules)}))
+print(json.dumps({"loaded": len(loaded), "peak_mib": peak_mib, "modules": sorted(sys.modules)}))
 """
 
 
@@ -31,7 +31,7 @@ def test_importing_rlkit_is_cheap_and_loads_no_heavy_library() -> None:
     done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert not [name for name in HEAVY if name in found["modules"]]
-    assert found["seconds"] <= 0.25
+    assert found["loaded"] <= 60  # numpy alone would be twice as many
     assert found["peak_mib"] <= 60
 
 

@@ -9,6 +9,7 @@ import yaml
 
 from rlkit.errors import UsageError
 from rlkit.scaffold import FILES, scaffold
+from tests.limits import HANG_S
 
 
 def test_the_project_has_an_environment_a_config_a_test_and_a_readme(tmp_path: Path) -> None:
@@ -21,7 +22,9 @@ def test_the_project_has_an_environment_a_config_a_test_and_a_readme(tmp_path: P
 def test_its_tests_pass_at_once(tmp_path: Path) -> None:
     scaffold(tmp_path / "project")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path / "project", capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 

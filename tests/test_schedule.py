@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.batch import Prepared
-from rlkit.errors import RunFailed
+from rlkit.errors import RolloutsFailed, RunFailed
 from rlkit.schedule import Pace, Played, Supply
 from rlkit.sources import Task
 from rlkit.testing import run_virtual
@@ -237,3 +237,138 @@ def test_closing_stops_what_is_in_play() -> None:
 
     run_virtual(run())
     assert (plays.live, plays.cancelled) == (0, 3)
+
+
+def test_a_source_of_tasks_that_breaks_is_told_to_whoever_waits() -> None:
+    def broken() -> Task | None:
+        raise ZeroDivisionError("no tasks")
+
+    async def run() -> None:
+        supply = Supply(Pace(2, 2), draw=broken, play=Plays(lambda draw: 1.0).play)
+        supply.trained(0)
+        with pytest.raises(ZeroDivisionError, match="no tasks"):
+            await supply.next()
+        await supply.close()
+
+    run_virtual(run())
+
+
+def test_a_supply_that_is_ended_gives_what_is_ready_and_waits_for_nothing_more() -> None:
+    async def run() -> None:
+        plays = Plays(lambda draw: 1.0 if draw == 0 else 1e6)
+        supply = Supply(Pace(2, 2), draw=plays.draw, play=plays.play)
+        supply.trained(0)
+        assert await supply.next() is not None
+        waiting = asyncio.create_task(supply.next())
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        supply.end()
+        assert await waiting is None
+        await supply.close()
+
+    run_virtual(run())
+
+
+def test_a_supply_that_is_closed_starts_nothing() -> None:
+    async def run() -> None:
+        plays = Plays(lambda draw: 1e6)
+        supply = Supply(Pace(2, 9, 1), draw=plays.draw, play=plays.play)
+        supply.trained(0)
+        await asyncio.sleep(1)
+        await supply.close()
+        drawn = plays.drawn
+        supply.trained(5)
+        await asyncio.sleep(1)
+        assert (plays.drawn, plays.live) == (drawn, 0)
+
+    run_virtual(run())
+
+
+@pytest.mark.parametrize(("groups", "most"), [(1, 4), (2, 4), (3, 6)])
+def test_so_many_groups_in_a_row_end_a_run_and_one_that_is_of_use_begins_the_count_anew(groups: int, most: int) -> None:
+    async def run() -> list[bool]:
+        plays = Plays(lambda draw: 1.0, usable=lambda draw: draw == 3)
+        supply, taken = Supply(Pace(groups, 9, 9), draw=plays.draw, play=plays.play), list[bool]()
+        supply.trained(0)
+        with pytest.raises(RolloutsFailed, match=f"^{most} groups in a row"):
+            while len(taken) < 99:
+                one = await supply.next()
+                taken += [] if one is None else [one.counts]
+        await supply.close()
+        return taken
+
+    assert run_virtual(run()) == [False] * 3 + [True] + [False] * (most - 1)
+
+
+def test_tasks_that_were_drawn_before_are_played_first_and_steps_that_were_trained_are_not_made_again() -> None:
+    async def run() -> None:
+        plays = Plays(lambda draw: 1.0)
+        plays.drawn = 10
+        waiting = [Task(draw, "env", object()) for draw in (4, 7)]  # type: ignore[arg-type]  never played
+        supply = Supply(Pace(3, 5), draw=plays.draw, play=plays.play, done=4, waiting=waiting)
+        supply.trained(4)
+        draws = list[int]()
+        while (one := await supply.next()) is not None:
+            draws.append(one.played.prepared.group.draw)
+        supply.trained(5)
+        await asyncio.sleep(10)
+        assert (draws, plays.drawn, plays.live) == ([4, 7, 10], 11, 0)  # the run has no sixth step
+        await supply.close()
+
+    run_virtual(run())
+
+
+def test_the_tokens_that_no_step_has_got_are_those_of_groups_that_can_be_trained_on() -> None:
+    class Sized:
+        targets = range(5)
+
+    async def run() -> None:
+        plays = Plays(lambda draw: 1.0, usable=lambda draw: draw != 1)
+
+        async def play(task: Task) -> Played:
+            played = await plays.play(task)
+            return replace(played, prepared=replace(played.prepared, data=(Sized(),)))  # type: ignore[arg-type]  only counted
+
+        supply = Supply(Pace(3, 1), draw=plays.draw, play=play)
+        assert supply.untrained == 0
+        supply.trained(0)
+        await asyncio.sleep(10)
+        assert supply.untrained == 3 * 5  # another one is played in the place of the one that failed
+        await supply.next()
+        assert supply.untrained == 2 * 5
+        await supply.close()
+
+    run_virtual(run())
+
+
+def test_the_next_step_is_begun_while_the_weights_of_this_one_are_made() -> None:
+    async def run() -> None:
+        plays = Plays(lambda draw: 1.0)
+        supply = Supply(Pace(1, 9, 1), draw=plays.draw, play=plays.play)
+        supply.trained(0)
+        await asyncio.sleep(5)
+        assert plays.drawn == 2  # as many steps ahead as staleness allows, and no more
+        assert await supply.next() is not None
+        assert await supply.next() is None
+        await asyncio.sleep(5)
+        assert plays.drawn == 2
+        supply.trained(1)
+        await asyncio.sleep(5)
+        assert plays.drawn == 3
+        await supply.close()
+
+    run_virtual(run())
+
+
+def test_another_group_is_begun_for_one_that_teaches_nothing_before_the_step_asks_for_it() -> None:
+    async def drawn(pace: Pace) -> int:
+        plays = Plays(lambda draw: 1.0, teaches=lambda draw: draw >= 2)
+        supply = Supply(pace, draw=plays.draw, play=plays.play)
+        supply.trained(0)
+        await asyncio.sleep(10)  # nobody asks for groups meanwhile
+        await supply.close()
+        return plays.drawn
+
+    assert run_virtual(drawn(Pace(2, 9, replace=True, replaced_max=5))) == 4
+    assert run_virtual(drawn(Pace(2, 9, replace=True, replaced_max=1))) == 3
+    assert run_virtual(drawn(Pace(2, 9))) == 2

@@ -21,6 +21,7 @@ from rlkit.run import RLTrainer
 from rlkit.store import RunStore
 from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
 from rlkit.types import Datum
+from tests.limits import HANG_S
 
 
 @dataclass(frozen=True)
@@ -365,7 +366,7 @@ print(result.status, result.checkpoint.step)
 def test_an_interrupt_of_a_script_finishes_the_step_and_saves(byte_model_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(model=byte_model_dir))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, timeout=HANG_S)
     status, step = done.stdout.split()
     assert status == "interrupted"
     assert 1 <= int(step) < 100

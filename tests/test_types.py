@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import importlib
+from dataclasses import FrozenInstanceError, fields, is_dataclass
+
 import numpy as np
 import pytest
 
@@ -46,3 +49,33 @@ def test_a_failed_episode_with_a_reward_cannot_be_made() -> None:
 def test_a_turn_with_unequal_arrays_cannot_be_made() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         Turn(Prompt(np.zeros(1, np.int32)), np.zeros(2, np.int32), np.zeros(1, np.float32), np.ones(2, bool), "stop", 0)
+
+
+MODULES = ["advantages", "batch", "rollouts", "schedule", "store.history", "store.journal", "store.table", "types"]
+MODULES += ["update", "weights"]
+CHANGING = {"Counts", "Player", "Making", "History", "_Budget"}
+"""Those whose purpose is to be changed."""
+WITH_ARRAYS = {"Prepared", "Played", "Taken", "Update", "StepGroup", "Prompt", "Turn", "Episode", "Group", "Datum"}
+WITH_ARRAYS |= {"Completion", "Making", "History", "_Estimated", "_Sequences", "_Playing"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_data_cannot_be_changed_nor_a_field_of_it_misspelt(module: str) -> None:
+    names = vars(importlib.import_module(f"rlkit.{module}"))
+    kinds = [kind for kind in names.values() if isinstance(kind, type) and kind.__module__ == f"rlkit.{module}"]
+    data = [kind for kind in kinds if is_dataclass(kind)]
+    assert data
+    for kind in data:
+        instance = object.__new__(kind)
+        with pytest.raises(AttributeError):  # a FrozenInstanceError is one
+            object.__setattr__(instance, "no_such_field", 0)
+        if kind.__name__ not in CHANGING:
+            with pytest.raises(FrozenInstanceError):
+                setattr(instance, fields(kind)[0].name, 0)
+        # The truth value of compared arrays is an error, so that what holds them is itself and nothing else.
+        assert (kind.__eq__ is object.__eq__) == (kind.__name__ in WITH_ARRAYS), kind
+
+
+def test_each_module_of_data_has_data() -> None:
+    for module, name in [("update", "Recipe"), ("update", "Update"), ("advantages", "BatchEstimator")]:
+        assert is_dataclass(getattr(importlib.import_module(f"rlkit.{module}"), name))

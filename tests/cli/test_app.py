@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.limits import HANG_S
+
 COMMANDS = (
     *("train", "resume", "eval", "config", "checkpoints", "serve", "init", "check", "tasks", "doctor"),
     *("export", "sync", "launch", "records"),
@@ -42,14 +44,14 @@ print("loaded:", *[name for name in {HEAVY!r} if name in sys.modules], file=sys.
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "rlkit", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
+        command, capture_output=True, text=True, timeout=HANG_S, check=False, env={**os.environ, **environ}
     )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["train", "--help"], ["config", "show", "-h"]])
 def test_help_and_version_load_nothing_heavy(arguments: list[str]) -> None:
     command = [sys.executable, "-c", LOOK, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.stderr == "loaded:\n"
     assert done.stdout
 
@@ -125,7 +127,7 @@ def test_a_reader_that_goes_away_sees_no_traceback() -> None:
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "rlkit", "config", "schema"]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=HANG_S, check=False)
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 0

@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlkit.envs.harbor.settings import Environment
+from rlkit.redteam.report import RedTeamReport
+from tests.envs.harbor.conftest import write_task
+
 GOOD = """
 import rlkit
 
@@ -52,6 +56,36 @@ def test_json_has_every_finding_and_nothing_that_the_environment_prints(rlkit: C
     assert any(finding["status"] == "failed" and finding["fix"] for finding in found)
 
 
+def test_a_secret_that_is_written_out_is_a_warning_that_names_the_field_and_the_fix(
+    rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORD", "s3cret-canary")
+    args = '{word: "${WORD}", copies: 1}'
+    (tmp_path / "clean.yaml").write_text(f"envs: {{a: {{env: 'good.py:Echo', args: {args}}}}}")
+    assert "warning" not in rlkit("check", "clean.yaml", "--tasks", "1").stderr
+    (tmp_path / "login.py").write_text(GOOD.replace("word: str", "db_pass: str = '', word: str"))
+    (tmp_path / "written.yaml").write_text("envs: {a: {env: 'login.py:Echo', args: {db_pass: canary}}}")
+    written = rlkit("check", "written.yaml", "--tasks", "1")
+    assert written.exit_code == 0, written.stderr
+    (line,) = [line for line in written.stderr.splitlines() if "warning" in line]
+    assert "envs.a.args.db_pass looks like a secret that is written out" in line
+    assert "write ${NAME} instead" in line
+    assert "canary" not in written.stderr
+    told = rlkit("check", "login.py:Echo", "--args", "db_pass=canary", "--tasks", "1").stderr
+    assert "--args.db_pass looks like a secret" in told
+
+
+@pytest.mark.parametrize("secret", ["sk-proj-abcdefghijklmnop1234", "hf_abcdefghijklmnopqrst", "AKIAIOSFODNN7EXAMPLE"])
+def test_a_credential_of_a_known_shape_is_refused_whatever_the_field_is_called(
+    rlkit: Callable[..., Any], tmp_path: Path, secret: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(f"envs: {{a: {{env: 'good.py:Echo', args: {{word: {secret}}}}}}}")
+    refused = rlkit("check", "a.yaml")
+    assert refused.exit_code == 2
+    assert "envs.a.args.word holds a secret: write ${NAME} instead" in refused.stderr
+    assert secret not in refused.stderr
+
+
 @pytest.mark.parametrize("arguments", [["--args", "word=no", "--args", "copies=2"], ["--args", "word=no", "copies=2"]])
 def test_arguments_reach_the_environment(rlkit: Callable[..., Any], arguments: list[str]) -> None:
     from rlkit.cli.check import environments
@@ -88,3 +122,39 @@ def test_a_target_that_cannot_be_made_is_2_and_one_clear_line(rlkit: Callable[..
     errors = [line for line in result.stderr.splitlines() if line != "an environment that prints"]
     assert len(errors) == 1
     assert errors[0].startswith("error: ")
+
+
+def test_the_red_team_names_the_cheats_that_earn_and_ends_with_1(rlkit: Callable[..., Any]) -> None:
+    assert rlkit("check", "good.py:Echo", "--redteam", "--tasks", "1", "word=qwertz").exit_code == 0
+    result = rlkit("check", "bad.py:Generous", "--redteam")
+    assert result.exit_code == 0, "what is paid for anything is paid for the honest empty attempt, too"
+    (path := Path("lax.py")).write_text(GOOD.replace("reply.text.strip() == self.word", "reply.text != ''"))
+    result = rlkit("check", f"{path}:Echo", "--redteam")
+    assert result.exit_code == 1
+    assert [line.split()[:4] for line in result.stdout.splitlines() if line.startswith("prompt-repeated")] == [
+        ["prompt-repeated", "earned", "1", "0"]
+    ]
+    record = json.loads(rlkit("check", f"{path}:Echo", "--redteam", "--json").stdout)
+    assert record["ok"] is False
+    cheats = {cheat["cheat"]: cheat for cheat in record["envs"]["lax.py:Echo"]["cheats"]}
+    assert (cheats["huge-numbers"]["result"], cheats["huge-numbers"]["reward"]) == ("earned", 1.0)
+    assert cheats["hostile-program"]["result"] == "not tried"
+
+
+def test_tasks_of_harbors_are_given_to_the_cheats_against_tasks(
+    rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attacked: dict[str, Path] = {}
+
+    async def attack_tasks(tasks: dict[str, Path], *, environment: Environment, **_: object) -> RedTeamReport:
+        attacked.update(tasks)
+        assert environment.kwargs == {"memory_mb": 64}
+        return RedTeamReport([], {})
+
+    monkeypatch.setattr("rlkit.redteam.trials.attack_tasks", attack_tasks)
+    for name in ("one", "two", "three"):
+        write_task(tmp_path / "tasks" / name)
+    arguments = ["tasks_dir=tasks", "environment_kwargs.memory_mb=64"]
+    assert rlkit("check", "harbor", "--redteam", "--tasks", "2", *arguments).exit_code == 0
+    assert len(attacked) == 2
+    assert attacked.keys() <= {"one", "two", "three"}

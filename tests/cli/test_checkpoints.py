@@ -147,6 +147,7 @@ def test_an_adapter_that_peft_loads_gives_the_log_probabilities_of_the_trained_m
     }
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"]) == ("LORA", 4)
+    assert config["base_model_name_or_path"] is None  # a folder of this machine is no name elsewhere
     tensors = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
     first = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     assert tensors[first].shape == (4, 64)
@@ -158,6 +159,38 @@ def test_an_adapter_that_peft_loads_gives_the_log_probabilities_of_the_trained_m
     found = scores[np.arange(len(TEXT) - 1), TEXT[1:]]
     assert np.abs(found - logprobs(trained, last(trained))).max() < 1e-4
     assert len({path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}) == 1
+
+
+@pytest.mark.parametrize("place", ["cache/models/tiny--bytes", "hub/models--tiny--bytes/snapshots/main"])
+def test_an_adapter_names_its_base_model_as_the_hub_does(
+    place: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TINKER_BASE_URL", "TINKER_API_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("RLKIT_ENGINE_DIR", str(tmp_path / "engine"))
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    model = byte_model(tmp_path / place)
+    in_cache = place.startswith("cache")
+    toolkit.train(
+        model="tiny/bytes" if in_cache else str(model),
+        name="first",
+        envs=[Vowels()],
+        steps=1,
+        batch={"groups": 1, "group_size": 2},
+        sampling={"max_tokens": 2},
+        lora={"rank": 4},
+        trackers=[],
+    )
+    for command in ("export", "download"):
+        result = rlkit("checkpoints", command, "first", tmp_path / command)
+        assert result.exit_code == 0, result.stderr
+        config = json.loads((tmp_path / command / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == "tiny/bytes"
+        for file in (tmp_path / command).iterdir():
+            assert str(tmp_path).encode() not in file.read_bytes()
+    adapter = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model), tmp_path / "export")
+    assert adapter.peft_config["default"].base_model_name_or_path == "tiny/bytes"
 
 
 def test_a_step_and_the_best_can_be_chosen(trained: Trained, rlkit: Callable[..., Any], tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ BAD = Finding("tinker", "fail", "not installed", "run `uv sync`")
 def examined(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> list[bool]:
     asked: list[bool] = []
 
-    def examine(*, engine: bool) -> Iterator[Finding]:
+    def examine(*, engine: bool, say: Callable[[str], None]) -> Iterator[Finding]:
+        say("a while")
         asked.append(engine)
         yield from findings
 

@@ -14,6 +14,7 @@ import httpx
 
 from rlkit.scaffold import scaffold
 from rlkit.testing import byte_model
+from tests.limits import HANG_S
 
 RLKIT = [sys.executable, "-m", "rlkit"]
 
@@ -54,13 +55,13 @@ def test_serve_says_where_it_is_and_stops_when_told() -> None:
         health = httpx.get(f"{found[1]}/api/v1/healthz", headers={"x-api-key": found[2]})
         assert health.is_success
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(HANG_S) == 0
 
 
 def test_doctor_finds_this_machine_fit_and_keeps_secrets(tmp_path: Path) -> None:
     environ = {**os.environ, "WANDB_API_KEY": "canary-0123456789"}
     done = subprocess.run(
-        [*RLKIT, "doctor", "--json"], capture_output=True, text=True, timeout=100, check=False, env=environ
+        [*RLKIT, "doctor", "--json"], capture_output=True, text=True, timeout=HANG_S, check=False, env=environ
     )
     findings = {finding["subject"]: finding for finding in json.loads(done.stdout)["findings"]}
     assert findings["engine"]["status"] == "ok", findings["engine"]

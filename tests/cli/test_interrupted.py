@@ -8,18 +8,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.limits import wait_until
+
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="processes and their sockets are looked up in /proc"),
-    pytest.mark.timeout(300),
 ]
 
 ENV = """
@@ -72,10 +74,7 @@ class Command:
 
     def until(self, stream: str, count: int, text: str) -> None:
         """Wait until it has written something so often."""
-        end_s = time.monotonic() + 60
-        while self.said(stream).count(text) < count:
-            assert time.monotonic() < end_s, self.said("err")
-            time.sleep(0.01)
+        wait_until(lambda: self.said(stream).count(text) >= count, why=lambda: self.said("err"))
 
     def ports(self) -> set[int]:
         """Those that it listens on."""
@@ -207,13 +206,109 @@ def test_a_command_that_is_signalled_leaves_a_run_to_go_on_with_and_nothing_else
 def test_a_signal_before_the_first_step_ends_the_command(rlkit_: Callable[..., Command]) -> None:
     train = rlkit_("train", "config.yaml", "--name", "first")
     train.until("err", 1, "preparing the run")
-    train.send(signal.SIGINT)
-    time.sleep(0.1)
-    train.send(signal.SIGINT)
+    train.send(signal.SIGTERM)
     assert train.wait() == 130, train.said("err")
+    assert train.said("err").splitlines() == ["preparing the run", "interrupted"]
     assert_nothing_left(train, set())
     resume = rlkit_("train", "config.yaml", "--name", "first", "steps=1", "--resume")
     assert resume.wait() == 0, resume.said("err")
+
+
+@contextmanager
+def service_without_sessions() -> Iterator[str]:
+    """A server that is healthy, and answers nothing else."""
+    stopped = threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            stopped.wait()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        stopped.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def configure(folder: Path, url: str, **service: float) -> None:
+    """Make the project use a service, for whose key it has a file."""
+    lines = (folder / "config.yaml").read_text().splitlines()
+    kept = [line for line in lines if not line.startswith("service:")]
+    fields = {"base_url": url, **service}
+    (folder / "config.yaml").write_text("\n".join([*kept, f"service: {json.dumps(fields)}"]))
+    (folder / ".env").write_text("TINKER_API_KEY=tml-no-such-key\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("arguments", ["train config.yaml --name first", "eval config.yaml"])
+def test_the_first_signal_ends_a_command_that_waits_for_its_service(
+    arguments: str, number: signal.Signals, rlkit_: Callable[..., Command], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        configure(tmp_path, url)
+        command = rlkit_(*arguments.split())
+        command.until("err", 1, f"waiting up to 60 s for the service at {url}")
+        command.send(number)
+        assert command.wait() == 130, command.said("err")
+    assert command.said("err").splitlines()[-1] == "interrupted"
+    assert "finishing this step" not in command.said("err")
+    assert_nothing_left(command, set())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "train config.yaml --name new",
+        "eval config.yaml",
+        "checkpoints list first",
+        "train --dry-run --pilot 1 config.yaml",
+    ],
+)
+def test_a_command_whose_service_cannot_be_reached_says_so_and_ends(
+    arguments: str, rlkit_: Callable[..., Command], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    configure(tmp_path, url, connect_timeout_s=1)
+    run = tmp_path / "runs" / "first"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    (run / "config.yaml").write_text((tmp_path / "config.yaml").read_text())
+    command = rlkit_(*arguments.split())
+    code = command.wait()
+    said = command.said("err") + command.said("out")
+    assert code == 3, said
+    assert said.count(f"waiting up to 1 s for the service at {url}: connection refused") == 1
+    ended = f"the service at {url} (service.base_url is set) cannot be reached: connection refused; gave up after 1 s"
+    assert said.count(ended) == 1
+    assert "Traceback" not in said
+    assert_nothing_left(command, set())
+
+
+def test_a_service_that_opens_no_session_is_given_up(rlkit_: Callable[..., Command], tmp_path: Path) -> None:
+    with service_without_sessions() as url:
+        configure(tmp_path, url, connect_timeout_s=1)
+        train = rlkit_("train", "config.yaml", "--name", "first")
+        assert train.wait() == 3, train.said("err")
+    said = train.said("err")
+    assert f"the service at {url} (service.base_url is set) opens no session: no answer; gave up after 1 s" in said
+    assert "Traceback" not in said
+    # The run has finished nothing, and its name can be used again.
+    assert json.loads((tmp_path / "runs" / "first" / "run.json").read_text())["status"] == "failed"
 
 
 def test_a_command_that_fails_leaves_nothing_running(rlkit_: Callable[..., Command]) -> None:

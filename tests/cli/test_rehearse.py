@@ -14,6 +14,7 @@ import pytest
 from rlkit.cli.rehearse import longest_s
 from rlkit.config import load_config
 from rlkit.testing import byte_model
+from tests.limits import HANG_S
 
 CONFIG = """
 envs: {vowels: {env: vowels.py:Vowels}}
@@ -135,7 +136,12 @@ def test_what_environments_print_does_not_come_between_the_lines_of_the_result(
 def process(*arguments: str, folder: Path) -> tuple[int, str, str]:
     """The exit code, stdout and stderr of a command in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "rlkit", *arguments], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "rlkit", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.cli.signals import graceful, terminable
+from tests.limits import HANG_S
 
 # A run that waits; `stubborn` ones also hold up their own end. Many short sleeps, because Python does not wake from one
 # for a signal that comes just before it.
@@ -19,14 +20,15 @@ import sys, time
 from rlkit.cli.signals import graceful
 said = lambda text: print(text, flush=True)
 try:
-    with graceful(lambda: said("requested"), said, message="finishing", clean_up_s=0.5):
+    clean_up_s = 0.5 if "stubborn" in sys.argv else 3600
+    with graceful(lambda: said("requested"), said, message="finishing", clean_up_s=clean_up_s):
         said("ready")
         try:
-            for _ in range(600):
+            for _ in range(72_000):
                 time.sleep(0.05)
         finally:
             if "stubborn" in sys.argv:
-                time.sleep(30)
+                time.sleep(3600)
 except KeyboardInterrupt:
     said("stopped")
     sys.exit(130)
@@ -71,7 +73,7 @@ def test_the_first_signal_asks_and_the_second_stops(number: signal.Signals) -> N
         assert said(process, 2) == {"requested", "finishing"}
         assert process.poll() is None
         process.send_signal(number)
-        assert process.wait(10) == 130
+        assert process.wait(HANG_S) == 130
         assert said(process, 1) == {"stopped"}
 
 
@@ -81,9 +83,7 @@ def test_what_holds_up_the_end_is_not_waited_for() -> None:
             process.send_signal(signal.SIGINT)
             said(process, 1)
             time.sleep(0.1)
-        begun = time.monotonic()
-        assert process.wait(10) == 130
-        assert time.monotonic() - begun < 5
+        assert process.wait(HANG_S) == 130
         assert process.stderr is not None
         assert process.stderr.read().startswith("stopped: cleaning up took longer")
 
@@ -155,7 +155,9 @@ def test_a_coroutine_that_is_not_interrupted_is_run_to_its_end() -> None:
 
 
 def test_a_thread_that_never_ends_does_not_keep_the_process() -> None:
-    process = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False)
+    process = subprocess.run(
+        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
     assert (process.returncode, process.stderr) == (4, "")
     assert process.stdout == "kept" * 100_000 + "\n"
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlkit.envs.harbor.checking import Checked
+from rlkit.redteam.report import Attempt, RedTeamReport, attempt_result
 from tests.envs.harbor.conftest import write_task
 from tests.envs.harbor.test_convert import old_task
 
@@ -19,7 +20,9 @@ def _tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check_tasks(tasks: dict[str, Path], *, told: Callable[[Checked], None], **_: object) -> Sequence[Checked]:
         full, nothing = {"reward": 1.0}, {"tests": 0.0, "style": 0.5}
         found = [
-            Checked(name, "broken" if name == "bad" else "sound", full, nothing, "why" if name == "bad" else "", 0.5)
+            Checked(name, "broken", full, nothing, "why", 0.5, ("one", "two \x1b[2J"))
+            if name == "bad"
+            else Checked(name, "sound", full, nothing, "", 0.5)
             for name in tasks
         ]
         for one in found:
@@ -47,6 +50,9 @@ def test_a_task_that_is_not_is_1_and_says_why(rlkit: Callable[..., Any]) -> None
         "good": ("sound", ""),
         "bad": ("broken", "why"),
     }
+    assert [task["said"] for task in record["tasks"] if task["task_id"] == "bad"] == [["one", "two \x1b[2J"]]
+    lines = rlkit("tasks", "check", "tasks").stdout.splitlines()
+    assert [line.strip() for line in lines[-3:] if "|" in line] == ["| one", "| two ?[2J"]
 
 
 @pytest.mark.parametrize(
@@ -71,3 +77,36 @@ def test_old_tasks_are_converted_and_listed(rlkit: Callable[..., Any], tmp_path:
     again = rlkit("tasks", "convert", "old", "--to", "new", "--json")
     assert again.exit_code == 1
     assert "already exists" in json.loads(again.stdout)["failed"]["answer"]
+
+
+def test_the_red_team_is_a_table_of_cheats_and_1_where_one_earns(
+    rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials are run in the tests of the red team; here they are said to have been."""
+    paid = 1.0
+
+    async def attack_tasks(tasks: dict[str, Path], **_: object) -> RedTeamReport:
+        results = [
+            ("daemon", "Leaves a daemon.", attempt_result(paid, 0.0), paid, ""),
+            ("clock", "Sets the clock.", "not tried", None, "refused"),
+        ]
+        return RedTeamReport(
+            [
+                Attempt(cheat, does, name, result, reward, 0.0, why)  # type: ignore[arg-type]
+                for cheat, does, result, reward, why in results
+                for name in tasks
+            ],
+            {},
+        )
+
+    monkeypatch.setattr("rlkit.redteam.trials.attack_tasks", attack_tasks)
+    result = rlkit("tasks", "check", "tasks", "--redteam")
+    assert result.exit_code == 1
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["daemon", "earned", "1", "0", "earned", "on", "bad,", "good"] in lines
+    assert "clock   not tried       -       0  not tried on bad, good: refused" in result.stdout
+    assert lines[-1][:4] == ["2", "cheats:", "1", "earned"]
+    record = json.loads(rlkit("tasks", "check", "tasks", "--redteam", "--json").stdout)
+    assert (record["ok"], len(record["attempts"])) == (False, 4)
+    paid = 0.0
+    assert rlkit("tasks", "check", "tasks", "--redteam").exit_code == 0

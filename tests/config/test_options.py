@@ -21,7 +21,7 @@ from rlkit.config.schema import Config
 from rlkit.config.section import Section
 from rlkit.config.track import DocentConfig, TensorboardConfig, TrackConfig, TrackioConfig, WandbConfig
 from rlkit.run import RLTrainer, named_directory
-from rlkit.service import choose, connect
+from rlkit.service import ServiceChoice, choose, connect
 from rlkit.settings import load_chat
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers.sinks import chosen, sink
@@ -151,6 +151,10 @@ def test_every_option_acts_where_the_table_says(
     monkeypatch.setattr("rlkit.engine.EngineServer.start", _refused)
     with suppress(ConnectionRefusedError):
         asyncio.run(connect(config.service, choice=choose(config.service, environ={})).__aenter__())
+    elsewhere = ServiceChoice("url", "http://127.0.0.1:1", "nobody listens there")
+    quick = config.service.model_copy(update={"connect_timeout_s": 0.01})
+    with suppress(rlkit.MissingError):
+        asyncio.run(connect(quick, choice=elsewhere).__aenter__())
 
     acts = {
         option: ", ".join(sorted(f"`{module}`" for module in set.union(*(read[place] for place in places))))

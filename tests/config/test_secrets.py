@@ -6,7 +6,8 @@ import pytest
 
 from rlkit.config import Resolved, show_lines
 from rlkit.config.schema import Config, EnvConfig
-from rlkit.config.secrets import is_secret, redact
+from rlkit.config.secrets import is_secret, redact, secret_warnings
+from rlkit.types import Json
 from tests.config.conftest import Load, Refused
 
 SHAPES = [
@@ -63,6 +64,47 @@ def test_a_written_secret_is_refused_by_field_and_never_shown(refused: Refused, 
 )
 def test_what_is_a_secret_depends_on_the_key_and_the_text(key: str, text: str, secret: bool) -> None:
     assert is_secret(key, text) is secret
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"db_pass": "elephant"},
+        {"password": "elephant"},
+        {"dbPasswd": "elephant"},
+        {"auth": "elephant"},
+        {"dsn": "postgres://elephant/db"},
+        {"git_creds": "elephant"},
+        {"api_key": "elephant"},
+        {"wandb_token": "elephant"},
+        {"client_secret_2": "elephant"},
+        {"login": {"users": [{"password": "elephant"}]}},
+        {"passwords": ["elephant"]},
+        {"password": "${DB:-elephant}"},
+        {"note": "xoxb-123456789012-elephant"},
+        {"note": "github_pat_elephantelephantelephant"},
+    ],
+)
+def test_a_secret_by_its_name_that_is_written_out_is_a_warning_without_it(args: dict[str, Json]) -> None:
+    (warning,) = secret_warnings(args, field="envs.a.args")
+    assert warning.startswith("envs.a.args.")
+    assert "write ${NAME} instead" in warning
+    assert "elephant" not in warning
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"password": "${DB}"},
+        {"password": "${DB:-}"},
+        {"answer_key": "the_final_answer_column", "key_field": "question", "eos_token": "<|im_end|>"},
+        {"secret_word": "elephant", "password": "say the magic word", "auth": "none", "auth_method": "certificate"},
+        {"max_tokens": 4096, "stop_tokens": ["<|im_end|>"], "passes": "elephant", "author": "elephant"},
+        {"private": True, "tokenizer": "HuggingFaceTB/SmolLM2-135M-Instruct", "url": "https://example.org/a"},
+    ],
+)
+def test_references_and_settings_are_no_warning(args: dict[str, Json]) -> None:
+    assert secret_warnings(args, field="envs.a.args") == []
 
 
 def test_a_secret_on_the_command_line_is_not_repeated(refused: Refused) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from rlkit.launch.job import Job, spec
 from rlkit.launch.restart import restartable
+from tests.limits import HANG_S
 
 
 def lines(run: Path) -> list[int]:
@@ -33,12 +34,12 @@ def test_a_job_that_is_preempted_and_started_again_goes_on_with_its_run(byte_mod
     while len(lines(run)) < 2 and first.poll() is None:
         time.sleep(0.05)
     first.send_signal(signal.SIGTERM)
-    first.wait(60)
+    first.wait(HANG_S)
     before = lines(run)
     assert 2 <= len(before) < 400
     assert json.loads((run / "run.json").read_text())["status"] == "interrupted"
 
     again = [word if word != "steps=400" else f"steps={len(before) + 2}" for word in command]
-    subprocess.run(again, env=environ, check=True, capture_output=True, timeout=100)
+    subprocess.run(again, env=environ, check=True, capture_output=True, timeout=HANG_S)
     assert lines(run) == list(range(1, len(before) + 3))
     assert json.loads((run / "run.json").read_text())["status"] == "completed"

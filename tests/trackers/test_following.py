@@ -13,6 +13,7 @@ from rlkit.errors import MissingError
 from rlkit.trackers import Progress, RunInfo, RunResult
 from rlkit.trackers.following import Following, NotSent, following
 from rlkit.trackers.sync import sent
+from tests.limits import wait_until
 from tests.trackers.folders import write_run, write_step
 from tests.trackers.stubs import docent_stub, silent_server
 
@@ -26,11 +27,7 @@ def over(directory: Path) -> RunResult:
 
 
 def wait_for(directory: Path, name: str, step: int) -> None:
-    for _ in range(1200):
-        if sent(directory, name).step >= step:
-            return
-        time.sleep(0.05)
-    pytest.fail(f"step {step} was not sent")
+    wait_until(lambda: sent(directory, name).step >= step, why=lambda: f"step {step} was not sent")
 
 
 def test_a_run_is_sent_while_it_goes_on_and_to_its_end(tmp_path: Path) -> None:
@@ -59,11 +56,9 @@ def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_s
     with silent_server() as url:
         directory = write_run(tmp_path / "run", settings={"track": {"docent": {"url": url}}})
         tracker = Following("docent", last_s=0.5)
-        began_s = time.monotonic()
         tracker.started(info(directory))
         for step in range(100):
             tracker.step(step, {})
-        assert time.monotonic() - began_s < 30
         with pytest.raises(NotSent, match=r"0\.5 s after the run's end; `rlkit sync run --to docent` sends the rest"):
             tracker.finished(over(directory))
     with docent_stub() as stub:
@@ -77,7 +72,7 @@ def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
     tracker = Following("tensorboard")
     tracker.started(info(directory))
     with pytest.raises(NotSent, match=r"tensorboard: a run could not be begun: NotADirectoryError.*rlkit sync run"):
-        for _ in range(1200):
+        while True:
             tracker.step(1, {})
             time.sleep(0.05)
     tracker.step(2, {})

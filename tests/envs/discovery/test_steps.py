@@ -19,6 +19,7 @@ from rlkit.envs.discovery.scripted import PROGRAMS, reply
 from rlkit.envs.discovery.steps import balanced, c5, descend, linear_programs, mirrored, polish, search, upsample
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
+from tests.limits import HANG_S
 
 pytest.importorskip("scipy")
 
@@ -34,7 +35,7 @@ def test_one_descent_on_50_pieces_is_already_good() -> None:
 
 def test_linear_programs_improve_what_a_descent_has_found() -> None:
     h = descend(beginning(1, 30), iterations=300, symmetric=True)
-    better = linear_programs(h, end_s=time.process_time() + 20, symmetric=True, most=30)
+    better = linear_programs(h, end_s=time.process_time() + HANG_S, symmetric=True, most=30)
     assert c5(better) < c5(h) - 1e-6
     assert better.sum() == pytest.approx(15)
     np.testing.assert_allclose(better, better[::-1], atol=1e-9)
@@ -42,7 +43,7 @@ def test_linear_programs_improve_what_a_descent_has_found() -> None:
 
 def test_a_few_linear_programs_improve_the_construction_of_ttt_discover() -> None:
     h = Erdos().verified(published("erdos_ttt_discover_2026")).construction
-    better = linear_programs(h, end_s=time.process_time() + 60, symmetric=False, radius=1e-3, most=2)
+    better = linear_programs(h, end_s=time.process_time() + HANG_S, symmetric=False, radius=1e-3, most=2)
     proven = Erdos().certificate(Erdos().verified(better).construction)
     assert float(proven.bound) < 0.3808753
 

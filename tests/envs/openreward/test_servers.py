@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 
 from rlkit.envs.openreward.servers import local_server
 from rlkit.errors import UsageError
+from tests.limits import HANG_S, wait_until
 
 HEALTHY = """
 import http.server, pathlib, subprocess, sys
@@ -50,17 +50,14 @@ def gone(pid: int) -> bool:
 
 
 def wait_until_gone(*processes: int) -> None:
-    until = time.monotonic() + 10
-    while not all(map(gone, processes)):
-        assert time.monotonic() < until, processes
-        time.sleep(0.02)
+    wait_until(lambda: all(map(gone, processes)), why=lambda: processes)
 
 
 def test_a_server_is_shared_and_ends_with_its_last_user_and_all_that_it_started(
     command: list[str], tmp_path: Path
 ) -> None:
-    server = local_server(command, within_s=20)
-    assert local_server(command, within_s=20) is server
+    server = local_server(command, within_s=HANG_S)
+    assert local_server(command, within_s=HANG_S) is server
     with urllib.request.urlopen(f"{server.url}/health") as answer:
         assert answer.status == 200
     assert pickle.loads(pickle.dumps(server)) is None
@@ -75,9 +72,9 @@ def test_a_server_that_has_ended_by_itself_is_told(tmp_path: Path) -> None:
     (tmp_path / "server.py").write_text(
         HEALTHY.replace(".serve_forever()", ".handle_request(); print('out of memory')")
     )
-    server = local_server(["python", str(tmp_path / "server.py"), "{port}", str(tmp_path / "pids")], within_s=20)
+    server = local_server(["python", str(tmp_path / "server.py"), "{port}", str(tmp_path / "pids")], within_s=HANG_S)
     wait_until_gone(pids(tmp_path)[0])
-    server._process.wait(10)
+    server._process.wait(HANG_S)
     with pytest.raises(UsageError, match=r"server: `.*server.py .*` ended with exit code 0: out of memory"):
         server.check()
     server.close()
@@ -86,7 +83,7 @@ def test_a_server_that_has_ended_by_itself_is_told(tmp_path: Path) -> None:
 def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom rlkit.envs.openreward.servers import local_server\n"
-        "held = local_server(sys.argv[1:], within_s=20)\nprint('up', flush=True)\ntime.sleep(600)"
+        f"held = local_server(sys.argv[1:], within_s={HANG_S})\nprint('up', flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script, *command], stdout=subprocess.PIPE) as run:
         assert run.stdout is not None
@@ -109,4 +106,4 @@ def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: P
 )
 def test_a_command_that_starts_no_server_is_one_line(command: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        local_server(command, within_s=0.5 if "sleep" in command else 20)
+        local_server(command, within_s=0.5 if "sleep" in command else HANG_S)
