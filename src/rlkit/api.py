@@ -156,11 +156,17 @@ class _Running[T]:
 
 
 def _wait[T](make: Callable[[], Coroutine[Any, Any, T]], stop: StopSignal) -> T:
-    """Run to the end. The first interrupt asks the run to finish its step and save; a second one stops it."""
+    """Run to the end. The first interrupt asks the run to finish its step and save; a second one stops it.
+
+    A run that is still preparing has no step, and the first interrupt stops it.
+    """
     running = _Running(make)
     try:
         return running.result()
     except KeyboardInterrupt:
+        if not stop.is_watched:
+            running.cancel()
+            raise
         stop.request()
     try:
         return running.result()

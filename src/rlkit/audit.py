@@ -1,4 +1,4 @@
-"""Whether a run trains on what was sampled, and on nothing else, checked on its own record.
+"""Whether a run trains on what was sampled, once, and on nothing else, checked on its own record.
 
 Invariant: what is checked and what checks it share no code. The sequences are made anew from the recorded episodes by
 `rlkit.batch`, as the run made them, with a number for each turn in the place of its advantage; each of their tokens is
@@ -10,7 +10,8 @@ estimators and penalties, but for none of them changes a token, a log-probabilit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.batch import Excess, Preparation
-from rlkit.store.history import load
+from rlkit.store.history import recorded_steps
 from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
 
@@ -33,7 +34,8 @@ class Audit:
         sequences: that they make.
         tokens: trained on, each of which was sampled where it stands.
         cut: sampled, and not trained on for the length of their sequence.
-        mismatch: the first token that is not as it was sampled; nothing after it is counted.
+        mismatch: the first token that is not as it was sampled, after which nothing is counted; or the draws of which
+            several steps are made.
     """
 
     groups: int = 0
@@ -57,7 +59,7 @@ class Audit:
 
 
 async def audit(directory: Path, *, max_tokens: int | None = None, excess: Excess = "truncate") -> dict[str, Audit]:
-    """Check all steps of a run up to the first mismatch.
+    """Check all steps of a run up to the first mismatch, and that no draw is in two of them.
 
     Args:
         directory: of the run.
@@ -70,9 +72,11 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
     Raises:
         UsageError: the record is damaged, or a part of it is gone.
     """
-    history, found = load(directory), dict[str, Audit]()
+    history, found = recorded_steps(directory), dict[str, Audit]()
+    taken = defaultdict[str, dict[int, list[int]]](lambda: defaultdict(list))  # by environment and draw: its steps
     for step in range(1, history.step + 1):
         for one in history.groups(step):
+            taken[one.group.env][one.group.draw].append(step)
             if not one.counts:
                 continue
             name = one.group.env
@@ -80,7 +84,37 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
             found[name] = found.get(name, Audit()) + _placed(checked, f"step {step}, {name}, task {one.group.task}")
             if checked.mismatch is not None:
                 return found
+    for env, steps in taken.items():
+        if (repeated := _repeated(steps)) is not None:
+            found[env] = found.get(env, Audit()) + Audit(mismatch=f"{env}: {repeated}")
     return found
+
+
+def _repeated(steps: Mapping[int, Sequence[int]]) -> str | None:
+    """The draws that are in several steps, as a phrase; None if there are none.
+
+    Args:
+        steps: that each draw is in.
+    """
+    again = {draw: steps[draw] for draw in sorted(steps) if len(steps[draw]) > 1}
+    if not again:
+        return None
+    first, later = ({own[place] for own in again.values()} for place in (0, -1))
+    return (
+        f"draws {_ranges(again)} were taken in steps {_ranges(first)} and again in steps {_ranges(later)}: the run was "
+        "resumed without the state of its task sources, and these tasks count twice"
+    )
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """`0–5, 8` for the numbers 0 to 5 and 8."""
+    runs = list[list[int]]()
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
 def _placed(checked: Audit, place: str) -> Audit:

@@ -22,13 +22,16 @@ from rlkit.stopwatch import Stopwatch, timed_by
 from rlkit.types import Episode, Outcome
 
 
-async def outcome_of(env: Env, policy: Policy, *, timeout_s: float) -> tuple[Outcome | None, str | None]:
+async def outcome_of(
+    env: Env, policy: Policy, *, timeout_s: float, name: str = ""
+) -> tuple[Outcome | None, str | None]:
     """Play an environment; its outcome, or why it failed.
 
     Args:
-        env: is played.
-        policy: with this.
-        timeout_s: that it may take, as `Stopwatch` counts them.
+        env: the task to play.
+        policy: the handle that it samples through.
+        timeout_s: the limit in seconds, as `Stopwatch` counts them.
+        name: the environment's name in the run; by default that of its class.
 
     Raises:
         ServiceError: the service failed after retries.
@@ -41,11 +44,12 @@ async def outcome_of(env: Env, policy: Policy, *, timeout_s: float) -> tuple[Out
         what=f"{type(env).__name__}.rollout",
         doing="the rollout",
         timeout_s=timeout_s,
+        name=name or type(env).__name__,
     )
 
 
 async def scores_of(
-    env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float
+    env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float, name: str = ""
 ) -> tuple[list[float] | None, str | None]:
     """The rewards of a group's episodes as its environment compares them, or why that failed; neither if it does not.
 
@@ -53,6 +57,7 @@ async def scores_of(
         env: that they are of.
         episodes: those that did not fail.
         timeout_s: that it may take, as `Stopwatch` counts them.
+        name: the environment's name in the run; by default that of its class.
 
     Raises:
         ServiceError: as for `outcome_of`, as all the others.
@@ -63,18 +68,19 @@ async def scores_of(
         what=f"{type(env).__name__}.score_group",
         doing="scoring the group",
         timeout_s=timeout_s,
+        name=name or type(env).__name__,
     )
 
 
 async def _bounded[T](
-    call: Callable[[], object], read: Callable[[object], T], *, what: str, doing: str, timeout_s: float
+    call: Callable[[], object], read: Callable[[object], T], *, what: str, doing: str, timeout_s: float, name: str
 ) -> tuple[T | None, str | None]:
     """What a method of an environment's gave, read; or why there is nothing."""
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(name)
     stopped = True
     with tasks_contained():
         # A task of its own, or it could cancel the group's.
-        playing = asyncio.create_task(contained(_awaited(call, what, stopwatch)))
+        playing = asyncio.create_task(contained(_awaited(call, read, what, stopwatch), stopwatch))
         try:
             late = await stopwatch.reaches(timeout_s, playing)
         finally:
@@ -84,10 +90,10 @@ async def _bounded[T](
     if late:
         return None, took_long if stopped else f"{took_long} and ignored its cancellation"
     try:
-        result = playing.result()
+        result = cast("T", playing.result())
         if stopwatch.played_s > timeout_s:  # it held the event loop, so that nothing could interrupt it
             return None, took_long
-        return read(result), None
+        return result, None
     except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last is a signal's
         raise
     except asyncio.CancelledError:
@@ -98,14 +104,17 @@ async def _bounded[T](
         return None, _described(error)
 
 
-async def _awaited(call: Callable[[], object], what: str, stopwatch: Stopwatch) -> object:
+async def _awaited(
+    call: Callable[[], object], read: Callable[[object], object], what: str, stopwatch: Stopwatch
+) -> object:
+    """What a method gives, as it is read: the texts of the user's own objects are the user's code, too."""
     begin()
     with timed_by([stopwatch]):
         playing = call()
         if not inspect.isawaitable(playing):
             name = what.rpartition(".")[2]
             raise RewardError(f"{what} is an ordinary function; write `async def {name}`")
-        return await playing
+        return read(await playing)
 
 
 def _ours(error: BaseException) -> BaseException | None:

@@ -22,7 +22,9 @@ from types import TracebackType
 from typing import Never, Protocol, cast, override
 from weakref import WeakSet
 
+from rlkit.loop_holds import loop_holds
 from rlkit.plain import readable, text_of
+from rlkit.stopwatch import Stopwatch, running
 
 GRACE_S = 3.0
 """What tasks may take to end once they are cancelled; well under what the whole run may take then."""
@@ -57,9 +59,14 @@ def begin() -> None:
     _in_rollout.set(_process)
 
 
-def contained(playing: Coroutine[object, object, object]) -> Coroutine[object, object, object]:
-    """What plays a rollout, for a task of its own."""
-    return _Guarded(playing, _process)
+def contained(playing: Coroutine[object, object, object], *stopwatches: Stopwatch) -> Coroutine[object, object, object]:
+    """What plays a rollout, for a task of its own.
+
+    Args:
+        playing: the coroutine of the rollout.
+        stopwatches: the clocks that are charged with the time for which it holds the event loop.
+    """
+    return _Guarded(playing, _process, stopwatches)
 
 
 def plays(task: asyncio.Task[object]) -> bool:
@@ -137,7 +144,7 @@ class _Containing:
         process = _in_rollout.get()
         if not process or not asyncio.iscoroutine(coro):  # of what is none, a task says so
             return self._make(loop, coro, **options)
-        task = self._make(loop, _Guarded(coro, process), **options)
+        task = self._make(loop, _Guarded(coro, process, running()), **options)
         if (made := _made_inside.get()) is not None:
             made.add(cast("_Task", task))
         return task
@@ -250,17 +257,25 @@ class _Guarded(Coroutine[object, object, object]):
     No `async def`: one that is cancelled before it begins would never await what it was made for, which is a warning.
     """
 
-    def __init__(self, coroutine: Coroutine[object, object, object], process: int) -> None:
+    def __init__(
+        self, coroutine: Coroutine[object, object, object], process: int, stopwatches: Iterable[Stopwatch]
+    ) -> None:
         self._coroutine = coroutine
         self._process = process
+        self._stopwatches = stopwatches
+        self._holds = loop_holds()
 
     @override
     def send(self, value: object, /) -> object:
+        measured = self._holds.begin(self._stopwatches)
         try:
             waits_for = self._coroutine.send(value)
         except BaseException as error:
             self._ended(error)
             raise
+        finally:
+            if measured:
+                self._holds.end()
         if self._process != _process:
             os._exit(1)  # there is no event loop here that it could wait in
         return waits_for
@@ -273,6 +288,7 @@ class _Guarded(Coroutine[object, object, object]):
         tb: TracebackType | None = None,
         /,
     ) -> object:
+        measured = self._holds.begin(self._stopwatches)
         try:
             waits_for = self._coroutine.throw(
                 typ if isinstance(typ, BaseException) else cast("BaseException", val or typ())
@@ -280,6 +296,9 @@ class _Guarded(Coroutine[object, object, object]):
         except BaseException as error:
             self._ended(error)
             raise
+        finally:
+            if measured:
+                self._holds.end()
         if self._process != _process:
             os._exit(1)
         return waits_for

@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlkit import paths
+from rlkit.errors import RlkitError
+from rlkit.probes import Answer, ask_program, ask_within
 
 if TYPE_CHECKING:
     from rlkit.service import ServiceChoice
@@ -27,8 +29,13 @@ PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "harb
 KEYS = ("TINKER_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENREWARD_API_KEY")
 
 SERVICE_TIMEOUT_S = 5.0
-ENGINE_TIMEOUT_S = 60.0
-PROGRAMS_TIMEOUT_S = 30.0
+FOLDER_TIMEOUT_S = 20.0
+DOCKER_TIMEOUT_S = 20.0
+PROGRAMS_TIMEOUT_S = 120.0
+ENGINE_TIMEOUT_S = 900.0
+"""Its kernels are compiled the first time, on a busy machine for minutes."""
+
+ENGINE_PROBE = (sys.executable, "-m", "rlkit.engine.probe")
 LITTLE_DISK_BYTES = 5 * 10**9
 NO_DISK_BYTES = 500 * 10**6
 GB = 10**9
@@ -51,12 +58,19 @@ class Finding:
     fix: str = ""
 
 
-def examine(*, engine: bool = True, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+def _ignore(message: str) -> None:
+    """Tell nobody."""
+
+
+def examine(
+    *, engine: bool = True, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] = _ignore
+) -> Iterator[Finding]:
     """Look at everything that a run with the default settings needs, one thing after the other.
 
     Args:
         engine: also start the embedded engine with a tiny random model and draw one sample, which takes some seconds.
         environ: the environment variables.
+        say: receives a line now and then while something takes long.
     """
     from rlkit.config.schema import ServiceConfig
     from rlkit.service import choose
@@ -67,12 +81,22 @@ def examine(*, engine: bool = True, environ: Mapping[str, str] = os.environ) -> 
     yield from packages()
     yield keys(environ)
     yield service(choice)
-    yield default_model(needed=needed)
-    yield runs_folder()
+    yield _limited("default model", lambda: default_model(needed=needed))
+    yield _limited("runs folder", runs_folder)
+    yield docker()
     yield from optional_parts()
-    yield programs()
+    yield programs(say=say)
+    yield sandbox()
     if engine:
-        yield embedded_engine(needed=needed)
+        yield embedded_engine(needed=needed, say=say)
+
+
+def _limited(subject: str, look: Callable[[], Finding]) -> Finding:
+    """Look at folders, which may be on a disk that does not answer."""
+    found = ask_within(look, timeout_s=FOLDER_TIMEOUT_S)
+    if isinstance(found, Finding):
+        return found
+    return Finding(subject, "fail", found, "see whether the disk of RLKIT_RUNS_DIR and of the caches answers")
 
 
 def python() -> Finding:
@@ -139,7 +163,8 @@ def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> F
         url = DEFAULT_BASE_URL
     else:
         url = choice.base_url
-    problem = _within(lambda: _ask(url, timeout_s), timeout_s=timeout_s + 1)
+    import_module("httpx")  # seconds on a busy machine, which are not the service's
+    problem = ask_within(lambda: _ask(url, timeout_s), timeout_s=timeout_s + 1)
     if problem is None:
         return Finding("service", "ok", f"{url} answers ({choice.reason})")
     fix = "check the address and the network, or unset what chooses it to use the embedded engine"
@@ -163,12 +188,30 @@ def default_model(*, needed: bool) -> Finding:
     return Finding(subject, "ok" if not needed else "warn", detail, "run once with a network connection" * needed)
 
 
-def embedded_engine(*, needed: bool, timeout_s: float = ENGINE_TIMEOUT_S) -> Finding:
-    """Whether the engine starts and the Tinker SDK can draw a sample from it."""
+def embedded_engine(
+    *,
+    needed: bool,
+    timeout_s: float = ENGINE_TIMEOUT_S,
+    command: Sequence[str] = ENGINE_PROBE,
+    say: Callable[[str], None] = _ignore,
+) -> Finding:
+    """Start the engine and let the Tinker SDK draw a sample from it, in a process of its own.
+
+    Args:
+        needed: without it nothing can run.
+        timeout_s: limit in seconds.
+        command: tries it; the last line that it prints says what it is doing, or what is wrong.
+        say: receives a line now and then while it goes on.
+    """
     started = time.monotonic()
-    problem = _within(_sample, timeout_s=timeout_s)
-    if problem is None:
+    answer = ask_program(
+        command, timeout_s=timeout_s, progress=lambda line, seconds: say(f"engine: {line} ({seconds:.0f} s)")
+    )
+    if answer.code == 0:
         return Finding("engine", "ok", f"started and sampled in {time.monotonic() - started:.1f} s")
+    problem = answer.last_line or f"it ended with code {answer.code} and said nothing"
+    if answer.code is None:
+        problem = f"not ready within {timeout_s:g} s; last: {answer.last_line or 'nothing'}"
     fix = "run `rlkit serve --debug` to see why; with a Tinker service the engine is not needed"
     return Finding("engine", "fail" if needed else "warn", problem, fix)
 
@@ -192,12 +235,30 @@ def runs_folder() -> Finding:
     return Finding("runs folder", "ok", detail)
 
 
+def docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
+    """Ask Docker's engine whether it answers, and its client whether it has compose, which Harbor needs."""
+    only = "only Harbor tasks in local containers need it"
+    if shutil.which("docker") is None:
+        return Finding("docker", "warn", "not found", f"{only}: install Docker")
+
+    def problem(what: str, answer: Answer) -> str:
+        if answer.code is None:
+            return f"`{what}` gave no answer within {timeout_s:g} s"
+        return f"`{what}`: {answer.last_line or f'it ended with code {answer.code}'}"
+
+    info = ask_program(["docker", "info", "--format", "{{.ServerVersion}}"], timeout_s=timeout_s)
+    if info.code != 0:
+        fix = f"{only}: start its engine, and see that this user may use it (the group docker)"
+        return Finding("docker", "warn", problem("docker info", info), fix)
+    compose = ask_program(["docker", "compose", "version", "--short"], timeout_s=timeout_s)
+    if compose.code != 0:
+        fix = f"{only}: install the plugin docker-compose-plugin"
+        return Finding("docker", "warn", problem("docker compose version", compose), fix)
+    return Finding("docker", "ok", f"engine {info.last_line}, compose {compose.last_line}")
+
+
 def optional_parts() -> Iterator[Finding]:
-    """What only some runs need."""
-    if shutil.which("docker"):
-        yield Finding("docker", "ok", "found")
-    else:
-        yield Finding("docker", "warn", "not found", "only Harbor tasks in local containers need it: install Docker")
+    """Name the packages that only some runs need, and what of them is installed."""
     try:
         extras = metadata.metadata("rlkit").get_all("Provides-Extra") or []
     except metadata.PackageNotFoundError:
@@ -211,7 +272,7 @@ def optional_parts() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", f"optional, and not installed: {', '.join(absent)}", fix)
 
 
-def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
+def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None] = _ignore) -> Finding:
     """What is between the machine and the programs that a model writes for `discovery`, each layer tried."""
     import asyncio
 
@@ -228,7 +289,9 @@ def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
         finally:
             server.close()
 
-    problem = _within(look, timeout_s=timeout_s)
+    problem = ask_within(
+        look, timeout_s=timeout_s, progress=lambda seconds: say(f"model programs: still trying ({seconds:.0f} s)")
+    )
     if not found:
         fix = "only the environment `discovery` needs it: use another machine, or runner: ray"
         return Finding(subject, "warn", f"cannot be run: {problem}", fix)
@@ -238,6 +301,38 @@ def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
     needed = f"`discovery` wants {default_level()!r} unless min_isolation says otherwise"
     fix = f"{needed}; with Linux 5.13 or later, Landlock and seccomp they cannot read your files or use the network"
     return Finding(subject, "warn", detail, fix)
+
+
+def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
+    """Start a local sandbox, and see whether its verifier can be sealed from the agent."""
+    import asyncio
+
+    from rlkit.sandbox import Sandbox, Spec, image
+
+    subject = "local sandbox"
+
+    async def open_view() -> str:
+        sandbox = await Sandbox.start(Spec(trees=image.trees(image.base(image.HOST))))
+        try:
+            if not sandbox.unsealed:
+                await (await sandbox.open_view(own=("/tests",))).run("true")
+            return sandbox.unsealed
+        finally:
+            await sandbox.stop()
+
+    def look() -> Finding:
+        try:
+            unsealed = asyncio.run(open_view())
+        except (RlkitError, OSError) as error:
+            fix = "only Harbor's tasks without a container engine need it: use another environment, such as docker"
+            return Finding(subject, "warn", str(error), fix)
+        if unsealed:
+            detail = f"starts, and verification is not sealed ({unsealed}): the agent's processes are ended before it"
+            return Finding(subject, "warn", detail, "use a kernel of 5.19 or later with Landlock")
+        return Finding(subject, "ok", "starts, and verification is sealed from what an agent leaves running")
+
+    answer = ask_within(look, timeout_s=timeout_s)
+    return answer if isinstance(answer, Finding) else Finding(subject, "warn", answer, "see why with --debug")
 
 
 def _needed_by(extra: str) -> Iterator[str]:
@@ -256,46 +351,9 @@ def _installed(name: str) -> bool:
     return True
 
 
-def _within(look: Callable[[], str | None], *, timeout_s: float) -> str | None:
-    """What `look` returns, or that it took too long; what it raises as one line."""
-    answer: list[str | None] = []
-
-    def ask() -> None:
-        try:
-            answer.append(look())
-        # A doctor reports whatever is broken, however it is broken.
-        except Exception as error:
-            text = (str(error).strip().splitlines() or [""])[0]
-            answer.append(f"{type(error).__name__}: {text}".rstrip(": "))
-
-    # A daemon thread, because looking up a host name has no timeout of its own.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return answer[0] if answer else f"no answer within {timeout_s:.0f} s"
-
-
 def _ask(url: str, timeout_s: float) -> str | None:
     import httpx
 
     answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
     # A service may want a key even for this: it is there all the same.
     return None if answer.is_success or answer.status_code in (401, 403) else f"it answered {answer.status_code}"
-
-
-def _sample() -> str | None:
-    import tinker
-
-    from rlkit.engine import EngineServer
-    from rlkit.testing import byte_model
-
-    with tempfile.TemporaryDirectory(prefix="rlkit-doctor-", ignore_cleanup_errors=True) as folder:
-        model = byte_model(Path(folder) / "model")
-        with EngineServer(resolve=lambda _: model, root=Path(folder) / "engine") as server:
-            client = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
-            sampler = client.create_sampling_client(base_model=str(model)).result()
-            prompt = tinker.ModelInput.from_ints([104, 105])
-            parameters = tinker.SamplingParams(max_tokens=4, seed=0)
-            drawn = sampler.sample(prompt, num_samples=1, sampling_params=parameters).result()
-            client.close("success").result()
-    return None if drawn.sequences[0].tokens else "the engine gave an empty sample"

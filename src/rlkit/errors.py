@@ -4,6 +4,7 @@
     ├── UsageError            what the caller gave is wrong: one line that names the field or file and the fix (exit 2)
     │   └── ConfigError       a value of a configuration
     ├── MissingError          something that must be installed, downloaded or logged in to is not there (exit 3)
+    │   └── ServiceUnreachable  no session could be opened with the Tinker service
     ├── ServiceError          the Tinker service failed after its retries; carries the request id (exit 1)
     ├── EnvironmentFault      an environment failed an episode: never a reward (recorded, then retried)
     │   └── RewardError       an environment returned something that is not a finite number
@@ -41,6 +42,10 @@ class MissingError(RlkitError):
     """Something that has to be installed, downloaded or logged in to is missing."""
 
     exit_code = 3
+
+
+class ServiceUnreachable(MissingError):
+    """No session could be opened with the Tinker service. The message has its address and the reason."""
 
 
 class ServiceError(RlkitError):

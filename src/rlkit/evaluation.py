@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlkit.blocking import BlockingFindings
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread, together
 from rlkit.config import Resolved, load_envs
@@ -21,9 +22,12 @@ from rlkit.config.turns import refuse_limit
 from rlkit.containment import leftovers_ended
 from rlkit.endpoint import Endpoint, NoSampler, connected
 from rlkit.env import Env
+from rlkit.failure_notes import FailureNotes
+from rlkit.loop_holds import loop_holds
 from rlkit.metrics import group_metrics
 from rlkit.origins import Origins
 from rlkit.policy import Limits, Sampler
+from rlkit.redaction import redact
 from rlkit.rollouts import EnvSettings, Player
 from rlkit.scores import score_metrics
 from rlkit.service import choose, connect
@@ -75,6 +79,7 @@ class Evaluation:
 
         def record(task: Task, episode: Episode) -> None:
             keep_last(attempts[task.name, task.draw], episode)
+            self.player.record(task, episode)
 
         player = replace(self.player, record=record, scored=record)
         groups = await together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
@@ -139,7 +144,7 @@ async def evaluate(
     choice = choose(config.service)
     chat = await in_thread(load_chat, config, choice, note)
     watch = Watch(note, config.service.timeout_s, seed=config.seed)
-    async with watch.looking(), connect(config.service, choice=choice) as service:
+    async with watch.looking(), connect(config.service, choice=choice, note=note) as service:
         sampler = await watch.call(
             lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
         )
@@ -173,7 +178,10 @@ async def _measured(
         )
 
     progress(snapshot)
-    tried = await Evaluation(tasks, player, every=0).play(sampler)
+    failures = FailureNotes(note, redacted=redact)
+    blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
+    with loop_holds().watched(blocking.add):
+        tried = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)
     for told in _failures(tried):
         note(told)
     scored([one.group for one in tried])

@@ -1,7 +1,8 @@
 """What goes wrong with a run, read from its metrics: each finding has a name, its evidence and one action.
 
-Invariant: findings are a function of the lines of metrics alone, so that a run tells while it trains what its folder
-tells later; metrics that stay as they are and are healthy give none.
+Invariant: these findings are a function of the lines of metrics alone, so that a run tells while it trains what its
+folder tells later; metrics that stay as they are and are healthy give none. What metrics cannot say, as which line of
+an environment holds the event loop, is found by `rlkit.blocking`.
 
 A rule looks at the last `WINDOW` steps that have a number, `ENOUGH` of them at least: at the mean of a share, since a
 step may have few groups of an environment, and at the median of what can leap, KL and entropy, so that one odd step is

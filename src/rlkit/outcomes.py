@@ -13,8 +13,11 @@ from typing import cast
 import numpy as np
 
 from rlkit.errors import RewardError
-from rlkit.plain import Unwritable, plain, shown, text_of
+from rlkit.plain import Room, TooLarge, Unwritable, json_bytes, plain, shown, text_of
 from rlkit.types import Json, Outcome
+
+INFO_BYTES = 2**20
+"""Of the info of an episode, as the JSON that is recorded: it is held, written and read with each episode."""
 
 
 def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
@@ -25,7 +28,7 @@ def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
         of: the environment, in messages.
 
     Raises:
-        RewardError: it is neither, a reward or metric is not a finite number, or the info is not JSON.
+        RewardError: it is neither, a reward or metric is not a finite number, or the info is not JSON or too large.
     """
     outcome = result if isinstance(result, Outcome) else None
     reward = outcome.reward if outcome else result
@@ -81,10 +84,21 @@ def _metrics(metrics: object, of: str) -> Mapping[str, float]:
 def _info(info: object, of: str) -> Mapping[str, Json]:
     if not isinstance(info, Mapping):
         raise RewardError(f"{of} returned the info {shown(info)}; info maps names to values")
-    checked = dict[str, Json]()
+    checked, room = dict[str, Json](), Room(INFO_BYTES)
     for key, value in cast("Mapping[object, object]", info).items():
         try:
-            checked |= cast("dict[str, Json]", plain({key: value}))
+            checked |= cast("dict[str, Json]", plain({key: value}, room))
+        except TooLarge as error:
+            raise _too_large(of, f", of which {shown(key)} is a part") from error
         except Unwritable as error:
             raise RewardError(f"{of} returned the info {text_of(key)}, which cannot be recorded: {error}") from error
+    if checked and json_bytes(checked) > INFO_BYTES:  # what is no ASCII takes up six bytes
+        raise _too_large(of, "")
     return checked
+
+
+def _too_large(of: str, part: str) -> RewardError:
+    return RewardError(
+        f"{of} returned an info of more than {INFO_BYTES:,} bytes of JSON (1 MiB){part}: write what is large to a "
+        "file, and give its path"
+    )

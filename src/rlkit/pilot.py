@@ -95,7 +95,7 @@ async def run_pilot(
         source = task_source(tasks[name], spec.curriculum, field=field, seed=seed)
         drawn += [Task(draw, name, env) for draw in range(groups) if (env := source.next()) is not None]
     watch = Watch(note, config.service.timeout_s, seed=config.seed)
-    async with watch.looking(), connect(config.service, choice=choice) as service:
+    async with watch.looking(), connect(config.service, choice=choice, note=note) as service:
         learner = await watch.call(
             lambda: service.learner(
                 model=config.model, lora=config.lora, seed=config.seed, checkpoint=config.load_checkpoint

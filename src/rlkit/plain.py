@@ -1,13 +1,15 @@
 """What a user's code hands over, as text and JSON that any file can hold.
 
 Invariant: what comes out of here can be written as UTF-8 and as strict JSON, and nothing but an `Unwritable` is raised.
+The work is bounded by the room that a value may take up, and not by its size.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sized
 from typing import cast
 
 import numpy as np
@@ -16,10 +18,56 @@ from rlkit.types import Json
 
 _INTEGER_BITS = 64
 _SHOWN_CHARS = 60
+_SHOWN_ITEMS = 1000
+_TEXT_CHARS = 10_000
+_COLLECTIONS = (list, tuple, dict, set, frozenset)
+_QUOTES_BYTES = 2
+_CHILD_BYTES = 2  # a digit and a comma
+_ENTRY_BYTES = 5  # an empty key, a colon, a digit and a comma
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 class Unwritable(ValueError):
     """A value that JSON cannot hold, not even as its text; says why."""
+
+
+class TooLarge(Unwritable):
+    """A value that takes up more room than it may."""
+
+
+class Room:
+    """The bytes of JSON that values may take up together.
+
+    It is counted from below while a value is read, so that one that is far too large is refused long before all of it
+    was looked at.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left = limit_bytes
+
+    def take(self, count: int) -> None:
+        """Use some of it up.
+
+        Raises:
+            TooLarge: there is not that much left.
+        """
+        self._left -= count
+        if self._left < 0:
+            raise TooLarge("it is too large")
+
+    def has(self, count: int) -> None:
+        """Check that there is so much left.
+
+        Raises:
+            TooLarge: there is not.
+        """
+        if count > self._left:
+            raise TooLarge("it is too large")
+
+
+def json_bytes(value: Json) -> int:
+    """The size of a plain value as the JSON that is recorded."""
+    return len(_ENCODER.encode(value))  # of ASCII
 
 
 def readable(text: str) -> str:
@@ -28,48 +76,76 @@ def readable(text: str) -> str:
 
 
 def text_of(value: object) -> str:
-    """`str(value)`, or what that raised."""
+    """`str(value)`, cut in its middle where it is very long, or what that raised."""
     try:
-        return readable(str(value))
+        text = str(value)
+        if len(text) > _TEXT_CHARS:
+            half = _TEXT_CHARS // 2
+            text = f"{text[:half]} … ({len(text):,} characters) … {text[-half:]}"
+        return readable(text)
     except Exception as error:  # the value is the user's own, and so is its `str`
         return f"<a {type(value).__name__} whose text cannot be had: {type(error).__name__}>"
 
 
 def shown(value: object) -> str:
     """A value in a message: its type, and the beginning of its `repr`."""
+    kind = type(value).__name__
+    if isinstance(value, _COLLECTIONS) and (count := len(cast("Sized", value))) > _SHOWN_ITEMS:
+        return f"{kind} of {count:,} items"
+    start = value[:_SHOWN_ITEMS] if isinstance(value, str | bytes) else cast("object", value)
     try:
-        text = readable(repr(value))
+        text = readable(repr(start))
     except Exception as error:  # likewise its `repr`
-        return f"{type(value).__name__} whose repr raises {type(error).__name__}"
-    return f"{type(value).__name__} {text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + '...'}"
+        return f"{kind} whose repr raises {type(error).__name__}"
+    return f"{kind} {text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + '...'}"
 
 
-def plain(value: object) -> Json:
+def plain(value: object, room: Room | None = None) -> Json:
     """A value as JSON that shares nothing with it; what JSON does not have is its `repr`.
 
+    Args:
+        value: of any type.
+        room: that it may take up; None for as much as it needs.
+
     Raises:
+        TooLarge: there is not enough room.
         Unwritable: a key of a mapping is no text, the value holds itself, or a `repr` raises.
     """
     try:
-        return _plain(value)
+        return _plain(value, room or Room(sys.maxsize))
     except RecursionError:
         raise Unwritable("it holds itself, or is nested too deeply") from None
 
 
-def _plain(given: object) -> Json:
+def _plain(given: object, room: Room) -> Json:
     value = cast("object", given.item()) if isinstance(given, np.generic) else given
     match value:
         case str():
-            return readable(str.__str__(value))
+            return _text(str.__str__(value), room)
         case None | int() | float() if _fits(value):
+            room.take(1)
             return value
         case Mapping():
             entries = cast("Mapping[object, object]", value)
-            return {_key(key): _plain(child) for key, child in entries.items()}
+            room.has(_ENTRY_BYTES * len(entries))
+            return {_key(key, room): _plain(child, room) for key, child in entries.items()}
         case list() | tuple():
-            return [_plain(child) for child in cast("list[object]", value)]
+            children = cast("list[object]", value)
+            room.has(_CHILD_BYTES * len(children))
+            plain_children = list[Json]()
+            for child in children:
+                room.take(1)  # what stands between it and the next
+                plain_children.append(_plain(child, room))
+            return plain_children
         case _:
-            return _repr(value)
+            if isinstance(value, (bytes, bytearray, *_COLLECTIONS)):
+                room.has(len(cast("Sized", value)))  # its `repr` is longer
+            return _repr(cast("object", value), room)
+
+
+def _text(text: str, room: Room) -> str:
+    room.take(len(text) + _QUOTES_BYTES)
+    return readable(text)
 
 
 def _fits(number: float | None) -> bool:
@@ -83,18 +159,19 @@ def _fits(number: float | None) -> bool:
             return math.isfinite(number)
 
 
-def _repr(value: object) -> str:
+def _repr(value: object, room: Room) -> str:
     try:
-        return readable(repr(value))
-    except RecursionError:
+        return _text(repr(value), room)
+    except (RecursionError, TooLarge):
         raise
     except Exception as error:  # likewise
         raise Unwritable(f"it holds a {shown(value)}") from error
 
 
-def _key(key: object) -> str:
+def _key(key: object, room: Room) -> str:
+    room.take(2)  # the colon, and what stands between it and the next
     if isinstance(key, str):
-        return readable(str.__str__(key))
+        return _text(str.__str__(key), room)
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
     raise Unwritable(f"it has the key {shown(key)}, which is no text")

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import cast
 
 import numpy as np
 
 from rlkit.chat import ChatFormat, extend
+from rlkit.concurrency import LooseThreads
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.outcomes import real
 from rlkit.pieces import forced_piece, joined, sampled_piece
@@ -32,6 +36,12 @@ from rlkit.types import (
     Turn,
     as_prompt,
 )
+
+AT_ONCE_CHARS = 200_000
+"""Of a prompt that is tokenised on the event loop, which takes up to a tenth of a second; a longer one, in a thread."""
+
+_TOKEN_CHARS = 512
+"""No vocabulary has a longer token: the longest are runs of 128 spaces."""
 
 
 @dataclass(slots=True, eq=False)
@@ -106,7 +116,11 @@ class RecordingPolicy(Policy):
         temperature: float | None = None,
         stop: Sequence[str] | Sequence[int] | None = None,
     ) -> Reply:
-        given = as_prompt(self._chat.encode(prompt) if isinstance(prompt, str) else prompt)
+        if isinstance(prompt, str):
+            self._refuse_giant(len(prompt), None)
+            given = as_prompt(await _tokenized(len(prompt), self._chat.encode, prompt))
+        else:
+            given = as_prompt(prompt)
         sampling = self._settings(max_tokens, temperature, stop)
         tip = await self._complete(given, sampling, forced=forced)
         text = self._chat.decode(tip.turn.completion)
@@ -128,7 +142,9 @@ class RecordingPolicy(Policy):
         sampling = self._settings(max_tokens, temperature, None)
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
-        prompt, plain = self._prompt(messages, tools)
+        size = _chars(list(messages))
+        self._refuse_giant(size, context_tokens)
+        prompt, plain = await _tokenized(size, self._prompt, self._continued(messages, tools), messages, tools)
         tip = await self._complete(
             prompt, sampling, forced=forced, room=room, context_tokens=context_tokens, forcing=sampling.forcing
         )
@@ -165,9 +181,24 @@ class RecordingPolicy(Policy):
             stop=run.stop if stop is None else tuple(stop),  # pyright: ignore[reportArgumentType]  one kind in, one kind out
         )
 
-    def _prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Prompt, bool]:
-        """The prompt for a conversation, and whether it may be what the format renders for it."""
-        tip = self._continued(messages, tools)
+    def _refuse_giant(self, chars: int, wanted: int | None) -> None:
+        """Check that a text of so many characters may fit, before it is tokenised.
+
+        Raises:
+            ContextFull: it does not, however long its tokens are.
+        """
+        contexts = [context for context in (self._limits.context_tokens, wanted) if context is not None]
+        if contexts and chars > min(contexts) * _TOKEN_CHARS:
+            raise ContextFull(f"a prompt of {chars:,} characters does not fit a context of {min(contexts)} tokens")
+
+    def _prompt(self, tip: _Tip | None, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Prompt, bool]:
+        """The prompt for a conversation, and whether it may be what the format renders for it.
+
+        Args:
+            tip: the end of the segment that the conversation continues; None for a new one.
+            messages: of the conversation.
+            tools: that it may call.
+        """
         if tip is None:
             return self._chat.render(messages, tools), True
         # Where it is known what follows the reply, the whole conversation need not be tokenised again to see it.
@@ -274,3 +305,30 @@ class RecordingPolicy(Policy):
     def _parent(self, prompt: Prompt) -> _Tip | None:
         fitting = [tip for tip in self._tips if len(tip.tokens) <= len(prompt) and prompt.starts_with(tip.tokens)]
         return max(fitting, key=lambda tip: len(tip.tokens), default=None)
+
+
+def _chars(value: object) -> int:
+    """Characters of the texts in messages, whatever their shape: the chat format says what is wrong with it."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(_chars(inner) for inner in cast("Mapping[object, object]", value).values())
+    if isinstance(value, list | tuple):
+        return sum(_chars(inner) for inner in cast("list[object]", value))
+    return 0
+
+
+async def _tokenized[*Ts, T](chars: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Call a function that tokenises so many characters: here where they are few, and otherwise in a thread."""
+    if chars <= AT_ONCE_CHARS:
+        return function(*args)
+    return await asyncio.get_running_loop().run_in_executor(_tokenizing(), function, *args)
+
+
+@cache
+def _tokenizing() -> LooseThreads:
+    """A thread of its own: environments that tokenise for ever hold up neither each other's steps nor the journal."""
+    return LooseThreads(1, name="rlkit_tokenizing")
+
+
+os.register_at_fork(after_in_child=_tokenizing.cache_clear)  # a forked process has the object, and no thread

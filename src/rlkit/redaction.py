@@ -10,7 +10,7 @@ import base64
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
@@ -19,21 +19,70 @@ SHORTEST_SECRET_CHARS = 6
 _SHORTEST_LINE_CHARS = 16
 """Of a secret of several lines; shorter ones may be words of other texts."""
 
-_SECRET_NAME = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+_SECRET_PART = re.compile("KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE", re.IGNORECASE)
+"""Anywhere in a name: few other words contain one of these."""
+
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+
+_SECRET_WORD = re.compile(r".*creds?|credentials?|.*auth|authorization|private|.*dsns?")
+_PASS_WORD = re.compile(r".*pass")
+_AFTER_PASSES = frozenset(
+    {"at", "count", "fraction", "k", "limit", "mark", "n", "number", "only", "rate", "ratio", "score", "threshold"}
+    | {"through"}
+)
+"""Words behind the PASS of a test or an attempt: PASS_RATE, PASS_AT_K."""
+
+_OTHER_WORDS = frozenset(
+    {"bandpass", "bypass", "compass", "encompass", "highpass", "lowpass", "overpass", "sacred", "surpass", "trespass"}
+    | {"underpass"}
+)
+_ABOUT_SECRETS = frozenset(
+    {"enabled", "enable", "method", "methods", "mode", "provider", "realm", "required", "scheme", "sock", "type"}
+)
+"""Last words of names whose values say something about a secret: AUTH_METHOD, SSH_AUTH_SOCK."""
+
+
+@lru_cache(maxsize=1024)  # asked for each variable, each time a text is written
+def is_secret_name(name: str) -> bool:
+    """Return whether a variable or field of this name holds a secret.
+
+    KEY, TOKEN, SECRET, PASSWORD, PASSWD and PASSPHRASE count anywhere in the name. PASS, CRED, AUTH, PRIVATE and DSN
+    count as words, or as the end of one (SSHPASS, OAUTH), so that PASSES, AUTHOR and COMPASS do not.
+    """
+    if _SECRET_PART.search(name):
+        return True
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not words or words[-1] in _ABOUT_SECRETS:
+        return False
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if _PASS_WORD.fullmatch(word) and word not in _OTHER_WORDS and following not in _AFTER_PASSES:
+            return True
+    return any(_SECRET_WORD.fullmatch(word) and word not in _OTHER_WORDS for word in words)
 
 
 def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """`text` without the values of the variables whose names contain KEY, TOKEN, SECRET or PASSWORD.
+    """Return `text` without the values of the variables that `is_secret_name` names.
 
-    Short values (`TOKENIZERS_PARALLELISM=false`) and paths that exist are words of every other message, not secrets.
+    The longest go first, since one secret may be the beginning of another. Short values
+    (`TOKENIZERS_PARALLELISM=false`) and paths that exist are words of every other message, not secrets.
     """
-    for written in _forms(_secrets(os.environ if environ is None else environ)):
-        text = text.replace(written, REDACTED)
-    return text
+    return redactor(environ)(text)
+
+
+def redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    """Return `redact` for many texts: the environment is read once, which takes longer than a short text does."""
+    forms = _forms(_secrets(os.environ if environ is None else environ))
+
+    def redact_text(text: str) -> str:
+        for written in forms:
+            text = text.replace(written, REDACTED)
+        return text
+
+    return redact_text
 
 
 def _secrets(environ: Mapping[str, str]) -> frozenset[str]:
-    values = {value for name, value in environ.items() if _SECRET_NAME.search(name)}
+    values = {value for name, value in environ.items() if is_secret_name(name)}
     return frozenset(
         value
         for value in values

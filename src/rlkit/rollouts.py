@@ -25,9 +25,6 @@ from rlkit.slots import Slots
 from rlkit.sources import Task
 from rlkit.types import Episode, Group, Sampling, Turn
 
-_GROUP_SCORED = "group_scored"
-"""A metric of episodes whose reward says how they compare with the others of their group."""
-
 
 @dataclass(frozen=True, slots=True)
 class EnvSettings:
@@ -158,15 +155,14 @@ class Player:
         self, task: Task, env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float
     ) -> list[Episode]:
         played = [episode for episode in episodes if episode.status != "failed"]
-        if all(_GROUP_SCORED in episode.metrics for episode in played):  # there are none, or the run was interrupted
+        if all(episode.group_scored for episode in played):  # there are none, or the run was interrupted
             return list(episodes)
-        scores, error = await scores_of(env, played, timeout_s=timeout_s)
+        scores, error = await scores_of(env, played, timeout_s=timeout_s, name=task.name)
         if error is not None:
             changed = [replace(episode, status="failed", reward=None, error=error) for episode in played]
         elif scores is not None:
             changed = [
-                replace(episode, reward=score, metrics={**episode.metrics, _GROUP_SCORED: 1.0})
-                for episode, score in zip(played, scores, strict=True)
+                replace(episode, reward=score, group_scored=True) for episode, score in zip(played, scores, strict=True)
             ]
         else:
             return list(episodes)
@@ -210,7 +206,7 @@ class Player:
         policy = self._policy(group, member, attempt)
         clock = asyncio.get_running_loop().time
         started = clock()
-        outcome, error = await outcome_of(task.env, policy, timeout_s=settings.timeout_s)
+        outcome, error = await outcome_of(task.env, policy, timeout_s=settings.timeout_s, name=task.name)
         status = "failed" if outcome is None else "truncated" if outcome.truncated else "completed"
         return Episode(
             member=member,

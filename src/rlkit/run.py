@@ -17,6 +17,7 @@ from pathlib import Path
 
 from rlkit.advantages import Estimator, choose_estimators
 from rlkit.batch import sequence_lengths
+from rlkit.blocking import BlockingFindings
 from rlkit.budget import Budget, Limits
 from rlkit.chat import ChatFormat
 from rlkit.concurrency import in_thread
@@ -26,7 +27,9 @@ from rlkit.containment import leftovers_ended
 from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.estimate import kept
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
+from rlkit.failure_notes import FailureNotes
 from rlkit.garbage import rare_collections
+from rlkit.loop_holds import loop_holds
 from rlkit.losses import loss
 from rlkit.origins import Origins
 from rlkit.overlap import contents
@@ -50,6 +53,7 @@ from rlkit.settings import (
     preparation,
     run_tasks,
     selection,
+    streaming,
     task_source,
 )
 from rlkit.slots import Slots
@@ -162,8 +166,9 @@ class RLTrainer(Trainer):
             ended: RunResult | None = None
             try:
                 expected = await in_thread(kept, self._config)
-                ended = replace(await self._run(store, choice, price), estimate=expected)
-                store.about.set_status(ended.status)
+                with loop_holds().watched(self._blocking(store).add):
+                    ended = replace(await self._run(store, choice, price), estimate=expected)
+                store.about.set_status(ended.status, reason=ended.reason)
                 return ended
             except asyncio.CancelledError:
                 with suppress(OSError):
@@ -177,19 +182,31 @@ class RLTrainer(Trainer):
                 await store.close()
                 self._trackers.finished(ended)
 
+    def _blocking(self, store: RunStore) -> BlockingFindings:
+        """The findings about what holds the event loop, told and kept in the run's folder."""
+        return BlockingFindings(
+            step=lambda: store.step + 1,
+            tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
+            keep=store.about.keep_findings,
+        )
+
     async def _run(self, store: RunStore, choice: ServiceChoice, price: Price | None) -> RunResult:
         config = self._config
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
-        history = store.open(self._tasks.state_dict(), decode=chat.decode)
+        waiting = list[Task]()
+        history = store.open(
+            self._tasks.state_dict(),
+            decode=chat.decode,
+            replay=lambda history: waiting.extend(drawn_again(history, self._tasks)),
+        )
         self._tasks.keep_in(store.directory / ARTEFACTS)
         try:
             await in_thread(self._origins.write, store.directory)
         except OSError as error:
             raise unwritable(store.directory, error) from error
-        waiting = drawn_again(history, self._tasks)
-        store.expect(history)
         watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
-        async with watch.looking(), self._service or connect(config.service, choice=choice) as service:
+        opened = self._service or connect(config.service, choice=choice, note=self._trackers.note)
+        async with watch.looking(), opened as service:
             loop = await self._loop(store, chat, service, price=price, watch=watch, history=history, waiting=waiting)
             info = RunInfo(
                 name=store.directory.name,
@@ -203,6 +220,7 @@ class RLTrainer(Trainer):
             if history.step:
                 self._trackers.note(f"going on after step {history.step}")
             del history  # it holds every episode of the journal
+            self._stop.watch()
             try:
                 return await loop.run()
             except asyncio.CancelledError:
@@ -251,16 +269,25 @@ class RLTrainer(Trainer):
             self._rate,
             config.batch.groups,
             config.batch.substeps,
-            streaming=config.schedule.mode == "stream",
+            streaming=streaming(config, repeatable=service.repeatable),
             together=prepared.together if prepared.whole_steps else None,
         )
         unprepared = defaultdict[int, Usage](Usage)  # by draw: what its episodes will take once its group is complete
 
-        def record(task: Task, episode: Episode) -> None:
+        note, redacted = self._trackers.note, store.about.redacted
+        failures = FailureNotes(note, redacted=redacted)
+        eval_failures = FailureNotes(note, redacted=redacted, where="the evaluation of ")
+
+        def scored(task: Task, episode: Episode) -> None:
             store.record_episode(task, episode)
+            failures.add(task, episode)
+
+        def record(task: Task, episode: Episode) -> None:
+            scored(task, episode)
             unprepared[task.draw] += needed(episode)
 
-        player = Player(chat, settings, seed=config.seed, slots=slots, record=record, scored=store.record_episode)
+        player = Player(chat, settings, seed=config.seed, slots=slots, record=record, scored=scored)
+        evaluating = replace(eval_player(config, chat, slots=slots, context=context), record=eval_failures.add)
         known = {
             draw: earlier(history, draw, config, forgive=store.about.retries_failed) for draw in history.outstanding
         }
@@ -297,15 +324,15 @@ class RLTrainer(Trainer):
         ranking = selection(config, store.metrics)
         parts = Parts(
             restore=restore,
-            supply=Supply(pace(config), draw=draw, play=play, done=history.step, waiting=waiting),
+            supply=Supply(
+                pace(config, streaming=recipe.streaming), draw=draw, play=play, done=history.step, waiting=waiting
+            ),
             tasks=self._tasks,
             player=player,
             preparation=prepared,
             recipe=recipe,
             min_valid={name: one.min_valid for name, one in settings.items()},
-            evaluation=Evaluation(
-                self._eval_tasks, eval_player(config, chat, slots=slots, context=context), config.eval.every
-            ),
+            evaluation=Evaluation(self._eval_tasks, evaluating, config.eval.every),
             saver=Saver(config.checkpoint, store, self._trackers, watch, selection=ranking, delete=service.delete),
             selection=ranking,
             steps=config.steps,

@@ -30,19 +30,41 @@ from rlkit.service.watch import Watch
 from rlkit.shaping import LengthPenalty, Normalization
 from rlkit.sources import Tasks, as_source, is_source, listed
 from rlkit.types import BudgetForcing, Floats, Prompt, Sampling
+from rlkit.update import Streaming
 
 
-def pace(config: Config) -> Pace:
-    """How much a run plays ahead."""
+def pace(config: Config, *, streaming: Streaming | None = None) -> Pace:
+    """Return how much a run plays ahead.
+
+    Args:
+        config: of the run.
+        streaming: from the function of that name.
+    """
     ahead = config.schedule.mode == "async"
     return Pace(
         groups=config.batch.groups,
         steps=config.steps,
         max_staleness=config.schedule.max_staleness if ahead else 0,
-        in_order=config.schedule.staleness == "strict" if ahead else config.schedule.mode == "sync",
+        in_order=config.schedule.staleness == "strict" if ahead else streaming != "ready_groups",
         replace=config.batch.replace_uninformative,
         replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
     )
+
+
+def streaming(config: Config, *, repeatable: bool) -> Streaming | None:
+    """Return how the gradients of a step are divided that are requested while its groups are in play; None: not at all.
+
+    The requests to a service that repeats its numbers do not depend on timing. With another service that would gain
+    nothing, and would cost most of the time that the schedule saves: a step would wait for its slowest group before it
+    computes the gradients of the groups drawn later.
+
+    Args:
+        config: of the run.
+        repeatable: the service gives the same answers to the same requests.
+    """
+    if config.schedule.mode != "stream":
+        return None
+    return "each_group" if repeatable else "ready_groups"
 
 
 def run_tasks(

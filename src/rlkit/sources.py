@@ -16,6 +16,7 @@ import numpy as np
 
 from rlkit.env import Env, TaskSource
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
+from rlkit.loop_holds import held_by
 from rlkit.plain import readable
 from rlkit.seeds import derive
 from rlkit.types import Group, Json
@@ -221,7 +222,8 @@ class Mixture:
 def _blamed(name: str) -> Generator[None]:
     """What a source raises is the user's own, unless it says what is to be installed."""
     try:
-        yield
+        with held_by(name):
+            yield
     except MissingError:
         raise
     except Exception as error:

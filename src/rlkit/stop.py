@@ -13,10 +13,20 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
+        self._watched = threading.Event()
 
     def request(self) -> None:
         """Ask. Asking twice is asking once."""
         self._event.set()
+
+    def watch(self) -> None:
+        """Say that the run has begun its steps: from now on it looks whether someone asked."""
+        self._watched.set()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the run has begun its steps. Before that there is no step to finish, and nothing to save."""
+        return self._watched.is_set()
 
     @property
     def requested(self) -> bool:

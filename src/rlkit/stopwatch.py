@@ -1,7 +1,8 @@
 """How long a rollout has played, for its time limit.
 
 Invariant: a service in trouble uses up no rollout's time: neither a request that failed and is made again counts, nor
-waiting while the service answers nobody. No moment is left out twice.
+waiting while the service answers nobody. Nor does another rollout that holds the event loop use it up; what a rollout
+holds itself counts. No moment is left out twice.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
+
+from rlkit.loop_holds import loop_holds
 
 _LOOK_S = 1.0
 _TICK_S = 0.001
@@ -31,13 +34,23 @@ class Request(Protocol):
 
 
 class Stopwatch:
-    """Counts the time of one rollout from when it is made."""
+    """Counts the time of one rollout from when it is made.
 
-    def __init__(self) -> None:
-        self._clock = asyncio.get_running_loop().time
+    Args:
+        name: the environment of the rollout, for findings.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.own_held_s = 0.0
+        self._holds = loop_holds()
         self._started_s = self._excused_until_s = self._clock()
         self._excused_s = 0.0
         self._waiting: dict[Request, float] = {}  # what each was excused for when time was last left out
+
+    def _clock(self) -> float:
+        """The time of the event loop without that for which others held it."""
+        return self._holds.now_s + self.own_held_s
 
     @property
     def played_s(self) -> float:

@@ -227,6 +227,8 @@ class Loop:
                         raise RunFailed("the environments gave no tasks at all")
                     parts.trackers.note(f"the tasks have run out after {step - 1} steps")
                     return
+                if not parts.recipe.at_once:  # who finished first then leaves no trace
+                    making.taken.sort(key=lambda one: one.played.prepared.group.draw)
                 making.complete_s = clock()
                 making.sample_s = making.complete_s - started
                 await parts.store.sync()  # nothing is trained on that is not on the disk

@@ -185,7 +185,7 @@ class Outcome:
         reward: the episode's reward, a finite number.
         metrics: numbers to average over episodes, such as `{"correct": 1.0}`.
         info: anything for people: messages, the parsed answer, paths of artefacts. It is recorded as JSON, and what
-            JSON does not have as its `repr`.
+            JSON does not have as its `repr`; at most 1 MiB of it.
         truncated: the episode was cut short by a limit; its reward still counts.
         masked: none of its tokens is trained on; its reward still counts in the statistics of its group.
     """
@@ -209,6 +209,7 @@ class Episode:
         reward: None exactly when `failed`.
         error: one line that says why it failed.
         masked: its reward counts in the statistics of its group, and no token of it is trained on.
+        group_scored: its reward is the one that the comparison with the other episodes of its group gave.
     """
 
     member: int
@@ -221,6 +222,7 @@ class Episode:
     seconds: float
     error: str | None = None
     masked: bool = False
+    group_scored: bool = False
 
     def __post_init__(self) -> None:
         if (self.reward is None) != (self.status == "failed"):

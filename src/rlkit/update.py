@@ -1,7 +1,8 @@
 """The requests of one step: gradients, optimiser steps and the hand-over of the new weights, in the service's order.
 
 Invariant: a step made of the same groups takes the same optimiser steps on the same data, so that it can be made again
-after a failure, or in another process. Into how many requests the gradients are divided may depend on timing.
+after a failure, or in another process. A step that is requested as a whole holds its data in the order of the draws,
+any other in the order in which it is given its groups. Only with `ready_groups` does timing divide it into requests.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -20,6 +22,14 @@ from rlkit.rates import LearningRate
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import Watch
 from rlkit.types import Datum, Floats
+
+type Streaming = Literal["each_group", "ready_groups"]
+"""Division of gradients that are requested while groups are in play.
+
+With `each_group`, every group is a request of its own, sent at once; given in the order of their draws, the requests
+are the same whatever the timing. With `ready_groups`, the groups that are ready share a request as soon as the service
+has answered the one before, since each request has a cost of its own.
+"""
 
 type _Asked = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] | asyncio.Future[Sampler]
 
@@ -34,8 +44,7 @@ class Recipe:
         rate: of the step.
         groups: of a full step.
         substeps: optimiser steps in it, each on an equal share of the groups.
-        streaming: a group's gradient is asked for as soon as the group is there, and the service is done with the one
-            before; groups that come meanwhile go together, since each request has a cost of its own.
+        streaming: the division of gradients that are requested before the step is complete; None requests them after.
         together: what is left to do once all groups of a step are there; nothing is asked for before.
     """
 
@@ -44,13 +53,13 @@ class Recipe:
     rate: LearningRate
     groups: int
     substeps: int = 1
-    streaming: bool = False
+    streaming: Streaming | None = None
     together: Callable[[Sequence[Prepared]], Sequence[Prepared]] | None = None
 
     @property
     def at_once(self) -> bool:
         """Whether something may be asked for before all groups of the step are there."""
-        return self.together is None and (self.streaming or self.substeps > 1)
+        return self.together is None and (self.streaming is not None or self.substeps > 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,11 +117,11 @@ class StepUpdate:
 
     def add(self, prepared: Prepared, *, counts: bool) -> None:
         """One more group; one that does not count teaches nothing."""
-        if counts and self._recipe.together is not None:
-            self._waiting.append(prepared)
-        elif counts:
+        if counts and self._recipe.at_once:
             self._groups.append(prepared.data)
             self._include(prepared.data)
+        elif counts:
+            self._waiting.append(prepared)
 
     def finish(self) -> None:
         """No more groups come: submit what is left, and ask for the new weights right behind it.
@@ -120,8 +129,11 @@ class StepUpdate:
         Raises:
             EnvironmentFault: the advantage estimator failed.
         """
-        if self._recipe.together is not None:
-            self._groups = [prepared.data for prepared in self._recipe.together(self._waiting)]
+        if not self._recipe.at_once:
+            waiting: Sequence[Prepared] = sorted(self._waiting, key=lambda prepared: prepared.group.draw)
+            if self._recipe.together is not None:
+                waiting = self._recipe.together(waiting)
+            self._groups = [prepared.data for prepared in waiting]
             for data in self._groups:
                 self._include(data)
         self._finished = True
@@ -184,7 +196,14 @@ class StepUpdate:
         self._part += data
         share = self._recipe.groups * (self._substeps + 1) / self._recipe.substeps
         full = self._included >= share and self._substeps < self._recipe.substeps - 1
-        if full or (self._recipe.streaming and (not self._gradients or self._gradients[-1].done())):
+        match self._recipe.streaming:
+            case "each_group":
+                ready = True
+            case "ready_groups":
+                ready = not self._gradients or self._gradients[-1].done()
+            case None:
+                ready = False
+        if full or ready:
             self._submit()
         if full:
             self._end_substep()
@@ -199,7 +218,7 @@ class StepUpdate:
         if not self._part or self._learner is None:
             return
         gradient = asyncio.ensure_future(self._learner.gradient(self._part, self._recipe.loss))
-        if self._recipe.streaming:
+        if self._recipe.streaming == "ready_groups":
             gradient.add_done_callback(self._go_on)
         self._gradients.append(gradient)
         self._sizes.append((gradient, sum(len(datum.targets) for datum in self._part)))

@@ -291,18 +291,21 @@ def check(  # noqa: PLR0917  Typer reads options from parameters of any kind
     tasks: Annotated[int, typer.Option(min=1, help="Tasks that are tried.")] = 5,
     timeout_s: Annotated[float, typer.Option(min=0.1, help="Seconds that one rollout may take.")] = 10.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the environment and of the odd replies.")] = 0,
+    redteam: Annotated[
+        bool, typer.Option("--redteam", help="Try the red team's cheats instead: none may earn a reward.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Find what is wrong with an environment.
 
-    Exit code 1 if something is.
+    Exit code 1 if something is; with --redteam, if a cheat earns more than an honest empty attempt.
     """
     with command(json=json, debug=debug) as output:
         from rlkit.cli.check import run
 
         given = [*(args or []), *(arguments or [])]
-        raise typer.Exit(run(target, given, output, tasks=tasks, timeout_s=timeout_s, seed=seed))
+        raise typer.Exit(run(target, given, output, tasks=tasks, timeout_s=timeout_s, seed=seed, redteam=redteam))
 
 
 @app.command()

@@ -34,6 +34,9 @@ def run_directory(run: str) -> Path:
     places = [runs_dir() / run, Path(run).absolute()]
     directory = next((place for place in places if holds_run(place)), None)
     if directory is None:
+        for place in places:
+            if (place / "journal").is_dir():
+                raise UsageError(f"{place} is the folder of a run, and its run.json is gone: put it back from a copy")
         raise UsageError(f"there is no run {run!r} in {runs_dir()}, nor is it the folder of one")
     return directory
 

@@ -16,11 +16,12 @@ def run(name: str, output: Output) -> int:
     """Check that a run trains on what was sampled, and print a line an environment. Returns the exit code."""
     from rlkit import concurrency
     from rlkit.audit import audit
+    from rlkit.store.about import recorded_config
 
     directory = run_directory(name)
-    batch = resolve([str(directory / "config.yaml")]).config.batch
+    batch = resolve([str(recorded_config(directory))]).config.batch
     found = concurrency.run(audit(directory, max_tokens=batch.max_tokens, excess=batch.too_long))
-    wrong = next((one.mismatch for one in found.values() if one.mismatch is not None), None)
+    wrong = "; ".join(one.mismatch for one in found.values() if one.mismatch is not None) or None
     if output.json:
         envs = {env: asdict(one) for env, one in found.items()}
         output.data({"run": directory.name, "ok": wrong is None, "mismatch": wrong, "envs": envs})

@@ -7,25 +7,35 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rlkit.cli.output import Data, Output
 
 if TYPE_CHECKING:
     from rlkit.check import Report
+    from rlkit.config import Resolved
     from rlkit.env import Env, TaskSource
+    from rlkit.types import Json
 
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 FAULTS_FOUND = 1
 
 
-def run(target: str, arguments: Sequence[str], output: Output, *, tasks: int, timeout_s: float, seed: int) -> int:
-    """Check what `target` names, and print a line a check. Returns the exit code."""
+def run(
+    target: str, arguments: Sequence[str], output: Output, *, tasks: int, timeout_s: float, seed: int, redteam: bool
+) -> int:
+    """Check what `target` names, or try the red team's cheats on it, and print the result. Returns the exit code."""
     from rlkit.check import check
 
+    for warning in secret_warnings(target, arguments):
+        output.note(f"warning: {warning}")
+    targets = environments(target, arguments, seed=seed)
+    if redteam:
+        from rlkit.cli.redteam import attack_environments
+
+        return attack_environments(targets, output, tasks=tasks, timeout_s=timeout_s, seed=seed)
     reports = {
-        name: asyncio.run(check(env, tasks=tasks, timeout_s=timeout_s, seed=seed))
-        for name, env in environments(target, arguments, seed=seed).items()
+        name: asyncio.run(check(env, tasks=tasks, timeout_s=timeout_s, seed=seed)) for name, env in targets.items()
     }
     good = all(report.ok for report in reports.values())
     if output.json:
@@ -42,18 +52,44 @@ def environments(target: str, arguments: Sequence[str], *, seed: int) -> dict[st
     Raises:
         UsageError: it names nothing, or cannot be made with these arguments.
     """
-    from rlkit.config import load_config, load_envs
+    from rlkit.config import load_envs
 
-    path = Path(target)
-    if path.suffix in CONFIG_SUFFIXES:
-        config = load_config([path], arguments).config
+    config = _configuration(target, arguments).config
+    if _is_configuration(target):
         return {
             name: load_envs(name, spec, field=f"envs.{name}", seed=config.seed) for name, spec in config.envs.items()
         }
+    return {target: load_envs(target, config.envs["target"], field="target", seed=seed)}
+
+
+def secret_warnings(target: str, arguments: Sequence[str]) -> list[str]:
+    """Return a line for each secret that is written out in the arguments of an environment.
+
+    Raises:
+        UsageError: it names nothing, or the configuration is wrong.
+    """
+    from rlkit.config import secrets
+
+    envs = cast("dict[str, dict[str, dict[str, Json]]]", _configuration(target, arguments).tree["envs"])
+    warnings = list[str]()
+    for name, spec in envs.items():
+        field = f"envs.{name}.args" if _is_configuration(target) else "--args"
+        warnings += secrets.secret_warnings(spec["args"], field=field)
+    return warnings
+
+
+def _is_configuration(target: str) -> bool:
+    return Path(target).suffix in CONFIG_SUFFIXES
+
+
+def _configuration(target: str, arguments: Sequence[str]) -> Resolved:
+    from rlkit.config import load_config
+
+    if _is_configuration(target):
+        return load_config([Path(target)], arguments)
     # As a configuration of its own, so that values mean and errors say what they do everywhere else.
     given = [f"envs.target.env={json.dumps(target)}", *(f"envs.target.args.{argument}" for argument in arguments)]
-    spec = load_config([], given).config.envs["target"]
-    return {target: load_envs(target, spec, field="target", seed=seed)}
+    return load_config([], given)
 
 
 def table(report: Report) -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from rlkit.cli.arguments import resolve, run_directory
 from rlkit.cli.output import Data, Output
+from rlkit.cli.signals import run_terminable
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rlkit.cli.choosing import Filter
     from rlkit.config.schema import Config, ServiceConfig
@@ -28,15 +29,14 @@ _MADE = {"adapter": "the adapter is", "merged": "the merged model is", "raw": "t
 
 def show_all(run: str | None, output: Output, *, only: Filter) -> int:
     """Print the checkpoints that the service keeps, all of them or those of a run. Returns the exit code."""
-    from rlkit import concurrency
     from rlkit.config.schema import ServiceConfig
 
     if run is None:
-        rows = [row(one) for one in only.of(concurrency.run(stored(ServiceConfig())))]
+        rows = [row(one) for one in only.of(run_terminable(stored(ServiceConfig(), output.note)))]
     else:
         directory = run_directory(run)
         config = config_of(directory)
-        kept = {one.path: one for one in only.of(concurrency.run(stored(config.service)))}
+        kept = {one.path: one for one in only.of(run_terminable(stored(config.service, output.note)))}
         rows = [one for one in _of_run(directory, config, kept) if one["kept"] or only.takes_all]
     if output.json:
         output.data(rows)
@@ -47,10 +47,8 @@ def show_all(run: str | None, output: Output, *, only: Filter) -> int:
 
 def show(what: str, output: Output, *, step: int | None, best: bool) -> int:
     """Print all that is known of one checkpoint. Returns the exit code."""
-    from rlkit import concurrency
-
     chosen = choose(what, step=step, best=best)
-    found, model = concurrency.run(_known(chosen))
+    found, model = run_terminable(_known(chosen, output.note))
     sampler = {} if chosen.sampler is None else {"sampler": chosen.sampler}
     known: dict[str, Data] = {"path": chosen.path, "model": model, **sampler, **({} if found is None else row(found))}
     if chosen.run is not None:
@@ -66,12 +64,11 @@ def show(what: str, output: Output, *, step: int | None, best: bool) -> int:
 
 def export(what: str, directory: Path, output: Output, *, step: int | None, best: bool, form: Form) -> int:
     """Write the weights of a checkpoint to a folder. Returns the exit code."""
-    from rlkit import concurrency
     from rlkit.export import export
 
     chosen = choose(what, step=step, best=best)
     output.note(f"{'downloading' if form == 'raw' else 'exporting'} {chosen.path}")
-    concurrency.run(export(chosen.path, directory, form=form, service=chosen.service))
+    run_terminable(export(chosen.path, directory, form=form, service=chosen.service, note=output.note))
     if output.json:
         output.data({"checkpoint": chosen.path, "form": form, "directory": str(directory)})
     else:
@@ -114,11 +111,16 @@ def choose(what: str, *, step: int | None, best: bool) -> Chosen:
     return Chosen(saved.state, config.service, run, saved.step, saved.sampler)
 
 
-async def stored(service: ServiceConfig) -> Sequence[Stored]:
-    """All checkpoints that a service keeps."""
+async def stored(service: ServiceConfig, note: Callable[[str], None]) -> Sequence[Stored]:
+    """Return all checkpoints that a service keeps.
+
+    Args:
+        service: that keeps them.
+        note: receives one line for the user while it does not answer.
+    """
     from rlkit.service import connect
 
-    async with connect(service) as connection:
+    async with connect(service, note=note, session=False) as connection:
         return await connection.stored()
 
 
@@ -127,10 +129,10 @@ def config_of(directory: Path) -> Config:
     return resolve([str(directory / "config.yaml")]).config
 
 
-async def _known(chosen: Chosen) -> tuple[Stored | None, str]:
+async def _known(chosen: Chosen, note: Callable[[str], None]) -> tuple[Stored | None, str]:
     from rlkit.service import connect
 
-    async with connect(chosen.service) as connection:
+    async with connect(chosen.service, note=note, session=False) as connection:
         model = await connection.model_of(chosen.path)
         every = await connection.stored()
     return next((one for one in every if one.path == chosen.path), None), model

@@ -16,6 +16,7 @@ from rlkit.cli.arguments import run_directory
 from rlkit.cli.checkpoints import config_of, line, row, stored
 from rlkit.cli.choosing import Filter, Named, named
 from rlkit.cli.output import Data, Output
+from rlkit.cli.signals import run_terminable
 from rlkit.errors import RlkitError, UsageError
 
 if TYPE_CHECKING:
@@ -30,10 +31,8 @@ _MIB = 2**20
 
 def delete(what: Sequence[str], output: Output, *, only: Filter, every: bool, yes: bool, dry_run: bool) -> int:
     """Delete what is named and passes the filters. Returns the exit code."""
-    from rlkit import concurrency
-
     chosen = named(what, every=every)
-    found = _of(chosen, only.of(concurrency.run(stored(chosen.service))))
+    found = _of(chosen, only.of(run_terminable(stored(chosen.service, output.note))))
     missing = sorted(set(what) & (chosen.paths or frozenset()) - {one.path for one in found}) if only.takes_all else []
     if missing:
         raise UsageError(f"the service has no checkpoint {missing[0]}")
@@ -42,13 +41,12 @@ def delete(what: Sequence[str], output: Output, *, only: Filter, every: bool, ye
 
 def prune(run: str, output: Output, *, keep_last: int, keep_best: int, yes: bool, dry_run: bool) -> int:
     """Delete the checkpoints of a run that are neither new nor good. Returns the exit code."""
-    from rlkit import concurrency
     from rlkit.settings import selection
     from rlkit.store import checkpoints, lines
 
     directory = run_directory(run)
     config = config_of(directory)
-    kept = {one.path: one for one in concurrency.run(stored(config.service))}
+    kept = {one.path: one for one in run_terminable(stored(config.service, output.note))}
     there = [one for one in checkpoints(directory) if one.state in kept]
     ranking = selection(config, lines.numbers(directory / "metrics.jsonl"))
     ranking.keep_last, ranking.keep_best = keep_last, keep_best
@@ -61,10 +59,8 @@ def set_ttl(
     what: Sequence[str], output: Output, *, only: Filter, every: bool, days: float | None, dry_run: bool
 ) -> int:
     """Say when what is named expires; None for never. Returns the exit code."""
-    from rlkit import concurrency
-
     chosen = named(what, every=every)
-    found = _of(chosen, only.of(concurrency.run(stored(chosen.service))))
+    found = _of(chosen, only.of(run_terminable(stored(chosen.service, output.note))))
     ttl_s = None if days is None else round(days * _DAY_S)
     until = "never" if days is None else f"in {days:g} days"
     expires = None if ttl_s is None else only.now + ttl_s
@@ -75,12 +71,12 @@ def set_ttl(
     async def changed() -> list[str]:
         from rlkit.service import connect
 
-        async with connect(chosen.service) as connection:
+        async with connect(chosen.service, note=output.note, session=False) as connection:
             for one in found:
                 await connection.set_ttl(one.path, ttl_s)
             return [one.path for one in found]
 
-    paths = concurrency.run(changed())
+    paths = run_terminable(changed())
     _rewrite(paths, chosen.runs, lambda saved: replace(saved, expires=expires))
     return _told(shown, output, f"expire {until}", done=len(paths))
 
@@ -90,8 +86,6 @@ def _of(chosen: Named, found: Iterable[Stored]) -> list[Stored]:
 
 
 def _discard(chosen: Named, found: Sequence[Stored], output: Output, *, yes: bool, dry_run: bool) -> int:
-    from rlkit import concurrency
-
     if dry_run or not found:
         return _told(found, output, "would be deleted", done=0)
     if not yes:
@@ -99,7 +93,7 @@ def _discard(chosen: Named, found: Sequence[Stored], output: Output, *, yes: boo
         if not _agreed(f"delete {_amount(found)}, for good?", output):
             output.note("nothing was deleted")
             return 0
-    gone, failed = concurrency.run(_deleted(chosen.service, found))
+    gone, failed = run_terminable(_deleted(chosen.service, found, output.note))
     _rewrite(gone, chosen.runs, lambda saved: None)
     for problem in failed:
         output.error(problem)
@@ -107,12 +101,14 @@ def _discard(chosen: Named, found: Sequence[Stored], output: Output, *, yes: boo
     return NOT_ALL if failed else code
 
 
-async def _deleted(service: ServiceConfig, found: Sequence[Stored]) -> tuple[list[str], list[str]]:
+async def _deleted(
+    service: ServiceConfig, found: Sequence[Stored], note: Callable[[str], None]
+) -> tuple[list[str], list[str]]:
     """The paths that are gone, and why others are not."""
     from rlkit.service import connect
 
     gone, failed = list[str](), list[str]()
-    async with connect(service) as connection:
+    async with connect(service, note=note, session=False) as connection:
         for one in found:
             try:
                 with suppress(UsageError):  # it has gone meanwhile

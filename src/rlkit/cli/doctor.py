@@ -14,13 +14,23 @@ if TYPE_CHECKING:
 
 SUBJECT_CHARS = 18
 
+_WAYS = {
+    "completed": "is complete at step",
+    "interrupted": "was interrupted after step",
+    "budget": "ended with its budget after step",
+    "failed": "failed after step",
+    "running": "runs and has finished step",
+    "killed": "was killed after step",
+}
+"""How a run ended, in words before the number of its last step."""
+
 
 def examine_machine(output: Output, *, engine: bool) -> int:
     """Examine the machine, and print a line a finding. Returns the exit code."""
     from rlkit.doctor import examine
 
     findings: list[Finding] = []
-    for finding in examine(engine=engine):
+    for finding in examine(engine=engine, say=output.note):
         findings.append(finding)
         if not output.json:
             output.line(line(finding))
@@ -31,18 +41,25 @@ def examine_machine(output: Output, *, engine: bool) -> int:
 
 
 def examine_run(run: str, output: Output) -> int:
-    """Print what is wrong with a run, a finding after the other. Returns the exit code."""
+    """Print how a run ended and what is wrong with it, a finding after the other. Returns the exit code."""
+    from rlkit.blocking import recorded_findings
     from rlkit.findings import findings
     from rlkit.store import lines
+    from rlkit.store.ending import read_ending
 
     directory = run_directory(run)
     measured = lines.numbers(directory / "metrics.jsonl")
-    found = findings(measured)
-    last = measured[-1][0] if measured else 0
+    found = findings(measured) + recorded_findings(directory)
+    last, ending = measured[-1][0] if measured else 0, read_ending(directory)
     if output.json:
-        every = [asdict(finding) for finding in found]
-        output.data({"run": directory.name, "directory": str(directory), "step": last, "findings": every})
+        every, ended = [asdict(finding) for finding in found], ending and asdict(ending)
+        known = {"run": directory.name, "directory": str(directory), "step": last}
+        output.data({**known, "ending": ended, "findings": every})
         return 0
+    if ending is not None:
+        output.line(f"{directory.name} {_WAYS[ending.way]} {last}: {ending}")
+    if ending is not None and ending.action:
+        output.line(f"  fix: {ending.action}")
     output.line(f"{directory.name} at step {last}: {len(found) or 'no'} finding{'s' * (len(found) != 1)}")
     for one in found:
         where = "" if one.env == "all" else f" in {one.env}"

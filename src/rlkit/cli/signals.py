@@ -82,16 +82,35 @@ def terminable() -> Generator[Interruptible]:
         signal.signal(signal.SIGTERM, before)
 
 
+def run_terminable[T](main: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that Ctrl-C and SIGTERM cancel.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted.
+    """
+    with terminable() as interruptible:
+        return interruptible.run(main)
+
+
 @contextmanager
 def graceful(
-    request: Callable[[], None], say: Callable[[str], None], *, message: str, clean_up_s: float = CLEAN_UP_S
+    request: Callable[[], None],
+    say: Callable[[str], None],
+    *,
+    message: str,
+    ready: Callable[[], bool] = lambda: True,
+    clean_up_s: float = CLEAN_UP_S,
 ) -> Generator[Interruptible]:
     """While it is open, the first SIGINT or SIGTERM calls `request` and the second raises KeyboardInterrupt.
 
-    A clean-up that takes longer than `clean_up_s` after that, or a third signal, ends the process with code 130.
+    A clean-up that takes longer than `clean_up_s` after that, or another signal, ends the process with code 130.
 
     Args:
+        request: asks what runs to end.
         say: is given `message` at the first signal, on another thread.
+        message: for the user.
+        ready: whether there is something that could be asked; until then the first signal raises KeyboardInterrupt.
+        clean_up_s: limit in seconds.
 
     Yields:
         Runs a coroutine, so that the second signal cancels it.
@@ -101,6 +120,8 @@ def graceful(
     def handle(number: int, frame: FrameType | None) -> None:
         nonlocal received
         received += 1
+        if received == 1 and not ready():
+            received = 2
         if received == 1:
             request()
             # Another thread, because this one may be inside a write to the same stream.

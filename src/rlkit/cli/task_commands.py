@@ -30,19 +30,32 @@ def tasks_check(  # noqa: PLR0917  Typer reads options from parameters of any ki
     task_id: Annotated[list[str] | None, typer.Option(help="A glob of the tasks to check; several times.")] = None,
     exclude: Annotated[list[str] | None, typer.Option(help="A glob of those to leave out; several times.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Tasks at one time.")] = 4,
+    redteam: Annotated[
+        bool, typer.Option("--redteam", help="Try the red team's cheats instead: none may earn a reward.")
+    ] = False,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Try each task with its solution, and with an agent that does nothing.
 
-    Exit code 1 if a solution does not get the full reward, or doing nothing does.
+    Exit code 1 if a solution does not get the full reward, or doing nothing does; with --redteam, if a cheat earns more
+    than an honest empty attempt.
     """
     with command(json=json, debug=debug) as output:
         from rlkit.cli.tasks import check
 
         kwargs, ids, without = environment_kwargs or [], task_id or [], exclude or []
         raise typer.Exit(
-            check(directory, output, environment=environment, kwargs=kwargs, task_ids=ids, exclude=without, jobs=jobs)
+            check(
+                directory,
+                output,
+                environment=environment,
+                kwargs=kwargs,
+                task_ids=ids,
+                exclude=without,
+                jobs=jobs,
+                redteam=redteam,
+            )
         )
 
 

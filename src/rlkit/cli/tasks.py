@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.cli.output import Data, Output
+from rlkit.cli.output import Data, Output, printable
 from rlkit.cli.signals import terminable
 from rlkit.types import Json
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rlkit.envs.harbor.checking import Checked
 
 FAULTS_FOUND = 1
+_NAMED = 5
+"""Tasks that are named in the line about what is not sealed."""
 
 
 def check(
@@ -26,8 +28,9 @@ def check(
     task_ids: Sequence[str],
     exclude: Sequence[str],
     jobs: int,
+    redteam: bool = False,
 ) -> int:
-    """Try each task with its solution and without, and print a line a task. Returns the exit code."""
+    """Try each task with its solution and without, or with the red team's cheats. Returns the exit code."""
     from rlkit.envs.harbor.checking import check_tasks
     from rlkit.envs.harbor.settings import environment as named_environment
     from rlkit.envs.harbor.tasks import Selection, find
@@ -41,6 +44,10 @@ def check(
             output.note(f"{checked.task_id}: {checked.finding}")
 
     tasks = {name: found[name] for name in chosen}
+    if redteam:
+        from rlkit.cli.redteam import attack_folder
+
+        return attack_folder(tasks, where, output, jobs=jobs)
     with terminable() as interruptible:
         checks = interruptible.run(check_tasks(tasks, environment=where, jobs=jobs, told=told))
     good = all(checked.ok for checked in checks)
@@ -70,13 +77,21 @@ def convert(source: Path, target: Path, output: Output) -> int:
 
 
 def table(checks: Sequence[Checked]) -> str:
-    """`name  sound  solution 1  nothing 0  0.4 s`, with what is wrong at the end."""
+    """`name  sound  solution 1  nothing 0  0.4 s`, with what is wrong at the end and what was said of it below.
+
+    The last lines say what an agent could forge a reward with.
+    """
     width = max((len(checked.task_id) for checked in checks), default=0)
-    lines = [f"{'task':{max(width, 4)}}  {'':11}  solution  nothing  seconds"]
+    lines = [f"{'task':{max(width, 4)}}  {'':18}  solution  nothing  seconds"]
     for one in checks:
         rewards = f"{_shown(one.solution):>8}  {_shown(one.nothing):>7}"
-        line = f"{one.task_id:{max(width, 4)}}  {one.finding:11}  {rewards}  {one.seconds:7.1f}  {one.detail}"
+        line = f"{one.task_id:{max(width, 4)}}  {one.finding:18}  {rewards}  {one.seconds:7.1f}  {one.detail}"
         lines.append(line.rstrip())
+        lines += [f"{'':{max(width, 4)}}  | {printable(said)}" for said in one.said]
+    for open_end in dict.fromkeys(line for one in checks for line in one.open_ends):
+        names = [one.task_id for one in checks if open_end in one.open_ends]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        lines.append(f"not sealed ({', '.join(names[:_NAMED])}{more}): {open_end}")
     return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from rlkit.cli.arguments import resolve, run_directory
 from rlkit.cli.guard import BUDGET_REACHED, INTERRUPTED
 from rlkit.cli.output import Data, Output, printable, redrawable
 from rlkit.cli.signals import graceful
+from rlkit.stop import StopSignal
 from rlkit.trackers import Checkpoint, RunResult, Tracker
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ def resume(
     run: str, values: Sequence[str], output: Output, *, quiet: bool, panel: bool, openreward: bool = False
 ) -> int:
     """Go on with a run, and print how it ended. Returns the exit code."""
+    from rlkit.store.about import recorded_config
+
     directory = run_directory(run)
-    resolved = resolve([str(directory / "config.yaml"), *values], name=directory.name)
+    resolved = resolve([str(recorded_config(directory)), *values], name=directory.name)
     return _train(resolved, output, directory=directory, resume=True, quiet=quiet, panel=panel, openreward=openreward)
 
 
@@ -59,22 +62,25 @@ def _train(
     panel: bool,
     openreward: bool,
 ) -> int:
-    if not quiet:
-        output.note("going on with the run" if resume else "preparing the run")
-    from rlkit.run import RLTrainer
-    from rlkit.stop import StopSignal
-
     stop = StopSignal()
-    drawn = _panel(output) if panel and not quiet and _drawable(output) else None
-    say = output.note if drawn is None else drawn.note
-    trackers = _trackers(output, drawn, quiet=quiet)
-    if openreward:
-        from rlkit.trackers.openreward import OpenRewardTracker
+    drawn: PanelTracker | None = None
 
-        trackers.append(OpenRewardTracker())
-    trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
+    def say(message: str) -> None:
+        (output.note if drawn is None else drawn.note)(message)
+
     try:
-        with graceful(stop.request, say, message=FINISHING) as interruptible:
+        with graceful(stop.request, say, message=FINISHING, ready=lambda: stop.is_watched) as interruptible:
+            if not quiet:
+                output.note("going on with the run" if resume else "preparing the run")
+            drawn = _panel(output) if panel and not quiet and _drawable(output) else None
+            trackers = _trackers(output, drawn, quiet=quiet)
+            from rlkit.run import RLTrainer
+
+            if openreward:
+                from rlkit.trackers.openreward import OpenRewardTracker
+
+                trackers.append(OpenRewardTracker())
+            trainer = RLTrainer(resolved, trackers=trackers, stop=stop, directory=directory, resume=resume)
             result = interruptible.run(trainer.train())
     finally:
         if drawn is not None:

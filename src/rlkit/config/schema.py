@@ -208,6 +208,9 @@ class ServiceConfig(Section):
     """A Tinker service; null takes TINKER_BASE_URL, or the hosted service if there is a credential, or the engine."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     """Seconds that the service may be silent, or take for one answer, before the run saves what it can and ends."""
+    connect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds to keep trying before there is a session. A minute outlasts a restart of the service; a wrong address is
+    reported while somebody still looks."""
     engine_threads: Positive | None = None
     """CPU threads of the embedded engine; null takes one for each core."""
     engine_device: Literal["cpu", "cuda"] | None = None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.config.nodes import Node, Steps, dotted, is_list, is_mapping, scalars
 from rlkit.errors import ConfigError
+from rlkit.redaction import is_secret_name
 
 if TYPE_CHECKING:
     from rlkit.types import Json
@@ -25,9 +26,15 @@ KNOWN_SHAPES = re.compile(
         | hf_[A-Za-z0-9]{16,}                         # Hugging Face
         | (?:AKIA|ASIA)[A-Z0-9]{16}                   # AWS
         | gh[pousr]_[A-Za-z0-9]{20,}                  # GitHub
+        | github_pat_[A-Za-z0-9_]{20,}
+        | glpat-[A-Za-z0-9_\-]{16,}                   # GitLab
+        | xox[abeoprs]-[A-Za-z0-9\-]{10,}             # Slack
         | AIza[A-Za-z0-9_\-]{30,}                     # Google
-        | eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]*   # JSON web token
       )
+      # JSON web token. Each run of its letters is looked at from its start alone, or a text of many beginnings of one
+      # would take the square of its length; what stands before the token in its run goes with it.
+      | (?<![A-Za-z0-9_\-]) (?=[A-Za-z0-9_\-]++\.[A-Za-z0-9_\-]{8,}+\.)
+        [A-Za-z0-9_\-]*? (?<![A-Za-z0-9]) eyJ[A-Za-z0-9_\-]{8,}+\.[A-Za-z0-9_\-]{8,}+\.[A-Za-z0-9_\-]*+
       | (?<=://) [^\s/:@]+ : [^\s/@]+ (?=@)           # the user and password of a URL
       | -----BEGIN\ [A-Z ]*PRIVATE\ KEY-----
     """,
@@ -43,6 +50,18 @@ OFTEN_SECRET = frozenset({"key", "token"})
 PASSWORD_LITERAL = re.compile(r"[^\s<>{}$]{16,}|(?=.*[0-9])(?=.*[A-Za-z])[^\s<>{}$]{8,}")
 RANDOM_LITERAL = re.compile(r"(?=.*[0-9])(?=.*[A-Za-z])[A-Za-z0-9_\-+/=.~]{16,}")
 WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+SHORTEST_SECRET_CHARS = 6
+"""A shorter literal under a secret's name is a setting, such as `auth: basic`, or no secret worth the name."""
+
+_OFTEN_TEXT = frozenset({"key", "keys", "token", "tokens"})
+"""Last words of names that hold secrets only behind one of these: `api_key`, but not `answer_key` or `eos_token`."""
+
+_KEY_OR_TOKEN = re.compile("key|token")
+_BEFORE_KEYS = frozenset(
+    {"access", "account", "admin", "api", "auth", "bearer", "bot", "client", "encryption", "hf", "license", "openai"}
+    | {"anthropic", "personal", "private", "refresh", "secret", "service", "session", "signing", "tinker", "wandb"}
+)
+
 REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*(?::-([^}]*))?\}")
 
 
@@ -83,6 +102,48 @@ def refuse_secrets(root: Node, steps: Steps = (), *, key: str = "") -> None:
             f"{root.origin}: {dotted(steps)} holds a secret: write ${{NAME}} instead and set NAME in the environment "
             "or in .env"
         )
+
+
+def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
+    """Return a line for each argument of an environment that holds a secret by its name, written out.
+
+    What has the shape of a credential was refused already; a password may be any word.
+
+    Args:
+        args: with `${NAME}` where it was written.
+        field: dotted path of `args`.
+    """
+    found = list[str]()
+
+    def look(value: Json, path: str, key: str) -> None:
+        if isinstance(value, Mapping):
+            for name, child in value.items():
+                look(child, f"{path}.{name}", name)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            for index, child in enumerate(value):
+                look(child, f"{path}.{index}", key)
+        elif isinstance(value, str) and _is_written_out(key, value):
+            found.append(
+                f"{path} looks like a secret that is written out, and is recorded with the run: write ${{NAME}} "
+                "instead, and set NAME in the environment or in .env"
+            )
+
+    look(dict(args), field, "")
+    return found
+
+
+def _is_written_out(key: str, text: str) -> bool:
+    literal = REFERENCE.sub(lambda reference: reference[1] or "", text)
+    if is_secret("", literal):
+        return True
+    words = [word.lower() for word in WORDS.findall(key) if not word.isdigit()]
+    if words and words[-1] in _OFTEN_TEXT:
+        named = bool(_BEFORE_KEYS.intersection(words[:-1]))
+    else:
+        # A tokenizer and a monkey are none.
+        sure = bool(words) and not _KEY_OR_TOKEN.search(words[-1]) and is_secret_name(words[-1])
+        named = sure or bool(ALWAYS_SECRET.intersection(words[-1:]))
+    return named and len(literal) >= SHORTEST_SECRET_CHARS and not any(map(str.isspace, literal))
 
 
 def refuse_redacted(root: Node) -> None:

@@ -1,8 +1,8 @@
 """A Tinker service that is not there: the SDK's clients in this process, without a model, on any event loop.
 
 Invariant: what it answers is a function of its seed and of what it was asked; when it answers, of the latencies that it
-was given. Weights are a number that changes with every optimiser step and remembers all that it was trained on, in any
-order within a step, so that two runs with equal weights were trained on the same data.
+was given. Weights are a number that changes with every optimiser step and remembers all that it was trained on, and in
+which order, so that two runs with equal weights were trained on the same data in the same order.
 
 With `run_virtual`, hours of training take seconds::
 
@@ -45,6 +45,7 @@ class SimulatedTinker(TinkerService):
         world: what outlives it; a new one by default.
         slots: samples that it draws at once; more wait.
         context_tokens: the context that it claims.
+        repeatable: it is used as a service that repeats its answers; False for one like the hosted service.
     """
 
     def __init__(
@@ -54,10 +55,17 @@ class SimulatedTinker(TinkerService):
         world: World | None = None,
         slots: int | None = None,
         context_tokens: int = 32_768,
+        repeatable: bool = True,
     ) -> None:
         self.world = world or World()
+        self._repeatable = repeatable
         self._context_tokens = context_tokens
         super().__init__(client=SimulatedClient(self.world, latency or Latency(), slots=slots))  # type: ignore[arg-type]  a stand-in
+
+    @property
+    @override
+    def repeatable(self) -> bool:
+        return self._repeatable
 
     @override
     async def __aenter__(self) -> Self:
@@ -187,9 +195,8 @@ class SimulatedTrainingClient:
         """Changes the weights by what has accumulated."""
 
         def step() -> types.OptimStepResponse:
-            trained = tuple(sorted(self._gradient))
-            self._weights = digest(self._weights, adam_params.learning_rate, *trained)
-            self._world.trained.append(trained)
+            self._weights = digest(self._weights, adam_params.learning_rate, *self._gradient)
+            self._world.trained.append(tuple(self._gradient))
             self._gradient = []
             return types.OptimStepResponse(metrics={"weights": self._weights / 2**64})
 

@@ -83,7 +83,7 @@ class World:
     calls: Counter[str] = field(default_factory=Counter[str])
     """Requests by kind; `samples`, `prefill_tokens` and `sampled_tokens` count what they asked for."""
     trained: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
-    """For each optimiser step, the sorted digests of the sequences that it was taken on."""
+    """For each optimiser step, the digests of the sequences that it was taken on, in their order."""
     checkpoints: dict[str, int] = field(default_factory=dict[str, int])
     most_live: int = 0
     """Samples that were being drawn at once, at most."""
