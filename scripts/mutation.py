@@ -1,0 +1,346 @@
+"""Measure how many small changes of the code the tests notice.
+
+    uv run --with cosmic-ray python scripts/mutation.py --out mutation.json
+    uv run --with cosmic-ray python scripts/mutation.py --again mutation.json --out again.json   # its survivors alone
+
+The mutants are those of cosmic-ray and statements that are left out. One is drawn for each of `--count` places in the
+code, so that a place where cosmic-ray knows eleven mutants weighs no more than one where it knows one. Left out are
+annotations, which are never evaluated, `TYPE_CHECKING`, and `==` for `is` and the other way round, which differ for few
+values. The order is random, so that a measurement that is cut short is a sample, too.
+
+Each mutant stands in a copy of the package, and the tests of its module run in a process of their own, forked from one
+that has loaded the heavy libraries. A mutant is killed when a test fails, and also when its tests take more than
+`--limit` seconds, several times what they take of the code as it is: such a change makes them wait for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import compileall
+import difflib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pytest
+from cosmic_ray.ast import get_ast
+from cosmic_ray.mutating import MutationVisitor, mutate_code
+from cosmic_ray.operators.operator import Operator
+from cosmic_ray.plugins import get_operator, operator_names
+from hypothesis import Phase, settings
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "rlkit"
+
+_DATA = "tests/test_types.py"
+_JOURNAL = "tests/store/test_journal.py"
+_STORE = "tests/store/test_store.py"
+_RESUME = "tests/resume/test_resume.py"
+_PLAYED = "again_until or plays_them or in_flight or size or weights_that"
+_RECOVERED = (
+    "taken_again or checkpoint or last_step or stopped or for_a_while or nobody_waits or substeps or gone or newest"
+)
+_STORED = [_STORE, "tests/resume/test_missing_files.py", _RESUME]
+_BATCHES = ["tests/test_batch.py", "tests/test_advantages.py"]
+TESTS = {
+    "store/__init__.py": [*_STORED, "-k", "not test_resume or pile_up or not_on_the or torn"],
+    "store/about.py": [*_STORED, "-k", "not test_resume or refused or is_named or started"],
+    "store/episode_redaction.py": [_STORE, "-k", "secret"],
+    "store/ending.py": ["tests/store/test_ending.py"],
+    "store/history.py": [
+        _DATA,
+        *_STORED,
+        "-k",
+        "not test_resume or is_named or is_told or neither or torn or lost_draw or outlived",
+    ],
+    "store/codec.py": ["tests/store/test_group_scored.py", _JOURNAL, "-k", "scored or episode or json"],
+    "store/table.py": [_DATA, _JOURNAL, "-k", "test_types or table or token"],
+    "store/journal.py": [_DATA, "tests/test_atomic.py", _JOURNAL, "-k", "not (episode or table or token)"],
+    "store/lines.py": ["tests/test_atomic.py", _STORE, _RESUME, "-k", "test_atomic or test_store or line or is_named"],
+    "store/lock.py": ["tests/store/test_lock.py", _STORE],
+    "batch.py": [
+        _DATA,
+        *_BATCHES,
+        "tests/test_shaping.py",
+        "tests/test_kl.py",
+        "tests/test_audit.py",
+        "-k",
+        "not test_advantages or together",
+    ],
+    "advantages.py": [_DATA, *_BATCHES, "-k", "not (whichever or run_learns or gone_on)"],
+    "estimators.py": ["tests/test_estimators.py", "-k", "not (finite or order or constant_added or better or unit)"],
+    "rollouts.py": [
+        _DATA,
+        "tests/test_rollouts.py",
+        "tests/test_coalesce.py",
+        "tests/store/test_group_scored.py",
+        _RESUME,
+        "-k",
+        f"not test_resume or {_PLAYED}",
+    ],
+    "boundary.py": ["tests/test_boundary.py", "tests/test_rollouts.py", "tests/test_loop_holds.py"],
+    "redaction.py": ["tests/test_redaction.py"],
+    "schedule.py": [_DATA, "tests/test_schedule.py"],
+    "update.py": [_DATA, "tests/test_update.py", _RESUME, "-k", "not test_resume or substeps or stream or learning"],
+    "weights.py": [_DATA, _RESUME, "tests/test_faults.py", "-k", f"test_types or {_RECOVERED}"],
+}
+"""The tests of each module as pytest takes them: those that tell most in the least time."""
+
+_HEAVY = ["numpy", "pandas", "pyarrow.parquet", "pydantic", "httpx", "torch", "tinker"]
+_EXAMPLES = 20
+_OPTIONS = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "--tb=line", "--timeout=40"]
+_OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # some are loaded before pytest could rewrite them
+_ALIKE = {f"core/ReplaceComparisonOperator_{name}" for name in ("Is_Eq", "IsNot_NotEq", "Eq_Is", "NotEq_IsNot")}
+
+
+class StatementRemover(Operator):
+    """Replace a statement that is a call, a `raise` or an assignment to an attribute or an item by `pass`."""
+
+    def mutation_positions(self, node):  # noqa: D102  cosmic-ray's protocol
+        if node.type == "simple_stmt" and self._is_removable(node.children[0]):
+            yield node.start_pos, node.end_pos
+
+    def mutate(self, node, index):  # noqa: D102  cosmic-ray's protocol
+        (replacement,) = get_ast("pass\n").children[:1]
+        replacement.children[0].prefix = node.get_first_leaf().prefix
+        return replacement
+
+    @staticmethod
+    def _is_removable(statement) -> bool:
+        if statement.type in ("expr_stmt", "atom_expr", "await", "raise_stmt", "del_stmt"):
+            return statement.type != "expr_stmt" or statement.children[0].type == "atom_expr"
+        return False
+
+    @classmethod
+    def examples(cls):  # noqa: D102  cosmic-ray's protocol
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """The `occurrence`-th change that an operator makes in a module, which begins at `line` and `column`."""
+
+    module: str
+    operator: str
+    occurrence: int
+    line: int
+    column: int
+
+    def code(self, source: str) -> str:
+        """The module with the change."""
+        code = mutate_code(source, _operator(self.operator), self.occurrence)
+        assert code is not None
+        return code
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a mutant: `killed`, `survived` or `timeout`."""
+
+    mutant: Mutant
+    outcome: str
+    seconds: float
+    diff: str
+
+
+def _operator(name: str) -> Operator:
+    return StatementRemover() if name == "rlkit/StatementRemover" else get_operator(name)()
+
+
+def _operators() -> list[str]:
+    named = [name for name in operator_names() if not name.startswith("core/Variable") and name not in _ALIKE]
+    return ["rlkit/StatementRemover", *sorted(named)]
+
+
+class _Places(MutationVisitor):
+    """Notes where an operator would change the code."""
+
+    def __init__(self, operator: Operator) -> None:
+        super().__init__(-1, operator)
+        self.found: list[tuple[int, int] | None] = []  # None where it would not be the same kind of thing
+
+    def visit(self, node):
+        # The star of a signature or of a call is no product.
+        starred = node.type == "operator" and node.value in ("*", "**") and node.parent.type not in ("term", "power")
+        self.found += [None if starred else start for start, _ in self.operator.mutation_positions(node)]
+        return node
+
+
+def _unevaluated(source: str) -> list[ast.expr]:
+    """Annotations, the values of type aliases, and whether types are being checked."""
+    found: list[ast.expr | None] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.append(node.returns)
+        elif isinstance(node, ast.arg | ast.AnnAssign):
+            found.append(node.annotation)
+        elif isinstance(node, ast.TypeAlias):
+            found.append(node.value)
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            found.append(node.test)
+    return [node for node in found if node is not None]
+
+
+def mutants(module: str) -> Iterator[Mutant]:
+    """All mutants of a module."""
+    source = (PACKAGE / module).read_text()
+    spans = [
+        ((node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0))
+        for node in _unevaluated(source)
+    ]
+    tree = get_ast(source)
+    for name in _operators():
+        places = _Places(_operator(name))
+        places.walk(tree)
+        for occurrence, place in enumerate(places.found):
+            if place is not None and not any(start <= place < end for start, end in spans):
+                yield Mutant(module, name, occurrence, *place)
+
+
+def sample(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """One mutant for each of `count` places that are drawn from all modules together."""
+    places: dict[tuple[str, int, int], list[Mutant]] = {}
+    for module in modules:
+        for mutant in mutants(module):
+            places.setdefault((module, mutant.line, mutant.column), []).append(mutant)
+    rng = random.Random(seed)
+    drawn = rng.sample(sorted(places), min(count, len(places)))
+    return [rng.choice(places[place]) for place in drawn]
+
+
+def run_tests(paths: Sequence[str], overlay: Path, *, limit_s: float, log: Path) -> str:
+    """Run tests on the package in `overlay` until the first fails, in a process of their own."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()  # so that whatever the tests leave behind ends with them
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.environ["PYTHONPATH"] = str(overlay)
+        sys.path.insert(0, str(overlay))
+        code = 3
+        try:
+            code = int(pytest.main([*_OPTIONS, *paths]))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            _end_session(child)
+            return "survived" if os.waitstatus_to_exitcode(status) == 0 else "killed"
+        time.sleep(0.02)
+    _end_session(child)
+    os.waitpid(child, 0)
+    return "timeout"
+
+
+def _end_session(leader: int) -> None:
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _try(mutant: Mutant, overlay: Path, *, limit_s: float) -> Result:
+    target = overlay / "rlkit" / mutant.module
+    source = target.read_text()
+    changed = mutant.code(source)
+    diff = difflib.unified_diff(
+        source.splitlines(), changed.splitlines(), mutant.module, mutant.operator, n=0, lineterm=""
+    )
+    began = time.monotonic()
+    try:
+        _replace(target, changed)
+        outcome = run_tests(TESTS[mutant.module], overlay, limit_s=limit_s, log=overlay / "log")
+    finally:
+        _replace(target, source)
+    return Result(mutant, outcome, time.monotonic() - began, "\n".join(diff))
+
+
+def _replace(target: Path, text: str) -> None:
+    target.write_text(text)
+    for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
+        compiled.unlink()  # it is taken for that of a file of the same size and second
+
+
+def report(results: Sequence[Result]) -> str:
+    """The diffs of the survivors, and a table by module."""
+    lines = [
+        f"{result.mutant.module}:{result.mutant.line} {result.mutant.operator}\n{result.diff}\n"
+        for result in results
+        if result.outcome == "survived"
+    ]
+    lines.append(f"{'module':20} {'killed':>8} {'timeout':>8} {'survived':>8} {'share':>7}")
+    for name in [*TESTS, "all"]:
+        counts = Counter(result.outcome for result in results if name in (result.mutant.module, "all"))
+        if total := counts.total():
+            row = f"{counts['killed']:8} {counts['timeout']:8} {counts['survived']:8}"
+            lines.append(f"{name:20} {row} {1 - counts['survived'] / total:7.1%}")
+    return "\n".join(lines)
+
+
+def _check(modules: Sequence[str], overlay: Path) -> None:
+    """End unless the tests of these modules pass on the code as it is; a mutant that survives shows that as well."""
+    for paths in dict.fromkeys(tuple(TESTS[module]) for module in modules):
+        if run_tests(paths, overlay, limit_s=1800, log=overlay / "log") != "survived":
+            sys.exit(f"{' '.join(paths)} do not pass, so they kill everything:\n{(overlay / 'log').read_text()}")
+
+
+def main() -> None:
+    """Draw mutants, try each, and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--module", choices=TESTS, action="append", help="only of these modules")
+    parser.add_argument("--again", type=Path, help="only the survivors that an earlier measurement wrote")
+    parser.add_argument("--out", type=Path, default=Path("mutation.json"), help="gets the results")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds that the tests of a mutant may take")
+    options = parser.parse_args()
+    drawn = sample(options.module or list(TESTS), options.count, options.seed)
+    if options.again is not None:
+        earlier = json.loads(options.again.read_text())
+        survivors = [one["mutant"] for one in earlier if one["outcome"] == "survived"]
+        drawn = [Mutant(**fields) for fields in survivors]
+    os.nice(5)
+    os.chdir(ROOT)
+    for name in _HEAVY:
+        importlib.import_module(name)
+    # What tests do not set themselves they take from the profile that is loaded before their own: the same examples for
+    # every mutant, and fewer than usual.
+    phases = (Phase.explicit, Phase.generate)  # that a test fails is enough: no simpler example is looked for
+    settings.register_profile("mutation", derandomize=True, database=None, max_examples=_EXAMPLES, phases=phases)
+    settings.load_profile("mutation")
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory() as folder:
+        overlay = Path(folder)
+        shutil.copytree(PACKAGE, overlay / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(overlay / "rlkit", quiet=1)
+        for number, mutant in enumerate(drawn, 1):
+            results.append(_try(mutant, overlay, limit_s=options.limit))
+            options.out.write_text(json.dumps([asdict(result) for result in results], indent=1))
+            told = f"{mutant.module}:{mutant.line} {mutant.operator}"
+            print(f"{number:4} {results[-1].outcome:8} {results[-1].seconds:6.1f} s  {told}", flush=True)
+        survived = {result.mutant.module for result in results if result.outcome == "survived"}
+        _check(sorted({mutant.module for mutant in drawn} - survived), overlay)
+    print(report(results))
+
+
+if __name__ == "__main__":
+    main()
