@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import shlex
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,6 +12,7 @@ import pytest
 
 from rlkit import doctor, probes
 from rlkit.service import ServiceChoice
+from tests.limits import wait_until
 
 SECRET = "tml-canary-0123456789"
 
@@ -183,39 +184,29 @@ def test_an_engine_that_takes_long_is_awaited_and_said(monkeypatch: pytest.Monke
 
 
 def test_an_engine_that_never_comes_is_one_line_and_leaves_no_process(tmp_path: Path) -> None:
-    stuck = f"""
-import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
-print("compiling", flush=True)
-time.sleep(600)
-"""
-    timeout_s = 20.0
-    found = doctor.embedded_engine(needed=True, command=program(stuck), timeout_s=timeout_s)
-    assert (found.status, found.detail) == ("fail", "not ready within 20 s; last: compiling")
+    stuck = f"sleep 600 & echo $! > {shlex.quote(str(tmp_path / 'pid'))}; echo compiling; wait"
+    found = doctor.embedded_engine(needed=True, command=["sh", "-c", stuck], timeout_s=3)
+    assert (found.status, found.detail) == ("fail", "not ready within 3 s; last: compiling")
     state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
-    while (
-        state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
-    ):  # it was killed, and takes a moment
-        time.sleep(0.05)
+    wait_until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 @pytest.fixture
-def docker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], doctor.Finding]:
+def docker_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., doctor.Finding]:
     """What is found with a client of Docker's that does what a script does."""
 
-    def found(script: str) -> doctor.Finding:
+    def found(script: str, *, timeout_s: float = 30) -> doctor.Finding:
         client = tmp_path / "bin" / "docker"
         client.parent.mkdir(exist_ok=True)
         client.write_text(f"#!/bin/sh\n{script}\n")
         client.chmod(0o755)
         monkeypatch.setenv("PATH", f"{client.parent}:/usr/bin:/bin")
-        return doctor.docker(timeout_s=30)
+        return doctor.docker(timeout_s=timeout_s)
 
     return found
 
 
-def test_docker_is_asked_whether_its_engine_answers(docker_says: Callable[[str], doctor.Finding]) -> None:
+def test_docker_is_asked_whether_its_engine_answers(docker_says: Callable[..., doctor.Finding]) -> None:
     good = docker_says('if [ "$1" = info ]; then echo 27.1.1; else echo 2.29.0; fi')
     assert (good.status, good.detail) == ("ok", "engine 27.1.1, compose 2.29.0")
     silent = docker_says("echo 'Cannot connect to the Docker daemon at unix:///var/run/docker.sock.' >&2; exit 1")
@@ -229,11 +220,8 @@ def test_docker_is_asked_whether_its_engine_answers(docker_says: Callable[[str],
     assert "install" in bare.fix
 
 
-def test_docker_that_never_answers_is_one_line(
-    docker_says: Callable[[str], doctor.Finding], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    docker_says("sleep 600 & wait")
-    found = doctor.docker(timeout_s=0.5)
+def test_docker_that_never_answers_is_one_line(docker_says: Callable[..., doctor.Finding]) -> None:
+    found = docker_says("sleep 600 & wait", timeout_s=0.5)
     assert (found.status, found.detail) == ("warn", "`docker info` gave no answer within 0.5 s")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,7 +23,8 @@ from rlkit.testing import ByteChat, FaultyProxy, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Sampling
 from tests.envs.openreward.worlds import CALLS, PROMPTS, Marks, Served, call, served
 
-QUICK = TimeLimits(start_s=2.0, call_s=2.0, request_s=0.5)
+QUICK = TimeLimits(start_s=3.0, call_s=3.0, request_s=1.5)
+"""Short, as requests that hang wait for them, and long enough for a busy machine to answer the others."""
 
 
 def through(task: OpenRewardTask, url: str, **changes: object) -> OpenRewardTask:
@@ -31,6 +32,14 @@ def through(task: OpenRewardTask, url: str, **changes: object) -> OpenRewardTask
     settings = task.settings
     access = replace(settings.access, target=replace(settings.access.target, base_url=url))
     return replace(task, settings=replace(settings, access=access, time=QUICK, **changes))  # pyright: ignore
+
+
+@pytest.fixture
+def worlds() -> Iterator[Served]:
+    """A server of the test's own: a session that one test left behind would fail all that follow."""
+    with served() as running:
+        yield running
+        assert running.sessions == 0, "a session was left on the server"
 
 
 @pytest.fixture(autouse=True)
