@@ -122,6 +122,7 @@ def test_a_configuration_of_terminal_tasks_says_the_same_of_both_halves(name: st
     assert all(trained.args[key] == evaluated.args[key] for key in common)
 
 
+@pytest.mark.slow
 def test_two_servers_are_trained_on_at_once_and_the_run_is_resumed(
     byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

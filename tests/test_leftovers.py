@@ -101,6 +101,7 @@ def held() -> tuple[int, list[str]]:
     return len(list(Path("/proc/self/fd").iterdir())), names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_nothing_is_held_after_a_run_on_the_engine(
     end: str, tmp_path: Path, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +148,7 @@ sys.exit(4)
 """
 
 
+@pytest.mark.slow
 def test_a_thread_that_never_ends_does_not_keep_a_script_that_trains() -> None:
     process = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BLOCKED],
@@ -191,6 +193,7 @@ print(result.status)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["train", "RLTrainer"])
 def test_a_task_that_swallows_its_cancellation_does_not_keep_a_script_that_trains(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -363,6 +363,7 @@ print(result.status, result.checkpoint.step)
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_a_script_finishes_the_step_and_saves(byte_model_dir: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(model=byte_model_dir))

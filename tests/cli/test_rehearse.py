@@ -146,6 +146,7 @@ def process(*arguments: str, folder: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_a_grader_that_never_returns_ends_the_dry_run_by_name(config: str, tmp_path: Path) -> None:
     (tmp_path / "held.py").write_text(HELD)
     own = ("envs=null", "envs.held.env=held.py:Held", "envs.held.timeout_s=0.5")

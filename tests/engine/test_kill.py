@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 import tinker
 import torch
 from tinker import types
@@ -177,6 +178,7 @@ def saved_until_killed(pid: int, url: str, key: str, after_s: float) -> tuple[li
     return paths, answers
 
 
+@pytest.mark.slow
 def test_what_a_killed_server_said_it_saved_loads_in_the_next(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     rng = random.Random(0)
     root = tmp_path / "root"

@@ -278,6 +278,7 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> 
     assert torch.equal(*gradients)
 
 
+@pytest.mark.slow
 def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are_not_changed(weights: Weights) -> None:
     examples, loss, lanes = random_examples("ppo", [7, 150, 40, 7, 200, 90, 180]), make_loss("ppo", {}), Lanes(2)
     served = serve(weights, None, lanes.run)

@@ -34,6 +34,7 @@ print(json.dumps(peaks))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere ru_maxrss is not in kilobytes")
 def test_ten_thousand_datums_take_little_more_memory_than_five_hundred(tmp_path: Path) -> None:
     model = write_model(tmp_path / "m", "llama")

@@ -96,6 +96,7 @@ def test_only_float32_on_the_cpu_is_packed() -> None:
 SHAPES = ((3, 80), (1, 32, 80), (1, 32, 80))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "columns"), [(("avx512", "amx"), 24), (("avx", "amx", "fma", "f16c", "vaes", "vpclmul"), 16)]
 )

@@ -64,6 +64,7 @@ def run_all(server: EngineServer, numbers: Sequence[int]) -> list[list[object]]:
         return list(pool.map(lambda number: Client(server, number).run(), numbers))
 
 
+@pytest.mark.slow
 def test_sixteen_clients_get_the_answers_that_each_gets_alone(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     assert CLIENTS * (2 * STEPS + SAMPLES + 2) > 1000
     with EngineServer(root=tmp_path, resolve=resolve) as server:
@@ -77,6 +78,7 @@ def test_sixteen_clients_get_the_answers_that_each_gets_alone(resolve: Callable[
         assert len(service.promises) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_a_session_leaves_no_memory_behind(resolve: Callable[[str], Path], tmp_path: Path) -> None:
     def resident_bytes() -> int:

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from rlkit.launch.job import Job, spec
 from rlkit.launch.restart import restartable
 from tests.limits import HANG_S
@@ -21,6 +23,7 @@ def lines(run: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_a_job_that_is_preempted_and_started_again_goes_on_with_its_run(byte_model_dir: Path, tmp_path: Path) -> None:
     settings = ["envs.arithmetic.args.max_operand=9", f"model={byte_model_dir}", "steps=400", "checkpoint.every=0"]
     small = ["batch.groups=1", "batch.group_size=2", "sampling.max_tokens=2"]

@@ -35,13 +35,8 @@ BUILT_IN = {
     },
     "openreward": ("openreward", f"server={SERVER!r}", "max_turns=2"),
 }
-QUICK = {
-    "arithmetic": None,
-    "math-boxed": None,
-    "erdos": None,
-    "openreward": ("forged-tool-results", "grader-addressed"),
-}
-"""Those that are attacked without RLKIT_TEST_EXHAUSTIVE, and the cheats; None for all."""
+QUICK = ("arithmetic", "math-boxed")
+"""The environments that are attacked without RLKIT_TEST_EXHAUSTIVE, too."""
 
 
 def attack(*envs: rlkit.Env, cheats: Sequence[ReplyCheat] = REPLY_CHEATS, timeout_s: float = 60.0) -> RedTeamReport:
@@ -54,13 +49,11 @@ def test_no_cheat_earns_a_reward_in_a_built_in_environment(name: str, monkeypatc
     monkeypatch.chdir(ROOT)
     target, *arguments = BUILT_IN[name]
     (source,) = environments(target, arguments, seed=0).values()
-    names = None if EXHAUSTIVE else QUICK[name]
-    cheats = [cheat for cheat in REPLY_CHEATS if names is None or cheat.name in names]
     tasks = 3 if EXHAUSTIVE or name == "arithmetic" else 1
-    report = asyncio.run(attack_replies(source, tasks=tasks, timeout_s=120.0, seed=0, cheats=cheats))
+    report = asyncio.run(attack_replies(source, tasks=tasks, timeout_s=120.0, seed=0, cheats=REPLY_CHEATS))
     assert report.untried == {}
     assert [(attempt.cheat, attempt.task_id, attempt.reward) for attempt in report.earned] == []
-    assert {attempt.cheat for attempt in report.attempts} == {cheat.name for cheat in cheats}
+    assert {attempt.cheat for attempt in report.attempts} == {cheat.name for cheat in REPLY_CHEATS}
 
 
 class Lax(rlkit.SingleTurnEnv):

@@ -102,6 +102,7 @@ def test_a_paced_run_that_is_killed_loses_no_group_and_trains_none_twice(killed:
         assert all(sum(counts for *_, counts in rows) == 12 for rows in run["trained"])
 
 
+@pytest.mark.slow
 def test_a_run_on_the_engine_that_is_killed_gives_the_same_numbers(killed: Killed) -> None:
     moments = MOMENTS if EXHAUSTIVE else ("asked for", "made")
     found = killed("engine", kills=2, dooms=[Doom(checkpoint=(at, 1)) for at in moments])

@@ -46,6 +46,7 @@ def train(model: Path, url: str, name: str) -> list[dict[str, float]]:
 
 
 # Where its goodbye is spoiled, the SDK leaves the connection of its session open.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
 def test_nothing_is_lost_and_nothing_trained_twice_on_a_bad_day(

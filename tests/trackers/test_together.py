@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
+import pytest
 
 from rlkit.store.journal import records
 from rlkit.trackers.sync import sent
@@ -72,6 +73,7 @@ def texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
                 yield path, record.content
 
 
+@pytest.mark.slow
 def test_a_run_is_shown_everywhere_and_tells_no_secret(tmp_path: Path, byte_model_dir: Path) -> None:
     work, runs = tmp_path / "work", tmp_path / "runs"
     work.mkdir()

@@ -18,6 +18,7 @@ from tests.trackers.wandb_stub import synced, wandb_stub
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_a_run_is_written_offline_and_goes_on_under_the_same_id(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

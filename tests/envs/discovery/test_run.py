@@ -44,6 +44,7 @@ def steps_of(directory: Path) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
+@pytest.mark.slow
 def test_the_archive_improves_survives_a_kill_and_goes_on(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     folder = directory / "artefacts" / "erdos"

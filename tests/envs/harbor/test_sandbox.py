@@ -85,6 +85,7 @@ def test_a_trial_with_the_solution_gets_its_reward_and_one_without_does_not(cach
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_64_trials_at_once_leave_nothing(cache: Path, task: Path) -> None:
     async def main() -> None:
         results = await asyncio.gather(*(trial(task) for _ in range(64)))

@@ -54,6 +54,7 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http._request_retryable_env_server.retry, "wait", wait_none())  # pyright: ignore
 
 
+@pytest.mark.slow
 def test_with_a_fifth_of_all_requests_spoiled_every_rollout_ends_in_a_known_state(worlds: Served) -> None:
     CALLS.clear()
     (first, *_) = openreward(target=f"{worlds.url}#marks")
