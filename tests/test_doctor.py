@@ -3,39 +3,17 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rlkit import doctor, probes
 from rlkit.service import ServiceChoice
+from tests.addresses import status_server
 from tests.limits import wait_until
 
 SECRET = "tml-canary-0123456789"
-
-
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def test_this_machine_is_examined_without_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,14 +77,14 @@ def test_a_key_of_the_wrong_shape_is_a_warning_with_a_fix(value: str) -> None:
 
 @pytest.mark.parametrize("status", [200, 401, 403])
 def test_a_service_that_answers_is_reachable(status: int) -> None:
-    with answering(status) as url:
-        assert doctor.service(ServiceChoice("url", url + "/", "TINKER_BASE_URL is set")).status == "ok"
+    with status_server(status) as address:
+        assert doctor.service(ServiceChoice("url", f"http://{address}/", "TINKER_BASE_URL is set")).status == "ok"
 
 
 @pytest.mark.parametrize("status", [404, 502])
 def test_a_server_that_is_no_tinker_service_fails(status: int) -> None:
-    with answering(status) as url:
-        finding = doctor.service(ServiceChoice("url", url, "TINKER_BASE_URL is set"))
+    with status_server(status) as address:
+        finding = doctor.service(ServiceChoice("url", f"http://{address}", "TINKER_BASE_URL is set"))
     assert finding.status == "fail"
     assert str(status) in finding.detail
     assert finding.fix

@@ -89,7 +89,7 @@ def _info(info: object, of: str) -> Mapping[str, Json]:
         try:
             checked |= cast("dict[str, Json]", plain({key: value}, room))
         except TooLarge as error:
-            raise _too_large(of, f", of which {shown(key)} is a part") from error
+            raise _too_large(of, f", of which {text_of(key)!r} is a part") from error
         except Unwritable as error:
             raise RewardError(f"{of} returned the info {text_of(key)}, which cannot be recorded: {error}") from error
     if checked and json_bytes(checked) > INFO_BYTES:  # what is no ASCII takes up six bytes

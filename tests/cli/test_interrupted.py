@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from tests.addresses import closed_port
 from tests.limits import wait_until
 
 pytestmark = [
@@ -281,8 +282,7 @@ def test_the_first_signal_ends_a_command_that_waits_for_its_service(
 def test_a_command_whose_service_cannot_be_reached_says_so_and_ends(
     arguments: str, rlkit_: Callable[..., Command], tmp_path: Path
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    url = f"http://127.0.0.1:{closed_port()}"
     configure(tmp_path, url, connect_timeout_s=1)
     run = tmp_path / "runs" / "first"
     run.mkdir(parents=True)

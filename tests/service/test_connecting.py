@@ -8,10 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,41 +17,10 @@ from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError, MissingError
 from rlkit.service import connect
 from rlkit.service.connecting import Connector, Unreachable, public_address
+from tests.addresses import closed_port, status_server
 from tests.simulation import Word
 
 SECRET = "s3cret-canary"
-
-
-@contextmanager
-def answering(*statuses: int) -> Iterator[str]:
-    """An HTTP server that answers with these statuses, the last of them for ever."""
-    left = list(statuses)
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(left.pop(0) if len(left) > 1 else left[0])
-            self.send_header("x-request-id", "req-7")
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def closed_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
 
 
 def refusal(url: str, *, connect_timeout_s: float = 3.0) -> tuple[str, list[str]]:
@@ -96,7 +61,7 @@ def test_a_server_that_never_answers_is_one_line() -> None:
 
 
 def test_a_fault_of_tls_is_one_line() -> None:
-    with answering(200) as address:  # which speaks no TLS
+    with status_server(200) as address:  # which speaks no TLS
         error, notes = refusal(f"https://{address}")
     assert_one_line(error, notes, f"https://{address}", "TLS: WRONG_VERSION_NUMBER")
 
@@ -112,7 +77,7 @@ def test_a_name_that_cannot_be_resolved_is_one_line(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_gateway_without_a_service_behind_it_is_one_line_with_the_id_of_the_request() -> None:
-    with answering(503) as address:
+    with status_server(503) as address:
         error, notes = refusal(f"http://{address}")
     assert_one_line(error, notes, f"http://{address}", "it answered 503 (request req-7)")
 
@@ -130,7 +95,7 @@ def test_what_is_no_address_is_the_users_mistake_at_once(url: str) -> None:
 @pytest.mark.parametrize("status", [200, 401, 404, 501])
 def test_a_service_that_comes_back_in_time_is_waited_for(status: int) -> None:
     notes = list[str]()
-    with answering(502, 503, status) as address:
+    with status_server(502, 503, status) as address:
         connector = Connector(f"http://{address}", "it was given", 600, notes.append)
         asyncio.run(connector.wait_for_answer())
     assert len(notes) == 1

@@ -8,16 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.envs.harbor.phases import Gates, PhaseLimits
 from rlkit.envs.harbor.sealing import TestedWork, describe_seal
-from rlkit.envs.harbor.settings import environment
 from rlkit.envs.harbor.tasks import broken
-from rlkit.envs.harbor.trial import environment_fields, play
 from rlkit.errors import UsageError
 
 from .agents import Shell
 from .conftest import SETTINGS, write_task
 from .environments import WithoutView
+from .verdicts import trial_verdict
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
 PLACES = ["local", f"{WithoutView.__module__}:WithoutView"]
@@ -33,24 +31,11 @@ def daemon(script: str) -> str:
 
 
 def rewards_of(task: Path, command: str, *, place: str = "local", repeats: int = 1) -> list[object]:
-    """What the verifier says of an agent that runs one command, or the name of what went wrong."""
-
-    def read(result: object, passing: object, folder: object) -> object:
-        error = result.exception_info  # type: ignore[attr-defined]  Harbor's TrialResult
-        return error.exception_type if error else result.verifier_result.rewards  # type: ignore[attr-defined]
-
-    def make(folder: Path) -> dict[str, object]:
-        return {
-            "task": {"path": str(task)},
-            "trials_dir": str(folder),
-            "agent": {"import_path": f"{Shell.__module__}:Shell", "kwargs": {"command": command}},
-            "environment": environment_fields(environment(place)),
-        }
+    """The verdicts on an agent that runs one command."""
+    agent = {"import_path": f"{Shell.__module__}:Shell", "kwargs": {"command": command}}
 
     async def main() -> list[object]:
-        gates = Gates(PhaseLimits())
-        trial = lambda: play(make, read, gates=gates, trials_dir=None, keep=lambda verdict: False)  # noqa: E731  # type: ignore[arg-type]
-        return [await trial() for _ in range(repeats)]
+        return [await trial_verdict(task, agent=agent, place=place) for _ in range(repeats)]
 
     return asyncio.run(main())
 
@@ -163,6 +148,9 @@ def test_named_folders_keep_the_agents_programs_and_settings_from_the_tests(cach
     ) == [{"reward": 1.0}]
     assert "tested_folders" in " ".join(describe_seal(has_view=True, work=TestedWork()))
     assert describe_seal(has_view=True, work=TestedWork(("/app",))) == ()
+    assert describe_seal(has_view=True, work=TestedWork(("/user",))) == ()
+    (programs,) = describe_seal(has_view=True, work=TestedWork(("/app", "/usr/local", "/etc")))
+    assert "from /usr/local, /etc, which" in programs
 
 
 def test_the_tests_may_run_as_another_user(cache: Path, tmp_path: Path) -> None:

@@ -7,12 +7,10 @@ import pytest
 
 from rlkit import concurrency
 from rlkit.containment import leftovers_ended
-from rlkit.envs.harbor.phases import Gates, PhaseLimits
-from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.trial import environment_fields, play
 
 from .conftest import left, write_task
 from .environments import SlowToStop
+from .verdicts import trial_verdict
 
 pytestmark = [
     pytest.mark.usefixtures("can_sandbox"),
@@ -21,22 +19,8 @@ pytestmark = [
 
 
 async def rewards(task: Path, *, name: str = "local", trials_dir: Path | None = None) -> object:
-    """What the verifier says of the solution, or the name of what went wrong."""
-
-    def read(result: object, passing: object, folder: object) -> object:
-        error = result.exception_info  # type: ignore[attr-defined]  Harbor's TrialResult
-        return error.exception_type if error else result.verifier_result.rewards  # type: ignore[attr-defined]
-
-    def make(folder: Path) -> dict[str, object]:
-        return {
-            "task": {"path": str(task)},
-            "trials_dir": str(folder),
-            "agent": {"name": "oracle"},
-            "environment": environment_fields(environment(name)),
-        }
-
-    gates = Gates(PhaseLimits(starting=1, verifying=1))
-    return await play(make, read, gates=gates, trials_dir=trials_dir, keep=lambda verdict: False)  # type: ignore[arg-type]
+    """The verdict on the task's solution."""
+    return await trial_verdict(task, agent={"name": "oracle"}, place=name, trials_dir=trials_dir)
 
 
 def test_the_verdict_does_not_wait_for_the_environment_to_go_and_the_run_does(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Protocol, cast, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,9 @@ OWN_FOLDERS = tuple(
     str(path) for path in (EnvironmentPaths.verifier_dir, EnvironmentPaths.tests_dir, EnvironmentPaths.agent_dir)
 )
 """Folders that a verifier's view has to itself."""
+
+_PROGRAM_FOLDERS = frozenset({"bin", "etc", "lib", "lib32", "lib64", "sbin", "usr"})
+"""Folders at the root of an image with its programs, libraries and settings."""
 
 _SEAL_S = 60
 
@@ -211,6 +214,12 @@ def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
         work: the part of the agent's work that is tested.
     """
     open_ends: list[str] = []
+    programs = [folder for folder in work.folders or () if PurePosixPath(folder).parts[1] in _PROGRAM_FOLDERS]
+    if has_view and programs:
+        open_ends.append(
+            f"the tests run programs and settings from {', '.join(programs)}, which the agent can change: name only "
+            "the folders of its own work in metadata.rlkit.tested_folders"
+        )
     if not has_view or work.folders is None:
         fix = "list metadata.rlkit.tested_folders in task.toml" if has_view else "use a separate verifier environment"
         open_ends.append(f"the tests run programs and settings that the agent can change: {fix}")

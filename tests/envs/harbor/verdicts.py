@@ -1,0 +1,31 @@
+"""Verdicts of real trials."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlkit.envs.harbor.phases import Gates, PhaseLimits
+from rlkit.envs.harbor.settings import environment
+from rlkit.envs.harbor.trial import environment_fields, play
+
+
+async def trial_verdict(
+    task: Path, *, agent: Mapping[str, object], place: str = "local", trials_dir: Path | None = None
+) -> object:
+    """Play a trial; return the rewards of its verifier, or the name of the exception that ended it."""
+
+    def read(result: object, passing: object, folder: object) -> object:
+        error = result.exception_info  # type: ignore[attr-defined]  Harbor's TrialResult
+        return error.exception_type if error else result.verifier_result.rewards  # type: ignore[attr-defined]
+
+    def make(folder: Path) -> dict[str, object]:
+        return {
+            "task": {"path": str(task)},
+            "trials_dir": str(folder),
+            "agent": dict(agent),
+            "environment": environment_fields(environment(place)),
+        }
+
+    gates = Gates(PhaseLimits(starting=1, verifying=1))
+    return await play(make, read, gates=gates, trials_dir=trials_dir, keep=lambda verdict: False)  # type: ignore[arg-type]
