@@ -84,7 +84,10 @@ def test_the_training_of_what_waits_for_a_slow_service_is_counted(staleness: int
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize(("evaluated", "substeps"), [(False, 1), (True, 1), (False, 2)])
+@pytest.mark.parametrize(
+    ("evaluated", "substeps"),
+    [(False, 1), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 2, marks=pytest.mark.slow)],
+)
 def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
     schedule: str, evaluated: bool, substeps: int, tmp_path: Path
 ) -> None:

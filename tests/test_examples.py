@@ -40,7 +40,7 @@ def test_an_example_is_one_short_file(path: Path) -> None:
     assert len(path.read_text().splitlines()) < LONGEST_LINES
 
 
-@pytest.mark.parametrize("name", ["custom_env.py", "multi_turn.py"])
+@pytest.mark.parametrize("name", ["custom_env.py", pytest.param("multi_turn.py", marks=pytest.mark.slow)])
 def test_a_script_trains(name: str, byte_model_dir: Path, tmp_path: Path) -> None:
     small = ["--steps", "1", "--groups", "2", "--model", str(byte_model_dir)]
     environ = {**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)}
@@ -92,6 +92,7 @@ def test_the_examples_of_discovery_are_searches() -> None:
         assert source.next().prompt()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_sandbox")
 @pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")
 def test_a_configuration_trains_in_real_trials(
@@ -202,6 +203,7 @@ def test_an_example_keeps_the_promises_of_an_environment(path: str) -> None:
     assert report.ok, [finding for finding in report.findings if finding.status == "failed"]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import nbformat
     from nbclient import NotebookClient

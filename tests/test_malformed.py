@@ -250,7 +250,7 @@ def held() -> tuple[int, int]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="descriptors are counted in /proc")
 @pytest.mark.parametrize("end", ["success", "error", "interrupt", "cancellation"])
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("async", marks=pytest.mark.slow)])
 def test_nothing_is_held_once_a_run_is_over(end: str, mode: str, tmp_path: Path) -> None:
     def run(name: str) -> None:
         stop = rlkit.StopSignal()

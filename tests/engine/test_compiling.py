@@ -54,6 +54,7 @@ def test_every_module_that_is_compiled_counts_as_a_source() -> None:
     assert speaking == set(compiling._SOURCES)  # pyright: ignore[reportPrivateUsage]
 
 
+@pytest.mark.slow
 def test_it_is_not_used_once_a_source_has_changed(tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(Path(rlkit.__file__).parent, package / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
@@ -78,6 +79,7 @@ def test_where_nothing_can_be_kept_it_is_compiled_anew(before: str, tmp_path: Pa
     assert run(tmp_path, before + "\n")[0] == "0.0"
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_off_is_compiled_over(tmp_path: Path) -> None:
     run(tmp_path)
     for file in tmp_path.rglob("*.nb*"):
@@ -86,6 +88,7 @@ def test_a_file_that_is_cut_off_is_compiled_over(tmp_path: Path) -> None:
     assert run(tmp_path) == ("0.0", 1, 0)
 
 
+@pytest.mark.slow
 def test_without_compiling_the_engine_ends_with_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "rlkit", "serve"],

@@ -150,6 +150,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 def test_the_first_interrupt_stops_a_script_that_is_still_preparing(byte_model_dir: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
