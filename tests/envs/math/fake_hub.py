@@ -1,64 +1,146 @@
-"""The part of the Hugging Face hub's protocol that the `datasets` library speaks to read a repository of Parquet files.
+"""A server with the part of the Hugging Face hub's protocol that its libraries speak to read datasets.
 
-It stands in for the hosted hub, which tests cannot ask.
+It stands in for the hosted hub, which tests cannot ask: repositories with a README, folders, configurations, splits and
+files in several parts, at any number of commits. As on the hub, data files lie in a store of their own, to which
+`resolve` redirects.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote
 
 import pyarrow
 from pyarrow import parquet
 
-type Rows = Sequence[Mapping[str, object]]
+from tests.limits import HANG_S
 
-_FILE = "train-00000.parquet"
+type Rows = Sequence[Mapping[str, object]]
+type Files = Mapping[str, bytes]
+"""The files of a repository at one commit, by path."""
+type Response = tuple[int, bytes, dict[str, str]]
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def parquet_file(rows: Rows, schema: pyarrow.Schema | None = None, *, row_group_size: int | None = None) -> bytes:
+    """Rows as a Parquet file; the types are those of the schema, or follow from the rows."""
+    file = io.BytesIO()
+    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    parquet.write_table(table, file, row_group_size=row_group_size)
+    return file.getvalue()
+
+
+def json_lines(rows: Rows) -> bytes:
+    """Rows as a file of JSON lines."""
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def one_table(rows: Rows) -> Files:
+    """A repository of one Parquet file, which is its split `train`."""
+    return {"train-00000.parquet": parquet_file(rows)}
 
 
 @dataclass
 class FakeHub:
-    """What the hub has: by repository its commits, the newest last, and by commit the rows of its `train` split."""
+    """What the hub has: by repository its commits, the newest last, and by commit its files."""
 
-    repositories: Mapping[str, Mapping[str, Rows]]
+    repositories: Mapping[str, Mapping[str, Files]]
     url: str = ""
-    read: list[str] = field(default_factory=list)
-    """The commits of which a file was read."""
+    read: Counter[str] = field(default_factory=Counter[str])
+    """The bytes of data files that were read, by commit."""
 
-    def answer(self, path: str, asked: str | None) -> tuple[int, bytes, dict[str, str]]:
-        """Status, body and headers of a request for `path`, and in it of the bytes that are `asked` for."""
-        parts = path.partition("?")[0].strip("/").split("/")
-        if parts[:2] == ["api", "datasets"]:
-            return self._about("/".join(parts[2:4]), parts[4:])
-        if parts[0] == "datasets" and parts[3] == "resolve" and parts[5] == _FILE:
-            self.read.append(parts[4])
-            data = _parquet(self.repositories["/".join(parts[1:3])][parts[4]])
-            return _part(data, asked, {"ETag": f'"{parts[4]}"', "X-Repo-Commit": parts[4]})
-        return _MISSING
+    def answer(self, path: str, asked: str | None) -> Response:
+        """The response to a request for a path, and in it for the range of bytes that is asked for."""
+        parts = unquote(path.partition("?")[0]).strip("/").split("/")
+        kind = parts[0]
+        if kind == "api" and parts[1] == "datasets":
+            return self._api("/".join(parts[2:4]), parts[4:])
+        if kind in ("datasets", "store") and len(parts) > 5:
+            return self._file("/".join(parts[1:3]), parts[4], "/".join(parts[5:]), asked, stored=kind == "store")
+        return _missing("EntryNotFound")
 
-    def _about(self, repository: str, rest: list[str]) -> tuple[int, bytes, dict[str, str]]:
+    def _api(self, repository: str, rest: list[str]) -> Response:
+        commits = self.repositories.get(repository)
+        if commits is None:
+            return _missing("RepoNotFound")
+        what, commit, *folder = rest or ["revision", "main"]
+        commit = [*commits][-1] if commit == "main" else commit
+        if commit not in commits:
+            return _missing("RevisionNotFound")
+        files = commits[commit]
+        match what:
+            case "revision":
+                found = _about(repository, commit, files)
+            case "tree":
+                found = list(_entries(files, "/".join(folder)))
+                if folder and not found:
+                    return _missing("EntryNotFound")
+            case _:
+                return _missing("EntryNotFound")
+        return 200, json.dumps(found).encode(), _JSON
+
+    def _file(self, repository: str, commit: str, path: str, asked: str | None, *, stored: bool) -> Response:
         commits = self.repositories.get(repository, {})
-        if not commits:
-            return 404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}
-        wanted = rest[1] if rest else [*commits][-1]
-        if rest[:1] == ["tree"]:
-            file = {"type": "file", "path": _FILE, "size": len(_parquet(commits[wanted])), "oid": "0" * 40}
-            return (200, json.dumps([file]).encode(), _JSON) if len(rest) == 2 else _MISSING
-        about: dict[str, object] = {"_id": "0", "id": repository, "sha": wanted, "siblings": [{"rfilename": _FILE}]}
-        about |= {"private": False, "gated": False, "disabled": False, "downloads": 0, "likes": 0, "tags": []}
-        return 200, json.dumps(about).encode(), _JSON
+        if path not in commits.get(commit, {}):
+            return _missing("EntryNotFound" if commit in commits else "RevisionNotFound")
+        data = commits[commit][path]
+        headers = {"ETag": f'"{sha256(data).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if path.endswith((".md", ".json", ".yaml")):
+            return _part(data, asked, headers)
+        if not stored:
+            linked = {"X-Linked-Size": str(len(data)), "X-Linked-ETag": headers["ETag"]}
+            return 302, b"", headers | linked | {"Location": f"{self.url}/store/{repository}/at/{commit}/{path}"}
+        response = _part(data, asked, headers)
+        self.read[commit] += len(response[1])
+        return response
 
 
-_JSON = {"Content-Type": "application/json"}
-_MISSING = (404, b'{"error": "Entry not found"}', {"X-Error-Code": "EntryNotFound"})
+def _missing(code: str) -> Response:
+    return 404, json.dumps({"error": code}).encode(), _JSON | {"X-Error-Code": code}
 
 
-def _part(data: bytes, asked: str | None, headers: dict[str, str]) -> tuple[int, bytes, dict[str, str]]:
+def _about(repository: str, commit: str, files: Files) -> dict[str, object]:
+    siblings = [{"rfilename": name} for name in files]
+    flags = {"private": False, "gated": False, "disabled": False, "downloads": 0, "likes": 0, "tags": []}
+    return {"_id": "0", "id": repository, "sha": commit, "siblings": siblings} | flags
+
+
+def _entry(path: str, data: bytes) -> dict[str, object]:
+    oid = sha256(data).hexdigest()
+    stored = {"oid": oid, "size": len(data), "pointerSize": 134}
+    return {"type": "file", "path": path, "size": len(data), "oid": oid[:40], "lfs": stored}
+
+
+def _entries(files: Files, folder: str) -> Iterator[dict[str, object]]:
+    """The files and folders below a folder, in the form of the hub."""
+    within = f"{folder}/" if folder else ""
+    seen = set[str]()
+    for path, data in files.items():
+        if not path.startswith(within):
+            continue
+        parents = path.split("/")[:-1]
+        for depth in range(1, len(parents) + 1):
+            parent = "/".join(parents[:depth])
+            if parent.startswith(within) and parent not in seen:
+                seen.add(parent)
+                yield {"type": "directory", "path": parent, "size": 0, "oid": "0" * 40}
+        yield _entry(path, data)
+
+
+def _part(data: bytes, asked: str | None, headers: dict[str, str]) -> Response:
     if asked is None:
         return 200, data, headers
     first, _, last = asked.removeprefix("bytes=").partition("-")
@@ -66,14 +148,8 @@ def _part(data: bytes, asked: str | None, headers: dict[str, str]) -> tuple[int,
     return 206, part, headers | {"Content-Range": f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"}
 
 
-def _parquet(rows: Rows) -> bytes:
-    file = io.BytesIO()
-    parquet.write_table(pyarrow.Table.from_pylist([dict(row) for row in rows]), file)  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  pyarrow has no types
-    return file.getvalue()
-
-
 @contextmanager
-def fake_hub(repositories: Mapping[str, Mapping[str, Rows]]) -> Generator[FakeHub]:
+def fake_hub(repositories: Mapping[str, Mapping[str, Files]]) -> Generator[FakeHub]:
     """One that answers on this machine."""
     hub = FakeHub(repositories)
 
@@ -81,13 +157,13 @@ def fake_hub(repositories: Mapping[str, Mapping[str, Rows]]) -> Generator[FakeHu
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            status, body, headers = hub.answer(self.path, self.headers.get("Range"))
+            status, data, headers = hub.answer(self.path, self.headers.get("Range"))
             self.send_response(status)
-            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            for name, value in {**headers, "Content-Length": str(len(data))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(body)
+                self.wfile.write(data)
 
         def do_HEAD(self) -> None:
             self.do_GET()
@@ -104,3 +180,61 @@ def fake_hub(repositories: Mapping[str, Mapping[str, Rows]]) -> Generator[FakeHu
         finally:
             server.shutdown()
             serving.join()
+
+
+_LOAD = """
+import json, os, sys
+from rlkit.envs.math import maths
+from rlkit.errors import RlkitError
+
+for cache, begun, arguments in json.loads(sys.argv[1]):
+    os.environ["RLKIT_CACHE_DIR"] = cache
+    recorded, notes, answers, error = None, [], [], None
+    def record(now):
+        global recorded
+        recorded = now
+        return begun or now
+    try:
+        tasks = maths(order="given", recorded=record, note=notes.append, **arguments)
+        answers = [task.problem.answer for task in tasks]
+    except RlkitError as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    print(json.dumps([answers, recorded, notes, error]))
+"""
+"""In a process of its own: the hub's libraries read their settings when they are imported."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A dataset to load.
+
+    Args:
+        cache: rlkit's.
+        arguments: of `maths`.
+        begun: the commits that the record of a run has.
+    """
+
+    cache: Path
+    arguments: Mapping[str, object]
+    begun: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What became of it: the answers in the order of the rows, the recorded commits, the notes, the error if any."""
+
+    answers: list[str]
+    recorded: dict[str, str] | None
+    notes: list[str]
+    error: str | None
+
+
+def load(hub: FakeHub, *wanted: Wanted) -> list[Loaded]:
+    """Load datasets one after the other with the hub's own libraries."""
+    home = str(wanted[0].cache / "hub")
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}
+    asked = json.dumps([[str(one.cache), one.begun, one.arguments] for one in wanted])
+    command = [sys.executable, "-c", _LOAD, asked]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=HANG_S)
+    assert done.returncode == 0, done.stderr
+    return [Loaded(*json.loads(line)) for line in done.stdout.splitlines()]

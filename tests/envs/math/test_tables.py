@@ -5,10 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,8 +19,7 @@ from rlkit.envs.math.files import read_rows
 from rlkit.envs.math.problems import read_problems
 from rlkit.envs.math.tables import table_rows
 from rlkit.errors import MissingError, UsageError
-from tests.envs.math.fake_hub import FakeHub, fake_hub
-from tests.limits import HANG_S
+from tests.envs.math.fake_hub import Wanted, fake_hub, load, one_table
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unused": "x"} for n in range(5)]
 COLUMNS = Columns("question", "answer")
@@ -82,61 +78,44 @@ def test_without_a_hub_the_answer_says_how_to_use_a_file(monkeypatch: pytest.Mon
         table_rows(Table("owner/name", "0" * 40, "train", COLUMNS), note=lambda message: None)
 
 
-READ = """
-import json, os, sys
-from rlkit.envs.math import maths
-from rlkit.errors import RlkitError
-
-for cache, begun, arguments in json.loads(sys.argv[1]):
-    os.environ["RLKIT_CACHE_DIR"] = cache
-    told = []
-    recorded = lambda now: told.append(now) or begun or now
-    try:
-        found = [task.problem.answer for task in maths(order="given", recorded=recorded, **arguments)]
-    except RlkitError as error:
-        found = str(error)
-    print(json.dumps([found, *told]))
-"""
-"""In a process of its own: the hub's libraries read their settings when they are imported."""
-
-type Wanted = tuple[Path, dict[str, str], dict[str, str]]
-
-
-def read(hub: FakeHub, *wanted: Wanted) -> list[object]:
-    """For each cache, record of a run and arguments: the answers, or why there are none, and what was told."""
-    home = str(wanted[0][0] / "hub")
-    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}
-    command = [sys.executable, "-c", READ, json.dumps(wanted, default=str)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=HANG_S)
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 OLMO, POLARIS = "allenai/Dolci-RL-Zero-Math-7B", "POLARIS-Project/Polaris-Dataset-53K"
 OLD, NEW = "a" * 40, "b" * 40
 
 
 def test_a_dataset_without_a_known_commit_is_read_at_the_one_that_the_run_began_with(tmp_path: Path) -> None:
     olmo, here, there = {"dataset": "olmo3_rlzero_7b"}, tmp_path / "here", tmp_path / "there"
-    rows = {commit: [{"prompt": "What is it?", "ground_truth": answer}] for commit, answer in ((OLD, "1"), (NEW, "2"))}
-    with fake_hub({OLMO: {OLD: rows[OLD]}}) as hub:
-        assert read(hub, (here, {}, olmo)) == [[["1"], {OLMO: OLD}]]
-        hub.repositories = {OLMO: rows}
-        found = read(
-            hub, (here, {}, olmo), (there, {OLMO: OLD}, olmo), (there, {}, olmo), (there, {}, olmo | {"revision": OLD})
+    files = {
+        commit: one_table([{"prompt": "What is it?", "ground_truth": answer}])
+        for commit, answer in ((OLD, "1"), (NEW, "2"))
+    }
+    with fake_hub({OLMO: {OLD: files[OLD]}}) as hub:
+        (first,) = load(hub, Wanted(here, olmo))
+        hub.repositories = {OLMO: files}
+        later = load(
+            hub,
+            Wanted(here, olmo),
+            Wanted(there, olmo, begun={OLMO: OLD}),
+            Wanted(there, olmo),
+            Wanted(there, olmo | {"revision": OLD}),
         )
     # A machine goes on with what it has; another takes the newest, unless the run began with another.
-    assert found == [[["1"], {OLMO: OLD}], [["1"], {OLMO: NEW}], [["2"], {OLMO: NEW}], [["1"]]]
+    commits = [(one.answers, one.recorded) for one in (first, *later)]
+    assert commits[:2] == [(["1"], {OLMO: OLD})] * 2
+    assert commits[2:] == [(["1"], {OLMO: NEW}), (["2"], {OLMO: NEW}), (["1"], None)]
 
 
 def test_a_known_commit_is_read_whatever_is_newer_and_what_is_missing_is_named(tmp_path: Path) -> None:
     known = DATASETS["polaris"].splits["train"][0].revision
     assert known is not None
     row = {"problem": "What is it?", "difficulty": "3/8"}
-    with fake_hub({POLARIS: {known: [row | {"answer": "1"}], NEW: [row | {"answer": "2"}]}}) as hub:
-        found, missing = read(hub, (tmp_path, {}, {"dataset": "polaris"}), (tmp_path, {}, {"dataset": "minerva"}))
-    assert found == [["1"]]
+    files = {commit: one_table([row | {"answer": answer}]) for commit, answer in ((known, "1"), (NEW, "2"))}
+    with fake_hub({POLARIS: files}) as hub:
+        polaris, minerva = load(hub, Wanted(tmp_path, {"dataset": "polaris"}), Wanted(tmp_path, {"dataset": "minerva"}))
+    assert polaris.answers == ["1"]
     assert set(hub.read) == {known}
-    assert str(missing).startswith("['math-ai/minervamath cannot be had from the hub: RepositoryNotFoundError")
+    assert (minerva.error or "").startswith(
+        "MissingError: math-ai/minervamath cannot be had from the hub: RepositoryNotFoundError"
+    )
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class Columns:
         level: how hard it is, where a column says so: a number, `Level 3`, or a share such as `3/8`.
         subject: its field, where a column says so.
         only: a column, and a text that it must hold or list.
+        speaker: what a question begins with that is not part of it, such as the role of who asks.
     """
 
     question: str
@@ -36,6 +37,7 @@ class Columns:
     level: str | None = None
     subject: str | None = None
     only: tuple[str, str] | None = None
+    speaker: str = ""
 
     @property
     def used(self) -> list[str]:
@@ -126,6 +128,12 @@ def _aime() -> dict[str, tuple[Table, ...]]:
     return {"test": tuple(tables.values())} | {year: (table,) for year, table in tables.items()}
 
 
+def _dolci(repository: str, *, only: tuple[str, str] | None = None) -> dict[str, tuple[Table, ...]]:
+    # Their prompts are whole conversations in one text, each message after its role.
+    columns = Columns("prompt", "ground_truth", only=only, speaker="user:")
+    return {"train": (Table(repository, None, "train", columns),)}
+
+
 def _nemotron(split: str) -> tuple[Table, ...]:
     columns = Columns("problem", "expected_answer", subject="data_source")
     revision = "8e793210e175b6406c752a870f585f62de98c0d3"
@@ -195,22 +203,8 @@ DATASETS: Mapping[str, Dataset] = {
         policies=_WORKED_OUT,
     ),
     "aime": Dataset(_aime(), "cc-by-nc-sa-4.0 (2025, 2026); the text is the MAA's", _NUMBER, policies=_WORKED_OUT),
-    "olmo3_rlzero_7b": Dataset(
-        {"train": (Table("allenai/Dolci-RL-Zero-Math-7B", None, "train", Columns("prompt", "ground_truth")),)}, "odc-by"
-    ),
-    "olmo3_rl_32b": Dataset(
-        {
-            "train": (
-                Table(
-                    "allenai/Dolci-Think-RL-32B",
-                    None,
-                    "train",
-                    Columns("prompt", "ground_truth", only=("dataset", "math")),
-                ),
-            )
-        },
-        "odc-by",
-    ),
+    "olmo3_rlzero_7b": Dataset(_dolci("allenai/Dolci-RL-Zero-Math-7B"), "odc-by"),
+    "olmo3_rl_32b": Dataset(_dolci("allenai/Dolci-Think-RL-32B", only=("dataset", "math")), "odc-by"),
     "nemotron": Dataset(
         {"train": _nemotron("high_part02"), "medium": _nemotron("medium"), "low": _nemotron("low")},
         "cc-by-4.0 and cc-by-sa-4.0",

@@ -73,7 +73,7 @@ def read_problems(rows: Iterable[Row], columns: Columns, *, where: str) -> Itera
         where: the table, for messages.
 
     Raises:
-        UsageError: the table lacks a column.
+        UsageError: the table lacks a column, or one of them holds neither text nor numbers.
     """
     place = 0
     for row in rows:
@@ -81,7 +81,9 @@ def read_problems(rows: Iterable[Row], columns: Columns, *, where: str) -> Itera
             _check(row, columns, where)
         if columns.only is not None and not _holds(row.get(columns.only[0]), columns.only[1]):
             continue
-        question, answer = _text(row.get(columns.question)), _gold(row.get(columns.answer), columns)
+        for column in (columns.question, columns.answer):
+            _check_kind(row.get(column), column, where)
+        question, answer = _question(row, columns), _gold(row.get(columns.answer), columns)
         if question and answer:
             yield Problem(
                 question, answer, place, _label(row, columns.level) or None, _label(row, columns.subject) or None
@@ -96,6 +98,19 @@ def _check(row: Row, columns: Columns, where: str) -> None:
         if column not in row:
             known = ", ".join(map(str, row)) or "none"
             raise UsageError(f"{where} has no column {column!r}.{did_you_mean(column, row)} It has: {known}")
+
+
+def _check_kind(value: object, column: str, where: str) -> None:
+    """Refuse what no text can be read from: objects that are no messages, alone or in a list."""
+    values = cast("list[object]", value) if isinstance(value, list) else [value]
+    first = values[0] if values else None
+    if isinstance(first, Mapping) and "content" not in first:
+        fields = ", ".join(map(str, cast("Mapping[object, object]", first)))
+        raise UsageError(f"{where}: the column {column!r} holds objects with {fields}, where texts or numbers are read")
+
+
+def _question(row: Row, columns: Columns) -> str:
+    return _text(row.get(columns.question)).removeprefix(columns.speaker).strip()
 
 
 def _holds(value: object, wanted: str) -> bool:

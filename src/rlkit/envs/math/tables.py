@@ -1,24 +1,25 @@
 """Tables of the catalogue, from the hub, and kept.
 
 Invariant: a table is read at one commit. It is asked of the hub once; afterwards it is read from rlkit's cache, with or
-without a network. Only the columns that are used are kept.
+without a network. Only the columns that are used are kept, and a table that lacks one of them is not kept at all.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from rlkit import atomic
 from rlkit.atomic import make_folder
 from rlkit.envs.math.catalogue import Table
 from rlkit.envs.math.files import Row, read_rows
-from rlkit.errors import MissingError
+from rlkit.errors import MissingError, RlkitError, UsageError
 from rlkit.hub import hub_problem
 from rlkit.paths import cache_dir
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _FILE = "path to the file beside dataset (or, for a set that is kept apart, apart to a list with the file)"
+
+_PROGRESS_S = 15.0
+"""A table that takes longer to fetch says after each such time how many rows there are."""
 
 
 def newest(repository: str) -> str:
@@ -61,7 +65,7 @@ def table_rows(table: Table, *, note: Callable[[str], None]) -> Iterator[Row]:
         _reach(table.repository)
         name = f"{table.repository} ({table.config})" if table.config else table.repository
         note(f"reading {name} at {table.revision} from the Hugging Face hub")
-        _fetch(table, kept)
+        _fetch(table, kept, note=lambda rows: note(f"reading {name}: {rows:,} rows so far"))
     return read_rows(kept)
 
 
@@ -87,7 +91,7 @@ def _kept(table: Table) -> Path:
     return _folder() / f"{_safe(name)}.jsonl"
 
 
-def _fetch(table: Table, kept: Path) -> None:
+def _fetch(table: Table, kept: Path, *, note: Callable[[int], None]) -> None:
     """Stream a table into a file, which is there whole or not at all."""
     from filelock import FileLock
 
@@ -98,28 +102,68 @@ def _fetch(table: Table, kept: Path) -> None:
         unfinished = kept.with_suffix(".unfinished")
         try:
             with _blamed(table.repository):
-                _write(_streamed(table), table, unfinished)
+                _write(_streamed(table), table, unfinished, note)
             unfinished.replace(kept)
         finally:
             unfinished.unlink(missing_ok=True)
 
 
-def _streamed(table: Table) -> Iterable[Row]:
+class _Stream(Protocol):
+    """An `IterableDataset` of `datasets`, which has no types."""
+
+    column_names: Sequence[str] | None
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+
+class _Builder(Protocol):
+    config: object
+
+    def as_streaming_dataset(self, split: str) -> _Stream: ...
+
+
+def _builder(table: Table, **settings: Sequence[str]) -> _Builder:
     import datasets
 
-    stream = datasets.load_dataset(
-        table.repository, table.config, split=table.split, revision=table.revision, streaming=True
-    )
-    if stream.column_names is not None:  # of Parquet, only these columns are fetched
-        stream = stream.select_columns([name for name in table.columns.used if name in stream.column_names])
-    return cast("Iterable[Row]", stream)
+    load = cast("Callable[..., _Builder]", datasets.load_dataset_builder)
+    return load(table.repository, table.config, revision=table.revision, **settings)
 
 
-def _write(rows: Iterable[Row], table: Table, path: Path) -> None:
+def _streamed(table: Table) -> Iterable[Row]:
+    """The rows of a table; only the used columns are fetched where the format allows, as Parquet does.
+
+    Raises:
+        UsageError: the table lacks a column.
+    """
+    builder = _builder(table)
+    stream = builder.as_streaming_dataset(split=table.split)
+    if stream.column_names is not None:
+        _check_columns(table, stream.column_names)
+    if hasattr(builder.config, "columns"):
+        return _builder(table, columns=table.columns.used).as_streaming_dataset(split=table.split)
+    return stream  # not Parquet: its rows are read whole
+
+
+def _check_columns(table: Table, names: Sequence[str]) -> None:
+    missing = [name for name in table.columns.used if name not in names]
+    if missing:
+        raise UsageError(
+            f"dataset: {table.repository} at {table.revision} has no column {missing[0]!r}; it has {', '.join(names)}. "
+            f"Its form has changed: set revision to an earlier commit, or path to a file, with question and answer"
+        )
+
+
+def _write(rows: Iterable[Row], table: Table, path: Path, note: Callable[[int], None]) -> None:
+    due_s = time.monotonic() + _PROGRESS_S
     with path.open("w", encoding="utf-8") as file:
-        for row in islice(rows, table.rows_max):
-            kept = {name: row[name] for name in table.columns.used if name in row}
+        for number, row in enumerate(islice(rows, table.rows_max)):
+            if number == 0:
+                _check_columns(table, list(row))
+            kept = {name: row.get(name) for name in table.columns.used}
             file.write(json.dumps(kept, ensure_ascii=False, default=str) + "\n")
+            if time.monotonic() >= due_s:
+                note(number + 1)
+                due_s = time.monotonic() + _PROGRESS_S
 
 
 @contextmanager
@@ -127,6 +171,8 @@ def _blamed(repository: str) -> Generator[None]:
     """Whatever the hub's libraries raise, as one line: their kinds of errors are many."""
     try:
         yield
+    except RlkitError:
+        raise
     except Exception as error:
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise MissingError(
