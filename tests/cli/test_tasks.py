@@ -79,6 +79,15 @@ def test_old_tasks_are_converted_and_listed(rlkit: Callable[..., Any], tmp_path:
     assert "already exists" in json.loads(again.stdout)["failed"]["answer"]
 
 
+def test_what_of_an_old_task_is_not_as_it_was_is_below_it(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    (old_task(tmp_path / "old" / "answer") / "solution.yaml").write_text("- command: echo\n")
+    made, difference = rlkit("tasks", "convert", "old", "--to", "new").stdout.splitlines()
+    assert made == f"made    {tmp_path / 'new' / 'answer'}"
+    assert difference.strip().startswith("its solution is keystrokes (solution.yaml), which cannot be replayed")
+    told = json.loads(rlkit("tasks", "convert", "old", "--to", "newer", "--json").stdout)
+    assert told["differences"] == {"answer": [difference.strip()]}
+
+
 def test_the_red_team_is_a_table_of_cheats_and_1_where_one_earns(
     rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,17 +60,18 @@ def check(
 
 
 def convert(source: Path, target: Path, output: Output) -> int:
-    """Convert tasks of terminal-bench 1, and print a line a task. Returns the exit code."""
+    """Convert tasks of terminal-bench 1, and print a line a task and a difference. Returns the exit code."""
     from rlkit.envs.harbor.convert import convert as convert_tasks
 
     done = convert_tasks(source, target)
-    for note in done.notes:
-        output.note(note)
     if output.json:
-        output.data({"made": [str(path) for path in done.made], "failed": dict(done.failed)})
+        differing = {name: list(lines) for name, lines in done.differences.items()}
+        output.data({"made": [str(path) for path in done.made], "failed": dict(done.failed), "differences": differing})
     else:
         for path in done.made:
             output.line(f"made    {path}")
+            for line in done.differences.get(path.name, ()):
+                output.line(f"        {printable(line)}")
         for name, why in done.failed.items():
             output.line(f"failed  {name}: {why}")
     return FAULTS_FOUND if done.failed else 0

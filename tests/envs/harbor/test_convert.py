@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,16 @@ COMPOSE = """services:
 """
 
 
+# Ends as pytest does, and with an exit code that says nothing.
+CHECK = """echo "========= short test summary info ========="
+if [ "$(cat /app/answer)" = 42 ]; then
+  echo "PASSED test_outputs.py::test_answer"
+else
+  echo "FAILED test_outputs.py::test_answer - assert"
+fi
+"""
+
+
 def old_task(folder: Path) -> Path:
     (folder / "tests").mkdir(parents=True)
     (folder / "task.yaml").write_text("instruction: Write 42 to answer.\nmax_agent_timeout_sec: 30.0\n")
@@ -29,7 +41,7 @@ def old_task(folder: Path) -> Path:
     (folder / "Dockerfile").write_text("FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624\nWORKDIR /app\n")
     (folder / "solution.sh").write_text("#!/bin/bash\necho 42 > /app/answer\n")
     (folder / "run-tests.sh").write_text("#!/bin/bash\nbash $TEST_DIR/check.sh\n")
-    (folder / "tests" / "check.sh").write_text('[ "$(cat /app/answer)" = 42 ]\n')
+    (folder / "tests" / "check.sh").write_text(CHECK)
     return folder
 
 
@@ -45,12 +57,18 @@ def test_a_task_of_terminal_bench_1_becomes_one_that_is_sound(cache: Path, tmp_p
 def test_of_a_folder_each_task_is_converted_or_told_why_not(tmp_path: Path) -> None:
     old = tmp_path / "old"
     old_task(old / "good")
-    (old_task(old / "bad") / "solution.yaml").write_text("")
+    (old_task(old / "bad") / "tests" / "test.sh").write_text("")
+    compose = (old_task(old / "imageless") / "docker-compose.yaml").read_text()
+    (old / "imageless" / "docker-compose.yaml").write_text(compose.replace("build: {dockerfile: Dockerfile}", ""))
+    (old / "imageless" / "Dockerfile").unlink()
     (old / "notes").mkdir()
     done = convert(old, tmp_path / "new")
     assert [path.name for path in done.made] == ["good"]
-    assert list(done.failed) == ["bad"]
-    assert "solution.yaml which is not supported" in done.failed["bad"]
+    assert done.failed == {
+        "bad": "its tests have a test.sh, whose name Harbor needs for its own",
+        "imageless": "it has no Dockerfile in the build context of its docker-compose.yaml",
+    }
+    assert done.differences == {}
 
 
 def test_a_task_that_cannot_be_converted_is_told_in_one_line_and_leaves_nothing_in_the_way(tmp_path: Path) -> None:
@@ -61,7 +79,6 @@ def test_a_task_that_cannot_be_converted_is_told_in_one_line_and_leaves_nothing_
     done = convert(old, new)
     assert sorted(done.failed) == ["half", "torn"]
     assert [len(why.splitlines()) for why in done.failed.values()] == [1, 1]
-    assert list(done.notes) == []
     assert [path.name for path in new.iterdir()] == ["torn"]  # which was there before
 
 
@@ -78,3 +95,84 @@ def test_what_cannot_be_converted_is_told(tmp_path: Path, source: str, target: s
     old_task(tmp_path / "old" / "answer")
     with pytest.raises(UsageError, match=told):
         convert(tmp_path / source, tmp_path / target)
+
+
+def verdict(old: Path, output: str, *, code: int = 0) -> str:
+    """Run the converted tests of a task whose own tests print `output`; the reward that they write."""
+    (old / "tests" / "output").write_text(output)
+    (old / "run-tests.sh").write_text(f"set -e\ncat $TEST_DIR/output\nexit {code}\n")
+    new = old.parent / "new"
+    shutil.rmtree(new, ignore_errors=True)
+    assert not convert(old, new).failed
+    tests, logs = new / old.name / "tests", new / "logs"
+    script = (tests / "test.sh").read_text().replace("/logs/", f"{logs}/").replace("=/tests", f"={tests}")
+    done = subprocess.run(
+        ["bash"], check=False, input=script.replace("bash /tests", f"bash {tests}"), text=True, capture_output=True
+    )
+    assert (done.returncode, done.stdout) == (code, output)
+    assert [path.name for path in (logs / "verifier").iterdir()] == ["reward.txt"]
+    return (logs / "verifier" / "reward.txt").read_text().strip()
+
+
+SUMMARY = "=========================== short test summary info ============================\n"
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "reward"),
+    [
+        (f"1 passed\n{SUMMARY}PASSED a.py::test_a\nSKIPPED [1] a.py:3: slow\n", 1, "1"),
+        (f"{SUMMARY}PASSED a.py::test_a\nFAILED a.py::test_b - assert 1 == 2\n", 0, "0"),
+        (f"{SUMMARY}PASSED a.py::test_a\nERROR a.py - ImportError\n", 0, "0"),
+        (f"FAILED before\n\x1b[36m{SUMMARY}\x1b[32mPASSED\x1b[0m a.py::\x1b[1mtest_a\x1b[0m\n", 0, "1"),
+        (f"{SUMMARY}XPASS a.py::test_a", 0, "0"),
+        (f"{SUMMARY}", 0, "0"),
+        ("PASSED a.py::test_a\n", 0, "0"),
+    ],
+)
+def test_a_task_is_solved_where_the_summary_of_pytest_says_so(
+    tmp_path: Path, output: str, code: int, reward: str
+) -> None:
+    assert verdict(old_task(tmp_path / "answer"), output, code=code) == reward
+
+
+def test_with_another_parser_the_exit_code_decides(tmp_path: Path) -> None:
+    old = old_task(tmp_path / "answer")
+    (old / "task.yaml").write_text("instruction: Mend it.\nparser_name: swebench\n")
+    assert [verdict(old, "", code=code) for code in (0, 2)] == ["1", "0"]
+
+
+def test_what_cannot_be_converted_exactly_is_listed_with_its_task(tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    settings = old_task(old / "settings") / "task.yaml"
+    settings.write_text("instruction: Do it.\nparser_name: sweperf\nrun_tests_in_same_shell: true\n")
+    (old_task(old / "keystrokes") / "solution.yaml").write_text("- command: true\n")
+    services = old_task(old / "services") / "docker-compose.yaml"
+    services.write_text(
+        f"{COMPOSE}    privileged: true\n    volumes: [./data:/data]\n  database: {{image: postgres}}\n"
+    )
+    privileged = old_task(old / "privileged") / "docker-compose.yaml"
+    privileged.write_text(f"{COMPOSE}    privileged: true\n")
+    daemon = old_task(old / "daemon") / "docker-compose.yaml"
+    daemon.write_text(COMPOSE.replace("sleep infinity", "cron && sleep infinity") + "    entrypoint: [/start]\n")
+    old_task(old / "exact")
+    done = convert(old, tmp_path / "new")
+    assert (len(done.made), done.failed) == (6, {})
+    assert {name: list(lines) for name, lines in done.differences.items()} == {
+        "daemon": [
+            "its entrypoint needs a container engine: set environment to docker; local refuses it",
+            "its container ran `sh -c cron && sleep infinity`; here nothing is started before the agent",
+        ],
+        "keystrokes": [
+            "its solution is keystrokes (solution.yaml), which cannot be replayed: `rlkit tasks check` has none"
+        ],
+        "privileged": ["its docker-compose.yaml needs a container engine: set environment to docker; local refuses it"],
+        "services": [
+            "its services (database) of docker-compose.yaml need a container engine: set environment to docker; "
+            "local refuses it",
+            "its volumes (./data:/data) are not mounted",
+        ],
+        "settings": [
+            "its tests were read by the parser sweperf; here their exit code decides",
+            "its tests ran in the agent's shell; here they run in a shell of their own, without its variables",
+        ],
+    }
