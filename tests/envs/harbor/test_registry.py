@@ -1,15 +1,23 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
 from rlkit.envs.harbor.registry import fetch, parsed
+from rlkit.envs.harbor.registry_files import read_rows
 from rlkit.envs.harbor.tasks import Selection
 from rlkit.errors import MissingError, UsageError
 
 from .conftest import write_task
+from .terminal_bench.conftest import git
+
+RECORDED = Path(__file__).parents[2] / "data" / "registries"
 
 
 @pytest.fixture
@@ -41,9 +49,146 @@ def test_of_two_tasks_with_one_name_none_is_dropped(registry: Path) -> None:
         fetch("tiny", Selection(), registry=str(registry))
 
 
-def test_a_registry_that_cannot_be_reached_is_told_in_one_line() -> None:
-    with pytest.raises(MissingError, match=r"^dataset: tiny@1 cannot be had from http://127\.0\.0\.1:9/registry\.json"):
-        fetch("tiny@1", Selection(), registry="http://127.0.0.1:9/registry.json")
+class Registries(BaseHTTPRequestHandler):
+    """Stand-in for the servers of registries: a file, and Harbor's service, which its client asks by a call."""
+
+    answers: ClassVar[list[tuple[int, object]]] = []
+    asked: ClassVar[list[tuple[str, object]]] = []
+
+    def do_GET(self) -> None:
+        self._answer(None)
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+    def _answer(self, body: object) -> None:
+        self.asked.append((self.path, body))
+        status, content = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        data = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    Registries.answers[:], Registries.asked[:] = [], []
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Registries)
+    threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{listening.server_port}"
+    listening.shutdown()
+    listening.server_close()
+
+
+def test_a_registry_is_read_from_its_url_and_kept(server: str, registry: Path) -> None:
+    waited, notes = list[float](), list[str]()
+    url, rows = f"{server}/registry.json", json.loads(registry.read_text())
+    Registries.answers[:] = [(503, "busy"), (200, rows)]
+    assert read_rows(url, note=notes.append, sleep=waited.append) == rows
+    assert waited == [1.0]
+    assert notes == [f"registry: {url} cannot be read (HTTP status 503); trying again in 1 s"]
+    Registries.answers[:] = [(404, "gone")]
+    assert read_rows(url, note=notes.append, sleep=waited.append) == rows
+    assert notes[1:] == [
+        f"registry: {url} cannot be read (HTTP status 404): taking it as it was when this machine last read it"
+    ]
+    Registries.answers[:] = [(200, rows)]
+    assert list(fetch("tiny", Selection(task_ids=["task-1"]), registry=url)) == ["task-1"]
+
+
+def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> None:
+    waited, notes = list[float](), list[str]()
+    with pytest.raises(MissingError, match=r"^registry: http://127\.0\.0\.1:9/r\.json cannot be read .* as registry$"):
+        read_rows("http://127.0.0.1:9/r.json", note=notes.append, sleep=waited.append)
+    assert (waited, len(notes)) == ([1.0, 3.0], 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "cannot be read: No such file"),
+        ("[{", "is no JSON: "),
+        ('{"datasets": []}', "must be a list of datasets, and not of type dict"),
+        (b"\xff", "cannot be read: it is not text"),
+    ],
+)
+def test_a_file_that_is_no_registry_is_told(tmp_path: Path, text: str | bytes | None, told: str) -> None:
+    path = tmp_path / "registry.json"
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UsageError, match=rf"^registry: {path} {told}"):
+        fetch("tiny", Selection(), registry=str(path))
+
+
+def test_a_registry_may_have_entries_of_both_forms(registry: Path) -> None:
+    rows = json.loads(registry.read_text())
+    (core,) = json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"]
+    registry.write_text(json.dumps([core, *rows]))
+    assert len(fetch("tiny", Selection(), registry=str(registry))) == 3
+    with pytest.raises(UsageError, match=r"has no version '9' of terminal-bench-core; it has 0\.1\.1"):
+        fetch("terminal-bench-core@9", Selection(), registry=str(registry))
+
+
+@pytest.fixture
+def harbors_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, str]:
+    """A git repository with the tasks of Harbor's recorded entry, and its commit."""
+    repository = tmp_path / "upstream"
+    (dataset,) = json.loads((RECORDED / "harbor.json").read_text())["rows"]
+    for task in dataset["tasks"]:
+        write_task(repository / task["path"])
+    git(tmp_path, "init", "--quiet", str(repository))
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "tasks")
+    for module in ("harbor.tasks.client", "harbor.models.task.id"):
+        monkeypatch.setattr(f"{module}.TASK_CACHE_DIR", tmp_path / "tasks")
+    return repository, git(repository, "rev-parse", "HEAD")
+
+
+def recorded_dataset(repository: Path, commit: str) -> dict[str, Any]:
+    """The recorded entry of Harbor's registry, with the place of its repository and nothing else changed."""
+    (dataset,) = json.loads((RECORDED / "harbor.json").read_text())["rows"]
+    tasks = [task | {"git_url": repository.as_uri(), "git_commit_id": commit} for task in dataset["tasks"]]
+    return dataset | {"tasks": tasks}
+
+
+@pytest.mark.filterwarnings("ignore:The .* parameter is deprecated:DeprecationWarning")  # by Harbor's client's library
+def test_a_dataset_of_harbors_registry_is_asked_of_its_service_by_harbors_client(
+    server: str, harbors_tasks: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harbor.registry.client.harbor.harbor.HARBOR_SUPABASE_URL", server)
+    Registries.answers[:] = [(200, recorded_dataset(*harbors_tasks))]
+    tasks = fetch("terminal-bench-pro==1.0", Selection(task_ids=["*sudoku"]), registry=None)
+    assert list(tasks) == ["validate-and-solve-sudoku"]
+    assert (tasks["validate-and-solve-sudoku"] / "instruction.md").read_text() == "Greet."
+    assert Registries.asked == [
+        ("/rest/v1/rpc/get_dataset", {"p_name": "terminal-bench-pro", "p_version": "1.0"}),
+    ]
+
+
+def test_a_file_in_the_form_of_harbors_registry_is_read_by_harbors_client(
+    harbors_tasks: tuple[Path, str], tmp_path: Path
+) -> None:
+    path = tmp_path / "registry.json"
+    path.write_text(json.dumps([recorded_dataset(*harbors_tasks)]))
+    tasks = fetch("terminal-bench-pro", Selection(shuffle=False), registry=str(path))
+    assert list(tasks) == ["validate-and-solve-sudoku", "xrd-two-peak-fitting"]
+    assert all((folder / "task.toml").is_file() for folder in tasks.values())
+
+
+def test_names_of_terminal_bench_1_are_looked_up_in_its_published_registry(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlkit.envs.harbor.registry.REGISTRY_URL", f"{server}/terminal-bench.json")
+    Registries.answers[:] = [(200, json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"])]
+    with pytest.raises(UsageError, match=r"terminal-bench\.json has no version '0\.1\.0' of terminal-bench-core"):
+        fetch("terminal-bench-core==0.1.0", Selection(), registry=None)
+    assert Registries.asked == [("/terminal-bench.json", None)]
 
 
 def test_a_dataset_has_a_name_and_perhaps_a_version() -> None:

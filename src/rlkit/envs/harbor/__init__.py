@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,6 +13,7 @@ from rlkit.envs.harbor.outcome import Reward, Rule, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.envs.harbor.tasks import Selection, Split, find, read
 from rlkit.errors import UsageError
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     from rlkit.envs.harbor.task import HarborTask
@@ -66,13 +67,15 @@ def harbor(
     starts_per_s: Seconds | None = None,
     trials_dir: str | None = None,
     keep_trials: Literal["all", "failed", "none"] = "none",
+    recorded: Callable[[Json], Json] = lambda now: now,
+    note: Callable[[str], None] = lambda message: None,
 ) -> Sequence[HarborTask]:
     """Tasks of Harbor, played by Terminus 2 with the model that is trained.
 
     Args:
         tasks_dir: a task, a folder of tasks, or a folder of such folders.
         dataset: of a registry instead, as `name@version`.
-        registry: its file or URL; by default Harbor's own.
+        registry: its file or URL, in Harbor's form or terminal-bench 1's; by default the published one that has it.
         task_ids: globs of the tasks that are played; all without any.
         exclude: globs of those that are not.
         split: `eval` is what is kept for evaluation, `train` the rest. The two never share a task.
@@ -106,6 +109,8 @@ def harbor(
         starts_per_s: environments that are started in a second.
         trials_dir: where the folders of trials are.
         keep_trials: which of them stay.
+        recorded: told the commit of a dataset that follows a branch; gives that of when the run began.
+        note: told what is fetched, and what of a task of terminal-bench 1 is not as it was there.
 
     Raises:
         UsageError: there is no such task, or what is asked for makes no sense.
@@ -144,20 +149,21 @@ def harbor(
         trials_dir=Path(trials_dir).expanduser().absolute() if trials_dir else None,
         keep=keep_trials,
     )
-    tasks = _tasks(tasks_dir, dataset, registry, selection)
-    return [HarborTask(task_id=name, path=path, settings=settings) for name, path in tasks.items()]
-
-
-def _tasks(tasks_dir: str | None, dataset: str | None, registry: str | None, selection: Selection) -> dict[str, Path]:
     if (not tasks_dir) == (not dataset):
         raise UsageError("tasks_dir or dataset: give one of them")
     if dataset:
         from rlkit.envs.harbor.registry import fetch
 
-        return fetch(dataset, selection, registry=registry)
-    if registry is not None:
+        tasks = fetch(dataset, selection, registry=registry, note=note, recorded=recorded)
+    elif registry is not None:
         raise UsageError("registry has no effect on tasks_dir: leave it out, or name a dataset")
-    found = find(Path(tasks_dir or ""))
+    else:
+        tasks = _tasks_of(Path(tasks_dir or ""), selection)
+    return [HarborTask(task_id=name, path=path, settings=settings) for name, path in tasks.items()]
+
+
+def _tasks_of(folder: Path, selection: Selection) -> dict[str, Path]:
+    found = find(folder)
     chosen = {name: found[name] for name in selection.of(list(found))}
     read(chosen)
     return chosen

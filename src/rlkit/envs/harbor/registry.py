@@ -1,51 +1,74 @@
-"""Datasets of Harbor's registries.
+"""Datasets of registries: Harbor's, and terminal-bench 1's.
 
-Invariant: all tasks are on this machine before the first of them is played.
+Invariant: all tasks are on this machine before the first of them is played. Harbor's own client reads what has Harbor's
+form.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import tempfile
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlkit.envs.harbor.registry_files import read_rows
+from rlkit.envs.harbor.terminal_bench.entries import REGISTRY_URL, find_entry, is_entry, is_published
 from rlkit.errors import MissingError, RlkitError, UsageError
+from rlkit.types import Json
 
 if TYPE_CHECKING:
     from harbor.models.trial.config import TaskConfig
 
     from rlkit.envs.harbor.tasks import Selection
 
+HARBORS = "Harbor's registry"
 
-def fetch(dataset: str, selection: Selection, *, registry: str | None) -> dict[str, Path]:
-    """Download the tasks of a dataset that are chosen; Harbor keeps them in its cache.
+
+def fetch(
+    dataset: str,
+    selection: Selection,
+    *,
+    registry: str | None,
+    note: Callable[[str], None] = lambda message: None,
+    recorded: Callable[[Json], Json] = lambda now: now,
+) -> dict[str, Path]:
+    """Fetch the tasks of a dataset that are selected, unless this machine has them.
 
     Args:
-        dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a package.
+        dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a package of Harbor's.
         selection: of its tasks.
-        registry: a file or a URL; None for Harbor's own.
+        registry: a file or a URL, in Harbor's form or terminal-bench 1's. None for the published registry that has the
+            dataset: terminal-bench 1's where it lists that name and version, otherwise Harbor's.
+        note: told of progress, and of what a task of terminal-bench 1 loses.
+        recorded: told the commit of a version that follows a branch; gives that of when the run began.
 
     Returns:
-        The folders, by the names of the tasks.
+        The folders by the names of the tasks.
 
     Raises:
-        MissingError: the registry cannot be reached, or has no such dataset.
-        UsageError: nothing is chosen.
+        MissingError: the registry or a repository cannot be reached, or Harbor's has no such dataset.
+        UsageError: nothing is selected, or the registry cannot be read or has no such dataset.
     """
-    try:
-        at = registry if registry is None or "://" in registry else str(Path(registry).expanduser())
-        return _in_a_loop_of_its_own(_fetch(dataset, selection, at))
-    except RlkitError:
-        raise
-    except Exception as error:  # of the network, of git, of files, or Harbor's own
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise MissingError(
-            f"dataset: {dataset} cannot be had from {registry or "Harbor's registry"} ({why}): check the name and the "
-            "network, or give the folder of its tasks as tasks_dir"
-        ) from error
+    name, version = parsed(dataset)
+    source = registry or (REGISTRY_URL if is_published(name, version) else None)
+    if source is None or source == _harbors_url():
+        return _fetch_from_harbor(dataset, selection, None, named=HARBORS)
+    rows = read_rows(source, note=note)
+    entries = [row for row in rows if is_entry(row)]
+    others = [row for row in rows if not is_entry(row)]
+    if not entries or (others and not any(isinstance(row, dict) and row.get("name") == name for row in entries)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "registry.json"
+            path.write_text(json.dumps(others), encoding="utf-8")
+            return _fetch_from_harbor(dataset, selection, path, named=source)
+    from rlkit.envs.harbor.terminal_bench.dataset import select_tasks
+
+    entry = find_entry(entries, name, version, registry=source)
+    return select_tasks(entry, selection, note=note, recorded=recorded)
 
 
 def parsed(dataset: str) -> tuple[str, str | None]:
@@ -60,19 +83,36 @@ def parsed(dataset: str) -> tuple[str, str | None]:
     return name.strip(), version.strip() or None
 
 
-async def _fetch(dataset: str, selection: Selection, registry: str | None) -> dict[str, Path]:
+def _harbors_url() -> str:
+    from harbor.constants import DEFAULT_REGISTRY_URL
+
+    return DEFAULT_REGISTRY_URL
+
+
+def _fetch_from_harbor(dataset: str, selection: Selection, path: Path | None, *, named: str) -> dict[str, Path]:
+    try:
+        return _in_a_loop_of_its_own(_fetch(dataset, selection, path))
+    except RlkitError:
+        raise
+    except Exception as error:  # of the network, of git, of files, or Harbor's own
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise MissingError(
+            f"dataset: {dataset} cannot be had from {named} ({why}): check the name and the network, or give the "
+            "folder of its tasks as tasks_dir"
+        ) from error
+
+
+async def _fetch(dataset: str, selection: Selection, path: Path | None) -> dict[str, Path]:
     from harbor.models.job.config import DatasetConfig
     from harbor.tasks.client import TaskClient
 
     name, version = parsed(dataset)
-    remote = registry is not None and "://" in registry
     packaged = "/" in name
     config = DatasetConfig(
         name=name,
         version=None if packaged else version,
         ref=version if packaged else None,
-        registry_url=registry if remote else None,
-        registry_path=None if registry is None or remote else Path(registry),
+        registry_path=path,
     )
     listed = await config.get_task_configs()
     tasks = {_name(task): task for task in listed}

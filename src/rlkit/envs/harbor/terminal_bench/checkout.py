@@ -1,0 +1,116 @@
+"""Checkouts of one folder of a git repository at one commit.
+
+Invariant: what is checked out is of the commit that was asked for, whichever way the server let it be fetched.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit.atomic import make_folder
+from rlkit.envs.harbor.terminal_bench.git import Git, GitError, GitLimits, without_credentials
+from rlkit.errors import MissingError
+
+DEFAULT_LIMITS = GitLimits()
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder of a repository at a commit.
+
+    Args:
+        url: of the repository.
+        branch: branch that has the commit.
+        commit: whole hash.
+        folder: path from the root; `.` for all.
+    """
+
+    url: str
+    branch: str
+    commit: str
+    folder: str
+
+
+def newest_commit(url: str, branch: str, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS) -> str:
+    """Ask a repository for the newest commit of a branch.
+
+    Raises:
+        MissingError: git is not installed, the repository cannot be reached, or has no such branch.
+    """
+    reference = f"refs/heads/{branch}"
+    try:
+        listed = Git(Path.cwd(), note, limits).repeat("ls-remote", "--", url, reference)
+    except GitError as error:
+        raise _unreachable(url, error) from None
+    commit = next((line.split()[0] for line in listed.splitlines() if line.endswith(f"\t{reference}")), None)
+    if commit is None:
+        raise MissingError(f"dataset: {without_credentials(url)} has no branch {branch}: check the registry's entry")
+    return commit
+
+
+def check_out(place: Place, target: Path, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS) -> Path:
+    """Check a folder out, of whose repository no more is fetched than the server allows to leave out.
+
+    Args:
+        place: what is checked out.
+        target: a folder for the repository, which must not exist.
+        note: told of progress.
+        limits: of each call of git.
+
+    Returns:
+        The folder, below `target`.
+
+    Raises:
+        MissingError: git is not installed, the repository cannot be reached, or has no such commit or folder.
+    """
+    problem: GitError | None = None
+    for fetch in _ways(place):
+        shutil.rmtree(target, ignore_errors=True)
+        make_folder(target)
+        try:
+            _fetch(place, Git(target, note, limits), fetch)
+        except GitError as error:
+            problem = problem or error
+            if error.network or error.final:
+                raise _unreachable(place.url, error) from None
+        else:
+            folder = target / place.folder
+            if not folder.is_dir():
+                raise MissingError(
+                    f"dataset: {without_credentials(place.url)} has no folder {place.folder} at commit "
+                    f"{place.commit[:12]}: check dataset_path in the registry's entry"
+                )
+            return folder
+    raise MissingError(
+        f"dataset: {without_credentials(place.url)} does not give commit {place.commit[:12]} of branch {place.branch} "
+        f"({problem}): check the registry's entry"
+    )
+
+
+def _ways(place: Place) -> Sequence[Sequence[str]]:
+    """Ways of fetching a commit, from the one that takes least to the one that every server allows."""
+    return (
+        ("--depth=1", "--filter=blob:none", "origin", place.commit),
+        ("--depth=1", "origin", place.commit),
+        ("origin", f"refs/heads/{place.branch}"),
+    )
+
+
+def _fetch(place: Place, git: Git, fetch: Sequence[str]) -> None:
+    git.run("init", "--quiet")
+    git.run("config", "remote.origin.url", place.url)
+    git.run("config", "http.lowSpeedLimit", "1000")
+    git.run("config", "http.lowSpeedTime", f"{git.limits.silence_s:.0f}")
+    if place.folder != ".":
+        git.run("config", "core.sparseCheckout", "true")
+        (git.folder / ".git" / "info" / "sparse-checkout").write_text(f"/{place.folder}/\n", encoding="utf-8")
+    git.repeat("fetch", "--progress", "--no-tags", *fetch)
+    git.repeat("checkout", "--progress", "--detach", place.commit)
+
+
+def _unreachable(url: str, error: GitError) -> MissingError:
+    fix = "check the network, then try again" if error.network else "check the URL and the rights to read it"
+    return MissingError(f"dataset: {without_credentials(url)} cannot be fetched ({error}): {fix}")

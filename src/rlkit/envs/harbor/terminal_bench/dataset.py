@@ -1,0 +1,214 @@
+"""Tasks of a dataset of terminal-bench 1, converted and kept.
+
+Invariant: what is kept of a commit is whole, and the same whoever made it: several processes that want it at once wait
+for the first, and none of them needs a network afterwards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlkit import atomic
+from rlkit.envs.harbor.convert import convert, old_tasks
+from rlkit.envs.harbor.tasks import Selection
+from rlkit.envs.harbor.terminal_bench.checkout import DEFAULT_LIMITS, Place, check_out, newest_commit
+from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
+from rlkit.envs.harbor.terminal_bench.git import GitLimits
+from rlkit.errors import MissingError, UsageError
+from rlkit.paths import cache_dir
+from rlkit.types import Json
+
+type Note = Callable[[str], None]
+type Recorded = Callable[[Json], Json]
+
+CONVERSION = 1
+"""Number of the conversion: what an earlier one has kept is made anew."""
+
+_TASKS, _REPORT = "tasks", "conversion.json"
+_LFS = b"version https://git-lfs.github.com/spec/"
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ConvertedDataset:
+    """The converted tasks of a folder of a repository at a commit.
+
+    Args:
+        folder: holds a folder for each task.
+        failed: reason why a task could not be converted, by its name.
+        differences: what is not as it was in terminal-bench 1, by task.
+    """
+
+    folder: Path
+    failed: Mapping[str, str]
+    differences: Mapping[str, Sequence[str]]
+
+
+def select_tasks(
+    entry: Entry,
+    selection: Selection,
+    *,
+    note: Note,
+    recorded: Recorded = lambda now: now,
+    limits: GitLimits = DEFAULT_LIMITS,
+) -> dict[str, Path]:
+    """Select tasks of a dataset, which is fetched and converted first if need be.
+
+    Args:
+        entry: the dataset, from a registry.
+        selection: of its tasks.
+        note: told of progress, and of each selected task what differs from terminal-bench 1.
+        recorded: told the commit of a version that follows a branch; gives that of when the run began.
+        limits: of calls of git.
+
+    Returns:
+        The folders of the selected tasks by name.
+
+    Raises:
+        MissingError: git is not installed, or the repository, commit or folder cannot be had.
+        UsageError: nothing is selected, or nothing that can be converted.
+    """
+    commit = entry.commit_hash
+    if commit == HEAD:
+        commit = str(recorded(_newest(entry, note=note, limits=limits)))
+    place = Place(url=entry.github_url, branch=entry.branch, commit=commit, folder=entry.dataset_path)
+    dataset = keep_converted(place, name=entry.label, note=note, limits=limits)
+    tasks = {path.name: path for path in dataset.folder.iterdir()}
+    members = set(entry.task_id_subset) if entry.task_id_subset is not None else tasks.keys() | dataset.failed.keys()
+    if absent := sorted(members - tasks.keys() - dataset.failed.keys()):
+        note(f"{entry.label}: the repository has no {_listed(absent)} of the {len(members)} tasks of the registry")
+    chosen = selection.of(sorted(members - set(absent)))
+    for name in chosen:
+        if name in dataset.failed:
+            note(f"{entry.label}: {name} is left out: {dataset.failed[name]}")
+        for line in dataset.differences.get(name, ()):
+            note(f"{entry.label}: {name}: {line}")
+    playable = {name: tasks[name] for name in chosen if name in tasks}
+    if not playable:
+        raise UsageError(f"dataset: none of the {len(chosen)} tasks of {entry.label} that are chosen can be converted")
+    return playable
+
+
+def keep_converted(place: Place, *, name: str, note: Note, limits: GitLimits = DEFAULT_LIMITS) -> ConvertedDataset:
+    """Fetch and convert the tasks of a place unless this machine has them.
+
+    Args:
+        place: of the tasks.
+        name: of the dataset, for notes.
+        note: told of progress.
+        limits: of calls of git.
+
+    Raises:
+        MissingError: git is not installed, or the repository, commit or folder cannot be had.
+        UsageError: the folder holds no task of terminal-bench 1.
+    """
+    parent = _folder() / place.commit
+    folder = parent / _digest(place.url, place.folder, str(CONVERSION))
+    if not folder.is_dir():
+        atomic.make_folder(parent)
+        with _locked(folder.with_suffix(".lock"), lambda: note(f"waiting for a process that fetches {name}")):
+            if not folder.is_dir():
+                unfinished = folder.with_suffix(".unfinished")
+                try:
+                    _convert(place, unfinished, name=name, note=note, limits=limits)
+                    unfinished.replace(folder)
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)
+    report = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
+    return ConvertedDataset(folder / _TASKS, report["failed"], report["differences"])
+
+
+@contextmanager
+def _locked(path: Path, waits: Callable[[], None]) -> Generator[None]:
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        waits()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _convert(place: Place, made: Path, *, name: str, note: Note, limits: GitLimits) -> None:
+    shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
+    repository = made / "repository"
+    note(f"fetching {name}: {place.folder} at commit {place.commit[:12]}")
+    source = check_out(place, repository, note=note, limits=limits)
+    tasks = old_tasks(source)
+    if not tasks:
+        packed = "; its tasks are packed, and cannot be read" if any(source.glob("*.zip")) else ""
+        raise UsageError(f"dataset: {name} holds no task of terminal-bench 1 in its folder {place.folder}{packed}")
+    note(f"converting the {len(tasks)} tasks of {name}")
+    refused = {task.name: why for task in tasks if (why := _refusal(task)) is not None}
+    for task in refused:
+        shutil.rmtree(source / task)
+    done = convert(source, made / _TASKS) if len(refused) < len(tasks) else None
+    atomic.make_folder(made / _TASKS)
+    report = {
+        "url": place.url,
+        "commit": place.commit,
+        "folder": place.folder,
+        "failed": refused | dict(done.failed if done else {}),
+        "differences": {} if done is None else {task: list(lines) for task, lines in done.differences.items()},
+    }
+    atomic.write_text(made / _REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    shutil.rmtree(repository)
+
+
+def _refusal(task: Path) -> str | None:
+    """Why a task of a stranger's repository is not read: it would take files of this machine, or lacks its own."""
+    if task.is_symlink():
+        return "it is a link"
+    for path in _files(task):
+        name = path.relative_to(task)
+        if path.is_symlink() and not path.resolve().is_relative_to(task.resolve()):
+            return f"its link {name} leads out of its folder"
+        if path.is_symlink() and path.is_dir():  # one to a folder around it would be copied for ever
+            return f"its link {name} leads to a folder"
+        if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_LFS):
+            return f"its file {name} is kept by git-lfs, which is not installed here"
+    return None
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in folder.walk():
+        yield from (parent / name for name in (*folders, *files))
+
+
+def _newest(entry: Entry, *, note: Note, limits: GitLimits) -> str:
+    """The newest commit of the entry's branch; the one that was it last, where the repository cannot be asked."""
+    kept = _folder() / "branches" / _digest(entry.github_url, entry.branch)
+    try:
+        commit = newest_commit(entry.github_url, entry.branch, note=note, limits=limits)
+    except MissingError as error:
+        if not kept.is_file():
+            raise
+        commit = kept.read_text(encoding="utf-8").strip()
+        note(f"{entry.label}: taking commit {commit[:12]}, which this machine has: {error}")
+        return commit
+    atomic.write_text(kept, commit)
+    return commit
+
+
+def _folder() -> Path:
+    return cache_dir() / "terminal-bench"
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more

@@ -1,0 +1,138 @@
+"""Entries of terminal-bench 1's registry.
+
+Invariant: an entry names a repository, a commit or branch, and a folder below the repository's root, none of which git
+can take for an option.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Annotated, ClassVar, cast
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from rlkit.errors import UsageError, did_you_mean
+from rlkit.types import Json
+
+REGISTRY_URL = "https://raw.githubusercontent.com/laude-institute/terminal-bench/main/registry.json"
+"""Where terminal-bench 1 publishes its registry."""
+
+HEAD = "head"
+"""Stands for the newest commit of a branch, and for the version that follows it."""
+
+# fmt: off
+_ON_A_BRANCH = (
+    "aider-polyglot", "algotune", "appworld-dev", "appworld-test_challenge", "appworld-test_normal", "deveval",
+    "evoeval-difficult", "mlebench-lite", "quixbugs", "swe-lancer-diamond", "swe-lancer-diamond-ic",
+    "swe-lancer-diamond-manager", "swebench-verified", "sweperf", "swesmith", "usaco",
+)
+# fmt: on
+
+PUBLISHED: Mapping[str, Sequence[str]] = {
+    "terminal-bench-core": ("0.1.0", "0.1.1", HEAD),
+    **dict.fromkeys(_ON_A_BRANCH, (HEAD,)),
+}
+"""Versions in the published registry by name. Harbor's has some of the names, with other versions."""
+
+
+def _check_argument(value: str) -> str:
+    if not value or value.startswith("-") or any(character.isspace() for character in value):
+        raise ValueError(f"{value!r} cannot be given to git")
+    return value
+
+
+def _check_commit(value: str) -> str:
+    if value != HEAD and not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", value):
+        raise ValueError(f"{value!r} is neither a whole commit hash nor {HEAD!r}")
+    return value
+
+
+def _check_folder(value: str) -> str:
+    path = PurePosixPath(value)
+    if path.is_absolute() or ".." in path.parts or any(character in value for character in "\n*?[\\!"):
+        raise ValueError(f"{value!r} is no folder below the repository's root")
+    return str(path)
+
+
+class Entry(BaseModel):
+    """A version of a dataset, in the form of terminal-bench 1's registry.
+
+    Args:
+        name: name of the dataset.
+        version: such as `0.1.1`, or `head`.
+        github_url: git repository.
+        dataset_path: folder of the tasks in it, which is normalised.
+        branch: branch that has the commit.
+        commit_hash: whole hash, or `head` for the newest of the branch.
+        task_id_subset: tasks that belong to the dataset; None for all of the folder.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
+
+    name: Annotated[str, Field(min_length=1)]
+    version: Annotated[str, Field(min_length=1)]
+    github_url: Annotated[str, AfterValidator(_check_argument)]
+    dataset_path: Annotated[str, AfterValidator(_check_folder)]
+    branch: Annotated[str, AfterValidator(_check_argument)]
+    commit_hash: Annotated[str, AfterValidator(_check_commit)]
+    task_id_subset: tuple[str, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """`name==version`, as `tb run --dataset` takes it."""
+        return f"{self.name}=={self.version}"
+
+
+def is_published(name: str, version: str | None) -> bool:
+    """Say whether a dataset is of terminal-bench 1's published registry.
+
+    A name without a version is only where Harbor's registry has nothing of that name.
+    """
+    return name == "terminal-bench-core" if version is None else version in PUBLISHED.get(name, ())
+
+
+def is_entry(row: Json) -> bool:
+    """Say whether a row of a registry has the form of terminal-bench 1; Harbor's rows list tasks instead."""
+    return isinstance(row, Mapping) and "github_url" in row
+
+
+def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry: str) -> Entry:
+    """Find the entry of a dataset.
+
+    Args:
+        rows: entries of a registry, all of terminal-bench 1's form.
+        name: name of the dataset.
+        version: None for the newest release, or for `head` where nothing is released.
+        registry: file or URL of the registry, for messages.
+
+    Raises:
+        UsageError: there is none, or the entry lacks something.
+    """
+    named = [row for row in map(_fields, rows) if row.get("name") == name]
+    if not named:
+        names = sorted({str(row.get("name")) for row in map(_fields, rows)})
+        raise UsageError(
+            f"dataset: {registry} has no {name!r}.{did_you_mean(name, names)} It has: {', '.join(names[:20])}"
+        )
+    versions = [str(row.get("version")) for row in named]
+    wanted = version or max(versions, key=_release)
+    row = next((row for row in named if row.get("version") == wanted), None)
+    if row is None:
+        raise UsageError(f"dataset: {registry} has no version {wanted!r} of {name}; it has {', '.join(versions)}")
+    try:
+        return Entry.model_validate(row)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"]))
+        raise UsageError(f"registry: {field} of {name} {wanted} in {registry}: {first['msg']}") from None
+
+
+def _fields(row: Json) -> Mapping[str, Json]:
+    return cast("Mapping[str, Json]", row)
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """Order releases by their numbers, before which comes what is no release."""
+    return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)*", version) else ()

@@ -1,0 +1,206 @@
+"""Running git for a checkout of one folder at one commit.
+
+Invariant: no call of git asks a person anything, runs a program of the repository's, or goes on for ever: it ends with
+its limit, with silence, and with its caller.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from time import monotonic, sleep
+from typing import IO
+
+from rlkit.errors import MissingError
+
+type Note = Callable[[str], None]
+
+_NETWORK = re.compile(
+    r"could not resolve|unable to access|unable to connect|connection (timed out|refused|reset|closed)|timed out|early "
+    r"EOF|RPC failed|hung up|network is unreachable|no route to host|operation too slow|TLS|SSL|error: 5\d\d",
+    re.IGNORECASE,
+)
+_FINAL = re.compile(
+    r"repository .*not found|does not exist|does not appear to be a git|authentication failed|could not read username|"
+    r"permission denied|access denied|returned error: 40\d|no space left|quota exceeded",
+    re.IGNORECASE,
+)
+_TAIL_CHARACTERS = 300
+_READ_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class GitLimits:
+    """Limits of a call of git, and of its repetition.
+
+    Args:
+        total_s: seconds of a call.
+        silence_s: seconds without a byte of progress.
+        waits_s: seconds before each repetition after trouble with the network.
+        note_every_s: seconds between notes on progress.
+    """
+
+    total_s: float = 1800.0
+    silence_s: float = 120.0
+    waits_s: Sequence[float] = (2.0, 10.0)
+    note_every_s: float = 5.0
+
+
+class GitError(Exception):
+    """A call of git failed; the text is one line without credentials.
+
+    Args:
+        reason: what git said last.
+        network: whether a repetition may help.
+        final: whether no other way of fetching can help.
+    """
+
+    def __init__(self, reason: str, *, network: bool, final: bool) -> None:
+        super().__init__(reason)
+        self.network, self.final = network, final
+
+
+@dataclass(frozen=True)
+class Git:
+    """The program git, in a folder.
+
+    Args:
+        folder: where it runs.
+        note: told of progress.
+        limits: of each call.
+    """
+
+    folder: Path
+    note: Note
+    limits: GitLimits
+
+    def run(self, *arguments: str) -> str:
+        """Run a command and return what it printed.
+
+        Raises:
+            MissingError: git is not installed.
+            GitError: it failed, or ran into a limit.
+        """
+        program = shutil.which("git")
+        if program is None:
+            raise MissingError("git is not installed: install it, or give a folder of tasks as tasks_dir")
+        safe = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", "-c", "gc.auto=0")
+        with subprocess.Popen(
+            [program, *safe, *arguments],
+            cwd=self.folder,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                out, messages = self._watch(process)
+            finally:
+                _end(process)
+        if process.returncode != 0:
+            reason = without_credentials(" ".join(messages.decode(errors="replace").split()))[-_TAIL_CHARACTERS:]
+            final = _FINAL.search(reason) is not None
+            raise GitError(reason or f"exit code {process.returncode}", network=_is_network(reason), final=final)
+        return out.decode(errors="replace").strip()
+
+    def repeat(self, *arguments: str) -> str:
+        """Run a command that asks the network, again where that was in trouble.
+
+        Raises:
+            MissingError: git is not installed.
+            GitError: it failed every time.
+        """
+        for wait_s in (*self.limits.waits_s, None):
+            try:
+                return self.run(*arguments)
+            except GitError as error:
+                if not error.network or wait_s is None:
+                    raise
+                self.note(f"git: {error}; trying again in {wait_s:g} s")
+                sleep(wait_s)
+        raise AssertionError
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        heard = Queue[tuple[bool, bytes]]()
+        for stream, is_error in ((process.stdout, False), (process.stderr, True)):
+            Thread(target=_forward, args=(stream, is_error, heard), daemon=True).start()
+        printed = {False: bytearray(), True: bytearray()}
+        began_s = noted_s = monotonic()
+        ends = 0
+        while ends < len(printed):
+            left_s = began_s + self.limits.total_s - monotonic()
+            try:
+                is_error, data = heard.get(timeout=max(0.0, min(left_s, self.limits.silence_s)))
+            except Empty:
+                limit_s = self.limits.total_s if left_s <= self.limits.silence_s else self.limits.silence_s
+                what = "did not finish" if limit_s == self.limits.total_s else "said nothing"
+                raise GitError(f"git {what} for {limit_s:g} s", network=True, final=False) from None
+            ends += not data
+            printed[is_error] += data
+            if is_error and monotonic() - noted_s > self.limits.note_every_s and (line := _progress(printed[True])):
+                self.note(f"git: {line}")
+                noted_s = monotonic()
+        process.wait()
+        return bytes(printed[False]), _without_progress(bytes(printed[True]))
+
+
+def without_credentials(text: str) -> str:
+    """Replace the user and password in each URL of a text."""
+    return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
+
+
+def _is_network(reason: str) -> bool:
+    return _NETWORK.search(reason) is not None and _FINAL.search(reason) is None
+
+
+def _forward(stream: IO[bytes], is_error: bool, heard: Queue[tuple[bool, bytes]]) -> None:
+    descriptor = stream.fileno()
+    while True:
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except OSError:
+            data = b""
+        heard.put((is_error, data))
+        if not data:
+            return
+
+
+def _environment() -> dict[str, str]:
+    variables = {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
+    variables.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=30")
+    return variables | {"GIT_TERMINAL_PROMPT": "0", "GCM_INTERACTIVE": "never", "GIT_ASKPASS": "true", "LC_ALL": "C"}
+
+
+# Set for the hooks of a repository, in which rlkit may run.
+_OF_A_REPOSITORY = frozenset(
+    {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX"}
+)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a call that goes on: git's helpers are of its group."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _progress(data: bytearray) -> str:
+    """The last line of progress that is whole, such as `Receiving objects:  45% (9/20)`."""
+    lines = re.split(r"[\r\n]", bytes(data[-_READ_BYTES:]).decode(errors="replace"))[:-1]
+    return next((" ".join(line.split()) for line in reversed(lines) if "% (" in line), "")
+
+
+def _without_progress(data: bytes) -> bytes:
+    """Keep what git said for good: a line of progress ends with a carriage return."""
+    return b"\n".join(line.rpartition(b"\r")[2] for line in data.replace(b"\r\n", b"\n").split(b"\n"))

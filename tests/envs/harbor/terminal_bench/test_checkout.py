@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from rlkit.envs.harbor.terminal_bench.checkout import Place, check_out, newest_commit
+from rlkit.envs.harbor.terminal_bench.git import GitLimits
+from rlkit.errors import MissingError
+
+from .conftest import BRANCH, Upstream, git
+
+AT_ONCE = GitLimits(waits_s=(0.0, 0.0), note_every_s=0.0)
+
+
+def place(upstream: Upstream, *, url: str | None = None, commit: str = "", folder: str = "tasks") -> Place:
+    return Place(url or upstream.repository.as_uri(), BRANCH, commit or upstream.commit, folder)
+
+
+def settings(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
+    """Settings of git for all that a test runs."""
+    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(values)))
+    for index, (name, value) in enumerate(values.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{index}", name.replace("__", "."))
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{index}", value)
+
+
+def test_a_folder_is_checked_out_at_its_commit_and_nothing_else(
+    upstream: Upstream, tmp_path: Path, notes: list[str]
+) -> None:
+    git(upstream.repository, "config", "uploadpack.allowFilter", "true")
+    folder = check_out(place(upstream), tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert sorted(path.name for path in folder.iterdir()) == ["answer", "keystrokes", "no-member", "services"]
+    assert "42" in (folder / "answer" / "task.yaml").read_text()  # the newest commit of the branch says 43
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [".git", "tasks"]
+    large = git(upstream.repository, "rev-parse", f"{upstream.commit}:large.bin")
+    missing = git(tmp_path / "out", "rev-list", "--objects", "--missing=print", "HEAD").splitlines()
+    assert f"?{large}" in missing
+    assert any(note.startswith("git: ") and "% (" in note for note in notes)
+
+
+@pytest.mark.parametrize("protocol", ["0", "2"])
+def test_a_server_that_gives_branches_alone_is_asked_for_the_branch(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str], protocol: str
+) -> None:
+    settings(monkeypatch, protocol__version=protocol)
+    folder = check_out(place(upstream), tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert "42" in (folder / "answer" / "task.yaml").read_text()
+    history = git(tmp_path / "out", "rev-list", "--count", "HEAD")
+    assert history == "1"
+    assert (tmp_path / "out" / ".git" / "shallow").exists() == (protocol == "2")
+
+
+def test_a_whole_repository_can_be_the_folder(upstream: Upstream, tmp_path: Path, notes: list[str]) -> None:
+    folder = check_out(place(upstream, folder="."), tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert (folder / "large.bin").stat().st_size == 1 << 16
+
+
+def test_the_newest_commit_of_a_branch_is_asked_for(upstream: Upstream, notes: list[str]) -> None:
+    url = upstream.repository.as_uri()
+    assert newest_commit(url, BRANCH, note=notes.append) == git(upstream.repository, "rev-parse", BRANCH)
+    with pytest.raises(MissingError, match="has no branch gone: check the registry's entry"):
+        newest_commit(url, "gone", note=notes.append)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"commit": "a" * 40}, r"does not give commit aaaaaaaaaaaa of branch .*: check the registry's entry"),
+        ({"folder": "gone"}, r"has no folder gone at commit [0-9a-f]{12}: check dataset_path"),
+        ({"url": "file:///no/such/repository"}, r"cannot be fetched \(.*does not .*\): check the URL and the rights"),
+    ],
+)
+def test_what_a_repository_lacks_is_told_in_one_line(
+    upstream: Upstream, tmp_path: Path, notes: list[str], change: dict[str, str], told: str
+) -> None:
+    with pytest.raises(MissingError, match=told) as raised:
+        check_out(place(upstream, **change), tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_repository_that_cannot_be_reached_is_asked_again_and_then_told(
+    upstream: Upstream, tmp_path: Path, notes: list[str]
+) -> None:
+    unreachable = place(upstream, url="http://user:secret@127.0.0.1:9/t.git")
+    with pytest.raises(MissingError, match=r"cannot be fetched \(.*\): check the network, then try again$") as raised:
+        check_out(unreachable, tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert [note.rpartition("; ")[2] for note in notes] == ["trying again in 0 s"] * 2
+    assert "secret" not in str(raised.value) + "".join(notes)
+
+
+class Private(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.send_header("WWW-Authenticate", "Basic")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def private_url() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Private)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/t.git"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_repository_that_wants_a_password_is_told_and_nobody_is_asked(
+    upstream: Upstream, tmp_path: Path, private_url: str, notes: list[str]
+) -> None:
+    with pytest.raises(MissingError, match="check the URL and the rights to read it"):
+        check_out(place(upstream, url=private_url), tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert notes == []
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_for_ever(
+    upstream: Upstream, tmp_path: Path, notes: list[str]
+) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    url = f"git://127.0.0.1:{silent.getsockname()[1]}/t.git"
+    limits = GitLimits(silence_s=0.2, waits_s=())
+    with silent, pytest.raises(MissingError, match=r"git said nothing for 0\.2 s\): check the network"):
+        check_out(place(upstream, url=url), tmp_path / "out", note=notes.append, limits=limits)
+
+
+def test_without_git_that_is_what_is_told(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(
+        MissingError, match=r"^git is not installed: install it, or give a folder of tasks as tasks_dir"
+    ):
+        check_out(place(upstream), tmp_path / "out", note=notes.append)
+
+
+def test_hooks_of_the_user_and_the_repository_that_one_is_in_are_left_alone(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    hooks = tmp_path / "hooks"
+    hooks.mkdir()
+    (hooks / "post-checkout").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (hooks / "post-checkout").chmod(0o755)
+    settings(monkeypatch, core__hooksPath=str(hooks))
+    monkeypatch.setenv("GIT_DIR", str(upstream.repository / ".git"))
+    check_out(place(upstream), tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "out" / ".git").is_dir()
+    assert os.environ["GIT_DIR"]

@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+from rlkit.envs.harbor.registry import fetch
+from rlkit.envs.harbor.tasks import Selection
+from rlkit.errors import MissingError, UsageError
+from rlkit.types import Json
+
+from .conftest import BRANCH, Upstream, git
+
+DATASET = "terminal-bench-core==0.1.1"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("rlkit.envs.harbor.terminal_bench.git.sleep", lambda seconds: None)
+
+
+def fetched(upstream: Upstream, notes: list[str], dataset: str = DATASET, **choice: object) -> dict[str, Path]:
+    selection = Selection(shuffle=False, **choice)  # type: ignore[arg-type]
+    return fetch(dataset, selection, registry=str(upstream.registry), note=notes.append)
+
+
+@pytest.mark.parametrize("dataset", [DATASET, "terminal-bench-core@0.1.1", "terminal-bench-core"])
+def test_the_tasks_of_an_entry_are_converted_at_its_commit(upstream: Upstream, notes: list[str], dataset: str) -> None:
+    tasks = fetched(upstream, notes, dataset)
+    assert list(tasks) == ["answer", "keystrokes", "services"]  # and not the folder's fourth, which is no member
+    assert (tasks["answer"] / "instruction.md").read_text() == "Write 42 to answer.\n"
+    assert f"fetching {DATASET}: tasks at commit {upstream.commit[:12]}" in notes
+
+
+def test_what_differs_is_told_of_each_task_that_is_chosen(upstream: Upstream, notes: list[str]) -> None:
+    fetched(upstream, notes)
+    told = [note for note in notes if note.startswith(f"{DATASET}: ")]
+    assert told == [
+        f"{DATASET}: keystrokes: its solution is keystrokes (solution.yaml), which cannot be replayed: "
+        "`rlkit tasks check` has none",
+        f"{DATASET}: services: its services (database) of docker-compose.yaml need a container engine: set environment "
+        "to docker; local refuses it",
+    ]
+    notes.clear()
+    assert list(fetched(upstream, notes, task_ids=["ans*"])) == ["answer"]
+    assert notes == []
+
+
+def test_what_is_kept_needs_neither_git_nor_the_repository(
+    upstream: Upstream, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = fetched(upstream, notes)
+    upstream.repository.rename(tmp_path / "gone")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert fetched(upstream, notes) == first
+
+
+def test_a_fetch_that_was_broken_off_leaves_nothing_that_is_taken_for_whole(
+    upstream: Upstream, tmp_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rlkit.envs.harbor.terminal_bench.dataset.convert", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            fetched(upstream, notes)
+    parent = tmp_path / "cache" / "terminal-bench" / upstream.commit
+    assert [path.suffix for path in parent.iterdir()] == [".lock"]
+    (parent / f"{next(parent.iterdir()).stem}.unfinished" / "tasks").mkdir(parents=True)  # of one that was killed
+    assert len(fetched(upstream, notes)) == 3
+
+
+@pytest.mark.slow
+def test_processes_that_want_a_dataset_at_once_fetch_it_once(upstream: Upstream, tmp_path: Path) -> None:
+    script = (
+        "import sys; from rlkit.envs.harbor import harbor\n"
+        f"tasks = harbor(dataset={DATASET!r}, registry=sys.argv[1], note=print)\n"
+        "print(*sorted(task.task_id for task in tasks))"
+    )
+    command = [sys.executable, "-c", script, str(upstream.registry)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    said = [process.communicate()[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [lines[-1] for lines in said] == ["answer keystrokes services"] * 2
+    assert sum(line.startswith("fetching") for lines in said for line in lines) == 1
+
+
+def test_who_waits_for_another_process_is_told(upstream: Upstream, tmp_path: Path) -> None:
+    fetched(upstream, [])
+    (folder,) = (path for path in (tmp_path / "cache" / "terminal-bench" / upstream.commit).iterdir() if path.is_dir())
+    moved = folder.rename(tmp_path / "moved")
+    lock = FileLock(folder.with_suffix(".lock"))
+    notes: list[str] = []
+
+    def finish(message: str) -> None:
+        notes.append(message)
+        moved.rename(folder)
+        lock.release()
+
+    lock.acquire()
+    selection = Selection(task_ids=["answer"])
+    assert list(fetch(DATASET, selection, registry=str(upstream.registry), note=finish)) == ["answer"]
+    assert notes == [f"waiting for a process that fetches {DATASET}"]
+
+
+def test_a_version_that_follows_a_branch_stays_where_a_run_began(
+    upstream: Upstream, tmp_path: Path, notes: list[str]
+) -> None:
+    upstream.write_registry(version="head", commit_hash="head")
+    newest = git(upstream.repository, "rev-parse", BRANCH)
+    told: list[Json] = []
+
+    def recorded(now: Json) -> Json:
+        told.append(now)
+        return upstream.commit
+
+    selection = Selection(task_ids=["answer"])
+    begun = fetch(
+        "terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, recorded=recorded
+    )
+    assert told == [newest]
+    assert "42" in (begun["answer"] / "instruction.md").read_text()
+    now = fetched(upstream, notes, "terminal-bench-core@head", task_ids=["answer"])
+    assert "43" in (now["answer"] / "instruction.md").read_text()
+    upstream.repository.rename(tmp_path / "gone")
+    assert fetched(upstream, notes, "terminal-bench-core@head", task_ids=["answer"]) == now
+    assert f"taking commit {newest[:12]}, which this machine has" in notes[-1]
+
+
+def test_a_task_that_would_take_files_of_this_machine_is_left_out(
+    upstream: Upstream, tmp_path: Path, notes: list[str]
+) -> None:
+    tasks = upstream.repository / "tasks"
+    (tmp_path / "secret").write_text("key")
+    (tasks / "answer" / "data").symlink_to(tmp_path / "secret")
+    (tasks / "services" / "big.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    (tasks / "keystrokes" / "run-tests.sh").unlink()
+    shutil.copytree(tasks / "no-member", tasks / "fine")
+    (shutil.copytree(tasks / "no-member", tasks / "endless") / "tests" / "loop").symlink_to("..")
+    upstream.write_registry(commit_hash=upstream.commit_all(), task_id_subset=None)
+    assert list(fetched(upstream, notes)) == ["fine", "no-member"]
+    told = [note.partition(" is left out: ") for note in notes if " is left out: " in note]
+    assert {name.rpartition(" ")[2]: why for name, _, why in told if "keystrokes" not in name} == {
+        "answer": "its link data leads out of its folder",
+        "endless": "its link tests/loop leads to a folder",
+        "services": "its file big.bin is kept by git-lfs, which is not installed here",
+    }
+    assert len(told) == 4
+    with pytest.raises(UsageError, match=r"^dataset: none of the 1 tasks of .* that are chosen can be converted"):
+        fetched(upstream, notes, task_ids=["answer"])
+
+
+def test_tasks_of_the_registry_that_the_repository_lacks_are_named(upstream: Upstream, notes: list[str]) -> None:
+    upstream.write_registry(task_id_subset=["answer", "gone"])
+    assert list(fetched(upstream, notes)) == ["answer"]
+    assert f"{DATASET}: the repository has no gone of the 2 tasks of the registry" in notes
+    with pytest.raises(UsageError, match=r"^task_ids: no task matches 'gone'"):
+        fetched(upstream, notes, task_ids=["gone"])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_folder_without_tasks_is_told(upstream: Upstream, notes: list[str], packed: bool) -> None:
+    empty = upstream.repository / "empty"
+    empty.mkdir()
+    (empty / ("tasks.zip" if packed else "notes.txt")).write_text("x")
+    upstream.write_registry(commit_hash=upstream.commit_all(), dataset_path="empty")
+    with pytest.raises(UsageError, match=r"holds no task of terminal-bench 1 in its folder empty") as raised:
+        fetched(upstream, notes)
+    assert ("packed" in str(raised.value)) == packed
+
+
+def test_a_repository_that_is_not_there_is_told_in_one_line(upstream: Upstream, notes: list[str]) -> None:
+    upstream.write_registry(github_url="http://127.0.0.1:9/t.git")
+    with pytest.raises(MissingError, match=r"^dataset: http://127\.0\.0\.1:9/t\.git cannot be fetched") as raised:
+        fetched(upstream, notes)
+    assert os.linesep not in str(raised.value)

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlkit.envs.harbor.terminal_bench.entries import HEAD, PUBLISHED, find_entry, is_entry, is_published
+from rlkit.errors import UsageError
+
+RECORDED = Path(__file__).parents[3] / "data" / "registries"
+(CORE,) = json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"]
+
+
+def test_the_published_entry_is_read_as_it_is() -> None:
+    entry = find_entry([CORE], "terminal-bench-core", "0.1.1", registry="recorded")
+    assert (entry.label, entry.github_url) == (
+        "terminal-bench-core==0.1.1",
+        "https://github.com/laude-institute/terminal-bench",
+    )
+    assert (entry.dataset_path, entry.branch) == ("tasks", "dataset/terminal-bench-core/v0.1.x")
+    assert entry.commit_hash == "91e10457b5410f16c44364da1a34cb6de8c488a5"
+    assert entry.task_id_subset is not None
+    assert len(entry.task_id_subset) == 80
+
+
+def test_rows_of_the_two_registries_are_told_apart() -> None:
+    (harbors,) = json.loads((RECORDED / "harbor.json").read_text())["rows"]
+    assert [is_entry(row) for row in (CORE, harbors, None, "x")] == [True, False, False, False]
+
+
+def test_a_name_without_a_version_is_the_newest_release_and_not_the_branch() -> None:
+    rows = [CORE | {"version": version} for version in ("head", "0.1.9", "0.1.10")]
+    assert find_entry(rows, CORE["name"], None, registry="r").version == "0.1.10"
+    assert find_entry(rows[:1], CORE["name"], None, registry="r").version == HEAD
+
+
+def test_datasets_of_the_published_registry_are_known_by_name_and_version() -> None:
+    assert is_published("terminal-bench-core", "0.1.1")
+    assert is_published("terminal-bench-core", None)
+    assert is_published("usaco", HEAD)
+    assert not is_published("usaco", "2.0")  # Harbor's
+    assert not is_published("usaco", None)
+    assert sum(map(len, PUBLISHED.values())) == 19
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "told"),
+    [
+        ("terminal-bench-cor", "0.1.1", "r has no 'terminal-bench-cor'. Did you mean 'terminal-bench-core'?"),
+        ("terminal-bench-core", "0.2", "r has no version '0.2' of terminal-bench-core; it has 0.1.1"),
+    ],
+)
+def test_a_dataset_that_a_registry_lacks_is_told(name: str, version: str, told: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        find_entry([CORE], name, version, registry="r")
+    assert told in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("github_url", "--upload-pack=touch x", "cannot be given to git"),
+        ("github_url", None, "valid string"),
+        ("branch", "-q", "cannot be given to git"),
+        ("commit_hash", "main", "neither a whole commit hash nor 'head'"),
+        ("dataset_path", "../up", "no folder below the repository's root"),
+        ("dataset_path", "/etc", "no folder below the repository's root"),
+        ("dataset_path", "tasks\n*", "no folder below the repository's root"),
+        ("task_id_subset", "hello-world", "valid tuple"),
+    ],
+)
+def test_an_entry_that_is_wrong_is_told_in_one_line(field: str, value: object, told: str) -> None:
+    with pytest.raises(UsageError, match=rf"^registry: {field}[\w.]* of terminal-bench-core 0\.1\.1 in r: .*{told}"):
+        find_entry([CORE | {field: value}], "terminal-bench-core", "0.1.1", registry="r")
