@@ -353,7 +353,7 @@ def test_what_only_the_service_knows_is_named() -> None:
 
 
 def test_a_tokenizer_that_cannot_be_had_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(*args: object) -> None:
+    def unreachable(*args: object, fetch: bool) -> None:
         raise MissingError("the tokenizer of simulated cannot be loaded from the hub: no route")
 
     monkeypatch.setattr("rlkit.rehearsal.load_chat", unreachable)

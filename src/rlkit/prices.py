@@ -64,17 +64,30 @@ def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price 
     if kind == "engine":
         for name, value in (("budget_usd", config.budget_usd), ("prices", given.prefill)):
             if value is not None:
-                raise ConfigError(f"{name} has no effect: the embedded engine costs nothing; budget_tokens limits it")
+                raise ConfigError(
+                    f"{name} has no effect: the embedded engine costs nothing; limit it by budget_tokens, or set "
+                    "TINKER_API_KEY for the hosted service"
+                )
         return FREE
     if given.prefill is not None and given.sample is not None and given.train is not None:
         return Price(given.prefill, given.prefill if given.cached is None else given.cached, given.sample, given.train)
-    price = _table().get(config.model) if kind == "hosted" else None
+    price = listed_price(config.model) if kind == "hosted" else None
     if price is None and config.budget_usd is not None:
         raise ConfigError(
-            f"budget_usd: the price of {config.model} is not known.{did_you_mean(config.model, _table())} "
+            f"budget_usd: the price of {config.model} is not known.{similar_model(config.model)} "
             "Set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
         )
     return price
+
+
+def listed_price(model: str) -> Price | None:
+    """Return what the hosted service asks for a model's tokens; None where the table has no such model."""
+    return _table().get(model)
+
+
+def similar_model(model: str) -> str:
+    """Return a hint at a model of the table with a similar name, as ` Did you mean …?`; "" where there is none."""
+    return did_you_mean(model, _table())
 
 
 @cache

@@ -31,10 +31,10 @@ from rlkit.losses import loss
 from rlkit.origins import Origins
 from rlkit.overlap import contents
 from rlkit.pilot import Pilot, nudged, run_pilot
-from rlkit.prices import price_of
 from rlkit.rates import learning_rate
 from rlkit.rollouts import Player
 from rlkit.run import RLTrainer
+from rlkit.run_costs import RunCosts
 from rlkit.seeds import derive
 from rlkit.service import ServiceChoice, choose
 from rlkit.settings import describe, env_settings, load_chat, run_tasks, task_source
@@ -80,10 +80,13 @@ class Rehearsal:
     Args:
         parts: what was tried, and what was not.
         estimate: what the whole run takes; None where something failed.
+        hosted: what it takes on the hosted service, where the run would be the embedded engine's and the price of the
+            model is known.
     """
 
     parts: Sequence[Part]
     estimate: Estimate | None
+    hosted: Estimate | None = None
 
     @property
     def passed(self) -> bool:
@@ -123,14 +126,14 @@ async def rehearse(
         raise UsageError(f"pilot: {pilot} is no number of groups; 0 is for no pilot")
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     choice = choose(config.service)
-    price = price_of(config, choice.kind)
+    costs = await in_thread(RunCosts.of, config, choice, note)
     # Before environments are played, which may take long.
     choose_estimators(config, {})
     loss(config.loss)
     learning_rate(config)
     parts = list[Part]()
     if chat is None:
-        chat, known = await _chat(config, choice, note)
+        chat, known = await _chat(config, choice, note, pilot=pilot)
         parts.append(known)
     note("loading the environments")
     small = in_small(config)
@@ -148,17 +151,15 @@ async def rehearse(
         rollouts, speed = dict(found.rollouts), found.speed
         stage.parts.append(Part("service", "ok", _piloted(found, choice)))
     stage.parts.extend(_not_tried(config, choice, piloted=bool(pilot)))
-    if price is None:
-        detail = (
-            f"no price of {config.model} is known: set prices.prefill, prices.sample and prices.train, in US dollars "
-            "per million tokens"
-        )
-        stage.parts.append(Part("prices", "not tried", detail))
+    stage.parts.extend(_of_costs(costs))
     if not stage.works:
         return Rehearsal(stage.parts, None)
-    made = estimate(config, rollouts, evaluated, price=price, speed=speed)
+    made = estimate(config, rollouts, evaluated, price=costs.own, speed=speed)
     await in_thread(keep, config, made)
-    return Rehearsal(stage.parts, made)
+    hosted = None
+    if costs.hosted is not None:
+        hosted = estimate(config, rollouts, evaluated, price=costs.hosted, speed=HOSTED)
+    return Rehearsal(stage.parts, made, hosted)
 
 
 def in_small(config: Config) -> Config:
@@ -295,10 +296,26 @@ NOTHING = Rollout(0, 0, 0, 0, 0, 0, 0)
 """Stands for rollouts that could not be played."""
 
 
-async def _chat(config: Config, choice: ServiceChoice, note: Callable[[str], None]) -> tuple[ChatFormat, Part]:
+def _of_costs(costs: RunCosts) -> list[Part]:
+    """The parts that say whether weights and prices are known."""
+    found = list[Part]()
+    if costs.weights_problem is not None:
+        found.append(Part("model", "not tried", costs.weights_problem))
+    if costs.price is not None:
+        found.append(Part("prices", "ok", costs.price))
+    elif costs.price_problem is not None:
+        found.append(Part("prices", "not tried", costs.price_problem))
+    return found
+
+
+async def _chat(
+    config: Config, choice: ServiceChoice, note: Callable[[str], None], *, pilot: int
+) -> tuple[ChatFormat, Part]:
     try:
-        chat = await in_thread(load_chat, config, choice, note)
+        chat = await in_thread(lambda: load_chat(config, choice, note, fetch=bool(pilot)))
     except MissingError as error:
+        if pilot:
+            raise
         return ByteChat(), Part("chat", "not tried", f"{error}; bytes stand in for tokens, and are counted as such")
     asked = len(chat.render([{"role": "user", "content": "?"}]))
     return chat, Part("chat", "ok", f"a question of one letter is {asked} tokens of {config.model}")

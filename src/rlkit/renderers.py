@@ -94,7 +94,11 @@ class TemplateChat(ChatFormat):
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
         template = cast("object", self._tokenizer.chat_template)
         if not template:
-            raise UsageError("the model's tokenizer has no chat template: set chat.renderer, or use policy.sample")
+            name = getattr(self._tokenizer, "name_or_path", "") or "the model"
+            raise UsageError(
+                f"the tokenizer of {name} has no chat template, and tinker-cookbook has no chat format for a model of "
+                "this name: check the name, set chat.renderer, or use policy.sample"
+            )
         from jinja2 import TemplateError
 
         if not _TOOL_WORDS.search(str(template)):

@@ -16,7 +16,7 @@ from rlkit.config.schema import Config
 from rlkit.config.turns import refuse_discount, refuse_limit
 from rlkit.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
 from rlkit.env import Env, SingleTurnEnv, TaskSource
-from rlkit.errors import UsageError
+from rlkit.errors import MissingError, UsageError
 from rlkit.kl import KLPenalty, Score
 from rlkit.losses import Loss
 from rlkit.origins import Origins
@@ -227,18 +227,37 @@ def describe(choice: ServiceChoice) -> str:
             return f"the embedded engine ({choice.reason})"
 
 
-def load_chat(config: Config, choice: ServiceChoice, note: Callable[[str], None]) -> ChatFormat:
-    """The chat format of the configured model; with the embedded engine, the model itself is made ready first."""
-    from rlkit.renderers import CHAT_TEMPLATE, chat_format
-    from rlkit.tokenizers import load_tokenizer
+def load_chat(config: Config, choice: ServiceChoice, note: Callable[[str], None], *, fetch: bool = True) -> ChatFormat:
+    """Return the chat format of the configured model; with the embedded engine, make the model itself ready first.
 
-    tokenizer = load_tokenizer(
-        config.model,
-        with_weights=choice.kind == "engine",
-        note=note,
-        tokenizer=config.chat.tokenizer,
-        template=config.chat.renderer == CHAT_TEMPLATE,
-    )
+    Args:
+        config: of the run.
+        choice: the service that the run uses.
+        note: receives what is being fetched or converted.
+        fetch: download weights that the embedded engine needs and that are not on this machine.
+
+    Raises:
+        UsageError: the configuration names a folder that has no tokenizer.
+        MissingError: the model or its tokenizer cannot be had.
+    """
+    from rlkit.renderers import CHAT_TEMPLATE, chat_format
+    from rlkit.tokenizers import has_weights, load_tokenizer
+
+    engine = choice.kind == "engine"
+    try:
+        tokenizer = load_tokenizer(
+            config.model,
+            with_weights=engine and (fetch or has_weights(config.model, note)),
+            note=note,
+            tokenizer=config.chat.tokenizer,
+            template=config.chat.renderer == CHAT_TEMPLATE,
+        )
+    except MissingError as error:
+        if not (engine and fetch):
+            raise
+        raise MissingError(
+            f"{error}. Without TINKER_API_KEY the embedded engine runs the model, and needs its weights"
+        ) from error
     return chat_format(config.model, tokenizer, renderer=config.chat.renderer)
 
 

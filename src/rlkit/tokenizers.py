@@ -66,6 +66,13 @@ def load_tokenizer(
     return _by_cookbook(name, known=is_tokenizer_registered(name) or name.startswith("thinkingmachines/"))
 
 
+def has_weights(model: str, note: Callable[[str], None]) -> bool:
+    """Whether the weights of a model are on this machine; a GGUF file is converted, and `note` told of it."""
+    from rlkit.engine import models
+
+    return models.find_model(model, progress=_Milestones(note)) is not None
+
+
 def _fetched(model: str, note: Callable[[str], None]) -> Path:
     from rlkit.engine import models
 

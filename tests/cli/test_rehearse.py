@@ -106,6 +106,98 @@ def test_the_real_run_is_compared_with_its_dry_run(config: str, rlkit: Callable[
     assert "(the dry run expected " in rlkit("train", config).stdout
 
 
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No hub, and nothing of one on this machine."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in ("HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def dry(rlkit: Callable[..., Any], config: str, model: str, *more: str) -> dict[str, Any]:
+    result = rlkit("train", config, f"model={model}", *more, "--dry-run", "--json")
+    assert result.exit_code == 0, result.stderr
+    made = json.loads(result.stdout)
+    return made | {"parts": {part["name"]: (part["status"], part["detail"]) for part in made["parts"]}}
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_with_and_without_a_key_a_model_has_its_tokenizer_and_its_price(
+    config: str, rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = dry(rlkit, config, "openai/gpt-oss-20b")
+    monkeypatch.setenv("TINKER_API_KEY", "tml-made-up")
+    hosted = dry(rlkit, config, "openai/gpt-oss-20b")
+    for made in (without, hosted):
+        assert made["parts"]["chat"] == ("ok", "a question of one letter is 7 tokens of openai/gpt-oss-20b")
+        status, price = made["parts"]["prices"]
+        assert (status, price.partition(",")[0]) == ("ok", "of the hosted service on 2026-01-05")
+        assert "$0.12 prefill, $0.12 cached, $0.3 sample, $0.36 train" in price
+    assert without["estimate"]["tokens"] == hosted["estimate"]["tokens"] == without["hosted"]["tokens"]
+    assert without["estimate"]["usd"] is None, "what the engine has no weights of is not free"
+    assert without["hosted"]["usd"] == hosted["estimate"]["usd"]
+    assert hosted["estimate"]["usd"]["low"] > 0
+    assert hosted["hosted"] is None
+    status, detail = without["parts"]["model"]
+    assert status == "not tried"
+    assert "the weights of openai/gpt-oss-20b are not on this machine" in detail
+    assert "set TINKER_API_KEY" in detail
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_without_a_key_the_table_of_a_dry_run_has_the_price_on_the_hosted_service(
+    config: str, rlkit: Callable[..., Any]
+) -> None:
+    result = rlkit("train", config, "model=openai/gpt-oss-20b", "--dry-run", "--quiet")
+    assert "was not found" not in result.output
+    assert " tokens\n" in result.stdout, "nothing is said of a price where the engine has no weights"
+    assert "  on the hosted Tinker service: $" in result.stdout
+
+
+@pytest.mark.usefixtures("nowhere")
+@pytest.mark.parametrize("key", ["", "tml-made-up"])
+@pytest.mark.parametrize(("model", "hint"), [("nobody/no-such-model", ""), ("openai/gpt-oss-20c", "gpt-oss-20b")])
+def test_a_model_that_nobody_knows_has_no_price_and_the_nearest_is_named(
+    model: str, hint: str, key: str, config: str, rlkit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINKER_API_KEY", key)
+    result = rlkit("train", config, f"model={model}", "chat.renderer=role_colon", "--dry-run", "--json")
+    assert result.exit_code == 0, result.stderr
+    made = json.loads(result.stdout)
+    parts = {part["name"]: (part["status"], part["detail"]) for part in made["parts"]}
+    assert made["estimate"]["usd"] is None
+    assert made["hosted"] is None
+    status, detail = parts["prices"]
+    assert status == "not tried"
+    assert model in detail
+    assert hint in detail
+    assert ("set prices.prefill" in detail) is bool(key)
+    if not hint:
+        assert parts["chat"][0] == "not tried"
+        assert "Four ways: set chat.tokenizer" in parts["chat"][1]
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_a_pilot_without_weights_ends_before_anything_is_played(config: str, rlkit: Callable[..., Any]) -> None:
+    result = rlkit("train", config, "model=openai/gpt-oss-20b", "--dry-run", "--pilot", "1")
+    assert result.exit_code == 3
+    assert "Without TINKER_API_KEY the embedded engine runs the model" in result.stderr
+    assert "playing" not in result.stderr
+
+
+def test_a_model_of_this_machine_is_free_and_its_price_elsewhere_is_told(
+    config: str, rlkit: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
+    byte_model(tmp_path / "cache" / "models" / "Qwen--Qwen3-8B")
+    made = dry(rlkit, config, "Qwen/Qwen3-8B", "chat.renderer=chat_template")
+    assert "model" not in made["parts"]
+    assert made["estimate"]["usd"] == {"low": 0.0, "high": 0.0}
+    assert made["hosted"]["usd"]["low"] > 0
+
+
 def test_what_does_not_work_is_exit_code_1(config: str, rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     result = rlkit("train", config, "envs=null", "envs.broken.env=broken.py:Broken", "--dry-run", "--json")

@@ -54,7 +54,14 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
             made = concurrency.run(rehearsed(note))
         if output.json:
             parts = [asdict(part) for part in made.parts]
-            output.data({"ok": made.passed, "parts": parts, "estimate": made.estimate and made.estimate.to_json()})
+            output.data(
+                {
+                    "ok": made.passed,
+                    "parts": parts,
+                    "estimate": made.estimate and made.estimate.to_json(),
+                    "hosted": made.hosted and made.hosted.to_json(),
+                }
+            )
         else:
             output.line(table(made))
     return 0 if made.passed else FAILED
@@ -108,18 +115,19 @@ def table(made: Rehearsal) -> str:
         asked = any(part.name == "service" and part.status == "ok" for part in made.parts)
         unknown = "not known" if asked else "not known; --pilot 1 measures it"
         lines.append(f"  time: {made.estimate.speed if made.estimate.seconds else unknown}")
+    if made.hosted is not None and made.hosted.usd is not None and made.hosted.seconds is not None:
+        hosted = f"{_dollars(made.hosted.usd)}, {_durations(made.hosted.seconds)}"
+        lines.append(f"  on the hosted Tinker service: {hosted} ({made.hosted.speed})")
     return "\n".join(lines)
 
 
 def expected(estimate: Estimate) -> str:
     """`58,000 to 98,000 tokens, $0.10 to $0.35, 2 h 5 min to 3 h 0 min`."""
-    from rlkit.trackers.console import duration
-
     parts = [f"{_between(*(f'{value:,.0f}' for value in _ends(estimate.tokens)))} tokens"]
     if estimate.usd is not None:
-        parts.append(_between(*(dollars(value) for value in _ends(estimate.usd))))
+        parts.append(_dollars(estimate.usd))
     if estimate.seconds is not None:
-        parts.append(_between(*(duration(value) for value in _ends(estimate.seconds))))
+        parts.append(_durations(estimate.seconds))
     return ", ".join(parts)
 
 
@@ -134,6 +142,16 @@ def used(spent: Spent) -> str:
 def dollars(value: float) -> str:
     """Cents, or two digits of what is less than ten of them."""
     return f"${value:,.2f}" if value >= 0.1 or not value else f"${value:.2g}"
+
+
+def _dollars(band: Band) -> str:
+    return _between(*(dollars(value) for value in _ends(band)))
+
+
+def _durations(band: Band) -> str:
+    from rlkit.trackers.console import duration
+
+    return _between(*(duration(value) for value in _ends(band)))
 
 
 def _ends(band: Band) -> tuple[float, float]:

