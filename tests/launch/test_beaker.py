@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import rlkit
-from tests.launch.fake_beaker import WORKLOAD, FakeBeaker, fake_beaker
+from tests.launch.fake_beaker import WORKLOAD, FakeBeaker
 
 __all__ = ["rlkit"]
 
 SUBMIT = ["launch", "beaker", "--code", "image", "--workspace", "me/mine", "--secret", "TINKER_API_KEY"]
-
-
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBeaker]:
-    pytest.importorskip("beaker")
-    import grpc  # pyright: ignore[reportMissingTypeStubs]
-
-    monkeypatch.setattr(grpc, "secure_channel", lambda address, credentials, options: grpc.insecure_channel(address))
-    monkeypatch.setattr("rlkit.launch.beaker._POLL_S", 0.01)
-    monkeypatch.delenv("BEAKER_TOKEN", raising=False)
-    with fake_beaker(FakeBeaker()) as found:
-        monkeypatch.setenv("BEAKER_CONFIG", str(found.config(tmp_path / "beaker.yml")))
-        yield found
 
 
 @pytest.mark.filterwarnings("ignore:The 'preemptible' field is deprecated:DeprecationWarning")

@@ -75,6 +75,12 @@ def test_the_commit_is_fetched_before_the_command_runs(tmp_path: Path) -> None:
     assert said.split() == ["installed", commit]
 
 
+def test_a_limit_that_is_set_before_the_command_holds_for_it() -> None:
+    described = task(Job(command=["sh", "-c", "ulimit -n"], install="ulimit -n 321"))
+    variables = {one["name"]: one["value"] for one in described["envVars"]}
+    assert executed(described, **variables).strip() == "321"
+
+
 def test_a_specification_has_everything_that_was_said() -> None:
     described = spec(
         Job(

@@ -177,7 +177,20 @@ def _show(described: Mapping[str, Data], options: Options, output: Output) -> No
     if output.json:
         output.data({"workspace": options.workspace, "name": options.experiment, "spec": described})
         return
+    head = f"# workspace: {options.workspace or 'the default of your account'}\n"
+    head += f"# experiment: {options.experiment or 'a name that Beaker makes up'}\n"
+    output.line(head + _yaml(described).rstrip())
+
+
+def _yaml(described: Mapping[str, Data]) -> str:
+    """Return a specification as YAML, in which the lines of a script are lines."""
     import yaml
 
-    head = f"# workspace: {options.workspace or 'the default of your account'}\n"
-    output.line(head + yaml.safe_dump(dict(described), sort_keys=False, allow_unicode=True, width=120).rstrip())
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, represent_text)
+    return yaml.dump(dict(described), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)

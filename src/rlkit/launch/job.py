@@ -138,7 +138,9 @@ class Job:
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise UsageError("there is no command: write it after --, as in `rlkit launch beaker … -- rlkit train …`")
+            raise UsageError(
+                "there is no command: write it after --, as in `rlkit launch beaker -- rlkit train config.yaml`"
+            )
         if self.preemptible is not None and self.min_runtime is not None:
             raise UsageError("--min-runtime says how long a job cannot be preempted: leave --preemptible out")
         for name, value in (self.env or {}).items():
