@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from harbor.environments.base import ExecResult
 
@@ -70,3 +70,17 @@ class NotListed(WithoutView):
         if "list()" in command:
             return ExecResult(stdout="", stderr="no /proc", return_code=1)
         return await super().exec(command, *args, **kwargs)  # type: ignore[arg-type]
+
+
+class Told(LocalSandbox):
+    """Notes what it was told."""
+
+    told: ClassVar[list[tuple[str, float | None, float | None]]] = []
+
+    def __init__(self, *arguments: Any, region: str = "nowhere", **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._region = region
+
+    async def start(self, force_build: bool) -> None:
+        self.told.append((self._region, self._effective_cpus, self._effective_memory_mb))
+        await super().start(force_build)

@@ -14,6 +14,7 @@ import pytest
 
 import rlkit
 from rlkit import concurrency
+from rlkit.config import load_config, load_envs
 from rlkit.containment import leftovers_ended
 from rlkit.envs.harbor.ending import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
@@ -67,6 +68,29 @@ def test_the_reward_is_what_the_verifier_says(cache: Path, task: Path) -> None:
     assert solved.info["ended"] == "completed"
     assert played(env, UNSOLVED)[0].reward == 0.0
     assert left(cache) == []
+
+
+def test_what_a_configuration_says_of_the_environment_reaches_the_class_that_it_names(
+    cache: Path, task: Path, tmp_path: Path
+) -> None:
+    from .environments import Told
+
+    args = {
+        "tasks_dir": str(task),
+        "environment": f"{Told.__module__}:{Told.__name__}",
+        "environment_kwargs": {"region": "here"},
+        "cpus": 1,
+        "memory_mb": 777,
+        "trials_dir": str(tmp_path / "kept"),
+        "keep_trials": "all",
+    }
+    config = load_config([], settings={"envs": {"terminal": {"env": "harbor", "args": args}}}).config
+    (env,) = load_envs("terminal", config.envs["terminal"], field="envs.terminal", seed=0)
+    assert isinstance(env, HarborTask)
+    Told.told.clear()
+    assert played(env, SOLVED)[0].reward == 1.0
+    assert Told.told == [("here", 1, 777)]
+    assert len(list((tmp_path / "kept").iterdir())) == 1
 
 
 def test_an_agent_that_runs_out_of_turns_is_graded_and_called_truncated(cache: Path, task: Path) -> None:
