@@ -131,3 +131,11 @@ def test_a_reader_that_goes_away_sees_no_traceback() -> None:
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 0
+
+
+def test_debug_shows_where_an_error_comes_from(rlkit: Callable[..., Any]) -> None:
+    assert "Traceback" not in rlkit("config", "show", "nowhere.yaml").stderr
+    result = rlkit("config", "show", "nowhere.yaml", "--debug")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert "nowhere.yaml" in result.stderr

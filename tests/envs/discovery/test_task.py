@@ -268,6 +268,26 @@ def test_what_a_group_finds_goes_into_the_archive_and_metrics_tell(task: Constru
         source.observe(group(first, []))
 
 
+def test_the_arguments_of_the_erdos_run_decide_beginning_buffer_and_time(task: ConstructionProblem) -> None:
+    made = discovery(
+        options={"n_points": 20},
+        start="flat",
+        reuse="epsilon_greedy",
+        buffer_size=3,
+        epsilon=0.125,
+        program_timeout_s=1.0,
+        workers=2,
+    )
+    first = made.next()
+    assert first.parent.construction.tolist() == [0.5] * 20
+    late = play(first, program("def run():\n    while True: pass"))
+    assert (late.reward, late.info["end"]) == (0, "timeout")
+    steps = [program(f"def run(): return [{0.5 - d}, {0.5 + d}, {0.5 + d}, {0.5 - d}]") for d in (0.05, 0.1, 0.15, 0.2)]
+    made.observe(group(first, [play(first, reply) for reply in steps]))
+    assert made.metrics()["size"] == 3
+    assert made.metrics()["best"] < 0.5
+
+
 def test_the_estimators_for_discovery_know_what_is_valid(task: ConstructionProblem) -> None:
     outcomes = [
         play(task, reply) for reply in (program(BETTER), program("def run(): return [0.5] * 4"), "no", "nothing")

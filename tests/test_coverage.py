@@ -1,0 +1,98 @@
+"""The page that says which test plays each feature of the predecessors: complete, and true of the tests there are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+
+import pytest
+
+from .doc_commands import ROOT, fenced_commands
+
+PAGE = ROOT / "docs" / "migrating" / "coverage.md"
+SPAN = re.compile(r"`([^`\n]+)`")
+TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
+PARSING = ("tests/config/", "tests/test_migrated.py", "tests/cli/test_imports.py", "tests/cli/test_config.py")
+"""Tests of how configurations are read. None of them plays anything."""
+
+SECTIONS = {
+    "tinking": ("migrating/tinking.md", "## Setting up", "## Models"),
+    "Terminal Bench Trainer": ("migrating/terminal-bench-trainer.md", "## Setting up", "## What is different"),
+    "OpenReward's cookbook": ("migrating/openreward.md", "| there | rlkit |", "## The documented runs"),
+}
+"""For each section of the page, the page with the predecessor's commands and options, and between which lines."""
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of each row of the tables in a text, without their heads."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+    return [row for row in cells if row[0] not in ("theirs", "there", "tinking", "tinking's page", "of the cookbook")]
+
+
+def section(name: str) -> str:
+    return PAGE.read_text().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+
+
+COVERED = [row for name in SECTIONS for row in rows(section(name))]
+
+
+@cache
+def functions_in(path: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / path).read_text())
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return frozenset(node.name for node in tree.body if isinstance(node, functions) and node.name.startswith("test_"))
+
+
+def test_every_row_has_its_three_cells_and_every_section_its_rows() -> None:
+    assert len(COVERED) == PAGE.read_text().count("\n| ") - PAGE.read_text().count("\n| theirs |")
+    assert all(rows(section(name)) for name in SECTIONS)
+    assert [row for row in COVERED if len(row) != 3] == []
+
+
+@pytest.mark.parametrize("row", COVERED, ids=lambda row: row[0][:60])
+def test_a_row_names_tests_that_exist_and_play_or_says_why_none_does(row: list[str]) -> None:
+    theirs, ours, how = row
+    named = TEST.findall(how)
+    for path, name in named:
+        assert (ROOT / path).is_file(), f"{theirs}: there is no {path}"
+        assert name in functions_in(path), f"{theirs}: {path} has no {name}"
+    if how.startswith(("not played: ", "no counterpart: ")):
+        assert not named
+        assert len(how.partition(": ")[2].split()) > 3, f"{theirs}: it must say why"
+        return
+    playing = [path for path, _ in named if not path.startswith(PARSING)]
+    assert playing, f"{theirs} -> {ours}: no test plays it; what only parses does not count"
+    if "an account" in how:
+        assert re.match(r"needs an account: [\w&., ]+; at the boundary: `tests/", how), how
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_command_and_option_of_the_other_pages_has_a_row(name: str) -> None:
+    file, begin, end = SECTIONS[name]
+    text = (ROOT / "docs" / file).read_text()
+    assert begin in text
+    assert end in text
+    other = rows(text[text.index(begin) : text.index(end)])
+    if name.startswith("OpenReward"):
+        other += rows(text[text.index(end) :])
+        fields = (ROOT / "docs" / "openreward.md").read_text().partition("## From OpenReward's cookbook")[2]
+        other += rows(fields)
+    covered = rows(section(name))
+    spans = {span for row in covered for span in SPAN.findall(row[0])}
+    texts = {row[0] for row in covered}
+    missing = [
+        row[0] for row in other if (set(SPAN.findall(row[0])) - spans if SPAN.search(row[0]) else row[0] not in texts)
+    ]
+    assert missing == []
+
+
+def test_the_page_is_in_the_navigation() -> None:
+    assert f"migrating/{PAGE.name}" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_no_documented_command_is_cut_short() -> None:
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for words in fenced_commands(page):
+            assert not [word for word in words if word in ("…", "...")], (page, words)
