@@ -160,6 +160,20 @@ def test_code_of_an_environment_that_is_no_rollout_is_charged_to_nobody() -> Non
     assert run_virtual(main()) == 0
 
 
+def test_a_hold_within_a_part_that_is_timed_too_is_told_of_the_environment() -> None:
+    async def main() -> list[str]:
+        holds, names = loop_holds(), list[str]()
+        with holds.watched(lambda told: names.append(told.env)):
+            for charged in ((Stopwatch("words"), Stopwatch()), (Stopwatch(), Stopwatch("words")), (Stopwatch(),)):
+                assert holds.begin(charged)
+                hold(1)
+                holds.end()
+            await asyncio.sleep(0)
+        return names
+
+    assert run_virtual(main()) == ["words", "words"]
+
+
 def wait_to_be_seen(count: int) -> None:
     """Block the thread until the thread beside the loop has seen it so many times: no time limit is at stake here."""
     step = loop_holds()._step  # pyright: ignore[reportPrivateUsage]

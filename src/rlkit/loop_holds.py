@@ -100,7 +100,8 @@ class LoopHolds:
         names = [step.env] if step.env else []
         for clock in step.charged:
             clock.own_held_s += seconds
-            names.append(clock.name)
+            if clock.name:  # a rollout may be timed in parts, too, which have no name
+                names.append(clock.name)
         if self._tell is not None and seconds >= TOLD_S and names:
             place = step.places.most_common(1)[0][0] if step.places else None
             asyncio.get_running_loop().call_soon(self._tell, Hold(names[0], seconds, place))
