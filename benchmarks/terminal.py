@@ -110,7 +110,7 @@ def replies(turns: int, *, tokens: int) -> list[str]:
 async def ours(task: Path, script: Path, said: Sequence[str]) -> dict[str, float]:
     from harbor.models.trial.config import AgentConfig
 
-    from rlkit.envs.harbor.agent import lent
+    from rlkit.envs.harbor.loans import lent
 
     policy, chat = timed_policy(task.parent / "model", said)
     with lent(policy) as key:

@@ -71,3 +71,19 @@ def tasks_convert(
         from rlkit.cli.tasks import convert
 
         raise typer.Exit(convert(directory, to, output))
+
+
+@tasks_app.command("generate")
+def tasks_generate(  # noqa: PLR0917  Typer reads options from parameters of any kind
+    to: Annotated[Path, typer.Option(help="The folder that gets train/ and held-out/ with a folder for each task.")],
+    variants: Annotated[int, typer.Option(min=1, max=20, help="Training tasks of each kind.")] = 12,
+    held_out: Annotated[int, typer.Option(min=1, max=20, help="Tasks of each kind for evaluation.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Decides the names of files and folders.")] = 0,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Write small tasks about files, as `file_tasks` of the environment harbor plays them."""
+    with command(json=json, debug=debug) as output:
+        from rlkit.cli.tasks import generate
+
+        raise typer.Exit(generate(to, output, variants=variants, held_out=held_out, seed=seed))

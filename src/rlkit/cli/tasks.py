@@ -77,6 +77,19 @@ def convert(source: Path, target: Path, output: Output) -> int:
     return FAULTS_FOUND if done.failed else 0
 
 
+def generate(target: Path, output: Output, *, variants: int, held_out: int, seed: int) -> int:
+    """Write generated tasks, and print how many. Returns the exit code."""
+    from rlkit.envs.harbor.file_tasks import FileTasks
+    from rlkit.envs.harbor.task_folders import write_file_tasks
+
+    count = write_file_tasks(FileTasks(variants=variants, held_out=held_out, seed=seed), target)
+    if output.json:
+        output.data({"folder": str(target), "tasks": count})
+    else:
+        output.line(f"wrote {count} tasks to {target}")
+    return 0
+
+
 def table(checks: Sequence[Checked]) -> str:
     """`name  sound  solution 1  nothing 0  0.4 s`, with what is wrong at the end and what was said of it below.
 

@@ -52,7 +52,7 @@ async def play(task: Path, policy: object, *, timeout_s: float | None = None, **
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
-    from rlkit.envs.harbor.agent import ended, lent
+    from rlkit.envs.harbor.loans import ended, lent
 
     with lent(policy) as key:
         config = TrialConfig(

@@ -316,7 +316,7 @@ def test_options_that_are_unknown_or_have_no_effect_are_refused_in_one_line(task
 
 
 def test_a_policy_is_found_only_while_it_is_lent() -> None:
-    from rlkit.envs.harbor.agent import ended, lent
+    from rlkit.envs.harbor.loans import ended, lent
 
     with lent(ScriptedPolicy([])) as key:
         assert (ended(key).reason, ended(key).detail) == ("cancelled", "the agent did not begin")

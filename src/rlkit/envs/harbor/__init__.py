@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from rlkit.envs.harbor.file_tasks import FileTasks
 from rlkit.envs.harbor.outcome import Reward, Rule, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.envs.harbor.tasks import Selection, Split, find, read
@@ -34,6 +35,7 @@ def harbor(
     tasks_dir: str | None = None,
     dataset: str | None = None,
     registry: str | None = None,
+    file_tasks: FileTasks | None = None,
     task_ids: Sequence[str] = (),
     exclude: Sequence[str] = (),
     split: Split = "all",
@@ -48,6 +50,7 @@ def harbor(
     memory_mb: Count | None = None,
     storage_mb: Count | None = None,
     force_build: bool = False,
+    agent: Literal["terminus2", "shell"] = "terminus2",
     max_turns: Count = 32,
     parser: Literal["json", "xml"] = "json",
     summarize: bool = False,
@@ -70,12 +73,13 @@ def harbor(
     recorded: Callable[[Json], Json] = lambda now: now,
     note: Callable[[str], None] = lambda message: None,
 ) -> Sequence[HarborTask]:
-    """Tasks of Harbor, played by Terminus 2 with the model that is trained.
+    """Tasks of Harbor, played by Terminus 2, or in a plain shell, with the model that is trained.
 
     Args:
         tasks_dir: a task, a folder of tasks, or a folder of such folders.
         dataset: of a registry instead, as `name@version`.
         registry: its file or URL, in Harbor's form or terminal-bench 1's; by default the published one that has it.
+        file_tasks: instead, small tasks about files that are generated; see `FileTasks`.
         task_ids: globs of the tasks that are played; all without any.
         exclude: globs of those that are not.
         split: `eval` is what is kept for evaluation, `train` the rest. The two never share a task.
@@ -90,10 +94,11 @@ def harbor(
         memory_mb: likewise.
         storage_mb: likewise.
         force_build: build images anew.
+        agent: `terminus2`, or `shell`: one command a turn, for small models.
         max_turns: replies of the model in one rollout.
-        parser: the form of its replies.
-        summarize: go on from a summary when the context is nearly full; the summary is trained on, too.
-        agent_kwargs: other options of Terminus 2.
+        parser: the form of its replies to Terminus 2.
+        summarize: Terminus 2 goes on from a summary when the context is nearly full; it is trained on, too.
+        agent_kwargs: other options of the agent.
         agent_timeout_s: instead of what tasks say.
         verifier_timeout_s: likewise.
         timeout_multiplier: of every time limit of the tasks.
@@ -139,7 +144,7 @@ def harbor(
             storage_mb=storage_mb,
             force_build=force_build,
         ),
-        agent=Agent(max_turns=max_turns, parser=parser, summarize=summarize, kwargs=agent_kwargs or {}),
+        agent=Agent(agent, max_turns, parser, summarize, agent_kwargs or {}),
         agent_timeout_s=agent_timeout_s,
         verifier_timeout_s=verifier_timeout_s,
         timeout_multiplier=timeout_multiplier,
@@ -149,20 +154,28 @@ def harbor(
         trials_dir=Path(trials_dir).expanduser().absolute() if trials_dir else None,
         keep=keep_trials,
     )
-    if (not tasks_dir) == (not dataset):
-        raise UsageError("tasks_dir or dataset: give one of them")
+    if sum(1 for source in (tasks_dir, dataset, file_tasks) if source) != 1:
+        raise UsageError("tasks_dir, dataset or file_tasks: give one of them")
+    if registry is not None and not dataset:
+        raise UsageError("registry has an effect on a dataset only: leave it out, or name a dataset")
     if dataset:
         from rlkit.envs.harbor.registry import fetch
 
         tasks = fetch(dataset, selection, registry=registry, note=note, recorded=recorded)
-    elif registry is not None:
-        raise UsageError("registry has no effect on tasks_dir: leave it out, or name a dataset")
     else:
-        tasks = _tasks_of(Path(tasks_dir or ""), selection)
+        tasks = _select_tasks(_tasks_folder(tasks_dir or "", file_tasks), selection)
     return [HarborTask(task_id=name, path=path, settings=settings) for name, path in tasks.items()]
 
 
-def _tasks_of(folder: Path, selection: Selection) -> dict[str, Path]:
+def _tasks_folder(tasks_dir: str, file_tasks: FileTasks | None) -> Path:
+    if file_tasks is None:
+        return Path(tasks_dir)
+    from rlkit.envs.harbor.task_folders import cached_file_tasks
+
+    return cached_file_tasks(file_tasks)
+
+
+def _select_tasks(folder: Path, selection: Selection) -> dict[str, Path]:
     found = find(folder)
     chosen = {name: found[name] for name in selection.of(list(found))}
     read(chosen)

@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from rlkit.errors import EnvironmentFault
 from rlkit.plain import readable
 
 type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
+
+
+class EnvironmentDown(EnvironmentFault):
+    """The environment failed under the agent, which is not the agent's fault, nor the model's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +24,11 @@ class AgentEnd:
     """How an agent's loop ended, in all steps of its task.
 
     Args:
-        reason: `completed` when the model said twice that the task is done, or ended its terminal; `max_turns` when it
-            had no more turns; `overflow` when the context was full; `service_error` when the service failed after its
-            retries; `agent_error` when the agent's own code failed, or the environment under it; `cancelled` when it
-            was stopped from outside, as by a time limit, or never began. Of several steps, the first that was not
-            completed.
+        reason: `completed` when the model said that the task is done (to Terminus2, twice), or ended its terminal;
+            `max_turns` when it had no more turns; `overflow` when the context was full; `service_error` when the
+            service failed after its retries; `agent_error` when the agent's own code failed, or the environment under
+            it; `cancelled` when it was stopped from outside, as by a time limit, or never began. Of several steps, the
+            first that was not completed.
         detail: one line.
         turns: replies of the model, those that were cut off included, those of summaries not.
         parse_errors: replies that held no commands in the form that was asked for.

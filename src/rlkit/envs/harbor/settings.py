@@ -43,17 +43,28 @@ class Environment:
     force_build: bool = False
 
 
+type AgentName = Literal["terminus2", "shell"]
+
+AGENTS: Mapping[AgentName, str] = {
+    "terminus2": "rlkit.envs.harbor.agent:RLTerminus2",
+    "shell": "rlkit.envs.harbor.shell:ShellAgent",
+}
+"""The classes of the agents, by their names."""
+
+
 @dataclass(frozen=True)
 class Agent:
-    """What Terminus 2 is told.
+    """Who plays, and what it is told.
 
     Args:
+        name: `terminus2`, or `shell` for one command a turn.
         max_turns: replies of the model.
-        parser: the form of a reply.
-        summarize: when the context is nearly full, go on from a summary.
-        kwargs: its other options.
+        parser: the form of a reply to Terminus 2.
+        summarize: when the context is nearly full, Terminus 2 goes on from a summary.
+        kwargs: the other options of the agent.
     """
 
+    name: AgentName = "terminus2"
     max_turns: int = 32
     parser: Literal["json", "xml"] = "json"
     summarize: bool = False
@@ -64,16 +75,31 @@ class Agent:
         for name in self.kwargs:
             if name in own:
                 raise UsageError(f"agent_kwargs: {name} is not set here; set {own[name] or 'nothing for it'}")
+        if self.name == "shell":
+            for name, value, default in (("parser", self.parser, "json"), ("summarize", self.summarize, False)):
+                if value != default:
+                    raise UsageError(f"{name} has no effect on the shell agent: leave it out, or set agent: terminus2")
+            self._check_shell()
+
+    @property
+    def import_path(self) -> str:
+        """The class that Harbor makes."""
+        return AGENTS[self.name]
 
     def options(self, policy: str) -> dict[str, Json]:
         """All of them, for an agent that plays with this policy."""
-        own: dict[str, Json] = {
-            "policy": policy,
-            "max_turns": self.max_turns,
-            "parser_name": self.parser,
-            "enable_summarize": self.summarize,
-        }
+        own: dict[str, Json] = {"policy": policy, "max_turns": self.max_turns}
+        if self.name == "terminus2":
+            own |= {"parser_name": self.parser, "enable_summarize": self.summarize}
         return {**own, **self.kwargs}
+
+    def _check_shell(self) -> None:
+        from rlkit.envs.harbor.shell import ShellOptions
+
+        try:
+            ShellOptions.read(self.kwargs)
+        except UsageError as error:
+            raise UsageError(f"agent_kwargs: {error}") from None
 
 
 @dataclass(frozen=True)

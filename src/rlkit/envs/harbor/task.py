@@ -25,9 +25,7 @@ from rlkit.types import Json, Outcome
 if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
-    from rlkit.envs.harbor.agent import AgentEnd
-
-AGENT = "rlkit.envs.harbor.agent:RLTerminus2"
+    from rlkit.envs.harbor.ending import AgentEnd
 
 # fmt: off
 _GRAVEST_FIRST: tuple[Cause | None, ...] = (
@@ -42,7 +40,7 @@ _OUTAGE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class HarborTask(Env):
-    """A task of Harbor, played by Terminus 2.
+    """A task of Harbor, played by an agent with the model that is trained.
 
     Args:
         task_id: its name in the records.
@@ -65,10 +63,10 @@ class HarborTask(Env):
             UsageError: the task asks for what the environment does not have.
             MissingError: something that has to be installed is not there.
         """
-        await in_thread(import_module, "rlkit.envs.harbor.agent")  # for seconds, the first time
-        from rlkit.envs.harbor.agent import ended, lent
-
         settings = self.settings
+        await in_thread(import_module, settings.agent.import_path.partition(":")[0])  # for seconds, the first time
+        from rlkit.envs.harbor.loans import ended, lent
+
         stopwatch, clock = Stopwatch(), asyncio.get_running_loop().time
         began_s = clock()
 
@@ -93,7 +91,7 @@ class HarborTask(Env):
             "trials_dir": str(folder),
             "timeout_multiplier": settings.timeout_multiplier,
             "agent": {
-                "import_path": AGENT,
+                "import_path": settings.agent.import_path,
                 "kwargs": settings.agent.options(key),
                 "override_timeout_sec": settings.agent_timeout_s,
             },

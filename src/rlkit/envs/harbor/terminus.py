@@ -26,9 +26,9 @@ from harbor.models.agent.context import AgentContext, ModelUsage
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
-from rlkit.envs.harbor.ending import Reason, Tally
+from rlkit.envs.harbor.ending import EnvironmentDown, Reason, Tally
 from rlkit.envs.harbor.llm import PolicyLLM
-from rlkit.errors import EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError, did_you_mean
+from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
 from rlkit.plain import text_of
 
 if TYPE_CHECKING:
@@ -62,10 +62,6 @@ _OF_SERVICES = frozenset([
 ])
 # fmt: on
 """Options of Terminus2 that a policy has no use for."""
-
-
-class EnvironmentDown(EnvironmentFault):
-    """The environment failed under the agent, which is not the agent's fault, nor the model's."""
 
 
 class PolicyOptions(Terminus2Options):

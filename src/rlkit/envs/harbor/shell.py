@@ -1,0 +1,226 @@
+"""`ShellAgent`: one command a turn, for models that are too small for Terminus2's prompts and its JSON.
+
+Invariant: the conversation only grows, by the very messages that the policy gave, so that each prompt extends the exact
+tokens of the turn before. Whatever ends the loop, `run` returns, so that Harbor's verifier grades what is there, and
+`AgentEnd` says why; raised are a failure of the environment and what no repetition mends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, cast, override
+
+from harbor.agents.base import BaseAgent
+from harbor.agents.options import AgentOptions
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+from pydantic import Field, ValidationError
+
+from rlkit.envs.harbor.commands import END_WORD, END_WORDS, NO_OUTPUT, CommandResult, command_script, read_command
+from rlkit.envs.harbor.ending import EnvironmentDown, Tally
+from rlkit.envs.harbor.loans import loan_of
+from rlkit.errors import ContextFull, LimitReached, MissingError, ServiceError, UsageError, did_you_mean
+from rlkit.plain import text_of
+from rlkit.policy import Policy, Reply
+from rlkit.types import Message
+
+SYSTEM_PROMPT = "You work in a Linux shell. Reply with one command and nothing else. Reply exit when the task is done."
+
+TRANSCRIPT = "transcript.jsonl"
+"""In the trial's folder of the agent's logs: a message on each line."""
+
+
+type Example = Annotated[list[str], Field(min_length=2)]
+
+
+class ShellOptions(AgentOptions):
+    """The options of `ShellAgent`."""
+
+    policy: str = Field(default="", description="Key of a policy that is lent in this process.")
+    max_turns: int = Field(default=32, ge=1, description="Replies of the model, in each step of a task.")
+    system_prompt: str = Field(default=SYSTEM_PROMPT, description="The first message; empty for none.")
+    examples: list[Example] = Field(
+        default_factory=list["Example"],
+        description="Worked examples, each an instruction and the commands that carry it out and print nothing.",
+    )
+    output_chars: int = Field(default=2000, ge=1, description="Characters of a command's output that are shown.")
+    command_timeout_s: int = Field(default=30, ge=1, description="Seconds that a command may take.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply; less than the run's, if given.")
+    temperature: float | None = Field(default=None, ge=0, description="Instead of the run's.")
+
+    @classmethod
+    def read(cls, options: Mapping[str, object]) -> ShellOptions:
+        """Read options as a configuration gives them.
+
+        Raises:
+            UsageError: one is unknown, or has a wrong value.
+        """
+        for name in sorted(options.keys() - cls.model_fields.keys()):
+            raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
+        try:
+            return cls.model_validate(dict(options))
+        except ValidationError as error:
+            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+            raise UsageError(f"agent options: {'; '.join(faults)}") from None
+
+
+class ShellAgent(BaseAgent):
+    """An agent that runs one command a turn and shows the model its output.
+
+    A reply is the command: its first fenced block, or else its first line. `exit`, `done` and an empty reply end the
+    episode. Each command runs in a shell of its own, in the directory where the one before it ended.
+
+    Args:
+        logs_dir: the trial's folder of the agent's logs.
+        model_name: for Harbor's records.
+        options: as in `ShellOptions`, and what Harbor gives to each agent.
+
+    Raises:
+        UsageError: an option is unknown or has a wrong value, or no policy is lent by its key.
+    """
+
+    options_model: ClassVar[type[AgentOptions] | None] = ShellOptions
+
+    def __init__(self, logs_dir: Path, model_name: str | None = None, **options: Any) -> None:
+        super().__init__(logs_dir, model_name, **options)
+        self._settings = cast("ShellOptions", self.options)
+        loan = loan_of(self._settings.policy)
+        self._policy = loan.policy
+        self._tallies: list[Tally] = []
+        loan.runs.append(self._tallies)
+
+    @classmethod
+    @override
+    def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> ShellOptions:
+        return ShellOptions.read(kwargs or {})
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "shell"
+
+    @override
+    def version(self) -> str:
+        return "1"
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        pass
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        tally = Tally()
+        self._tallies.append(tally)
+        episode = _Episode(self._policy, environment, self._settings, tally)
+        try:
+            await episode.play(instruction)
+        except (EnvironmentDown, UsageError, MissingError) as error:
+            tally.ended("agent_error", str(error), error)
+            raise
+        except ContextFull as error:
+            tally.ended("overflow", str(error), error)
+        except LimitReached as error:
+            tally.ended("max_turns", str(error), error)
+        except ServiceError as error:
+            tally.ended("service_error", str(error), error)
+        except Exception as error:
+            self.logger.exception("the agent's own code failed")
+            tally.ended("agent_error", f"{type(error).__name__}: {text_of(error)}", error)
+        finally:
+            context.n_input_tokens, context.n_cache_tokens = episode.prompt_tokens, 0
+            context.n_output_tokens = episode.completion_tokens
+            context.metadata = {"end": tally.reason, "end_detail": tally.detail}
+            _write_transcript(self.logs_dir / TRANSCRIPT, episode.messages)
+
+
+class _Episode:
+    """One conversation with the policy, and the shell that it is about."""
+
+    def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, tally: Tally) -> None:
+        self.messages: list[Message] = []
+        self.prompt_tokens = self.completion_tokens = 0
+        self._policy, self._environment, self._settings, self._tally = policy, environment, settings, tally
+        self._max_tokens = min(settings.max_tokens or policy.max_tokens, policy.max_tokens)
+        context = policy.context_tokens
+        self._room = self._max_tokens if context is None else min(self._max_tokens, max(context // 4, 1))
+        self._folder = ""
+        self._mark = uuid.uuid4().hex
+
+    async def play(self, instruction: str) -> None:
+        """Let the policy work until it says that it has done, or has had its turns."""
+        self.messages = _opening(self._settings, instruction)
+        for _ in range(self._settings.max_turns):
+            reply = await self._ask()
+            if (seen := await self._answer(reply)) is None:
+                return
+            self.messages.append({"role": "user", "content": seen})
+        self._tally.ended("max_turns", f"the agent has had its {self._settings.max_turns} turns (max_turns)")
+
+    async def _ask(self) -> Reply:
+        started = time.monotonic()
+        try:
+            reply = await self._policy.chat(
+                self.messages, max_tokens=self._max_tokens, temperature=self._settings.temperature, room=self._room
+            )
+        finally:
+            self._tally.llm_s += time.monotonic() - started
+        count = len(reply.turn.completion)
+        self.prompt_tokens += len(reply.tokens) - count
+        self.completion_tokens += count
+        self.messages.append(reply.message)
+        self._tally.turns += 1
+        return reply
+
+    async def _answer(self, reply: Reply) -> str | None:
+        """Carry a reply out, and return what the model is shown of it; None where it has ended the episode."""
+        if reply.truncated:
+            self._tally.truncated_turns += 1
+            return f"(nothing was run: the reply was cut off after {len(reply.turn.completion)} tokens)"
+        command = read_command(reply.text)
+        if command is None:
+            self._tally.parse_errors += 1
+            return "(nothing was run: the reply holds no command)"
+        if command in END_WORDS:
+            self._tally.ended("completed", f"the model said {command!r}" if command else "the model said nothing more")
+            return None
+        return await self._run(command)
+
+    async def _run(self, command: str) -> str:
+        limit_s = self._settings.command_timeout_s
+        script = command_script(command, folder=self._folder, mark=self._mark)
+        started = time.monotonic()
+        try:
+            done = await self._environment.exec(script, timeout_sec=limit_s)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # environments have no type in common for a command whose time is over
+            if time.monotonic() - started >= limit_s:
+                return f"(the command was ended after {limit_s} s)"
+            raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {text_of(error)}") from error
+        result = CommandResult.read((done.stdout or "") + (done.stderr or ""), done.return_code, mark=self._mark)
+        self._folder = self._folder if result.folder is None else result.folder
+        return result.observation(self._settings.output_chars)
+
+
+def _opening(settings: ShellOptions, instruction: str) -> list[Message]:
+    messages: list[Message] = []
+    if settings.system_prompt:
+        messages.append({"role": "system", "content": settings.system_prompt})
+    for task, *commands in settings.examples:
+        messages.append({"role": "user", "content": task})
+        for command in commands:
+            messages.append({"role": "assistant", "content": command})
+            messages.append({"role": "user", "content": NO_OUTPUT})
+        messages.append({"role": "assistant", "content": END_WORD})
+    messages.append({"role": "user", "content": instruction.strip()})
+    return messages
+
+
+def _write_transcript(path: Path, messages: Sequence[Message]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(message)}\n" for message in messages))

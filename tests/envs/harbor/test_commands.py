@@ -1,0 +1,107 @@
+"""Commands out of replies, and what a model is shown of them."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.envs.harbor.commands import CommandResult, command_script, read_command
+
+MARK = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("reply", "command"),
+    [
+        ("ls -l", "ls -l"),
+        ("  ls -l \nThis shows the files.", "ls -l"),
+        ("$ ls", "ls"),
+        ("`ls`", "ls"),
+        ("echo `ls`", "echo `ls`"),
+        ("```bash\ncat > a <<'X'\n1\n\n2\nX\n```\nand more", "cat > a <<'X'\n1\n\n2\nX"),
+        ("Here it is:\n```\nls\n```\n```\nrm x\n```", "ls"),
+        ("```sh\n$ ls", "ls"),
+        ("```bash", None),
+        ("```bash\n```", None),
+        ("", ""),
+        (" \n ", ""),
+        ("exit", "exit"),
+        ("a\0b\ud800", "ab?"),
+    ],
+)
+def test_a_reply_is_its_first_block_or_its_first_line(reply: str, command: str | None) -> None:
+    assert read_command(reply) == command
+
+
+@given(st.text())
+def test_any_reply_gives_a_command_that_a_process_can_be_given_or_none(reply: str) -> None:
+    command = read_command(reply)
+    assert command is None or b"\0" not in command.encode()
+
+
+def run(command: str, folder: Path | str) -> CommandResult:
+    script = command_script(command, folder=str(folder), mark=MARK)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
+    assert done.stderr == b""
+    return CommandResult.read(done.stdout.decode(errors="replace"), done.returncode, mark=MARK)
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "status"),
+    [
+        ("echo hello", "hello", 0),
+        ("echo no >&2; exit 3", "no", 3),
+        ("printf ''", "", 0),
+        ("exec > out; echo hello", "", 0),
+        ("false", "", 1),
+        ("kill -9 $$", "", -9),
+        ("cat <<'X'\na 'b'\nX", "a 'b'", 0),
+    ],
+)
+def test_a_command_has_one_stream_of_output_and_its_exit_status(
+    command: str, output: str, status: int, tmp_path: Path
+) -> None:
+    result = run(command, tmp_path)
+    assert (result.output.strip(), result.exit_status) == (output, status)
+
+
+def test_a_command_that_is_no_shell_is_answered(tmp_path: Path) -> None:
+    result = run("echo 'unfinished", tmp_path)
+    assert result.exit_status != 0
+    assert "unexpected EOF" in result.output
+
+
+def test_the_folder_in_which_a_command_ends_is_known(tmp_path: Path) -> None:
+    (tmp_path / "it's here").mkdir()
+    result = run('cd "it\'s here"; echo moved', tmp_path)
+    assert (result.folder, result.output.strip()) == (str(tmp_path / "it's here"), "moved")
+    assert run("pwd", str(result.folder)).output.strip() == result.folder
+    assert run("trap - EXIT; cd /", tmp_path).folder is None
+    assert run("true", tmp_path / "gone").folder is not None
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "seen"),
+    [
+        ("a\nb\n", 0, "a\nb"),
+        ("", 0, "(no output)"),
+        ("\n", 2, "(exit status 2)"),
+        ("no\n", 127, "no\n(exit status 127)"),
+        ("\x1b[1mbold\x07\r\n", 0, "\ufffd[1mbold\ufffd"),
+        ("0123456789" * 10, 0, "01234\n(… 90 characters left out …)\n56789"),
+    ],
+)
+def test_a_model_is_shown_printable_text_within_a_limit(output: str, status: int, seen: str) -> None:
+    assert CommandResult(output, status, None).observation(10 if len(output) > 20 else 100) == seen
+
+
+@given(st.text(), st.integers(1, 20))
+def test_any_output_is_shown_within_the_limit(output: str, most: int) -> None:
+    seen = CommandResult(output, 1, None).observation(most)
+    assert len(seen) <= most + 60
+    assert seen.encode()
+    assert all(char.isprintable() or char in "\n\t" for char in seen)

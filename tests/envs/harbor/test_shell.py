@@ -1,0 +1,224 @@
+"""The shell agent, in real trials in the local sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlkit import concurrency
+from rlkit.containment import leftovers_ended
+from rlkit.envs.harbor.settings import Agent, TrialSettings
+from rlkit.envs.harbor.task import HarborTask
+from rlkit.errors import ServiceError, UsageError
+from rlkit.policy import Limits
+from rlkit.testing import ScriptedPolicy
+from rlkit.types import Json, Outcome
+
+from .conftest import AgentTime, left
+from .playing import Faulty, recording, whole, write_simple
+
+pytestmark = [
+    pytest.mark.usefixtures("can_sandbox"),
+    pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning"),  # by Harbor's own trial
+]
+
+DO = "echo done > out"
+
+
+@pytest.fixture
+def task(cache: Path, tmp_path: Path) -> Path:
+    return write_simple(tmp_path / "task")
+
+
+def played(task: Path, policy: object, *, max_turns: int = 8, **options: Json) -> Outcome:
+    """Play a trial with the shell agent."""
+    agent = Agent("shell", max_turns=max_turns, kwargs=options)
+
+    @leftovers_ended()
+    async def main() -> Outcome:
+        return await HarborTask("simple", task, TrialSettings(agent=agent)).rollout(policy)
+
+    return concurrency.run(main())
+
+
+def ending(outcome: Outcome) -> tuple[float, object, float]:
+    """The reward, why the agent stopped, and its turns."""
+    return outcome.reward, outcome.info["ended"], outcome.metrics["agent_turns"]
+
+
+def seen(policy: ScriptedPolicy) -> list[str]:
+    """The last message of each prompt but the first, as the model was shown it."""
+    return [
+        prompt.rpartition(reply)[2].strip() for prompt, reply in zip(policy.prompts[1:], _replies(policy), strict=False)
+    ]
+
+
+def _replies(policy: ScriptedPolicy) -> list[str]:
+    return [policy.chat_format.decode(turn.completion).strip() for turn in policy.turns]
+
+
+@pytest.mark.parametrize("end", ["exit", "done", "", "```\nexit\n```"])
+def test_a_command_solves_a_task_and_a_word_ends_it(task: Path, cache: Path, end: str) -> None:
+    policy = ScriptedPolicy([DO, end])
+    outcome = played(task, policy)
+    assert ending(outcome) == (1.0, "completed", 2.0)
+    assert outcome.metrics["seconds/verifier"] > 0
+    assert seen(policy) == ["(no output)"]
+    assert left(cache) == []
+
+
+def test_a_task_that_is_not_solved_earns_nothing(task: Path) -> None:
+    assert ending(played(task, ScriptedPolicy(["echo wrong > out", "exit"]))) == (0.0, "completed", 2.0)
+
+
+def test_a_bad_command_is_answered_with_its_error_and_its_exit_status(task: Path) -> None:
+    policy = ScriptedPolicy(["nosuch --command", "echo 'open", "rm missing", DO, "exit"])
+    assert ending(played(task, policy)) == (1.0, "completed", 5.0)
+    answers = seen(policy)
+    assert "nosuch: command not found" in answers[0]
+    assert answers[0].endswith("(exit status 127)")
+    assert "unexpected EOF" in answers[1]
+    assert answers[2].endswith("(exit status 1)")
+    assert answers[3] == "(no output)"
+
+
+def test_the_shell_stays_in_the_folder_that_a_command_went_to(task: Path) -> None:
+    policy = ScriptedPolicy(["mkdir deep && cd deep", "pwd", "cd ..", DO, "exit"])
+    assert ending(played(task, policy)) == (1.0, "completed", 5.0)
+    assert seen(policy)[1] == "/app/deep"
+
+
+def test_an_agent_that_runs_out_of_turns_is_graded(task: Path) -> None:
+    outcome = played(task, ScriptedPolicy([DO, "ls"]), max_turns=2)
+    assert ending(outcome) == (1.0, "max_turns", 2.0)
+    assert (outcome.truncated, outcome.metrics["max_turns"]) == (True, 1.0)
+    limited = ScriptedPolicy([DO, "ls"], limits=Limits(max_turns=2))
+    assert ending(played(task, limited)) == (1.0, "max_turns", 2.0)
+
+
+def test_huge_and_binary_output_is_cut_to_printable_text(task: Path) -> None:
+    policy = ScriptedPolicy(["yes | head -c 30000000", "head -c 2000 /dev/urandom; printf 'a\\0b'", DO, "exit"])
+    assert ending(played(task, policy, output_chars=100)) == (1.0, "completed", 4.0)
+    answers = seen(policy)
+    assert all(len(answer) < 200 for answer in answers)
+    assert "characters left out" in answers[0]
+    assert answers[1].endswith("a\ufffdb")
+
+
+def test_a_command_that_never_ends_is_ended_and_the_agent_goes_on(task: Path) -> None:
+    policy = ScriptedPolicy(["sleep 1000 & echo started", "while true; do :; done", DO, "exit"])
+    assert ending(played(task, policy, command_timeout_s=1)) == (1.0, "completed", 4.0)
+    assert seen(policy) == ["started", "(the command was ended after 1 s)", "(no output)"]
+
+
+def test_a_reply_that_is_cut_off_or_holds_no_command_is_not_run(task: Path) -> None:
+    long = f"{DO}; " + "x" * 50
+    policy = ScriptedPolicy([long, "```bash", "exit"], max_tokens=40)
+    outcome = played(task, policy)
+    assert ending(outcome) == (0.0, "completed", 3.0)
+    assert (outcome.metrics["truncated_turns"], outcome.metrics["parse_errors"]) == (1.0, 1.0)
+    assert "cut off after 40 tokens" in policy.prompts[1]
+    assert "holds no command" in policy.prompts[2]
+
+
+def test_every_prompt_extends_the_exact_tokens_of_the_turn_before(task: Path) -> None:
+    policy = ScriptedPolicy(["<think>first\n a look </think>\n\n  ls  ", "cat missing", DO, "exit"])
+    played(task, policy, examples=[["Make a.", "touch a"], ["Make b and c.", "touch b", "touch c"]])
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1, 2]
+    prompts = [asked.prompt.tokens.tolist() for asked in policy.sampler.asked]
+    rebuilt = [whole(policy.turns, place)[: -len(turn.completion)] for place, turn in enumerate(policy.turns)]
+    assert rebuilt == prompts
+    assert [line for line in policy.prompts[0].splitlines() if line][1:] == [
+        *("Make a.", "touch a", "(no output)", "exit"),
+        *("Make b and c.", "touch b", "(no output)", "touch c", "(no output)", "exit", "Greet."),
+    ]
+
+
+def test_a_full_context_and_a_failing_service_end_the_agent_and_the_verifier_runs(task: Path) -> None:
+    full = ScriptedPolicy([DO, "seq 400", "ls"], limits=Limits(context_tokens=1000), max_tokens=100)
+    outcome = played(task, full)
+    assert ending(outcome) == (1.0, "overflow", 2.0)
+    with pytest.raises(ServiceError, match="503"):
+        played(task, recording(Faulty([DO], failing=range(1, 9))))
+
+
+def test_time_that_is_over_keeps_the_finished_turns(task: Path, agent_time: AgentTime) -> None:
+    policy = recording(Faulty([DO], hanging=1, on_hang=agent_time.end))
+    settings = TrialSettings(agent=Agent("shell"), agent_timeout_s=agent_time.limit_s)
+    outcome = concurrency.run(HarborTask("simple", task, settings).rollout(policy))
+    assert ending(outcome) == (1.0, "timeout", 1.0)
+
+
+def test_an_environment_that_fails_is_no_fault_of_the_model(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlkit.envs.harbor.sandbox import LocalSandbox
+    from rlkit.errors import EnvironmentFault
+
+    whole_exec = LocalSandbox.exec
+
+    async def gone(self: LocalSandbox, command: str, *args: object, **kwargs: object) -> object:
+        if DO in command:
+            raise ConnectionError("the machine is gone")
+        return await whole_exec(self, command, *args, **kwargs)
+
+    monkeypatch.setattr(LocalSandbox, "exec", gone)
+    with pytest.raises(EnvironmentFault, match=r"environment_error: EnvironmentDown.*the machine is gone"):
+        played(task, ScriptedPolicy([DO]))
+
+
+def test_the_conversation_is_kept_with_the_trial(task: Path, tmp_path: Path) -> None:
+    settings = TrialSettings(agent=Agent("shell"), trials_dir=tmp_path / "trials", keep="all")
+    concurrency.run(HarborTask("simple", task, settings).rollout(ScriptedPolicy([DO, "exit"])))
+    (path,) = (tmp_path / "trials").glob("*/agent/transcript.jsonl")
+    messages = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [message["content"] for message in messages[1:]] == ["Greet.", DO, "(no output)", "exit"]
+
+
+def test_the_steps_of_a_task_are_conversations_of_their_own(task: Path) -> None:
+    steps = '\n[[steps]]\nname = "one"\n[[steps]]\nname = "two"\n'
+    (task / "task.toml").write_text((task / "task.toml").read_text() + steps)
+    for name in ("one", "two"):
+        (task / "steps" / name / "tests").mkdir(parents=True)
+        (task / "steps" / name / "instruction.md").write_text(f"Do {name}.")
+        (task / "steps" / name / "tests" / "test.sh").write_text((task / "tests" / "test.sh").read_text())
+    policy = ScriptedPolicy(["cd /", "exit", "pwd", DO, "exit"])
+    outcome = played(task, policy)
+    assert ending(outcome) == (0.5, "completed", 5.0)
+    assert "/app" in policy.prompts[3]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"kwargs": {"output_char": 3}}, "agent_kwargs: agent option 'output_char' is unknown. Did you mean 'output_c"),
+        ({"kwargs": {"command_timeout_s": 0}}, "agent_kwargs: agent options: command_timeout_s: .*greater than"),
+        ({"kwargs": {"examples": [["ls"]]}}, "agent_kwargs: agent options: examples.0: .*at least 2 items"),
+        ({"kwargs": {"max_turns": 3}}, "agent_kwargs: max_turns is not set here; set max_turns"),
+        ({"parser": "xml"}, "parser has no effect on the shell agent"),
+        ({"summarize": True}, "summarize has no effect on the shell agent"),
+    ],
+)
+def test_what_has_no_effect_or_makes_no_sense_is_told_before_a_run(given: dict[str, object], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        Agent("shell", **given)  # type: ignore[arg-type]  as a configuration gives them
+
+
+def test_a_policy_that_is_not_lent_is_told(task: Path) -> None:
+    from rlkit.envs.harbor.shell import ShellAgent
+
+    with pytest.raises(UsageError, match="no policy is lent as 'nobody'"):
+        ShellAgent(task, policy="nobody")
+
+
+def test_the_shell_agent_does_not_load_what_only_terminus_needs() -> None:
+    loads = "import rlkit.envs.harbor.shell, rlkit.envs.harbor.task, harbor.trial.trial"
+    environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", f"{loads}; import sys; print('litellm' in sys.modules)"],
+        env=environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == "False\n"
