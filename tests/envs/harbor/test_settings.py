@@ -75,8 +75,8 @@ def test_a_configuration_gives_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "tasks_dir or dataset: give one of them"),
-        ({"tasks_dir": ".", "registry": "r.json"}, "registry has no effect on tasks_dir"),
+        ({}, "tasks_dir, dataset or file_tasks: give one of them"),
+        ({"tasks_dir": ".", "registry": "r.json"}, "registry has an effect on a dataset only"),
         ({"tasks_dir": ".", "on_environment_error": "zero"}, "on_environment_error: zero would punish"),
         ({"dataset": "a@b@c"}, "dataset: 'a@b@c' is not of the form name@version"),
     ],

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from rlkit.envs.harbor.file_tasks import FileTasks
 from rlkit.envs.harbor.outcome import Reward, Rule, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.envs.harbor.tasks import Selection, Split, find, read
@@ -35,7 +34,7 @@ def harbor(
     tasks_dir: str | None = None,
     dataset: str | None = None,
     registry: str | None = None,
-    file_tasks: FileTasks | None = None,
+    file_tasks: dict[str, JsonValue] | None = None,
     task_ids: Sequence[str] = (),
     exclude: Sequence[str] = (),
     split: Split = "all",
@@ -79,7 +78,7 @@ def harbor(
         tasks_dir: a task, a folder of tasks, or a folder of such folders.
         dataset: of a registry instead, as `name@version`.
         registry: its file or URL, in Harbor's form or terminal-bench 1's; by default the published one that has it.
-        file_tasks: instead, small tasks about files that are generated; see `FileTasks`.
+        file_tasks: instead, small tasks about files: `{variants: 12, held_out: 4, seed: 0}`.
         task_ids: globs of the tasks that are played; all without any.
         exclude: globs of those that are not.
         split: `eval` is what is kept for evaluation, `train` the rest. The two never share a task.
@@ -154,7 +153,7 @@ def harbor(
         trials_dir=Path(trials_dir).expanduser().absolute() if trials_dir else None,
         keep=keep_trials,
     )
-    if sum(1 for source in (tasks_dir, dataset, file_tasks) if source) != 1:
+    if [bool(tasks_dir), bool(dataset), file_tasks is not None].count(True) != 1:
         raise UsageError("tasks_dir, dataset or file_tasks: give one of them")
     if registry is not None and not dataset:
         raise UsageError("registry has an effect on a dataset only: leave it out, or name a dataset")
@@ -167,12 +166,13 @@ def harbor(
     return [HarborTask(task_id=name, path=path, settings=settings) for name, path in tasks.items()]
 
 
-def _tasks_folder(tasks_dir: str, file_tasks: FileTasks | None) -> Path:
+def _tasks_folder(tasks_dir: str, file_tasks: dict[str, JsonValue] | None) -> Path:
     if file_tasks is None:
         return Path(tasks_dir)
+    from rlkit.envs.harbor.file_tasks import FileTasks
     from rlkit.envs.harbor.task_folders import cached_file_tasks
 
-    return cached_file_tasks(file_tasks)
+    return cached_file_tasks(FileTasks.read(file_tasks))
 
 
 def _select_tasks(folder: Path, selection: Selection) -> dict[str, Path]:

@@ -1,8 +1,7 @@
 """Small tasks about files, each solved by a command or two: the ground on which the smallest models learn a shell.
 
 Invariant: the tasks follow from `FileTasks` alone. Training and held-out tasks share no name of a file or folder, no
-word and no instruction. A task's tests accept what its instruction asks for and nothing less, and hold none of it in a
-file that a link could lead to.
+word and no instruction.
 """
 
 from __future__ import annotations
@@ -10,11 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlkit.errors import UsageError, did_you_mean
 from rlkit.seeds import derive
+from rlkit.types import Json
 
 type Part = Literal["train", "held-out"]
 
@@ -33,11 +34,13 @@ NAMES: Mapping[Part, Sequence[str]] = {"train": _TRAIN_NAMES.split(), "held-out"
 """Names of files and folders, and words in files; the two parts share none."""
 
 MOST_VARIANTS = 20
-"""Of a kind of task, in each part: half as many as there are different folders to make."""
+"""Of a kind of task, in each part: fewer than there are held-out names, so that there are as many folders to make."""
 
 
-@dataclass(frozen=True)
-class FileTasks:
+type Variants = Annotated[int, Field(ge=1, le=MOST_VARIANTS)]
+
+
+class FileTasks(BaseModel):
     """Which tasks there are.
 
     Args:
@@ -46,11 +49,28 @@ class FileTasks:
         seed: decides the names.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    variants: Annotated[int, Field(ge=1, le=MOST_VARIANTS)] = 12
-    held_out: Annotated[int, Field(ge=1, le=MOST_VARIANTS)] = 4
+    variants: Variants = 12
+    held_out: Variants = 4
     seed: Annotated[int, Field(ge=0)] = 0
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Json]) -> FileTasks:
+        """Read the settings as a configuration gives them.
+
+        Raises:
+            UsageError: one is unknown, or has a wrong value.
+        """
+        for name in settings.keys() - cls.model_fields.keys():
+            raise UsageError(f"file_tasks.{name}: there is no such setting.{did_you_mean(name, cls.model_fields)}")
+        try:
+            return cls.model_validate(dict(settings))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise UsageError(
+                f"file_tasks.{fault['loc'][0]}: {settings[str(fault['loc'][0])]!r}: {fault['msg']}"
+            ) from None
 
 
 @dataclass(frozen=True)
@@ -176,6 +196,7 @@ def _number_lines(names: _Names) -> _Step:
 
 
 type _Kind = Callable[[_Names], _Step]
+type _Steps = Callable[[_Names], list[_Step]]
 
 _SINGLE: Mapping[str, _Kind] = {
     "make-folder": _make_folder,
@@ -185,24 +206,32 @@ _SINGLE: Mapping[str, _Kind] = {
     "write-word": _write_word,
 }
 
-_LEVELS: Mapping[int, Mapping[str, _Kind]] = {
-    1: _SINGLE,
+
+def _two_commands(names: _Names) -> list[_Step]:
+    return [make(names) for make in names.rng.sample(list(_SINGLE.values()), 2)]
+
+
+def _single(make: _Kind) -> _Steps:
+    return lambda names: [make(names)]
+
+
+_LEVELS: Mapping[int, Mapping[str, _Steps]] = {
+    1: {name: _single(make) for name, make in _SINGLE.items()},
     2: {
-        "append-word": _append_word,
-        "empty-file": _empty_file,
-        "move-file": _move_file,
-        "sort-lines": _sort_lines,
+        "append-word": _single(_append_word),
+        "empty-file": _single(_empty_file),
+        "move-file": _single(_move_file),
+        "sort-lines": _single(_sort_lines),
     },
-    3: {
-        "count-lines": _count_lines,
-        "folder-and-file": _folder_and_file,
-        "number-lines": _number_lines,
+    3: {"two-commands": _two_commands},
+    4: {
+        "count-lines": _single(_count_lines),
+        "folder-and-file": _single(_folder_and_file),
+        "number-lines": _single(_number_lines),
     },
 }
-"""Kinds of tasks by level: one plain command; a less common one; several words of the shell's grammar at once."""
-
-TWO_COMMANDS = "two-commands"
-"""The kind of level 3 that asks for two things of level 1, one after the other."""
+"""Kinds of tasks by level: one plain command; a less common one; two of level 1, one after the other; several things
+that one line of the shell does at once."""
 
 
 def file_tasks(settings: FileTasks) -> Iterator[FileTask]:
@@ -211,19 +240,10 @@ def file_tasks(settings: FileTasks) -> Iterator[FileTask]:
         count = settings.variants if part == "train" else settings.held_out
         for level, kinds in _LEVELS.items():
             for kind, make in kinds.items():
-                yield from _variants(
-                    part, f"{level}-{kind}", count, settings.seed, lambda names, make=make: [make(names)]
-                )
-        yield from _variants(part, f"3-{TWO_COMMANDS}", count, settings.seed, _two_commands)
+                yield from _variants(part, f"{level}-{kind}", count, settings.seed, make)
 
 
-def _two_commands(names: _Names) -> list[_Step]:
-    return [make(names) for make in names.rng.sample(list(_SINGLE.values()), 2)]
-
-
-def _variants(
-    part: Part, kind: str, count: int, seed: int, make: Callable[[_Names], list[_Step]]
-) -> Iterator[FileTask]:
+def _variants(part: Part, kind: str, count: int, seed: int, make: _Steps) -> Iterator[FileTask]:
     instructions = set[str]()
     draw = 0
     while len(instructions) < count:
@@ -245,60 +265,3 @@ def _variants(
 
 def _continued(sentence: str, place: int) -> str:
     return sentence[0].lower() + sentence[1:] if place else sentence
-
-
-_SETTINGS = """schema_version = "1.4"
-
-[metadata]
-difficulty = "easy"
-level = {level}
-
-[metadata.rlkit]
-tested_folders = ["/app"]
-
-[agent]
-timeout_sec = 120.0
-
-[verifier]
-timeout_sec = 60.0
-
-[environment]
-build_timeout_sec = 300.0
-cpus = 1
-memory_mb = 1024
-network_mode = "no-network"
-"""
-
-_TESTS = r"""#!/bin/bash
-# holds FILE WORD...: the file has a word on each line, and nothing else; the last line may lack its end.
-holds() {{
-  local file=$1 lines
-  shift
-  [ -f "$file" ] && [ ! -L "$file" ] || return 1
-  [ $# -gt 0 ] || {{ [ ! -s "$file" ]; return; }}
-  lines=$(printf '%s\n' "$@")
-  printf '%s\n' "$lines" | cmp -s - "$file" || printf '%s' "$lines" | cmp -s - "$file"
-}}
-is_gone() {{ [ ! -e "$1" ] && [ ! -L "$1" ]; }}
-is_folder() {{ [ -d "$1" ] && [ ! -L "$1" ]; }}
-check() {{ "$@" || {{ echo "not so: $*"; reward=0; }}; }}
-
-reward=1
-cd /app || reward=0
-{checks}
-echo $reward > /logs/verifier/reward.txt
-"""
-
-
-def task_files(task: FileTask) -> Mapping[str, str]:
-    """Return the texts of the files of Harbor's task folder, by path."""
-    level = task.task_id.partition("/")[2][0]
-    dockerfile = "FROM ubuntu:24.04\n\nWORKDIR /app\n" + ("COPY files/ ./\n" if task.files else "")
-    return {
-        "task.toml": _SETTINGS.format(level=level),
-        "instruction.md": f"{task.instruction}\n",
-        "environment/Dockerfile": dockerfile,
-        **{f"environment/files/{path}": text for path, text in task.files.items()},
-        "tests/test.sh": _TESTS.format(checks="\n".join(f"check {check}" for check in task.checks)),
-        "solution/solve.sh": "#!/bin/bash\nset -e\ncd /app\n" + "".join(f"{line}\n" for line in task.solution),
-    }

@@ -1,22 +1,78 @@
 """The folders of generated tasks: Harbor plays what is on the disk.
 
-Invariant: a folder of tasks is there whole or not at all, also where two processes write it at one time.
+Invariant: a folder of tasks is there whole or not at all, also where two processes write it at one time. A task's tests
+accept what its instruction asks for and nothing less.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from rlkit.envs.harbor.file_tasks import FileTasks, file_tasks, task_files
+from rlkit.envs.harbor.file_tasks import FileTask, FileTasks, file_tasks
 from rlkit.errors import UsageError
 from rlkit.paths import cache_dir
+
+_SETTINGS = """schema_version = "1.4"
+
+[metadata]
+difficulty = "easy"
+level = {level}
+
+[metadata.rlkit]
+tested_folders = ["/app"]
+
+[agent]
+timeout_sec = 600.0
+
+[verifier]
+timeout_sec = 60.0
+
+[environment]
+build_timeout_sec = 300.0
+cpus = 1
+memory_mb = 1024
+network_mode = "no-network"
+"""
+
+_TESTS = r"""#!/bin/bash
+# holds FILE WORD...: the file has a word on each line, and nothing else; the last line may lack its end.
+holds() {{
+  local file=$1 lines
+  shift
+  [ -f "$file" ] && [ ! -L "$file" ] || return 1
+  [ $# -gt 0 ] || {{ [ ! -s "$file" ]; return; }}
+  lines=$(printf '%s\n' "$@")
+  printf '%s\n' "$lines" | cmp -s - "$file" || printf '%s' "$lines" | cmp -s - "$file"
+}}
+is_gone() {{ [ ! -e "$1" ] && [ ! -L "$1" ]; }}
+is_folder() {{ [ -d "$1" ] && [ ! -L "$1" ]; }}
+check() {{ "$@" || {{ echo "not so: $*"; reward=0; }}; }}
+
+reward=1
+cd /app || reward=0
+{checks}
+echo $reward > /logs/verifier/reward.txt
+"""
+
+
+def task_files(task: FileTask) -> Mapping[str, str]:
+    """Return the texts of the files of Harbor's task folder, by path."""
+    level = task.task_id.partition("/")[2][0]
+    dockerfile = "FROM ubuntu:24.04\n\nWORKDIR /app\n" + ("COPY files/ ./\n" if task.files else "")
+    return {
+        "task.toml": _SETTINGS.format(level=level),
+        "instruction.md": f"{task.instruction}\n",
+        "environment/Dockerfile": dockerfile,
+        **{f"environment/files/{path}": text for path, text in task.files.items()},
+        "tests/test.sh": _TESTS.format(checks="\n".join(f"check {check}" for check in task.checks)),
+        "solution/solve.sh": "#!/bin/bash\nset -e\ncd /app\n" + "".join(f"{line}\n" for line in task.solution),
+    }
 
 
 def cached_file_tasks(settings: FileTasks) -> Path:
@@ -60,7 +116,7 @@ def _write(texts: Mapping[str, Mapping[str, str]], target: Path) -> int:
         try:
             temporary.rename(target)
         except OSError as error:
-            if target.is_dir() and any(os.scandir(target)):
+            if target.is_dir() and any(target.iterdir()):
                 raise FileExistsError(target) from error
             raise
     finally:

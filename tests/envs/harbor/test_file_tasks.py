@@ -1,0 +1,182 @@
+"""Generated tasks about files: what their tests accept, and what keeps training and evaluation apart."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlkit import concurrency
+from rlkit.config import load_config, load_envs
+from rlkit.envs.harbor import harbor
+from rlkit.envs.harbor.checking import check_tasks
+from rlkit.envs.harbor.file_tasks import MOST_VARIANTS, NAMES, FileTask, FileTasks, file_tasks
+from rlkit.envs.harbor.settings import environment
+from rlkit.envs.harbor.task_folders import cached_file_tasks, task_files, write_file_tasks
+from rlkit.envs.harbor.tasks import find
+from rlkit.errors import RlkitError, UsageError
+
+from .conftest import cache, can_sandbox, sandbox_cache
+
+__all__ = ["cache", "can_sandbox", "sandbox_cache"]
+
+FEW = FileTasks(variants=2, held_out=2)
+TASKS = {task.task_id: task for task in file_tasks(FEW)}
+
+
+def reward(task: FileTask, folder: Path, *commands: str) -> str:
+    """Play commands in a plain folder, and return what the tests say of it."""
+    work, verdict = folder / "app", folder / "reward"
+    for path, text in {**task_files(task), **{f"app/{path}": text for path, text in task.files.items()}}.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    work.mkdir(exist_ok=True)
+    for command in commands:
+        subprocess.run(["bash", "-c", command], cwd=work, check=False, capture_output=True)
+    tests = (folder / "tests" / "test.sh").read_text().replace("/app", str(work))
+    script = tests.replace("/logs/verifier/reward.txt", str(verdict))
+    subprocess.run(["bash", "-c", script], check=True, capture_output=True)
+    return verdict.read_text().strip()
+
+
+@pytest.mark.parametrize("task_id", TASKS)
+def test_a_task_is_solved_by_its_solution_and_not_untouched(task_id: str, tmp_path: Path) -> None:
+    task = TASKS[task_id]
+    assert reward(task, tmp_path / "untouched") == "0"
+    assert reward(task, tmp_path / "solved", *task.solution) == "1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "commands"),
+    [
+        ("1-make-folder", ["touch {0}"]),
+        ("1-make-folder", ["ln -s / {0}"]),
+        ("1-delete-file", ["rm *"]),
+        ("1-rename-file", ["cp {0} {1}"]),
+        ("1-rename-file", ["touch {1}; rm {0}"]),
+        ("1-copy-file", ["mv {0} {1}"]),
+        ("1-copy-file", ["ln -s {0} {1}"]),
+        ("1-copy-file", ["mkfifo {1}"]),
+        ("1-copy-file", ["mkdir {1}; cp {0} {1}"]),
+        ("1-write-word", ["echo {1} {0} > {1}"]),
+        ("1-write-word", ["printf '{0}\\n\\n' > {1}"]),
+        ("1-write-word", ["printf '{0}\\0' > {1}"]),
+        ("2-append-word", ["echo {0} > {1}"]),
+        ("2-append-word", ["printf {0} >> {1}; echo {0} >> {1}"]),
+        ("2-empty-file", ["echo > {0}"]),
+        ("2-empty-file", ["mkdir {0}"]),
+        ("2-move-file", ["rm -r {1}; mv {0} {1}"]),
+        ("2-move-file", ["cp {0} {1}"]),
+        ("2-sort-lines", ["cp {0} {1}"]),
+        ("2-sort-lines", ["sort {0} -o {0}; cp {0} {1}"]),
+        ("3-two-commands", ["cd .."]),
+        ("4-count-lines", ["wc -l {0} > {1}"]),
+        ("4-folder-and-file", ["mkdir {0}"]),
+        ("4-number-lines", ["seq 100 > {0}"]),
+    ],
+)
+def test_less_than_what_was_asked_for_earns_nothing(kind: str, commands: list[str], tmp_path: Path) -> None:
+    task = TASKS[f"train/{kind}-00"]
+    names = [
+        name for name in re.findall(r"[a-z]+\.txt|[a-z]+", task.instruction) if name.split(".")[0] in NAMES["train"]
+    ]
+    assert names
+    assert reward(task, tmp_path, *(command.format(*names) for command in commands)) == "0"
+
+
+def test_one_command_of_two_earns_nothing(tmp_path: Path) -> None:
+    task = TASKS["train/3-two-commands-00"]
+    first, second = task.solution
+    assert (reward(task, tmp_path / "first", first), reward(task, tmp_path / "second", second)) == ("0", "0")
+    assert reward(task, tmp_path / "both", second, first) == "1"
+
+
+def test_a_last_line_need_not_end(tmp_path: Path) -> None:
+    task = TASKS["train/1-write-word-00"]
+    (command,) = task.solution
+    assert reward(task, tmp_path, command.replace("echo", "printf")) == "1"
+
+
+def test_training_and_held_out_tasks_share_no_name_and_no_instruction() -> None:
+    tasks = list(file_tasks(FileTasks(variants=MOST_VARIANTS, held_out=MOST_VARIANTS)))
+    assert len({task.task_id for task in tasks}) == len(tasks) == 2 * 13 * MOST_VARIANTS
+    assert len({task.instruction for task in tasks}) == len(tasks)
+    assert not set(NAMES["train"]) & set(NAMES["held-out"])
+    for task in tasks:
+        part = task.task_id.partition("/")[0]
+        (other,) = {"train", "held-out"} - {part}
+        texts = [task.instruction, *task.solution, *task.files, *task.files.values(), *task.checks]
+        assert not set(re.findall("[a-z]+", " ".join(texts))) & set(NAMES[other]), task
+
+
+def test_tasks_follow_from_the_settings_and_grow_without_changing() -> None:
+    assert list(file_tasks(FEW)) == list(TASKS.values())
+    more = {task.task_id: task for task in file_tasks(FileTasks(variants=5, held_out=3))}
+    assert {task_id: more[task_id] for task_id in TASKS} == TASKS
+    assert list(file_tasks(FileTasks(variants=2, held_out=2, seed=1))) != list(TASKS.values())
+
+
+def test_folders_are_written_once_and_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
+    folder = cached_file_tasks(FEW)
+    stamp = (folder / "train").stat().st_mtime_ns
+    assert cached_file_tasks(FEW) == folder
+    assert (folder / "train").stat().st_mtime_ns == stamp
+    assert cached_file_tasks(FileTasks(variants=2, held_out=2, seed=1)) != folder
+    assert [path.name for path in (tmp_path / "file-tasks").glob(".*")] == []
+    assert set(find(folder)) == set(TASKS)
+
+
+def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
+    assert write_file_tasks(FEW, tmp_path / "new") == len(TASKS)
+    with pytest.raises(UsageError, match=r"--to: .*new is there and not empty"):
+        write_file_tasks(FEW, tmp_path / "new")
+    with pytest.raises(UsageError, match=r"--to: .*task\.toml.* lies in a file"):
+        write_file_tasks(FEW, next((tmp_path / "new").rglob("task.toml")) / "x")
+
+
+def test_a_configuration_chooses_generated_tasks_by_level(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
+    args = "{file_tasks: {variants: 3, held_out: 1}, task_ids: ['train/[12]-*'], agent: shell}"
+    (tmp_path / "a.yaml").write_text(f"envs: {{terminal: {{env: harbor, args: {args}}}}}\n")
+    spec = load_config([tmp_path / "a.yaml"]).config.envs["terminal"]
+    tasks = load_envs("terminal", spec, field="envs.terminal", seed=0)
+    assert isinstance(tasks, list)
+    assert len(tasks) == 3 * 9
+    assert {task.settings.agent.name for task in tasks} == {"shell"}
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ("{file_tasks: {variants: 0}}", r"file_tasks\.variants: 0: Input should be greater than or equal to 1"),
+        ("{file_tasks: {seed: many}}", r"file_tasks\.seed: 'many': Input should be a valid integer"),
+        ("{file_tasks: {varients: 3}}", r"file_tasks\.varients: there is no such setting\. Did you mean 'variants'"),
+        ("{file_tasks: {}, tasks_dir: .}", "tasks_dir, dataset or file_tasks: give one of them"),
+        ("{file_tasks: {}, registry: a.json}", "registry has an effect on a dataset only"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(args: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(f"envs: {{t: {{env: harbor, args: {args}}}}}\n")
+    spec = load_config([tmp_path / "a.yaml"]).config.envs["t"]
+    with pytest.raises(RlkitError, match=told):
+        load_envs("t", spec, field="envs.t", seed=0)
+
+
+@pytest.mark.usefixtures("can_sandbox")
+@pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")  # by Harbor's own trial
+def test_generated_tasks_are_sound_in_real_trials(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
+    wanted = ("train/2-move-file-00", "held-out/3-two-commands-00")
+    found = {name: path for name, path in find(tmp_path / "tasks").items() if name in wanted}
+    checks = concurrency.run(check_tasks(found, environment=environment("local"), jobs=2))
+    assert {one.task_id: (one.finding, one.detail, tuple(one.open_ends)) for one in checks} == dict.fromkeys(
+        wanted, ("sound", "", ())
+    )
+
+
+def test_the_environment_needs_one_source_of_tasks() -> None:
+    with pytest.raises(UsageError, match="tasks_dir, dataset or file_tasks: give one of them"):
+        harbor()
