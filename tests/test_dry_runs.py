@@ -40,6 +40,7 @@ def _here(*envs: str) -> list[str]:
 SLOW: Mapping[str, Sequence[str]] = {
     "harbor_local.yaml": (),
     "openreward_local.yaml": (),
+    "terminal_small.yaml": (),
     "papergym.yaml": _here("envs.papergym", "eval.envs.papergym"),
     "migrated/tinking_papergym.yaml": _here("envs.papers"),
     "migrated/tinking_small_scale.yaml": _here("envs.papers"),

@@ -111,6 +111,24 @@ def test_a_configuration_trains_in_real_trials(
     assert line["env/terminal/agent_turns"] == 2
 
 
+@pytest.mark.usefixtures("can_sandbox")
+@pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")
+def test_a_configuration_trains_and_evaluates_the_shell_agent_on_tasks_of_its_own(
+    byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cache: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    small = {"steps": 1, "batch": {"groups": 1, "group_size": 2}, "sampling": {"max_tokens": 4}}
+    evaluation = {"envs": {"held_out": {"tasks": 1, "attempts": 1}}}
+    path = EXAMPLES / "terminal_small.yaml"
+    result = rlkit.train(path, model=str(byte_model_dir), eval=evaluation, trackers=[], **small)  # pyright: ignore
+    assert result.steps == 1
+    before, line = metrics(tmp_path)
+    assert before["eval/held_out/episodes"] == line["eval/held_out/episodes"] == 1
+    assert (line["env/terminal/episodes"], line["env/terminal/failed"]) == (2, 0)
+    assert (line["env/terminal/agent_turns"], line["env/terminal/truncated_turns"]) == (3, 3)
+    assert line["env/terminal/seconds/verifier"] > 0
+
+
 @pytest.mark.parametrize("name", ["terminal_bench.yaml", "papergym.yaml"])
 def test_a_configuration_of_terminal_tasks_says_the_same_of_both_halves(name: str) -> None:
     from rlkit.config import load_config

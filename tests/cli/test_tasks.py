@@ -119,3 +119,14 @@ def test_the_red_team_is_a_table_of_cheats_and_1_where_one_earns(
     assert (record["ok"], len(record["attempts"])) == (False, 4)
     paid = 0.0
     assert rlkit("tasks", "check", "tasks", "--redteam").exit_code == 0
+
+
+def test_small_tasks_are_generated_into_a_folder_of_their_own(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    result = rlkit("tasks", "generate", "--to", "new", "--variants", "2", "--held-out", "1")
+    assert (result.exit_code, result.stdout) == (0, "wrote 39 tasks to new\n")
+    assert (tmp_path / "new" / "held-out" / "1-make-folder-00" / "task.toml").is_file()
+    again = rlkit("tasks", "generate", "--to", "new")
+    assert again.exit_code == 2
+    assert "is there and not empty; take another folder" in again.stderr
+    result = rlkit("tasks", "generate", "--to", "more", "--seed", "1", "--json")
+    assert json.loads(result.stdout) == {"folder": "more", "tasks": 13 * 16}

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from rlkit import concurrency
+from rlkit.envs.harbor.file_tasks import FileTasks
 from rlkit.envs.harbor.settings import environment
+from rlkit.envs.harbor.task_folders import write_file_tasks
 from rlkit.envs.harbor.tasks import find
 from rlkit.redteam.report import RedTeamReport
 from rlkit.redteam.task_cheat import TaskCheat
@@ -64,6 +66,26 @@ def test_what_once_earned_a_reward_in_an_example_earns_none(task_id: str) -> Non
 @pytest.mark.parametrize("task_id", sorted(path.name for path in EXAMPLES.iterdir()))
 def test_no_cheat_earns_a_reward_in_any_example(task_id: str) -> None:
     report = attack(EXAMPLES, task_ids=task_id)
+    assert report.untried == {}
+    assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
+    assert len(report.attempts) == len(TASK_CHEATS)
+
+
+def test_what_once_earned_a_reward_earns_none_in_a_generated_task(tmp_path: Path) -> None:
+    write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
+    names = (*QUICK["hello-world"], *QUICK["edit-config"])
+    report = attack(tmp_path / "tasks", *names, task_ids="train/1-copy-file-00")
+    assert report.untried == {}
+    assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
+    assert {attempt.cheat for attempt in report.attempts} == set(names)
+
+
+@pytest.mark.skipif(not EXHAUSTIVE, reason="takes minutes; set RLKIT_TEST_EXHAUSTIVE=1")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kind", ["1-copy-file", "1-delete-file", "3-two-commands"])
+def test_no_cheat_earns_a_reward_in_a_generated_task(kind: str, tmp_path: Path) -> None:
+    write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
+    report = attack(tmp_path / "tasks", task_ids=f"train/{kind}-00")
     assert report.untried == {}
     assert [(attempt.cheat, attempt.reward) for attempt in report.earned] == []
     assert len(report.attempts) == len(TASK_CHEATS)
