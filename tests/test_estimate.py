@@ -78,9 +78,9 @@ def test_longer_replies_leave_the_question_as_long_as_it_is() -> None:
 
 def test_what_is_evaluated_is_counted() -> None:
     spec = {"held_out": {"env": f"{__file__}:HELD_OUT_TASKS", "tasks": 3}}
-    assert evaluations(config()) == 0
+    assert evaluations(config(), 5) == 0
     for steps, every, times in ((5, 0, 2), (5, 2, 4), (4, 2, 3), (5, 10, 2), (1, 1, 2)):
-        assert evaluations(config(steps=steps, eval={"envs": spec, "every": every})) == times
+        assert evaluations(config(eval={"envs": spec, "every": every}), steps) == times
 
 
 @pytest.mark.parametrize(

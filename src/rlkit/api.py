@@ -32,7 +32,8 @@ class Settings(TypedDict, total=False):
     model: str
     name: str | None
     seed: int
-    steps: int
+    epochs: int | None
+    steps: int | None
     load_checkpoint: str | None
     sampling: SectionLike
     batch: SectionLike

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -163,8 +164,29 @@ type Tests = Mapping[str, tuple[Pair, int]]
 """Of each environment that is evaluated: its rollouts, and how many tasks there are."""
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much a whole run plays.
+
+    Args:
+        steps: that it takes.
+        groups: by environment, those that its steps are made of.
+        replaced: groups that are played besides, for each of these.
+    """
+
+    steps: int
+    groups: Mapping[str, float]
+    replaced: float = 0.0
+
+
 def estimate(
-    config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, *, price: Price | None, speed: Speed | None
+    config: Config,
+    rollouts: Mapping[str, Pair],
+    evaluated: Tests,
+    *,
+    price: Price | None,
+    speed: Speed | None,
+    draws: Mapping[str, int] | None = None,
 ) -> Estimate:
     """Bounds for a run that takes all its steps.
 
@@ -178,8 +200,10 @@ def estimate(
         evaluated: likewise, of `eval.envs`.
         price: of the model's tokens.
         speed: of the service.
+        draws: tasks that are drawn of each environment, where `epochs` says so.
     """
-    ends = [_used(config, rollouts, evaluated, long=long) for long in (False, True)]
+    extents = [extent(config, draws, long=long) for long in (False, True)]
+    ends = [_used(config, rollouts, evaluated, extents[long], long=long) for long in (False, True)]
     tokens = Band(*(sum(used) for used in ends))
     usd = None
     if price is not None:
@@ -187,18 +211,37 @@ def estimate(
         usd = Band(*(float(per_token @ used) for used in ends))
     if speed is None:
         return Estimate(tokens, usd, None)
-    seconds = Band(*(_seconds(config, rollouts, evaluated, speed, long=long) for long in (False, True)))
+    seconds = Band(*(_seconds(config, rollouts, evaluated, speed, extents[long], long=long) for long in (False, True)))
     return Estimate(tokens, usd, seconds, speed.source)
 
 
+def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Extent:
+    """How much a run plays at least, or with `long` at most.
+
+    Without `epochs`, what replaces a group is one more draw. With them the draws are what they are, and the more are
+    replaced, the fewer are the steps.
+
+    Args:
+        config: of the run.
+        draws: tasks that are drawn of each environment, where `epochs` says so.
+        long: at most.
+    """
+    batch = config.batch
+    replaced_max = (batch.max_replaced or 4 * batch.groups) if batch.replace_uninformative else 0
+    if draws is None:
+        groups = {name: config.step_count * batch.groups * share for name, share in shares(config).items()}
+        return Extent(config.step_count, groups, replaced_max / batch.groups if long else 0.0)
+    fewest = math.ceil(sum(draws.values()) / (batch.groups + replaced_max))
+    return Extent(config.step_count if long else fewest, draws)
+
+
 def _used(
-    config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, *, long: bool
+    config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, run: Extent, *, long: bool
 ) -> tuple[float, float, float, float]:
     """Tokens of a run: of prompts, of prompts from a cache, sampled, trained on."""
-    total, batch, more = np.zeros(4), config.batch, _played_for_one(config, long=long)
-    for name, share in shares(config).items():
+    total, batch, more = np.zeros(4), config.batch, 1 + run.replaced
+    for name, groups in run.groups.items():
         size = config.envs[name].group_size or batch.group_size
-        groups = config.steps * batch.groups * share
         one = rollouts[name][long]
         total += groups * more * _sampled(one, size, shared=_shared(config, one), cached=not long)
         total += [0.0, 0.0, 0.0, groups * _taught(config, long=long) * size * one.trained]
@@ -206,18 +249,10 @@ def _used(
             total += [groups * more * size * one.trained, 0.0, 0.0, 0.0]
     for name, spec in config.eval.envs.items():
         pair, tasks = evaluated[name]
-        one, groups = pair[long], evaluations(config) * tasks
+        one, groups = pair[long], evaluations(config, run.steps) * tasks
         total += groups * _sampled(one, spec.attempts, shared=_shared(config, one), cached=not long)
     prefill, cached, sampled, trained = total.tolist()
     return prefill, cached, sampled, trained
-
-
-def _played_for_one(config: Config, *, long: bool) -> float:
-    """Groups that are played for one that is trained on: at best one, at worst with all that may be replaced."""
-    batch = config.batch
-    if not (long and batch.replace_uninformative):
-        return 1.0
-    return 1 + (batch.max_replaced or 4 * batch.groups) / batch.groups
 
 
 def _taught(config: Config, *, long: bool) -> float:
@@ -248,19 +283,21 @@ def shares(config: Config) -> dict[str, float]:
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
-def evaluations(config: Config) -> int:
-    """How many times a run is evaluated: before the first step, at times, and after the last."""
+def evaluations(config: Config, steps: int) -> int:
+    """How many times a run of so many steps is evaluated: before the first, at times, and after the last."""
     every = config.eval.every
-    between = (config.steps - 1) // every if every else 0
+    between = (steps - 1) // every if every else 0
     return 2 + between if config.eval.envs else 0
 
 
-def _seconds(config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, speed: Speed, *, long: bool) -> float:
+def _seconds(
+    config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, speed: Speed, run: Extent, *, long: bool
+) -> float:
     """Of a run: its steps one after another, with its evaluations at worst between them, and at best beside them."""
-    batch, ahead, more = config.batch, config.schedule.mode == "async", _played_for_one(config, long=long)
+    batch, ahead, more = config.batch, config.schedule.mode == "async", 1 + run.replaced
     in_step = [
-        (rollouts[name][long], (config.envs[name].group_size or batch.group_size) * batch.groups * share)
-        for name, share in shares(config).items()
+        (rollouts[name][long], (config.envs[name].group_size or batch.group_size) * groups / run.steps)
+        for name, groups in run.groups.items()
     ]
     in_evaluation = [
         (evaluated[name][0][long], evaluated[name][1] * spec.attempts) for name, spec in config.eval.envs.items()
@@ -281,14 +318,14 @@ def _seconds(config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, spe
         scored_s = scored / (reference.low if long else reference.high)
         played_s = played_s + scored_s if long else max(played_s, scored_s)
     # Ahead of its training, only the first step is waited for, or after the last one its training.
-    steps_s = config.steps * (played_s + trained_s)
+    steps_s = run.steps * (played_s + trained_s)
     if ahead:
-        steps_s = config.steps * max(played_s, trained_s) + min(played_s, trained_s)
+        steps_s = run.steps * max(played_s, trained_s) + min(played_s, trained_s)
     if long:
-        return steps_s + evaluations(config) * evaluated_s
+        return steps_s + evaluations(config, run.steps) * evaluated_s
     # Nothing is left for that of the last weights to be beside; and all share the slots, and the machine.
-    held_s = config.steps * _held_s(in_step, speed, most=most, long=long)
-    held_s += evaluations(config) * _held_s(in_evaluation, speed, most=most, long=long)
+    held_s = run.steps * _held_s(in_step, speed, most=most, long=long)
+    held_s += evaluations(config, run.steps) * _held_s(in_evaluation, speed, most=most, long=long)
     return max(steps_s + evaluated_s, held_s)
 
 

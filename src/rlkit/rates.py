@@ -69,7 +69,7 @@ def learning_rate(config: Config) -> LearningRate:
         shape=optimizer.schedule,
         warmup=optimizer.warmup_steps,
         final=optimizer.final_fraction,
-        steps=config.steps,
+        steps=config.step_count,
     )
 
 

@@ -24,6 +24,7 @@ from rlkit.config.schema import Config
 from rlkit.config.track import TrackConfig
 from rlkit.containment import leftovers_ended
 from rlkit.env import Env, TaskSource
+from rlkit.epochs import draws, with_steps
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.estimate import HOSTED, Estimate, Rollout, estimate, keep
 from rlkit.evaluation import eval_player, eval_tasks
@@ -130,15 +131,16 @@ async def rehearse(
     # Before environments are played, which may take long.
     choose_estimators(config, {})
     loss(config.loss)
-    learning_rate(config)
     parts = list[Part]()
     if chat is None:
         chat, known = await _chat(config, choice, note, pilot=pilot)
         parts.append(known)
     note("loading the environments")
-    small = in_small(config)
     tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
-    tasks = run_tasks(small, envs or {}, tested=contents(tests), note=note, origins=Origins())
+    tasks = run_tasks(config, envs or {}, tested=contents(tests), note=note, origins=Origins())
+    config = with_steps(config, tasks, note=note)
+    learning_rate(config)
+    small = in_small(config)
     stage = _Stage(small, chat, tasks, _states(tasks), tests, parts, note)
     rollouts = {name: await stage.play(name) for name in small.envs}
     evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in small.eval.envs}
@@ -154,18 +156,19 @@ async def rehearse(
     stage.parts.extend(_of_costs(costs))
     if not stage.works:
         return Rehearsal(stage.parts, None)
-    made = estimate(config, rollouts, evaluated, price=costs.own, speed=speed)
+    drawn = draws(config, tasks)
+    made = estimate(config, rollouts, evaluated, price=costs.own, speed=speed, draws=drawn)
     await in_thread(keep, config, made)
     hosted = None
     if costs.hosted is not None:
-        hosted = estimate(config, rollouts, evaluated, price=costs.hosted, speed=HOSTED)
+        hosted = estimate(config, rollouts, evaluated, price=costs.hosted, speed=HOSTED, draws=drawn)
     return Rehearsal(stage.parts, made, hosted)
 
 
 def in_small(config: Config) -> Config:
     """A run with as few and as small groups as its settings allow, and without limits."""
     tree = config.model_dump(mode="json")
-    tree |= {"name": None, "budget_usd": None, "budget_tokens": None, "max_hours": None}
+    tree |= {"name": None, "epochs": None, "budget_usd": None, "budget_tokens": None, "max_hours": None}
     tree["best"] |= {"goal": None, "patience": None, "min_gain": 0.0}
     tree["batch"]["groups"] = max(config.batch.substeps, 2)
     for spec in tree["eval"]["envs"].values():

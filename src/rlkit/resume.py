@@ -33,7 +33,7 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
         return []
     try:
         tasks.load_state_dict(history.state)
-    except EnvironmentFault:
+    except (EnvironmentFault, UsageError):
         raise
     except Exception as error:  # it is not what they wrote
         path = state_path(history.directory, history.since)

@@ -24,6 +24,7 @@ from rlkit.concurrency import in_thread
 from rlkit.config import Resolved
 from rlkit.config.schema import Config
 from rlkit.containment import leftovers_ended
+from rlkit.epochs import with_steps
 from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
 from rlkit.estimate import kept
 from rlkit.evaluation import Evaluation, eval_player, eval_tasks
@@ -127,16 +128,18 @@ class RLTrainer(Trainer):
         note, origins = self._trackers.note, self._origins
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=origins)
         tasks = run_tasks(config, given, tested=contents(self._eval_tasks), note=note, origins=origins)
+        self._config = config = with_steps(config, tasks, note=note)
         sources = {
             name: task_source(
                 tasks[name],
                 spec.curriculum,
                 field=f"envs.{name}.curriculum",
                 seed=derive(config.seed, "tasks", name),
+                epochs=config.epochs,
             )
             for name, spec in config.envs.items()
         }
-        weights = {name: spec.weight for name, spec in config.envs.items()}
+        weights = {name: spec.weight for name, spec in config.envs.items()} if config.epochs is None else None
         self._tasks = Mixture(sources, weights=weights, seed=config.seed)
         self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
@@ -325,7 +328,12 @@ class RLTrainer(Trainer):
         parts = Parts(
             restore=restore,
             supply=Supply(
-                pace(config, streaming=recipe.streaming), draw=draw, play=play, done=history.step, waiting=waiting
+                pace(config, streaming=recipe.streaming),
+                draw=draw,
+                play=play,
+                done=history.step,
+                waiting=waiting,
+                dry=lambda: self._tasks.exhausted,
             ),
             tasks=self._tasks,
             player=player,
@@ -335,7 +343,7 @@ class RLTrainer(Trainer):
             evaluation=Evaluation(self._eval_tasks, evaluating, config.eval.every),
             saver=Saver(config.checkpoint, store, self._trackers, watch, selection=ranking, delete=service.delete),
             selection=ranking,
-            steps=config.steps,
+            steps=config.step_count,
             store=store,
             trackers=self._trackers,
             watch=watch,

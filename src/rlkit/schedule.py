@@ -84,6 +84,7 @@ class Supply:
         play: plays it, with the newest weights.
         done: steps that are trained already.
         waiting: tasks that were drawn before, to be played before any new one.
+        dry: whether it is known that there are no more tasks to draw.
     """
 
     def __init__(
@@ -94,12 +95,14 @@ class Supply:
         play: Callable[[Task], Coroutine[object, object, Played]],
         done: int = 0,
         waiting: Iterable[Task] = (),
+        dry: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pace = pace
         self._draw = draw
         self._play = play
         self._trained = self._handed_out = done
         self._waiting = deque(waiting)
+        self._dry = dry
         self._in_play: dict[int, asyncio.Task[Played]] = {}
         self._ready: dict[int, Played] = {}
         self._taken = 0  # groups of the present step that count
@@ -114,6 +117,11 @@ class Supply:
     def untrained(self) -> int:
         """Tokens of the groups that no step has got yet."""
         return sum(played.prepared.tokens for played in self._ready.values() if played.usable)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every task is drawn, though some of the groups may still be in play."""
+        return not self._waiting and (self._exhausted or self._dry())
 
     def trained(self, step: int) -> None:
         """Say that the weights of `step` are the newest; starts what may be started now."""

@@ -16,6 +16,7 @@ from rlkit.config.schema import Config
 from rlkit.config.turns import refuse_discount, refuse_limit
 from rlkit.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
 from rlkit.env import Env, SingleTurnEnv, TaskSource
+from rlkit.epochs import countable
 from rlkit.errors import MissingError, UsageError
 from rlkit.kl import KLPenalty, Score
 from rlkit.losses import Loss
@@ -28,7 +29,7 @@ from rlkit.selection import Aim, Selection
 from rlkit.service import Service, ServiceChoice
 from rlkit.service.watch import Watch
 from rlkit.shaping import LengthPenalty, Normalization
-from rlkit.sources import Tasks, as_source, is_source, listed
+from rlkit.sources import SequenceSource, Tasks, as_source, is_source, listed
 from rlkit.types import BudgetForcing, Floats, Prompt, Sampling
 from rlkit.update import Streaming
 
@@ -43,7 +44,7 @@ def pace(config: Config, *, streaming: Streaming | None = None) -> Pace:
     ahead = config.schedule.mode == "async"
     return Pace(
         groups=config.batch.groups,
-        steps=config.steps,
+        steps=config.step_count,
         max_staleness=config.schedule.max_staleness if ahead else 0,
         in_order=config.schedule.staleness == "strict" if ahead else streaming != "ready_groups",
         replace=config.batch.replace_uninformative,
@@ -121,7 +122,9 @@ def single_turn(tasks: Tasks) -> bool:
     return all(isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in listed(tasks))
 
 
-def task_source(tasks: Tasks, section: CurriculumConfig | None, *, field: str, seed: int) -> TaskSource:
+def task_source(
+    tasks: Tasks, section: CurriculumConfig | None, *, field: str, seed: int, epochs: int | None = None
+) -> TaskSource:
     """What decides which task of an environment comes next.
 
     Args:
@@ -129,10 +132,13 @@ def task_source(tasks: Tasks, section: CurriculumConfig | None, *, field: str, s
         section: its curriculum.
         field: the field that holds it, for messages.
         seed: of the draws.
+        epochs: times that each task is drawn; None for ever. A curriculum leaves it out.
 
     Raises:
         UsageError: these are no tasks, or a curriculum has no use for them.
     """
+    if epochs is not None:
+        return SequenceSource(countable(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
     if section is None:
         return as_source(tasks, seed=seed)
     if is_source(tasks) and not isinstance(tasks, Sequence):
@@ -272,7 +278,7 @@ def env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSett
                 config.rollouts.max_failing_rollouts if spec.max_failing_rollouts is None else spec.max_failing_rollouts
             ),
             limits=Limits(spec.max_turns, context),
-            min_valid=min(size, config.rollouts.min_valid),
+            min_valid=min(size, spec.min_valid or config.rollouts.min_valid),
             coalesce=config.rollouts.coalesce,
             newest_weights=spec.newest_weights,
         )

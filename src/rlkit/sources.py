@@ -28,22 +28,31 @@ type Tasks = TaskSource | Iterable[Env]
 
 
 class SequenceSource(TaskSource):
-    """The tasks of a sequence, for ever: shuffled anew in each epoch, each task once an epoch.
+    """The tasks of a sequence, shuffled anew in each epoch, each task once an epoch.
 
     Args:
         envs: the tasks.
         seed: of the shuffling.
+        epochs: how many there are; None for ever.
     """
 
-    def __init__(self, envs: Iterable[Env], *, seed: int) -> None:
+    def __init__(self, envs: Iterable[Env], *, seed: int, epochs: int | None = None) -> None:
         self._envs = list(envs)
         if not self._envs:
             raise UsageError("there are no tasks: give at least one Env")
         self._seed = seed
+        self._epochs = epochs
         self._drawn = 0
         self._order = self._shuffled(0)
 
-    def next(self) -> Env:  # noqa: D102  inherited
+    @property
+    def remaining(self) -> int | None:
+        """Draws that are left; None without an end."""
+        return None if self._epochs is None else max(0, self._epochs * len(self._envs) - self._drawn)
+
+    def next(self) -> Env | None:  # noqa: D102  inherited
+        if self.remaining == 0:
+            return None
         epoch, index = divmod(self._drawn, len(self._envs))
         if index == 0:
             self._order = self._shuffled(epoch)
@@ -54,9 +63,17 @@ class SequenceSource(TaskSource):
         """Nothing to learn: the order is fixed."""
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        return {"drawn": self._drawn}
+        return {"drawn": self._drawn} if self._epochs is None else {"drawn": self._drawn, "tasks": len(self._envs)}
 
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state_dict` gave.
+
+        Raises:
+            UsageError: the number of tasks is another one, and with it the length of the run.
+        """
+        before, now = state.get("tasks"), len(self._envs)
+        if self._epochs is not None and before not in (None, now):
+            raise UsageError(f"there were {before} tasks when the run began, and now there are {now}")
         self._drawn = cast("int", state["drawn"])
         self._order = self._shuffled(self._drawn // len(self._envs))
 
@@ -136,13 +153,14 @@ class Mixture:
 
     Args:
         sources: by name of the environment.
-        weights: by the same names; only their ratios count.
+        weights: by the same names; only their ratios count. None draws from each in proportion to what it has left, as
+            if all tasks were shuffled together; the sources are then of the class `SequenceSource` and have an end.
         seed: of the choice between sources.
     """
 
-    def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float], seed: int) -> None:
+    def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float] | None, seed: int) -> None:
         self._sources = dict(sources)
-        self._weights = dict(weights)
+        self._weights = None if weights is None else dict(weights)
         self._seed = seed
         self._drawn = 0
         self._exhausted: set[str] = set()
@@ -151,6 +169,11 @@ class Mixture:
     def drawn(self) -> int:
         """How many tasks were drawn."""
         return self._drawn
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every source is known to have run dry."""
+        return not self._names_left()
 
     def keep_in(self, folder: Path) -> None:
         """Tell the sources that have a method `keep_in` where their files go: to a folder of each one's own in this."""
@@ -163,7 +186,7 @@ class Mixture:
     def draw(self, count: int) -> Sequence[Task]:
         """The next tasks; fewer than `count` only when every source has run dry."""
         tasks = list[Task]()
-        while len(tasks) < count and (names := [name for name in self._sources if name not in self._exhausted]):
+        while len(tasks) < count and (names := self._names_left()):
             name = self._choose(names)
             with _blamed(name):
                 env = self._sources[name].next()
@@ -202,17 +225,38 @@ class Mixture:
         return {"drawn": self._drawn, "exhausted": sorted(self._exhausted), "sources": states}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` gave."""
+        """Go on from a state that `state_dict` gave.
+
+        Raises:
+            UsageError: a source says that it cannot.
+            EnvironmentFault: a source fails.
+        """
         self._drawn = cast("int", state["drawn"])
         self._exhausted = set(cast("Sequence[str]", state["exhausted"]))
         for name, own in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
-            with _blamed(name):
-                self._sources[name].load_state_dict(own)
+            try:
+                with _blamed(name):
+                    self._sources[name].load_state_dict(own)
+            except EnvironmentFault as error:
+                if isinstance(error.__cause__, UsageError):
+                    raise UsageError(f"envs.{name}: {error.__cause__}") from error
+                raise
+
+    def _names_left(self) -> list[str]:
+        """The sources that may give another task."""
+        if self._weights is None:
+            return [name for name, count in self._remaining().items() if count]
+        return [name for name in self._sources if name not in self._exhausted]
+
+    def _remaining(self) -> dict[str, int]:
+        """How many tasks each source gives until its end."""
+        return {name: cast("SequenceSource", source).remaining or 0 for name, source in self._sources.items()}
 
     def _choose(self, names: list[str]) -> str:
         if len(names) == 1:
             return names[0]
-        weights = np.array([self._weights[name] for name in names], np.float64)
+        shares = self._remaining() if self._weights is None else self._weights
+        weights = np.array([shares[name] for name in names], np.float64)
         weights /= weights.max()  # or the sum of two large ones may be no number
         rng = np.random.default_rng(derive(self._seed, "mixture", self._drawn, len(names)))
         return names[int(rng.choice(len(names), p=weights / weights.sum()))]

@@ -62,6 +62,9 @@ class Loop:
         self._started = time.monotonic()
         self._phase: Phase = "preparing"
         self._complete: asyncio.Queue[Making | None] = asyncio.Queue()
+        self._reached = step  # the last step that got a group
+        self._gathered = False
+        self._gathering = asyncio.Event()  # one of the two has changed
         self._used_up = ""
         self._enough = parts.selection.enough
 
@@ -219,6 +222,9 @@ class Loop:
                 while (one := await parts.supply.next()) is not None:
                     making.taken.append(one)
                     making.update.add(one.played.prepared, counts=one.counts)
+                    if one.counts and self._reached < step:
+                        self._reached = step
+                        self._gathering.set()
                     self._reporter.check()
                 if self._used_up:
                     return
@@ -236,6 +242,8 @@ class Loop:
                 self._complete.put_nowait(making)
                 del making, one
         finally:
+            self._gathered = True
+            self._gathering.set()
             self._complete.put_nowait(None)
 
     async def _advance(self, making: Making) -> dict[str, float]:
@@ -262,18 +270,30 @@ class Loop:
     def _report(self, step: int, metrics: Mapping[str, float], sampler: Sampler) -> None:
         """Report a step, once the evaluation of its weights is there, if one is due."""
         parts = self._parts
-        evaluation, wanted = None, parts.evaluation.due(step, last=parts.steps) and not parts.store.has_metrics(step)
-        if wanted and not self._used_up:
+        evaluation, wanted = None, parts.evaluation.tasks and not parts.store.has_metrics(step) and not self._used_up
+        rank = parts.tasks.drawn + parts.recipe.groups  # before the groups of the steps after the next
+        if wanted and parts.evaluation.due(step, last=parts.steps):
             if step in (0, parts.steps):
                 self._phase = "evaluating"
-            rank = parts.tasks.drawn + parts.recipe.groups  # before the groups of the steps after the next
             evaluation = asyncio.create_task(self._evaluated(step, sampler, rank=rank))
+        elif wanted and parts.supply.exhausted:
+            evaluation = asyncio.create_task(self._evaluated_if_last(step, sampler, rank=rank))
         self._reporter.add(step, {**parts.budget.metrics(), **metrics}, evaluation)
 
     async def _evaluated(self, step: int, sampler: Sampler, *, rank: int) -> Mapping[str, float]:
         tried = await self._parts.evaluation.play(sampler, rank=rank)
         await self._parts.store.keep_evaluation(step, [(one.group, one.attempts) for one in tried])
         return await eval_metrics(tried)
+
+    async def _evaluated_if_last(self, step: int, sampler: Sampler, *, rank: int) -> Mapping[str, float]:
+        """Evaluate a step if none of the groups that are still in play makes another one."""
+        while self._reached <= step and not self._gathered:
+            self._gathering.clear()
+            await self._gathering.wait()
+        if self._reached > step or self._ending or self._used_up:
+            return {}
+        self._phase = "evaluating"
+        return await self._evaluated(step, sampler, rank=rank)
 
     def _reported(self, step: int, metrics: Mapping[str, float]) -> None:
         parts = self._parts

@@ -76,7 +76,7 @@ def test_an_empty_section_stands_for_its_defaults(load: Load) -> None:
         ("steps: true", "a.yaml:2: steps: expected an integer, found true"),
         ("steps: '10'", "a.yaml:2: steps: expected an integer, found '10'"),
         ("steps: 1.0", "a.yaml:2: steps: expected an integer, found 1.0"),
-        ("steps: null", "a.yaml:2: steps: expected an integer, found null"),
+        ("steps: null", "a.yaml:2: steps: is null, and so is `epochs`; set one of them"),
         ("lora: {train_mlp: yes}", "a.yaml:2: lora.train_mlp: expected true or false, found 'yes'"),
         ("sampling: 5", "a.yaml:2: sampling: expected a mapping, found 5"),
         ("sampling: {stop: a}", "a.yaml:2: sampling.stop: expected a list, found 'a'"),

@@ -58,7 +58,9 @@ def explain(error: ValidationError, root: Node) -> str:
         error: what pydantic raised.
         root: the configuration that it was given.
     """
-    return "\n".join(_line(details, root) for details in error.errors(include_url=False, include_input=False))
+    mistakes = error.errors(include_url=False, include_input=False)
+    # A default that follows from other fields is not made while any of them is wrong.
+    return "\n".join(_line(details, root) for details in mistakes if details["type"] != "default_factory_not_called")
 
 
 def _line(details: ErrorDetails, root: Node) -> str:

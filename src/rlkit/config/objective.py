@@ -194,3 +194,20 @@ class OptimizerConfig(Section):
         if self.schedule == "constant" and self.final_fraction:
             raise ValueError("final_fraction has no effect: set schedule to linear or cosine")
         return self
+
+    def check_steps(self, steps: int) -> None:
+        """Check that a run of so many steps has use for the warm-up and for the schedule.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if self.warmup_steps >= steps and self.warmup_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps: the run's {steps} steps end before the learning rate is reached; "
+                f"set it below {steps}"
+            )
+        if self.schedule != "constant" and steps - self.warmup_steps == 1:
+            raise ValueError(
+                f"optimizer.schedule: {self.schedule} has no effect, since the learning rate falls from the second "
+                "step after the warm-up on and the run has one; set it to constant, or train for longer"
+            )

@@ -1,11 +1,11 @@
-"""The sections that say what a run keeps, what it costs, and when it has done enough.
+"""The sections that say where the model runs, what a run keeps, what it costs, and when it has done enough.
 
 Invariant: as for the whole schema; a default that switches something off says so.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -74,3 +74,36 @@ class PricesConfig(Section):
         if missing and self.cached is not None:
             raise ValueError("cached has no effect: set prefill, sample and train too")
         return self
+
+
+class ServiceConfig(Section):
+    """Where the model runs. With neither a credential nor a URL, rlkit starts its own engine."""
+
+    base_url: str | None = None
+    """A Tinker service; null takes TINKER_BASE_URL, or the hosted service if there is a credential, or the engine."""
+    timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that the service may be silent, or take for one answer, before the run saves what it can and ends."""
+    connect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds to keep trying before there is a session. A minute outlasts a restart of the service; a wrong address is
+    reported while somebody still looks."""
+    engine_threads: Positive | None = None
+    """CPU threads of the embedded engine; null takes one for each core."""
+    engine_device: Literal["cpu", "cuda"] | None = None
+    """Where the embedded engine computes; null takes the GPU if there is one."""
+
+    @model_validator(mode="after")
+    def _is_one_service(self) -> Self:
+        for name in ("engine_threads", "engine_device"):
+            if self.base_url is not None and getattr(self, name) is not None:
+                raise ValueError(f"{name} has no effect: with a base_url the embedded engine is not started")
+        return self
+
+
+class ChatConfig(Section):
+    """How conversations become tokens."""
+
+    renderer: str | None = None
+    """A renderer of tinker-cookbook, or `chat_template` for the tokenizer's own; null for the model's own."""
+    tokenizer: str | None = None
+    """A folder with a tokenizer.json, or a model's name on the hub, to take the tokenizer from; null for the model's
+    own, which is found without the hub where a package carries it."""

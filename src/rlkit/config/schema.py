@@ -6,6 +6,7 @@ of a field carries its reason.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
@@ -28,12 +29,13 @@ from rlkit.config.objective import (
     LossConfig,
     OptimizerConfig,
 )
-from rlkit.config.operation import BestConfig, CheckpointConfig, PricesConfig
+from rlkit.config.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.sampling import SamplingConfig
 from rlkit.config.section import Positive, Section
 from rlkit.config.track import TrackConfig
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+DEFAULT_STEPS = 100
 
 type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
 
@@ -59,6 +61,8 @@ class EnvConfig(Section):
     """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
     max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
     """Failed episodes of a group that are played again; null for `rollouts.max_failing_rollouts`."""
+    min_valid: Positive | None = None
+    """Episodes with a reward that a group must have; null for `rollouts.min_valid`."""
     newest_weights: bool = True
     """A rollout moves to newer weights at its next turn; false keeps it on those that it began with."""
     advantage: AdvantageConfig | None = None
@@ -201,39 +205,6 @@ class EvalConfig(Section):
         return self
 
 
-class ServiceConfig(Section):
-    """Where the model runs. With neither a credential nor a URL, rlkit starts its own engine."""
-
-    base_url: str | None = None
-    """A Tinker service; null takes TINKER_BASE_URL, or the hosted service if there is a credential, or the engine."""
-    timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds that the service may be silent, or take for one answer, before the run saves what it can and ends."""
-    connect_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """Seconds to keep trying before there is a session. A minute outlasts a restart of the service; a wrong address is
-    reported while somebody still looks."""
-    engine_threads: Positive | None = None
-    """CPU threads of the embedded engine; null takes one for each core."""
-    engine_device: Literal["cpu", "cuda"] | None = None
-    """Where the embedded engine computes; null takes the GPU if there is one."""
-
-    @model_validator(mode="after")
-    def _is_one_service(self) -> Self:
-        for name in ("engine_threads", "engine_device"):
-            if self.base_url is not None and getattr(self, name) is not None:
-                raise ValueError(f"{name} has no effect: with a base_url the embedded engine is not started")
-        return self
-
-
-class ChatConfig(Section):
-    """How conversations become tokens."""
-
-    renderer: str | None = None
-    """A renderer of tinker-cookbook, or `chat_template` for the tokenizer's own; null for the model's own."""
-    tokenizer: str | None = None
-    """A folder with a tokenizer.json, or a model's name on the hub, to take the tokenizer from; null for the model's
-    own, which is found without the hub where a package carries it."""
-
-
 _INHERITED = (
     (None, "advantage"),
     ("batch", "group_size"),
@@ -241,11 +212,16 @@ _INHERITED = (
     ("sampling", "max_tokens"),
     ("rollouts", "timeout_s"),
     ("rollouts", "max_failing_rollouts"),
+    ("rollouts", "min_valid"),
 )
 """What an environment may say instead of the run: section and field."""
 
 _BY_EVALUATIONS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_failing_rollouts"))
 """Of these, what evaluations read too."""
+
+
+def _default_steps(others: Mapping[str, object]) -> int | None:
+    return DEFAULT_STEPS if others.get("epochs") is None else None
 
 
 class Config(Section):
@@ -257,8 +233,13 @@ class Config(Section):
     """Name of the run and of its folder; null makes one from the environments and the time."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Everything random follows from it."""
-    steps: Positive = 100
-    """Optimiser steps."""
+    epochs: Positive | None = None
+    """Times that each task is drawn, in the place of `steps`: these follow from the number of tasks. Null, since not
+    every environment has a number of tasks."""
+    steps: Annotated[
+        Positive | None, Field(default_factory=_default_steps, json_schema_extra={"default": DEFAULT_STEPS})
+    ]
+    """Optimiser steps; null where `epochs` is set."""
     budget_usd: Annotated[float, Field(gt=0)] | None = None
     """US dollars, as rlkit counts them, after which the run saves and ends; null sets no limit."""
     budget_tokens: Positive | None = None
@@ -315,16 +296,49 @@ class Config(Section):
                     f"envs.{name}: at temperature 0 all rollouts of a task are the same, so there is nothing to learn "
                     "from; set temperature above 0"
                 )
-            size, least = env.group_size or self.batch.group_size, self.rollouts.min_valid
-            if least > size and least != RolloutsConfig.model_fields["min_valid"].default:
-                raise ValueError(
-                    f"rollouts.min_valid: {least} episodes are more than a group of envs.{name} has; "
-                    f"set it to {size} or less"
-                )
+            size = env.group_size or self.batch.group_size
+            self._has_valid_groups(name, env, size)
             self._estimates(f"envs.{name}", env.advantage or self.advantage, size)
+        self._has_a_length()
         self._is_not_overridden()
         self._has_a_best()
         return self
+
+    @property
+    def step_count(self) -> int:
+        """Optimiser steps of the run; with `epochs`, of a configuration that `rlkit.epochs.with_steps` has made."""
+        assert self.steps is not None, "the number of tasks is not known yet"
+        return self.steps
+
+    def _has_a_length(self) -> None:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("steps: is null, and so is `epochs`; set one of them, to say how long to train")
+        if self.epochs is None:
+            return
+        if self.steps is not None:
+            raise ValueError(
+                f"epochs: `steps: {self.steps}` says already how long to train; set steps to null, or leave epochs out"
+            )
+        for name, env in self.envs.items():
+            if env.curriculum is not None:
+                raise ValueError(
+                    f"envs.{name}.curriculum: says itself how often a task is drawn, and so does `epochs`; set `steps` "
+                    "instead of epochs, or leave the curriculum out"
+                )
+            if env.weight != 1.0:
+                raise ValueError(
+                    f"envs.{name}.weight: has no effect with `epochs`, since each task of every environment is drawn "
+                    "equally often; set `steps` instead of epochs, or leave the weight out"
+                )
+
+    def _has_valid_groups(self, name: str, env: EnvConfig, size: int) -> None:
+        """Check that a group can have the valid episodes that it must have."""
+        least = env.min_valid or self.rollouts.min_valid
+        if least > size and (env.min_valid is not None or least != RolloutsConfig.model_fields["min_valid"].default):
+            field = "rollouts.min_valid" if env.min_valid is None else f"envs.{name}.min_valid"
+            raise ValueError(
+                f"{field}: {least} episodes are more than a group of envs.{name} has; set it to {size} or less"
+            )
 
     def _is_not_overridden(self) -> None:
         """Whether what the run says is of use to one of its environments at least."""
@@ -368,16 +382,8 @@ class Config(Section):
                 "batch.normalize: dro is not linear in the advantage, so that dividing it would change what beta "
                 "means; set normalize to none, or use another loss"
             )
-        if self.optimizer.warmup_steps >= self.steps and self.optimizer.warmup_steps:
-            raise ValueError(
-                f"optimizer.warmup_steps: the run's {self.steps} steps end before the learning rate is reached; "
-                "set it below `steps`"
-            )
-        if self.optimizer.schedule != "constant" and self.steps - self.optimizer.warmup_steps == 1:
-            raise ValueError(
-                f"optimizer.schedule: {self.optimizer.schedule} has no effect, since the learning rate falls from the "
-                "second step after the warm-up on and the run has one; set it to constant, or `steps` higher"
-            )
+        if self.steps is not None:
+            self.optimizer.check_steps(self.steps)
         if self.length_penalty.coefficient:
             for name in self.envs:
                 if self.length_penalty.from_tokens >= self.full_penalty_tokens(name):
