@@ -97,7 +97,7 @@ def test_each_task_is_drawn_so_often_and_the_last_step_has_the_rest(mode: str, t
     assert (result.status, result.steps) == ("completed", 4)
     assert [step.total() for step in steps] == [4, 4, 4, 2]
     assert times(steps) == {f"task-{number}": 2 for number in range(7)}
-    assert "epochs: 7 tasks, each drawn 2 times, are 4 steps of 4, the last of them with 2" in made.ears.notes
+    assert "epochs: 7 tasks, each drawn twice, are 4 steps of 4, the last of them with 2" in made.ears.notes
     assert json.loads((made.directory / "run.json").read_text())["status"] == "completed"
 
 
@@ -304,7 +304,7 @@ def test_a_dry_run_is_of_as_many_steps_as_the_run(tmp_path: Path, monkeypatch: p
     made = rlkit.concurrency.run(rehearse(config, envs={"words": words(7)}, chat=ByteChat(), note=notes.append))
     assert made.passed, made.parts
     assert made.estimate is not None
-    assert "epochs: 7 tasks, each drawn 2 times, are 4 steps of 4, the last of them with 2" in notes
+    assert "epochs: 7 tasks, each drawn twice, are 4 steps of 4, the last of them with 2" in notes
 
 
 def test_python_takes_epochs_and_tells_how_many_steps_they_are(

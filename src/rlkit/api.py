@@ -84,11 +84,9 @@ def train(
         raise UsageError(f"advantage: a value of type {kind} is no name, no function and no mapping with a name")
     given = _named(envs)
     chosen: dict[str, object] = {**settings}
-    if given:
-        chosen["envs"] = {name: {} for name in given}
     if isinstance(advantage, str | Mapping):
         chosen["advantage"] = advantage
-    resolved = _resolved(config, chosen, replace_envs=bool(given) and not isinstance(envs, Mapping))
+    resolved = _resolved(config, chosen, envs=given, replace_envs=bool(given) and not isinstance(envs, Mapping))
     estimators = dict.fromkeys(resolved.config.envs, advantage) if callable(advantage) else None
     if trackers is None:
         from rlkit.trackers.console import ConsoleTracker
@@ -111,11 +109,13 @@ def _named(envs: Tasks | Mapping[str, Tasks] | None) -> Mapping[str, Tasks]:
     return {type(tasks[0]).__name__ if isinstance(tasks, list) and tasks else "env": tasks}
 
 
-def _resolved(config: Config | Path | str | None, settings: Mapping[str, object], *, replace_envs: bool) -> Resolved:
+def _resolved(
+    config: Config | Path | str | None, settings: Mapping[str, object], *, envs: Iterable[str], replace_envs: bool
+) -> Resolved:
     if isinstance(config, Path | str):
-        return load_config([Path(config)], ["envs=null"] if replace_envs else [], settings=settings)
+        return load_config([Path(config)], ["envs=null"] if replace_envs else [], settings=settings, envs=envs)
     fields = () if config is None else config.model_fields_set - ({"envs"} if replace_envs else set())
-    return load_config([], settings={**{name: getattr(config, name) for name in fields}, **settings})
+    return load_config([], settings={**{name: getattr(config, name) for name in fields}, **settings}, envs=envs)
 
 
 class _Running[T]:

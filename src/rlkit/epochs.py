@@ -71,6 +71,7 @@ def with_steps(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     last = f", the last of them with {total % groups}" if total % groups else ""
-    times = "once" if config.epochs == 1 else f"{config.epochs} times"
-    note(f"epochs: {total // (config.epochs or 1)} tasks, each drawn {times}, are {steps} steps of {groups}{last}")
+    epochs = config.epochs or 1
+    times = {1: "once", 2: "twice"}.get(epochs, f"{epochs} times")
+    note(f"epochs: {total // epochs} tasks, each drawn {times}, are {steps} steps of {groups}{last}")
     return config.model_copy(update={"steps": steps})

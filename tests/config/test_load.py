@@ -21,13 +21,13 @@ from tests.config.conftest import Load, Refused
 
 ENVS = "envs: {arithmetic: {}}\n"
 
-# Trees of one shape: every path is a mapping in all of them or in none.
+# Trees of one shape: every path is a mapping in all of them or in none. None is empty or null, which would forget.
 TREES = st.fixed_dictionaries(
     {},
     optional={
         "a": st.integers() | st.lists(st.integers(), max_size=2),
-        "b": st.fixed_dictionaries({}, optional={"c": st.text(max_size=3), "d": st.none() | st.booleans()}),
-        "e": st.dictionaries(st.sampled_from(["x", "y"]), st.fixed_dictionaries({}, optional={"z": st.integers()})),
+        "b": st.dictionaries(st.sampled_from(["c", "d"]), st.text(max_size=3), min_size=1),
+        "e": st.dictionaries(st.sampled_from(["x", "y"]), st.fixed_dictionaries({"z": st.integers()}), min_size=1),
     },
 )
 
@@ -48,6 +48,19 @@ def test_merging_is_associative_idempotent_and_keeps_origins(a: object, b: objec
     assert left == right
     assert merge(left, left) == left
     assert plain(merge(first, nodes({}, "b"))) == plain(first)
+
+
+@given(TREES, st.sampled_from(["a", "b", "e"]), st.sampled_from([None, {}]))
+def test_an_empty_mapping_and_a_null_replace_what_stands_under_their_key(tree: dict, key: str, over: object) -> None:
+    assert plain(merge(nodes(tree, "a"), nodes({key: over}, "b"))) == {**tree, key: over}
+
+
+def test_environments_of_python_keep_what_the_configuration_says_of_them(folder: Path) -> None:
+    (folder / "a.yaml").write_text("envs: {words: {group_size: 4}, other: {}}")
+    config = load_config([Path("a.yaml")], envs=["words", "new"], environ={}).config
+    assert {name: env.group_size for name, env in config.envs.items()} == {"words": 4, "other": None, "new": None}
+    assert list(load_config([Path("a.yaml")], ["envs=null"], envs=["new"], environ={}).config.envs) == ["new"]
+    assert list(load_config([], envs=["new"], environ={}).config.envs) == ["new"]
 
 
 def test_later_files_win_and_the_command_line_wins_over_all(folder: Path) -> None:

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit.config import Resolved, load_config
 from rlkit.config.nodes import Node, Origin, dotted, find, plain
 from rlkit.config.overrides import apply, split
 from tests.config.conftest import Load, Refused
@@ -65,6 +68,75 @@ def test_a_mapping_is_merged_and_null_forgets(load: Load) -> None:
     assert load(text, "sampling={top_k: 3}").config.sampling.max_tokens == 5
     assert load(text, "sampling=null").config.sampling.max_tokens == 256
     assert list(load(text, "envs=null", "envs.b.env=arithmetic").config.envs) == ["b"]
+
+
+EVALUATED = """
+envs: {arithmetic: {}, words: {env: arithmetic, weight: 2}}
+eval: {envs: {small: {env: arithmetic, tasks: 5}, arithmetic: {tasks: 7}}}
+track: {wandb: {project: mine}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("override", "evaluated"),
+    [
+        ("eval={}", {}),
+        ("eval=null", {}),
+        ("eval.envs={}", {}),
+        ("eval.envs=null", {}),
+        ("eval.envs.small=null", {"arithmetic": 7}),
+        ("eval.envs.arithmetic=null", {"small": 5}),
+        ("eval.envs.arithmetic={}", {"small": 5, "arithmetic": 100}),
+        ("eval={envs: {small: null}}", {"arithmetic": 7}),
+        ("eval={envs: {small: {tasks: 3}}}", {"small": 3, "arithmetic": 7}),
+    ],
+)
+def test_null_and_an_empty_mapping_take_out_what_is_evaluated(load: Load, override: str, evaluated: object) -> None:
+    def counts(resolved: Resolved) -> dict[str, int]:
+        return {name: env.tasks for name, env in resolved.config.eval.envs.items()}
+
+    field, _, text = override.partition("=")
+    section, *keys = field.split(".")
+    inner: object = yaml.safe_load(text)
+    for key in reversed(keys):
+        inner = {key: inner}
+    nested = {section: inner}
+    Path("over.yaml").write_text(yaml.safe_dump(nested))
+    assert counts(load(EVALUATED, override)) == evaluated, "on the command line"
+    assert counts(load_config([Path("a.yaml"), Path("over.yaml")], environ={})) == evaluated, "in a later file"
+    assert counts(load_config([Path("a.yaml")], settings=nested, environ={})) == evaluated, "in Python"
+
+
+def test_null_and_an_empty_mapping_mean_the_same_of_what_is_trained_on(load: Load) -> None:
+    assert list(load(EVALUATED, "envs.words=null").config.envs) == ["arithmetic"]
+    assert load(EVALUATED, "envs.words={}", "envs.words.env=arithmetic").config.envs["words"].weight == 1
+    emptied = load(EVALUATED, "track.wandb={}").config.track.wandb
+    assert emptied is not None
+    assert emptied.project is None or emptied.project != "mine"
+    assert load(EVALUATED, "track.wandb=null").config.track.wandb is None
+
+
+def test_an_environment_with_nothing_after_its_name_has_its_defaults(load: Load) -> None:
+    config = load("envs:\n  arithmetic:\neval:\n  envs:\n    arithmetic:\n").config
+    assert (list(config.envs), list(config.eval.envs)) == (["arithmetic"], ["arithmetic"])
+    assert list(load("envs:\n  arithmetic:\n  b: {env: arithmetic}\n", "envs.arithmetic=null").config.envs) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "override", "told"),
+    [
+        (EVALUATED, "eval.envs.smal=null", "eval.envs.smal: there is none to take out. Did you mean 'small'?"),
+        (ENVS, "eval.envs.arithmetic=null", "eval.envs.arithmetic={} adds one with its defaults"),
+        (ENVS, "envs.arithmetic=null", "envs: is empty: name at least one"),
+        (f"{ENVS}eval: {{every: 5, envs: {{arithmetic: {{}}}}}}", "eval.envs.arithmetic=null", "(eval=null)"),
+    ],
+)
+def test_what_cannot_be_taken_out_is_refused_with_one_line(
+    refused: Refused, text: str, override: str, told: str
+) -> None:
+    message = refused(text, override)
+    assert told in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(

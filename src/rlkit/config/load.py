@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -47,6 +47,7 @@ def load_config(
     *,
     settings: Mapping[str, object] | None = None,
     environ: Mapping[str, str] | None = None,
+    envs: Iterable[str] = (),
 ) -> Resolved:
     """The configuration that files and overrides describe together.
 
@@ -54,8 +55,9 @@ def load_config(
 
         resolved = load_config([Path("base.yaml"), Path("mine.yaml")], ["sampling.stop=[a, b]", "name=null"])
 
-    Mappings are merged key by key; a list or a scalar replaces the one before it. A null in place of a section stands
-    for its defaults, also for what earlier files say: `envs=null` forgets their environments. `${NAME}` and
+    Mappings are merged key by key; a list, a scalar or an empty mapping replaces what was there before it. A null in
+    place of a section stands for its defaults, also for what earlier files say: `eval=null` and `eval={}` forget what
+    they evaluate, and `eval.envs.held_out=null` takes one environment out. `${NAME}` and
     `${NAME:-default}` in a string take a value of the environment or of `.env` in the working directory. A relative
     `file.py:name`, or a directory of a model, is looked for beside the file that names it, then in the working
     directory.
@@ -66,6 +68,7 @@ def load_config(
         settings: values of Python, as nested mappings or sections of the schema, merged on top of all. Their strings
             are taken as they stand.
         environ: what `${NAME}` reads; None for the process's environment and `.env`.
+        envs: names of environments that are trained on besides, with what the configuration says of them.
 
     Raises:
         ConfigError: a file cannot be read, or a value is unknown, ill-typed, contradictory or a secret written out.
@@ -83,10 +86,18 @@ def load_config(
     root = interpolate(without_nulls(root), environ)
     if settings is not None:
         root = merge(root, from_python(settings))
-    root = rewrite(_written_out(without_nulls(root)), _found)
+    root = rewrite(_written_out(_with_envs(without_nulls(root), envs)), _found)
     refuse_redacted(root)
     config, root = _checked(root)
     return Resolved.from_nodes(config, root)
+
+
+def _with_envs(root: Node, names: Iterable[str]) -> Node:
+    """The configuration with an environment of each of these names, with its defaults where there is none."""
+    envs = find(root, ("envs",))
+    present = envs.value if envs is not None and is_mapping(envs.value) else {}
+    missing = {name: dict[str, object]() for name in names if name not in present}
+    return merge(root, from_python({"envs": missing})) if missing else root
 
 
 def _written_out(root: Node) -> Node:

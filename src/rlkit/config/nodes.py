@@ -52,11 +52,13 @@ class Node:
         value: a scalar, or a list or mapping of nodes.
         origin: for an entry of a mapping, the place of its key.
         template: the text as it was written, where `value` came out of it by interpolation.
+        forgets: for a null, whether it stands on top of another value.
     """
 
     value: Scalar | list[Node] | dict[str, Node]
     origin: Origin
     template: str | None = None
+    forgets: bool = False
 
 
 def is_mapping(value: object) -> TypeGuard[dict[str, Node]]:
@@ -87,12 +89,20 @@ def from_python(value: object) -> Node:
 
 
 def merge(base: Node, over: Node) -> Node:
-    """`over` on top of `base`: mappings are merged key by key, anything else replaces what was there."""
+    """`over` on top of `base`: mappings are merged key by key, anything else replaces what was there.
+
+    An empty mapping and a null under a key replace what was there, too.
+    """
     if not (is_mapping(base.value) and is_mapping(over.value)):
         return over
     merged = dict(base.value)
     for key, node in over.value.items():
-        merged[key] = merge(merged[key], node) if key in merged else node
+        if key not in merged or node.value == {}:
+            merged[key] = node
+        elif node.value is None:
+            merged[key] = Node(None, node.origin, node.template, forgets=True)
+        else:
+            merged[key] = merge(merged[key], node)
     return Node(merged, over.origin)
 
 

@@ -96,10 +96,21 @@ def locate(location: Sequence[str | int]) -> tuple[Steps, Shape | None, str]:
 
 def expects_list(steps: Steps) -> bool:
     """Whether the schema has a list at that path."""
+    shape = _at(steps)
+    return shape is not None and shape.items is not None
+
+
+def has_named_sections(steps: Steps) -> bool:
+    """Whether the schema has sections by names of the user's own at that path, as `envs` has."""
+    shape = _at(steps)
+    return shape is not None and shape.entries is not None and shape.entries.is_mapping
+
+
+def _at(steps: Steps) -> Shape | None:
     shape: Shape | None = outline()
     for step in steps:
         shape = None if shape is None else _child(shape, step)
-    return shape is not None and shape.items is not None
+    return shape
 
 
 def leaf_fields() -> Iterator[tuple[str, ...]]:
@@ -110,8 +121,8 @@ def leaf_fields() -> Iterator[tuple[str, ...]]:
 def without_nulls(node: Node, shape: Shape | None = None) -> Node:
     """The configuration with a null in place of a section taken to mean that section's defaults.
 
-    `sampling: null` (or `sampling:` with nothing after it) is as if it were not there, and `envs: {arithmetic: null}`
-    is the environment with its defaults.
+    `sampling: null` (or `sampling:` with nothing after it) is as if it were not there. `envs: {arithmetic: null}` is
+    the environment with its defaults; on top of an environment of that name it takes that out.
     """
     shape = shape or outline()
     if not is_mapping(node.value):
@@ -120,7 +131,7 @@ def without_nulls(node: Node, shape: Shape | None = None) -> Node:
     for key, child in node.value.items():
         below = _child(shape, key)
         resets = child.value is None and below is not None and below.is_mapping and not below.nullable
-        if resets and shape.entries is None:
+        if resets and (shape.entries is None or child.forgets):
             continue
         kept[key] = Node({}, child.origin) if resets else without_nulls(child, below) if below else child
     return Node(kept, node.origin)

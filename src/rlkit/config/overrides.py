@@ -9,10 +9,10 @@ import json
 import re
 
 from rlkit.config.nodes import Node, Origin, Steps, dotted, is_list, is_mapping, merge
-from rlkit.config.outline import expects_list
+from rlkit.config.outline import expects_list, has_named_sections
 from rlkit.config.secrets import redact
 from rlkit.config.yaml_text import DEEPEST_NESTING, parse
-from rlkit.errors import ConfigError
+from rlkit.errors import ConfigError, did_you_mean
 
 _INDEX = re.compile(r"[0-9]{1,6}")
 COMMAND_LINE = Origin("command line")
@@ -26,7 +26,8 @@ def apply(root: Node, override: str) -> Node:
     Args:
         root: the configuration.
         override: `path=value`. A path is keys and list indices with dots between; a key that has a dot itself stands in
-            quotes. The value is YAML; a mapping is merged into what is there, anything else replaces it.
+            quotes. The value is YAML; a mapping is merged into what is there, anything else replaces it, `{}` included.
+            Null takes away what is there.
 
     Raises:
         ConfigError: it is not of that form, or its path leads through something that has no fields.
@@ -91,8 +92,20 @@ def _set(node: Node, steps: tuple[str, ...], value: Node, *, done: Steps) -> Nod
             f"{COMMAND_LINE}: {dotted((*done, *steps))}: {dotted(done)} is a single value (from {node.origin}), "
             "so nothing can be set inside it"
         )
+    if not rest:
+        if value.value is None and step not in content and has_named_sections(done):
+            raise ConfigError(
+                f"{COMMAND_LINE}: {dotted((*done, step))}: there is none to take out.{did_you_mean(step, content)} "
+                f"{dotted((*done, step))}={{}} adds one with its defaults"
+            )
+        return Node(_entries(merge(Node(content, node.origin), Node({step: value}, COMMAND_LINE))), node.origin)
     child = content.get(step, Node(None, COMMAND_LINE))
     return Node({**content, step: _set(child, rest, value, done=(*done, step))}, node.origin)
+
+
+def _entries(node: Node) -> dict[str, Node]:
+    assert is_mapping(node.value)
+    return node.value
 
 
 def _set_item(items: list[Node], step: str, rest: tuple[str, ...], value: Node, *, done: Steps) -> list[Node]:

@@ -201,7 +201,7 @@ class EvalConfig(Section):
     @model_validator(mode="after")
     def _evaluates_something(self) -> Self:
         if not self.envs and self.every not in (0, type(self).model_fields["every"].default):
-            raise ValueError("`every` has no effect: name what is evaluated in eval.envs")
+            raise ValueError("`every` has no effect: name what is evaluated in eval.envs, or leave it out (eval=null)")
         return self
 
 
