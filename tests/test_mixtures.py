@@ -162,3 +162,41 @@ def recounted(rows: pd.DataFrame) -> dict[str, float]:
         "stop/length": turns.explode().map(lambda turn: turn["stop"] == "length").mean(),
         "length": valid["metrics"].map(lambda text: json.loads(text)["length"]).mean(),
     }
+
+
+class Fragile(Letters):
+    """The first rollout of each of its groups breaks."""
+
+    def __init__(self, env: str, number: int) -> None:
+        super().__init__(env, number)
+        self.broken = False
+
+    def grade(self, reply: rlkit.Reply) -> rlkit.Outcome:
+        if not self.broken:
+            self.broken = True
+            raise ValueError("broken")
+        return rlkit.Outcome(float(reply.text.count("e")))
+
+
+def test_a_group_is_dropped_by_the_valid_episodes_that_its_own_environment_wants(tmp_path: Path) -> None:
+    run = RLTrainer(
+        load_config(
+            [],
+            settings={
+                "model": "simulated",
+                "epochs": 1,
+                "envs": {"strict": {"min_valid": 4}, "lenient": {"min_valid": 3}},
+                "rollouts": {"max_failing_rollouts": 0},
+                "batch": {"groups": 2, "group_size": 4},
+            },
+        ),
+        envs={name: [Fragile(name, number) for number in range(3)] for name in ("strict", "lenient")},
+        directory=tmp_path / "run",
+        service=SimulatedTinker(),
+        chat=ByteChat(),
+    )
+    run_virtual(run.train())
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert sum(line["batch/groups"] for line in lines) == 3
+    table = pd.concat(pd.read_parquet(path) for path in sorted((tmp_path / "run").glob("episodes/*/*.parquet")))
+    assert set(table[table["counts"]]["env"]) == {"lenient"}

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from rlkit.config import load_config
+from rlkit.settings import env_settings
 
 OLD = """
 wandb_project_name: mine
@@ -56,13 +57,20 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
     assert (config.name, config.model, config.seed) == ("my-first-run", "Qwen/Qwen3-30B-A3B", 7)
     assert (config.lora.rank, config.batch.groups, config.checkpoint.every) == (16, 8, 5)
     assert (config.sampling.max_tokens, config.sampling.top_p) == (2048, 0.95)
-    assert (config.rollouts.timeout_s, config.rollouts.max_live, config.rollouts.min_valid) == (600, 64, 8)
+    assert (config.rollouts.timeout_s, config.rollouts.max_live, config.rollouts.min_valid) == (600, 64, 2)
     assert config.loss.model_dump() == {"name": "ppo", "clip_low": 0.8, "clip_high": 1.3}
     assert config.advantage.name == "grpo"
     assert config.track.wandb is not None
     assert (config.track.wandb.project, config.track.wandb.name) == ("mine", "first")
     first, second = config.envs["generalreasoning-whodunit"], config.envs["other-whodunit"]
     assert (first.group_size, first.temperature, second.group_size) == (16, 0.9, 8)
+    assert (first.min_valid, second.min_valid) == (12, 8), "rollouts less max_failing_rollouts"
+    assert (first.max_failing_rollouts, second.max_failing_rollouts) == (48, 24), "three times for each rollout"
+    settings = env_settings(config, context=None)
+    assert {name: one.min_valid for name, one in settings.items()} == {
+        "generalreasoning-whodunit": 12,
+        "other-whodunit": 8,
+    }
     assert first.args["secrets"] == {"openai_api_key": "OPENAI_API_KEY"}
     assert "secrets" not in second.args
     assert first.args["target"] == "GeneralReasoning/WhoDunIt"
@@ -74,7 +82,8 @@ def test_json_has_the_notes(rlkit: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "old.yaml").write_text("environments: {A/B: {num_rollouts: 4}}\nnum_epochs: 2\n")
     record = json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)
     assert list(record["config"]["envs"]) == ["b"]
-    assert record["notes"] == ["num_epochs: 2 epochs are not taken over: say how long to train with `steps`"]
+    assert record["notes"] == []
+    assert (record["config"]["epochs"], "steps" in record["config"]) == (2, False)
 
 
 def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any], tmp_path: Path) -> None:
@@ -87,7 +96,8 @@ def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any
     assert (config.checkpoint.every, config.loss.name, config.advantage.name) == (10, "ppo", "grpo")
     assert config.track.wandb is None
     assert config.chat.renderer == "qwen3_disable_thinking", "the cookbook does not let models think unless told to"
-    assert "num_epochs: it trained without end: say how long to train with `steps`" in result.stderr
+    assert (config.rollouts.max_live, config.envs["b"].min_valid, config.steps) == (32, 16, 100)
+    assert "num_epochs: it trained without end, and this for 100 steps: say how long with `steps`" in result.stderr
 
 
 def test_a_model_thinks_if_it_was_told_to(rlkit: Callable[..., Any], tmp_path: Path) -> None:
@@ -115,6 +125,10 @@ def test_what_the_cookbook_does_not_know_is_one_line(rlkit: Callable[..., Any], 
         (
             "environments: {A/B: {max_failing_rollouts: [1]}}\n",
             "error: old.yaml: environments.A/B.max_failing_rollouts:",
+        ),
+        (
+            "environments: {A/B: {num_rollouts: 4, max_failing_rollouts: 3}}\n",
+            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 1 of 4 rollouts, and a group needs 2",
         ),
         ("max_rollout_retries: x\nenvironments: {A/B: {}}\n", "error: old.yaml: max_rollout_retries: 'x' is no whole"),
         ("environments: [A/B]\n", "error: old.yaml: environments: must be a mapping"),

@@ -11,7 +11,14 @@ from rlkit.config import load_config
 from rlkit.config.measured import OF_A_STEP, OF_EPISODES
 from rlkit.errors import ConfigError
 
-OWN = {"group_size": 4, "temperature": 0.5, "max_tokens": 9, "timeout_s": 5.0, "max_failing_rollouts": 1}
+OWN = {
+    "group_size": 4,
+    "temperature": 0.5,
+    "max_tokens": 9,
+    "timeout_s": 5.0,
+    "max_failing_rollouts": 1,
+    "min_valid": 3,
+}
 
 
 @pytest.mark.parametrize(
@@ -22,6 +29,7 @@ OWN = {"group_size": 4, "temperature": 0.5, "max_tokens": 9, "timeout_s": 5.0, "
         ("sampling", "max_tokens", 99),
         ("rollouts", "timeout_s", 60.0),
         ("rollouts", "max_failing_rollouts", 0),
+        ("rollouts", "min_valid", 4),
     ],
 )
 def test_a_default_that_nobody_inherits_is_refused(section: str, name: str, value: float) -> None:
@@ -40,6 +48,17 @@ def test_a_default_that_an_evaluation_inherits_is_of_use(name: str) -> None:
         "eval": {"envs": {"arithmetic": {}}},
     }
     assert load_config([], settings=settings)
+
+
+def test_a_group_that_can_never_be_valid_is_refused() -> None:
+    for own, told in (
+        ({"min_valid": 9}, r"envs\.arithmetic\.min_valid: 9 episodes are more than a group of envs\.arithmetic has; "),
+        ({"min_valid": 3, "group_size": 2}, r"set it to 2 or less"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            load_config([], settings={"envs": {"arithmetic": own}})
+    run: dict[str, object] = {"envs": {"arithmetic": {"group_size": 2, "min_valid": 1}, "b": {"env": "arithmetic"}}}
+    assert load_config([], settings=run | {"rollouts": {"min_valid": 8}})
 
 
 @pytest.mark.parametrize("settings", [{"envs": {"all": {}, "b": {}}}, {"eval": {"envs": {"all": {}}}}])

@@ -48,6 +48,7 @@ def test_what_the_agent_is_told_has_one_place() -> None:
         "enable_summarize": False,
         "interleaved_thinking": True,
     }
+    assert "max_turns" not in Agent().options("key"), "no limit where nothing is said"
     with pytest.raises(UsageError, match="agent_kwargs: parser_name is not set here; set parser"):
         Agent(kwargs={"parser_name": "xml"})
 

@@ -19,8 +19,9 @@ from rlkit.containment import leftovers_ended
 from rlkit.envs.harbor.ending import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
-from rlkit.envs.harbor.task import HarborTask, _fault
+from rlkit.envs.harbor.task import UNTIMED_AGENT_S, HarborTask, _fault, agent_timeout_s
 from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.policy import Limits
 from rlkit.stopwatch import waiting
 from rlkit.testing import ScriptedPolicy
 from tests.limits import HANG_S
@@ -113,6 +114,32 @@ def test_an_agent_that_runs_out_of_time_is_worth_what_the_rules_say(
     with pytest.raises(EnvironmentFault, match=r"^timeout: AgentTimeoutError: "):
         env = HarborTask("greet", task, TrialSettings(agent_timeout_s=limit_s, rules=Rules(timeout="drop")))
         played(env, Late(slow, agent_time))
+
+
+@pytest.mark.parametrize(
+    ("said", "settings", "limit_s"),
+    [
+        ("", TrialSettings(), UNTIMED_AGENT_S),
+        ("", TrialSettings(agent=Agent(max_turns=3)), None),
+        ("", TrialSettings(agent_timeout_s=7.0), 7.0),
+        ("[agent]\ntimeout_sec = 90.0\n", TrialSettings(), None),
+        ("[[steps]]\nname = 'one'\n[steps.agent]\ntimeout_sec = 90.0\n", TrialSettings(), None),
+    ],
+)
+def test_an_agent_without_a_limit_on_its_turns_has_one_on_its_time(
+    said: str, settings: TrialSettings, limit_s: float | None, tmp_path: Path
+) -> None:
+    (tmp_path / "task.toml").write_text(f'version = "1.0"\n{said}')
+    assert agent_timeout_s(tmp_path, settings) == limit_s
+
+
+def test_an_agent_without_a_limit_on_its_turns_ends_with_its_context(cache: Path, task: Path) -> None:
+    env = HarborTask("greet", task)  # it types on and on, and each turn adds to the conversation
+    outcome, policy = played(
+        env, ScriptedPolicy(lambda prompt: says("echo more\n"), limits=Limits(context_tokens=6000), max_tokens=600)
+    )
+    assert (outcome.reward, outcome.truncated, outcome.metrics["overflow"]) == (0.0, True, 1.0)
+    assert len(policy.turns) > 3
 
 
 def test_a_verifier_that_says_nothing_gives_no_reward(cache: Path, tmp_path: Path) -> None:

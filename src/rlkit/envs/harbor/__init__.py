@@ -50,7 +50,7 @@ def harbor(
     storage_mb: Count | None = None,
     force_build: bool = False,
     agent: Literal["terminus2", "shell"] = "terminus2",
-    max_turns: Count = 32,
+    max_turns: Count | None = None,
     parser: Literal["json", "xml"] = "json",
     summarize: bool = False,
     agent_kwargs: dict[str, JsonValue] | None = None,
@@ -94,11 +94,11 @@ def harbor(
         storage_mb: likewise.
         force_build: build images anew.
         agent: `terminus2`, or `shell`: one command a turn, for small models.
-        max_turns: replies of the model in one rollout.
+        max_turns: replies of the model in one rollout; by default as many as its time and its context allow.
         parser: the form of its replies to Terminus 2.
         summarize: Terminus 2 goes on from a summary when the context is nearly full; it is trained on, too.
         agent_kwargs: other options of the agent.
-        agent_timeout_s: instead of what tasks say.
+        agent_timeout_s: instead of what tasks say; half an hour where neither they nor `max_turns` set an end.
         verifier_timeout_s: likewise.
         timeout_multiplier: of every time limit of the tasks.
         reward_key: which number of `reward.json` is the reward; by default `reward`, or the only one.

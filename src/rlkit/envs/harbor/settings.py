@@ -58,14 +58,14 @@ class Agent:
 
     Args:
         name: `terminus2`, or `shell` for one command a turn.
-        max_turns: replies of the model.
+        max_turns: replies of the model; None for as many as its time and its context allow.
         parser: the form of a reply to Terminus 2.
         summarize: when the context is nearly full, Terminus 2 goes on from a summary.
         kwargs: the other options of the agent.
     """
 
     name: AgentName = "terminus2"
-    max_turns: int = 32
+    max_turns: int | None = None
     parser: Literal["json", "xml"] = "json"
     summarize: bool = False
     kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
@@ -88,7 +88,9 @@ class Agent:
 
     def options(self, policy: str) -> dict[str, Json]:
         """All of them, for an agent that plays with this policy."""
-        own: dict[str, Json] = {"policy": policy, "max_turns": self.max_turns}
+        own: dict[str, Json] = {"policy": policy}
+        if self.max_turns is not None:
+            own["max_turns"] = self.max_turns
         if self.name == "terminus2":
             own |= {"parser_name": self.parser, "enable_summarize": self.summarize}
         return {**own, **self.kwargs}

@@ -8,6 +8,7 @@ tokens of the turn before. Whatever ends the loop, `run` returns, so that Harbor
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 import uuid
@@ -42,7 +43,9 @@ class ShellOptions(AgentOptions):
     """The options of `ShellAgent`."""
 
     policy: str = Field(default="", description="Key of a policy that is lent in this process.")
-    max_turns: int = Field(default=32, ge=1, description="Replies of the model, in each step of a task.")
+    max_turns: int | None = Field(
+        default=None, ge=1, description="Replies of the model in each step of a task; by default no limit but time."
+    )
     system_prompt: str = Field(default=SYSTEM_PROMPT, description="The first message; empty for none.")
     examples: list[Example] = Field(
         default_factory=list["Example"],
@@ -154,12 +157,13 @@ class _Episode:
     async def play(self, instruction: str) -> None:
         """Let the policy work until it says that it has done, or has had its turns."""
         self.messages = _opening(self._settings, instruction)
-        for _ in range(self._settings.max_turns):
+        limit = self._settings.max_turns
+        for _ in range(limit) if limit else itertools.count():
             reply = await self._ask()
             if (seen := await self._answer(reply)) is None:
                 return
             self.messages.append({"role": "user", "content": seen})
-        self._tally.ended("max_turns", f"the agent has had its {self._settings.max_turns} turns (max_turns)")
+        self._tally.ended("max_turns", f"the agent has had its {limit} turns (max_turns)")
 
     async def _ask(self) -> Reply:
         started = time.monotonic()

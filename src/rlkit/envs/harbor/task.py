@@ -7,6 +7,7 @@ is worth follows from the trial's report and from the rules alone.
 from __future__ import annotations
 
 import asyncio
+import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +34,9 @@ _GRAVEST_FIRST: tuple[Cause | None, ...] = (
 )
 # fmt: on
 """What broke beside the model comes first: no time that ran out tells anything where the environment failed, too."""
+
+UNTIMED_AGENT_S = 1800.0
+"""Of an agent that nothing else would end: half of what a rollout may take, so that tests can follow."""
 
 _OUTAGE_SHARE = 0.1
 """Of an agent's time, that a service in trouble may take; with more, it was not the agent that ran out of time."""
@@ -93,7 +97,7 @@ class HarborTask(Env):
             "agent": {
                 "import_path": settings.agent.import_path,
                 "kwargs": settings.agent.options(key),
-                "override_timeout_sec": settings.agent_timeout_s,
+                "override_timeout_sec": agent_timeout_s(self.path, settings),
             },
             "environment": environment_fields(settings.environment),
             "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
@@ -131,6 +135,23 @@ class HarborTask(Env):
         if self.settings.keep != "failed":
             return self.settings.keep == "all"
         return report is None or _fails(report, self.settings)
+
+
+def agent_timeout_s(path: Path, settings: TrialSettings) -> float | None:
+    """The seconds that an agent is given in the place of its task's own; None for those.
+
+    An agent without a limit on its turns is given `UNTIMED_AGENT_S` by a task that says nothing: with summaries its
+    context never fills, and the rollout's own time limit would leave it without a verdict.
+
+    Args:
+        path: of the task's folder.
+        settings: how it is played.
+    """
+    if settings.agent_timeout_s is not None or settings.agent.max_turns is not None:
+        return settings.agent_timeout_s
+    task = tomllib.loads((path / "task.toml").read_text())
+    timed = any("timeout_sec" in part.get("agent", {}) for part in (task, *task.get("steps", ())))
+    return None if timed else UNTIMED_AGENT_S
 
 
 def _reason(end: AgentEnd) -> str:

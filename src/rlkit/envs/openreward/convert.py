@@ -31,7 +31,7 @@ _MOVED: Mapping[str, tuple[str, ...]] = {
     "weight_decay": ("optimizer", "weight_decay"),
     "save_every": ("checkpoint", "every"),
     "rollout_timeout": ("rollouts", "timeout_s"),
-    "max_rollout_concurrency": ("rollouts", "max_live"),
+    "num_epochs": ("epochs",),
     "seed": ("seed",),
     "wandb_project_name": ("track", "wandb", "project"),
     "wandb_run_name": ("track", "wandb", "name"),
@@ -50,15 +50,17 @@ _DEFAULTS: Mapping[str, Json] = {
 _LEFT: Mapping[str, str] = {
     "log_path": "runs are in RLKIT_RUNS_DIR, or in ~/rlkit-runs",
     "tokenizer_name": "the tokenizer is the model's own",
-    "max_active_tasks": "a run plays as many groups as its schedule wants; rollouts.max_live limits the rollouts",
 }
 """What has none, and why."""
 
 _OWN = ("openreward_run_name", "max_total_tokens", "max_rollout_retries", "loss_fn", "loss_fn_config",
-        "advantage_calculation", "system_prompt_template", "environments", "secrets", "num_epochs",
-        "thinking")  # fmt: skip
+        "advantage_calculation", "system_prompt_template", "environments", "secrets", "max_active_tasks",
+        "max_rollout_concurrency", "thinking")  # fmt: skip
 _ENV = ("splits", "nonterminal_reward", "num_rollouts", "max_failing_rollouts", "temperature", "top_p", "top_k",
         "reward_reduction", "min_reward", "max_reward", "secrets")  # fmt: skip
+
+_MAX_ACTIVE_TASKS = 32
+"""Of the cookbook, rollouts at once where it does not say otherwise."""
 
 _NUM_ROLLOUTS = 16
 """Of a group, where the old configuration does not say: it has no default."""
@@ -101,9 +103,10 @@ def convert(old: Mapping[str, Json]) -> Converted:
     _add_objective(made, old)
     _add_thinking(made, old)
     _add_environments(made, old)
-    epochs = old.get("num_epochs")
-    said = "it trained without end" if epochs is None else f"{epochs} epochs are not taken over"
-    made.notes.append(f"num_epochs: {said}: say how long to train with `steps`")
+    at_once = old.get("max_rollout_concurrency") or _count(old, "max_active_tasks", _MAX_ACTIVE_TASKS)
+    _set(made.settings, ("rollouts", "max_live"), at_once)
+    if old.get("num_epochs") is None:
+        made.notes.append("num_epochs: it trained without end, and this for 100 steps: say how long with `steps`")
     return made
 
 
@@ -146,7 +149,7 @@ def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
     environments = _mapping(old, "environments")
     if not environments:
         raise UsageError("environments: there is none, so that there is nothing to train on")
-    envs, valid = dict[str, Json](), list[int]()
+    envs = dict[str, Json]()
     names = _short_names(list(environments))
     for target in environments:
         given, field = _mapping(environments, target), f"environments.{target}"
@@ -156,17 +159,11 @@ def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
             if name not in _ENV:
                 raise UsageError(f"{field}.{name}: the cookbook has no such field.{did_you_mean(str(name), _ENV)}")
         envs[names[target]] = _environment(made, old, target, given)
-        size = _count(given, "num_rollouts", _NUM_ROLLOUTS, field)
-        valid.append(size - _count(given, "max_failing_rollouts", 0, field))
     made.settings["envs"] = envs
-    _set(made.settings, ("rollouts", "min_valid"), max(2, min(valid)))
-    if len(set(valid)) > 1:
+    if len(envs) > 1 and old.get("num_epochs") is None:
         made.notes.append(
-            "max_failing_rollouts: it differs between environments; rollouts.min_valid is the least of all"
-        )
-    if len(envs) > 1:
-        made.notes.append(
-            "environments: drawn equally often, where the cookbook drew from all their tasks: set envs.NAME.weight"
+            "environments: drawn equally often, where the cookbook drew from all their tasks: set envs.NAME.weight, or "
+            "say how long to train with `epochs`, which draw from all of them"
         )
     for name in ("top_p", "top_k"):
         values = [_mapping(environments, target).get(name) for target in environments]
@@ -181,7 +178,7 @@ def _environment(made: Converted, old: Mapping[str, Json], target: str, given: M
     for name in ("splits", "nonterminal_reward", "reward_reduction", "min_reward", "max_reward"):
         if given.get(name) is not None:
             args[name] = given[name]
-    args["max_total_tokens"] = old.get("max_total_tokens", 32768)
+    args["max_total_tokens"] = _count(old, "max_total_tokens", 32768)
     args["max_turns"] = 64
     if isinstance(prompt := old.get("system_prompt_template"), str):
         args["system_prompt"] = prompt.replace("{tools}", "").strip()
@@ -190,9 +187,15 @@ def _environment(made: Converted, old: Mapping[str, Json], target: str, given: M
     if secrets := _secrets(made, {**_mapping(old, "secrets"), **_mapping(given, "secrets")}):
         args["secrets"] = secrets
     env: Section = {"env": "openreward", "args": args}
-    env["group_size"] = _count(given, "num_rollouts", _NUM_ROLLOUTS, f"environments.{target}")
+    field = f"environments.{target}"
+    env["group_size"] = size = _count(given, "num_rollouts", _NUM_ROLLOUTS, field)
     env["temperature"] = 1.0 if given.get("temperature") is None else given["temperature"]
-    env["max_failing_rollouts"] = _count(old, "max_rollout_retries", 3)
+    env["max_failing_rollouts"] = size * _count(old, "max_rollout_retries", 3)
+    env["min_valid"] = valid = size - _count(given, "max_failing_rollouts", 0, field)
+    if valid < 2:
+        raise UsageError(
+            f"{field}.max_failing_rollouts: leaves {valid} of {size} rollouts, and a group needs 2 at least"
+        )
     return env
 
 
