@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
+from rlkit.activity import Activity
 from rlkit.batch import Preparation
 from rlkit.budget import Budget
 from rlkit.evaluation import Evaluation
@@ -50,6 +51,7 @@ class Parts:
         stop: looked at between steps.
         slots: of all rollouts; they give no more places once the budget is used up.
         budget: of the run.
+        activity: counts of the work under way.
         of_tasks: by step, what the task sources said after it, of the last steps before the run was interrupted.
     """
 
@@ -70,4 +72,5 @@ class Parts:
     stop: StopSignal
     slots: Slots
     budget: Budget
+    activity: Activity
     of_tasks: Mapping[int, Mapping[str, float]]

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from rlkit.activity import Activity, activity_of_run
 from rlkit.advantages import Estimator, choose_estimators
 from rlkit.batch import sequence_lengths
 from rlkit.blocking import BlockingFindings
@@ -118,6 +119,7 @@ class RLTrainer(Trainer):
         self._given_directory = None if directory is None else directory.absolute()
         self._runs_dir = runs_dir()
         self._resume = resume
+        self._activity = Activity()
         self._service = service
         self._chat = chat
         given = envs or {}
@@ -169,7 +171,7 @@ class RLTrainer(Trainer):
             ended: RunResult | None = None
             try:
                 expected = await in_thread(kept, self._config)
-                with loop_holds().watched(self._blocking(store).add):
+                with loop_holds().watched(self._blocking(store).add), activity_of_run(self._activity):
                     ended = replace(await self._run(store, choice, price), estimate=expected)
                 store.about.set_status(ended.status, reason=ended.reason)
                 return ended
@@ -202,12 +204,17 @@ class RLTrainer(Trainer):
             decode=chat.decode,
             replay=lambda history: waiting.extend(drawn_again(history, self._tasks)),
         )
-        self._tasks.keep_in(store.directory / ARTEFACTS)
+        await in_thread(self._tasks.keep_in, store.directory / ARTEFACTS)  # starts what runs programs
         try:
             await in_thread(self._origins.write, store.directory)
         except OSError as error:
             raise unwritable(store.directory, error) from error
-        watch = Watch(self._trackers.note, config.service.timeout_s, seed=config.seed)
+        watch = Watch(
+            self._trackers.note,
+            config.service.timeout_s,
+            seed=config.seed,
+            is_computing=lambda: choice.kind == "engine" and bool(self._activity.counts),
+        )
         opened = self._service or connect(config.service, choice=choice, note=self._trackers.note)
         async with watch.looking(), opened as service:
             loop = await self._loop(store, chat, service, price=price, watch=watch, history=history, waiting=waiting)
@@ -249,6 +256,7 @@ class RLTrainer(Trainer):
 
         # A step whose numbers were not written down is taken again for their sake.
         measured = store.measured(history.step)
+        self._trackers.note(f"starting a training session for {config.model}")
         weights = await watch.call(lambda: restore(measured), "starting a training session", retry=True)
         # Known for sure once the model is loaded.
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
@@ -350,6 +358,7 @@ class RLTrainer(Trainer):
             stop=self._stop,
             slots=slots,
             budget=budget,
+            activity=self._activity,
             of_tasks=history.of_tasks,
         )
         loop = Loop(parts, step=history.step, weights=weights)

@@ -152,6 +152,7 @@ class Loop:
             tokens=parts.player.counts.tokens + parts.evaluation.player.counts.tokens,
             seconds=time.monotonic() - self._started,
             first_step=self._first,
+            work=str(parts.activity),
         )
 
     async def _begin(self) -> None:

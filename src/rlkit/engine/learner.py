@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rlkit.activity import Activity
 from rlkit.engine.config import ModelConfig
 from rlkit.engine.devices import batches
 from rlkit.engine.head import Head, Targets, head_scratch
@@ -35,6 +36,7 @@ from rlkit.errors import UsageError
 
 # Micro-batches are dealt out to so many shares, each with a gradient of its own, whether or not as many lanes run them.
 _SHARES = 2
+_TO_GO = "training sequences to go"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,16 +81,25 @@ class Learner:
         lanes: where it is computed.
         moments: [2, P], Adam's running averages of the gradient and of its square; zeros for a new model.
         steps: optimiser steps taken.
+        activity: told how many sequences are left of a request.
     """
 
     def __init__(
-        self, weights: Weights, adapter: Adapter, lanes: Lanes, *, moments: Tensor | None = None, steps: int = 0
+        self,
+        weights: Weights,
+        adapter: Adapter,
+        lanes: Lanes,
+        *,
+        moments: Tensor | None = None,
+        steps: int = 0,
+        activity: Activity | None = None,
     ) -> None:
         device = weights.embedding.device
         self.weights = weights
         self.adapter = adapter.to(device)
         self.moments = torch.zeros(2, len(adapter.flat), device=device) if moments is None else moments.to(device)
         self.steps = steps
+        self._activity = activity or Activity()
         self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
         self._torn = False
         self._output = weights.output  # made here, not by each lane
@@ -159,6 +170,7 @@ class Learner:
             for adapter, batches in zip(self._shares, packed, strict=True)
         ]
         work = partial(self._run_share, examples=examples, loss=loss, others=others, backward=backward)
+        self._activity.add(_TO_GO, len(examples))
         try:
             while any(share.waiting for share in shares):
                 if others is not None and others.should_give_way:
@@ -167,6 +179,8 @@ class Learner:
         except Exception:
             self._torn |= backward
             raise
+        finally:
+            self._activity.add(_TO_GO, sum(len(share.logprobs) for share in shares) - len(examples))
         logprobs: dict[int, NDArray[np.float32]] = {}
         for share in shares:
             logprobs |= share.logprobs
@@ -188,6 +202,7 @@ class Learner:
                 end = start + math.prod(shape)
                 share.logprobs[member.index] = found[start:end].reshape(shape)
                 start = end
+            self._activity.add(_TO_GO, -len(batch.members))
             if others is not None and others.should_give_way:
                 return
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from tinker import types
 
+from rlkit.activity import Activity
 from rlkit.engine import wire
 from rlkit.engine.bases import Base, Bases
 from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
@@ -60,6 +61,7 @@ class Runtime:
         scratch: a `scratch_folder` of this server's own, removed by `close`.
         threads: how many cores to use; by default one for a tiny model and all of them for others.
         device: where models are: "cpu" or "cuda".
+        activity: told of what is being computed.
     """
 
     def __init__(
@@ -69,8 +71,11 @@ class Runtime:
         scratch: Path,
         threads: int | None,
         device: torch.device,
+        *,
+        activity: Activity,
     ) -> None:
         self._device = device
+        self._activity = activity
         self._wide = Lanes(threads if device.type == "cpu" else 1)
         self._narrow = self._wide if threads else Lanes(1)
         self._store = store
@@ -78,14 +83,16 @@ class Runtime:
         self._bases = Bases(resolve, device)
         self._models: dict[str, _Model] = {}
         # A GPU's memory holds the cache and what is trained besides: two sets are what can be counted on.
-        self._samplers = Samplers(self._serve, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0)
+        self._samplers = Samplers(
+            self._serve, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0, activity=activity
+        )
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
         """Make a model with a fresh adapter."""
         base = self._bases.load(base_model)
         weights = base.weights
         adapter = new_adapter(weights.config, settings, seed=secrets.randbits(62) if seed is None else seed)
-        self._models[model_id] = _Model(base, Learner(weights, adapter, self._lanes(weights)))
+        self._models[model_id] = _Model(base, Learner(weights, adapter, self._lanes(weights), activity=self._activity))
         return ModelInfo(base_model, base.directory, settings.rank)
 
     def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
@@ -100,9 +107,9 @@ class Runtime:
             raise UsageError(f"{path} holds no optimiser state: save it with save_state, or load the weights only")
         lanes = self._lanes(weights)
         learner = (
-            Learner(weights, adapter, lanes, moments=moments, steps=info.steps)
+            Learner(weights, adapter, lanes, moments=moments, steps=info.steps, activity=self._activity)
             if optimiser
-            else Learner(weights, adapter, lanes)
+            else Learner(weights, adapter, lanes, activity=self._activity)
         )
         self._models[model_id] = _Model(base, learner)
         return ModelInfo(info.base_model, base.directory, info.settings.rank)
@@ -244,7 +251,8 @@ class Runtime:
         base = self._bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = serve(base.weights, self._adapter(ref, base), lanes.run)
-        return Served(Decoder(weights, lanes, size=self._size), merged_bytes(weights, base.weights), base)
+        decoder = Decoder(weights, lanes, size=self._size, activity=self._activity)
+        return Served(decoder, merged_bytes(weights, base.weights), base)
 
     def _adapter(self, ref: SamplerRef, base: Base) -> Adapter | None:
         if ref.path is not None:

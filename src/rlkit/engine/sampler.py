@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 
+from rlkit.activity import Activity
 from rlkit.engine.devices import Batches, batches
 from rlkit.engine.kv import bucket, kv_bytes
 from rlkit.engine.lanes import Lanes
@@ -38,9 +39,12 @@ class Decoder:
     Args:
         size: how much to decode at a time, by default what suits the weights' device. What its keys and values may
             come to is for all decoders together that are named to each other in `step`.
+        activity: told how many tokens of prompts are being read.
     """
 
-    def __init__(self, weights: Weights, lanes: Lanes, *, size: Batches | None = None) -> None:
+    def __init__(
+        self, weights: Weights, lanes: Lanes, *, size: Batches | None = None, activity: Activity | None = None
+    ) -> None:
         self._weights = weights
         self._size = size or batches(weights.embedding.device)
         self._lanes = lanes
@@ -48,6 +52,22 @@ class Decoder:
         self._rows = Rows(weights, lanes.cores)
         self._numbers = itertools.count()
         self._short = False
+        self._activity = activity or Activity()
+
+    @property
+    def running(self) -> int:
+        """Replies on their way."""
+        return len(self._rows)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that were drawn for these."""
+        return sum(len(row.tokens) for row in self._rows.running())
+
+    @property
+    def queued(self) -> int:
+        """Replies that wait for room."""
+        return len(self._waiting)
 
     @property
     def busy(self) -> bool:
@@ -140,7 +160,9 @@ class Decoder:
             [len(group[0].request.prompt) for group in tickets], self._lanes.count, self._size.prefill_tokens
         )
         tasks = [partial(_prefilled, self._weights, [tickets[i] for i in batch]) for batch in passes]
-        filled = [one for batch in self._lanes.run(tasks) for one in batch]
+        tokens = sum(len(group[0].request.prompt) for group in tickets)
+        with self._activity.under_way("tokens of prompts being read", tokens):
+            filled = [one for batch in self._lanes.run(tasks) for one in batch]
         for group, prompt in zip(tickets, filled, strict=True):
             for ticket, scores in zip(group, prompt.scores, strict=True):
                 ticket.prompt = scores

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from rlkit.activity import Activity
 from rlkit.engine.bases import Base
 from rlkit.engine.promises import Promise, proto_answer
 from rlkit.engine.requests import SampleRequest, SampleResult, Ticket
@@ -59,11 +60,15 @@ class Samplers:
     Args:
         make: merges and packs the weights of a reference.
         served_bytes: more weights than two are served while they come to less.
+        activity: told how many replies there are.
     """
 
-    def __init__(self, make: Callable[[SamplerRef], Served], *, served_bytes: int) -> None:
+    def __init__(
+        self, make: Callable[[SamplerRef], Served], *, served_bytes: int, activity: Activity | None = None
+    ) -> None:
         self._make = make
         self._served_bytes = served_bytes
+        self._activity = activity or Activity()
         self._served: OrderedDict[SamplerRef, Served] = OrderedDict()
         self._waiting: dict[Promise, _Wanted] = {}
 
@@ -82,6 +87,7 @@ class Samplers:
     def advance(self) -> None:
         """Decode one token for every running sample that is still wanted."""
         self._drop_unwanted()
+        self._report()
         for ref, served in list(self._served.items()):
             if not served.decoder.busy:
                 continue
@@ -95,6 +101,7 @@ class Samplers:
                 for promise in served.tickets:
                     promise.fail_with(error)
         self._admit()
+        self._report()
 
     def release(self, session_id: str) -> None:
         """Forget the unnamed weights of a session; its requests have their answer, that it has ended."""
@@ -107,6 +114,13 @@ class Samplers:
         """Forget everything."""
         self._waiting.clear()
         self._served.clear()
+
+    def _report(self) -> None:
+        decoders = [served.decoder for served in self._served.values()]
+        queued = sum(decoder.queued for decoder in decoders)
+        self._activity.put("replies in progress", sum(decoder.running for decoder in decoders))
+        self._activity.put("tokens in them", sum(decoder.drawn for decoder in decoders))
+        self._activity.put("replies queued", queued + sum(wanted.request.samples for wanted in self._waiting.values()))
 
     def _drop_unwanted(self) -> None:
         """Forget requests that have their answer already: they were cancelled, or their session has ended."""

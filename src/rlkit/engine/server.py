@@ -16,6 +16,7 @@ from typing import Self
 
 import uvicorn
 
+from rlkit.activity import Activity
 from rlkit.engine.bodies import Bodies
 from rlkit.engine.headers import LimitedHttpProtocol
 from rlkit.engine.routes import make_app
@@ -48,6 +49,7 @@ class EngineServer:
         root: where checkpoints are kept, across servers; by default `rlkit.paths.engine_dir()`.
         resolve: a model's name to its directory; by default `rlkit.engine.models.resolve_model`.
         models: names to advertise; others can be used too.
+        activity: told of what is being computed; by default one that nobody reads.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class EngineServer:
         root: Path | None = None,
         resolve: Callable[[str], Path] | None = None,
         models: Sequence[str] = (),
+        activity: Activity | None = None,
     ) -> None:
         self.api_key = api_key or f"tml-{secrets.token_urlsafe(24)}"
         if not self.api_key.startswith("tml-"):
@@ -73,7 +76,13 @@ class EngineServer:
             raise UsageError("host is empty, which would be every address there is: use 127.0.0.1, or 0.0.0.0 if meant")
         self._address = (host, port)
         self._root = (root or engine_dir()).absolute()  # whatever becomes of the working directory
-        self._service = Service(resolve=resolve or _resolve, root=self._root, threads=threads, device=device)
+        self._service = Service(
+            resolve=resolve or _resolve,
+            root=self._root,
+            threads=threads,
+            device=device,
+            activity=activity or Activity(),
+        )
         self._bodies = Bodies()
         app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
         self._server = uvicorn.Server(

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tinker import types
 
+from rlkit.activity import Activity
 from rlkit.engine import wire
 from rlkit.engine.checkpoints import CheckpointStore
 from rlkit.engine.devices import torch_device
@@ -44,6 +45,7 @@ class Service:
 
     Args:
         clock: seconds from any start, by which silent sessions end.
+        activity: told of what is being computed.
     """
 
     def __init__(
@@ -54,11 +56,14 @@ class Service:
         threads: int | None,
         device: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        activity: Activity | None = None,
     ) -> None:
         self.promises = Promises()
         self.sessions = Sessions(clock)
         self.store = CheckpointStore(root)
-        self._runtime = Runtime(resolve, self.store, scratch_folder(root), threads, torch_device(device))
+        self._runtime = Runtime(
+            resolve, self.store, scratch_folder(root), threads, torch_device(device), activity=activity or Activity()
+        )
         self._worker = Worker(self._runtime.advance)
         self._turns = Turns(self.sessions, self.promises, self._worker.submit, self._worker.submit_soon)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from rlkit.activity import running_activity
 from rlkit.concurrency import in_thread
 from rlkit.errors import ConfigError
 from rlkit.losses import Loss
@@ -262,9 +263,10 @@ async def reachable(
         await connector.wait_for_answer()
         yield Address(chosen.base_url, connector=connector)
         return
+    note("starting the embedded engine")
     from rlkit.engine import EngineServer
 
-    engine = EngineServer(threads=config.engine_threads, device=config.engine_device)
+    engine = EngineServer(threads=config.engine_threads, device=config.engine_device, activity=running_activity())
     await in_thread(engine.start)
     try:
         yield Address(engine.url, engine.api_key, embedded=True)

@@ -43,11 +43,13 @@ class Watch:
         note: told what the user should know.
         timeout_s: how long the service may be silent.
         seed: of the jitter between retries.
+        is_computing: whether the service is seen to work on an answer; the user is then not told that it is silent.
     """
 
     note: Callable[[str], None]
     timeout_s: float
     seed: int = 0
+    is_computing: Callable[[], bool] = lambda: False
     _random: Random = field(init=False)
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _open: int = 0
@@ -141,7 +143,7 @@ class Watch:
             while True:
                 await asyncio.sleep(_LOOK_S)
                 silent_s = clock() - self._answered_s
-                if self._open and silent_s >= SILENCE_S:
+                if self._open and silent_s >= SILENCE_S and not self.is_computing():
                     asked = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
                     self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {asked}{said}")

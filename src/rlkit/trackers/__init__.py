@@ -42,6 +42,7 @@ class Progress:
         tokens: tokens sampled since the run started.
         seconds: since the run started, or was resumed.
         first_step: steps that were taken before it was resumed.
+        work: counts of the work under way, as a phrase; "" for none.
     """
 
     step: int = 0
@@ -54,6 +55,7 @@ class Progress:
     tokens: int = 0
     seconds: float = 0.0
     first_step: int = 0
+    work: str = ""
 
     @property
     def seconds_left(self) -> float | None:

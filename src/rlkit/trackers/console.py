@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
+from rlkit.trackers.heartbeat import Heartbeat
 
 KL = "optim/kl_sample_train_v1"
 
@@ -74,14 +75,15 @@ def duration(seconds: float) -> str:
 
 
 class ConsoleTracker(Tracker):
-    """One plain line a step.
+    """One plain line a step, and lines about a step that takes long.
 
     Args:
         say: takes a line without its end; prints it on stderr by default.
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._say = say or _to_stderr
+        self._print = say or _to_stderr
+        self._heartbeat = Heartbeat(self._print)
         self._progress: Callable[[], Progress] = Progress
         self._tokens = 0
 
@@ -89,6 +91,7 @@ class ConsoleTracker(Tracker):
         self._progress = run.progress
         self._say(f"run {run.name} in {run.directory}")
         self._say(f"training {run.model} on {', '.join(run.envs)} with {run.service}")
+        self._heartbeat.start(run.progress)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         now = self._progress()
@@ -102,7 +105,12 @@ class ConsoleTracker(Tracker):
         self._say(message)
 
     def finished(self, result: RunResult | None) -> None:
-        """Nothing: the result is printed by whoever asked for the run."""
+        """End the lines; the result is printed by whoever asked for the run."""
+        self._heartbeat.stop()
+
+    def _say(self, line: str) -> None:
+        self._print(line)
+        self._heartbeat.postpone()
 
 
 def _to_stderr(line: str) -> None:
@@ -120,18 +128,23 @@ class JsonTracker(Tracker):
     def __init__(self, emit: Callable[[Mapping[str, float]], None], *, say: Callable[[str], None]) -> None:
         self._emit = emit
         self._say = say
+        self._heartbeat = Heartbeat(say)
 
     def started(self, run: RunInfo) -> None:
-        """Nothing: the result names the run."""
+        """Begin the lines about steps that take long; the result names the run."""
+        self._heartbeat.start(run.progress)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         self._emit({"step": step, **{key: float(value) for key, value in metrics.items()}})
+        self._heartbeat.postpone()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Nothing: the result names the last one."""
 
     def note(self, message: str) -> None:  # noqa: D102  inherited
         self._say(message)
+        self._heartbeat.postpone()
 
     def finished(self, result: RunResult | None) -> None:
-        """Nothing: the result is printed by whoever asked for the run."""
+        """End the lines; the result is printed by whoever asked for the run."""
+        self._heartbeat.stop()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from rlkit.activity import running_activity
 from rlkit.concurrency import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
@@ -153,7 +154,7 @@ class ConstructionProblem(Env):
             {self.problem.initial: self.parent.construction},
             helpers,
         )
-        with waiting(_Queue(terms.limits.timeout_s)):
+        with waiting(_Queue(terms.limits.timeout_s)), running_activity().under_way("programs running or queued"):
             return await shared_runner(self.play.runner).run(program, terms.limits)
 
     def _verified(self, ran: Ran) -> tuple[Verified | None, str]:
@@ -183,7 +184,7 @@ class ConstructionProblem(Env):
         limits = replace(self.play.terms.limits, timeout_s=_SPARE * seconds + self.play.terms.limits.timeout_s)
         arrays: dict[str, Construction] = {"start": child.construction}
         program = Program(_POLISHER, ENTRY, {"seconds": seconds}, arrays, {POLISH: polish})
-        with waiting(_Queue(limits.timeout_s)):
+        with waiting(_Queue(limits.timeout_s)), running_activity().under_way("local searches running or queued"):
             ran = await shared_runner(self.play.runner).run(program, limits)
         found, _ = await in_thread(self._verified, ran)
         if found is None or not self.problem.better(found.value, child.value):

@@ -1,0 +1,71 @@
+"""Counts of the work that a run has under way, for the people who wait for it.
+
+Invariant: a report never waits and changes nothing but a count; a count of 0 is not mentioned.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+
+class Activity:
+    """Counts by kind of work, such as `replies in progress`. Any thread may report and read.
+
+    ::
+
+        with running_activity().under_way("programs"):
+            await runner.run(program, limits)
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def put(self, kind: str, count: int) -> None:
+        """Report how much of a kind there is now."""
+        with self._lock:
+            self._counts[kind] = count
+
+    def add(self, kind: str, count: int = 1) -> None:
+        """Report that there is more of a kind, or less."""
+        with self._lock:
+            self._counts[kind] = self._counts.get(kind, 0) + count
+
+    @contextmanager
+    def under_way(self, kind: str, count: int = 1) -> Generator[None]:
+        """Count work of a kind while the block runs."""
+        self.add(kind, count)
+        try:
+            yield
+        finally:
+            self.add(kind, -count)
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Counts that are not 0, in the order in which their kinds were first reported."""
+        with self._lock:
+            return {kind: count for kind, count in self._counts.items() if count}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
+
+
+_running: ContextVar[Activity | None] = ContextVar("rlkit_activity", default=None)
+
+
+def running_activity() -> Activity:
+    """Return the activity of the run that this task works for; outside of a run, one that nobody reads."""
+    return _running.get() or Activity()
+
+
+@contextmanager
+def activity_of_run(activity: Activity) -> Generator[None]:
+    """Let `running_activity` return this one inside, also in the tasks that are made there."""
+    token = _running.set(activity)
+    try:
+        yield
+    finally:
+        _running.reset(token)
