@@ -44,7 +44,7 @@ SLOW: Mapping[str, Sequence[str]] = {
     "papergym.yaml": _here("envs.papergym", "eval.envs.papergym"),
     "migrated/tinking_papergym.yaml": _here("envs.papers"),
     "migrated/tinking_small_scale.yaml": _here("envs.papers"),
-    "migrated/trainer_terminal_bench.yaml": _here("envs.terminal", "eval.envs.terminal"),
+    "migrated/trainer_terminal_bench.yaml": _here("envs.terminal"),
 }
 _HUB = "its dataset is on the hub of Hugging Face"
 _PLATFORM = "its environments are OpenReward's, which want a key"

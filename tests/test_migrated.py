@@ -6,10 +6,12 @@ import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -159,6 +161,136 @@ def test_no_option_of_a_predecessor_is_left_out(name: str) -> None:
     page = (ROOT / "docs" / "migrating" / f"{name}.md").read_text()
     first = {span for line in page.splitlines() if line.startswith("| ") for span in SPAN.findall(line.split("|")[1])}
     assert not set(OPTIONS[name].split()) - {word for span in first for word in (span, span.split()[0])}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A row of a table of values.
+
+    Args:
+        source: the option that the value comes from, or words where there was none.
+        kind: `said`, `default` or `not there`.
+        path: of the value here; None where there is none.
+        value: here.
+        note: what there is to say of it.
+    """
+
+    source: str
+    kind: str
+    path: str | None
+    value: object
+    note: str
+
+
+def tables() -> dict[str, list[Value]]:
+    """The tables of values of all pages, by the name of the file that they are of."""
+    found = dict[str, list[Value]]()
+    for page in PAGES:
+        for section in re.split(r"^### ", page.read_text(), flags=re.MULTILINE)[1:]:
+            if (named := re.match(r"`examples/migrated/(\S+)`\n", section)) is None:
+                continue
+            rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
+            found[named[1]] = [row_value(*row) for row in rows if row[0] != "there"]
+    return found
+
+
+def row_value(source: str, kind: str, here: str) -> Value:
+    stated = re.match(r"`([\w.<>-]+): (.*?)`(?:; (.*))?$", here)
+    if stated is None:
+        return Value(source.strip("`"), kind, None, None, here)
+    return Value(source.strip("`"), kind, stated[1], yaml.safe_load(stated[2]), stated[3] or "")
+
+
+def written_values(path: Path) -> dict[str, tuple[object, str]]:
+    """Each value of a file with what the comment beside it says, by its dotted path."""
+    text = path.read_text()
+    lines = text.splitlines()
+
+    def walk(node: yaml.Node, steps: tuple[str, ...]) -> Iterator[tuple[str, tuple[object, str]]]:
+        if isinstance(node, yaml.MappingNode):
+            for key, child in node.value:
+                yield from walk(child, (*steps, key.value))
+        else:
+            value = yaml.safe_load(text[node.start_mark.index : node.end_mark.index])
+            yield ".".join(steps), (value, lines[node.start_mark.line][node.end_mark.column :].strip())
+
+    node = yaml.compose(text)
+    assert node is not None
+    return dict(walk(node, ()))
+
+
+TABLES = tables()
+MIGRATED = sorted((ROOT / "examples" / "migrated").iterdir())
+
+
+def test_every_documented_run_has_its_table() -> None:
+    assert sorted(TABLES) == [path.name for path in MIGRATED]
+
+
+@pytest.mark.parametrize("path", MIGRATED, ids=lambda path: path.stem)
+def test_a_file_has_the_values_of_its_table_and_says_where_each_comes_from(path: Path) -> None:
+    rows = [row for row in TABLES[path.name] if row.path is not None]
+    beside = {row.path: (row.value, f"# {row.source}{', default' * (row.kind == 'default')}") for row in rows}
+    assert len(beside) == len(rows), "a value has one row"
+    assert written_values(path) == beside
+    assert {row.kind for row in TABLES[path.name]} <= {"said", "default", "not there"}
+
+
+def number(text: object) -> float | None:
+    try:
+        return float(str(text))
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("path", MIGRATED, ids=lambda path: path.stem)
+def test_a_number_is_that_of_the_original_or_its_row_says_why_not(path: Path) -> None:
+    rows = [row for row in TABLES[path.name] if number(row.source.partition("=")[2]) is not None and row.path]
+    assert len(rows) > 5
+    for row in rows:
+        assert row.note or number(row.value) == number(row.source.partition("=")[2]), row
+
+
+def test_the_documented_run_of_the_trainer_is_what_its_page_says() -> None:
+    config = load_config([ROOT / "examples" / "migrated" / "trainer_terminal_bench.yaml"]).config
+    assert (config.batch.groups, config.batch.group_size, config.sampling.max_tokens) == (8, 4, 4096)
+    assert (config.epochs, config.steps, config.rollouts.max_live) == (1, None, 1)
+    assert config.track.wandb is not None
+    assert config.track.wandb.project == "train-qwen"
+    assert config.envs["terminal"].args["max_turns"] is None
+
+
+def cookbook_file(name: str) -> dict[str, Any]:
+    """The configuration of OpenReward's cookbook that a table states."""
+    whole = dict[str, Any]()
+    for row in TABLES[name]:
+        option, stated, value = row.source.partition("=")
+        if stated and row.kind == "said":
+            *sections, last = option.split(".")
+            holder = whole
+            for section in sections:
+                holder = holder.setdefault(section, {})
+            holder[last] = (
+                as_number if (as_number := number(value)) is not None and "e" in value else yaml.safe_load(value)
+            )
+    return whole
+
+
+@pytest.mark.parametrize("name", ["openreward_whodunit", "openreward_two", "openreward_resume"])
+def test_a_file_of_the_cookbook_is_what_the_import_makes_of_it(
+    name: str, rlkit: Callable[..., Any], tmp_path: Path
+) -> None:
+    old = cookbook_file(f"{name}.yaml")
+    assert old["environments"]["GeneralReasoning/WhoDunIt"]["num_rollouts"] == 16
+    (tmp_path / "tinker-config.yaml").write_text(yaml.safe_dump(old))
+    result = rlkit("import", "openreward-config", tmp_path / "tinker-config.yaml")
+    assert result.exit_code == 0, result.stderr
+    (tmp_path / "new.yaml").write_text(result.stdout)
+    made = load_config([tmp_path / "new.yaml"]).config.model_dump()
+    example = load_config([ROOT / "examples" / "migrated" / f"{name}.yaml"]).config.model_dump()
+    if name == "openreward_resume":  # a run of its own
+        assert example.pop("name") == f"{made.pop('name')}-resumed"
+    assert made == example
 
 
 def test_every_documented_run_is_on_a_page() -> None:
