@@ -81,11 +81,12 @@ def test_a_search_for_constructions_trains_though_the_model_writes_no_program(
     assert (line["env/erdos/episodes"], line["env/erdos/end/no_code"], line["env/erdos/reward/mean"]) == (4, 1, 0)
 
 
-def test_the_examples_of_discovery_are_searches() -> None:
+def test_the_examples_of_discovery_are_searches(monkeypatch: pytest.MonkeyPatch) -> None:
     from rlkit.config import load_config, load_envs
     from rlkit.envs.discovery.source import Discovery
 
-    for name in ("erdos.yaml", "erdos_ttt.yaml", "circle_packing.yaml"):
+    monkeypatch.chdir(EXAMPLES.parent)
+    for name in ("erdos.yaml", "erdos_small.yaml", "erdos_ttt.yaml", "circle_packing.yaml"):
         ((key, spec),) = load_config([EXAMPLES / name]).config.envs.items()
         source = load_envs(key, spec, field=f"envs.{key}", seed=0)
         assert isinstance(source, Discovery)

@@ -50,7 +50,7 @@ class Activity:
             return {kind: count for kind, count in self._counts.items() if count}
 
     def __str__(self) -> str:
-        return ", ".join(f"{count:,} {kind}" for kind, count in self.counts.items())
+        return ", ".join(f"{kind}: {count:,}" for kind, count in self.counts.items())
 
 
 _running: ContextVar[Activity | None] = ContextVar("rlkit_activity", default=None)

@@ -201,6 +201,25 @@ def test_a_silence_is_reported_though_a_failure_was_told_of_just_before() -> Non
     assert [note.split(";")[0] for note in notes] == ["busy", "no answer from the service for 45 s"]
 
 
+def test_a_service_that_is_seen_to_compute_is_not_called_silent() -> None:
+    notes, computing = list[str](), [True]
+
+    async def run() -> None:
+        watch = Watch(notes.append, timeout_s=7200, is_computing=lambda: computing[0])
+
+        async def make() -> None:
+            await asyncio.sleep(600)
+            computing[0] = False
+            await asyncio.sleep(60)
+
+        async with watch.looking():
+            await watch.call(make, "sampling", retry=True)
+
+    run_virtual(run())
+    (note,) = notes
+    assert 600 <= float(note.removeprefix("no answer from the service for ").partition(" ")[0]) < 660
+
+
 def test_a_request_that_is_only_slow_is_waited_for_to_the_end() -> None:
     async def run() -> float:
         await Watch(lambda note: None, timeout_s=100).call(lambda: asyncio.sleep(99), "sampling", retry=True)

@@ -18,7 +18,7 @@ QUIET_MAX_S = 60.0
 
 
 def progress_line(progress: Progress) -> str:
-    """`step 3/20: sampling, 2 of 32 rollouts done; 30 replies in progress, 1,204 tokens in them`."""
+    """`step 3/20: sampling, 2 of 32 rollouts done; replies in progress: 30, tokens in them: 1,204`."""
     total = progress.queued + progress.live + progress.done
     parts = [progress.phase, *([f"{progress.done} of {total} rollouts done"] if total else [])]
     if progress.failed:
@@ -32,15 +32,15 @@ class Heartbeat:
 
     Args:
         say: takes a line; called from a thread of its own.
-        quiet_s: seconds of silence before the first line.
+        quiet_s: seconds of silence before the first line; None for `QUIET_S`.
         quiet_max_s: seconds between two lines at most.
     """
 
     def __init__(
-        self, say: Callable[[str], None], *, quiet_s: float = QUIET_S, quiet_max_s: float = QUIET_MAX_S
+        self, say: Callable[[str], None], *, quiet_s: float | None = None, quiet_max_s: float = QUIET_MAX_S
     ) -> None:
         self._say = say
-        self._quiet_s = quiet_s
+        self._quiet_s = QUIET_S if quiet_s is None else quiet_s
         self._quiet_max_s = quiet_max_s
         self._changed = threading.Condition()
         self._postponed = False

@@ -61,6 +61,8 @@ def draw(
     body = Table.grid(expand=True)
     body.add_row(_head(progress, tokens_per_s, narrow=width < NARROW_CHARS))
     body.add_row(_rollouts(progress))
+    if progress.work:
+        body.add_row(Text(progress.work, style="dim", no_wrap=True, overflow="ellipsis"))
     names = list(dict.fromkeys([*run.envs, *history]))
     shown = names if len(names) <= MOST_ROWS else names[: MOST_ROWS - 1]
     body.add_row(_environments(shown, history, width=width - 4, unicode=unicode))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from itertools import combinations, pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from rlkit.envs.discovery import discovery
 from rlkit.envs.discovery.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, convolved
 from rlkit.envs.discovery.erdos import Erdos, exact_c5, overlaps
 from rlkit.envs.discovery.exact import correlations, decimals
 from rlkit.envs.discovery.packing import CirclePacking
-from rlkit.envs.discovery.problem import Invalid, Problem, digest, published
+from rlkit.envs.discovery.problem import Invalid, Problem, digest, published, published_with_program
 from rlkit.errors import UsageError
 
 ALL: list[Problem] = [Erdos(), FirstAutocorrelation(), SecondAutocorrelation(), CirclePacking(26), CirclePacking(5)]
@@ -309,3 +311,14 @@ def test_a_packing_is_valid_just_when_exact_arithmetic_says_so(sixteenths: list[
 def test_a_construction_that_is_not_there_is_named_with_its_neighbours() -> None:
     with pytest.raises(UsageError, match="Did you mean 'erdos_haugland_2016'"):
         published("erdos_hauglund_2016")
+
+
+def test_a_file_may_say_which_program_made_its_construction(tmp_path: Path) -> None:
+    path = tmp_path / "waves.json"
+    path.write_text('{"values": [0.25, 0.75], "program": "def run(): ..."}')
+    construction, program = published_with_program(str(path))
+    assert construction.tolist() == [0.25, 0.75]
+    assert program == "def run(): ..."
+    assert published_with_program("erdos_haugland_2016")[1] == ""
+    source = discovery(start=str(path))
+    assert "It was made by this program:\n\n```python\ndef run(): ..." in str(source.next().prompt()[0]["content"])

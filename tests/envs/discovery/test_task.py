@@ -132,6 +132,9 @@ def test_a_program_that_prints_its_progress_is_no_failure(task: ConstructionProb
         ("```python\nthought\n```\n</think>\nNo code.", None),
         ("```python\nthought\n```\n</think>\n```python\nsaid\n```", "said\n"),
         ("```python\nnever closed", None),
+        ("```python\ncut off\n\n... out of tokens.\n\n```python\nb\n```", "b\n"),
+        ("```python\na\n```\n```python\ncut off", "a\n"),
+        ("```text\ncut off\n``` python\nb\n```", "b\n"),
         ("```python\n\n```", None),
         ("", None),
     ],
@@ -423,7 +426,7 @@ def test_what_is_known_without_a_model_is_told() -> None:
     discovery(start="erdos_haugland_2016", note=said.append)
     (line,) = said
     assert "it begins with C5 = 0.3809268534" in line
-    assert "the best published 0.3808703" in line
+    assert "the best published 0.380856775" in line
     assert "a scripted search without a model reaches" in line
 
 
@@ -447,7 +450,7 @@ def test_the_problem_of_the_documentation_is_played(
     assert play(made, program("def run(): return [1.0] * 5")).info["why"] == "two points are the same"
 
 
-@pytest.mark.parametrize(("circles", "by_hand", "published_best"), [(26, 2.634, 2.635983), (32, 2.936, 2.939572)])
+@pytest.mark.parametrize(("circles", "by_hand", "published_best"), [(26, 2.634, 2.63598308), (32, 2.936, 2.93957277)])
 def test_both_packings_of_the_literature_are_played_beside_what_is_known(
     task: ConstructionProblem, circles: int, by_hand: float, published_best: float
 ) -> None:

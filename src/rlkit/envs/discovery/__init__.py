@@ -59,7 +59,8 @@ def discovery(
             `package.module:Class` or `file.py:Class`; in Python, an object.
         options: of the problem, such as `n_points` or `circles`.
         start: what the search begins with: `random` constructions, the name of a published one, or a JSON file; for
-            `erdos` also `flat`, h = 1/2 with `n_points` pieces.
+            `erdos` also `flat`, h = 1/2 with `n_points` pieces. A file holds `values`, and may hold the `program` that
+            made them, which is then shown to the model; records of a run are such files.
         starts: random constructions to begin with; by default 8 with `puct`, and otherwise 1.
         reuse: which states are expanded: `puct`, `epsilon_greedy`, `fixed` (those of the beginning) or `none` (a new
             random one each time).
@@ -167,10 +168,11 @@ def _begin(problem: Problem, start: str, count: int, rng: object) -> list[State]
     import numpy as np
 
     from rlkit.envs.discovery.erdos import Erdos
-    from rlkit.envs.discovery.problem import Invalid, published
+    from rlkit.envs.discovery.problem import Invalid, published_with_program
     from rlkit.envs.discovery.state import State
 
     assert isinstance(rng, np.random.Generator)
+    program = ""
     if start == "random":
         given = [problem.start(rng) for _ in range(count)]
     elif start == "flat":
@@ -178,12 +180,13 @@ def _begin(problem: Problem, start: str, count: int, rng: object) -> list[State]
             raise UsageError("start: flat is for the problem erdos with the option n_points")
         given = [np.full(problem.n_points, 0.5)]
     else:
-        given = [published(start)]
+        construction, program = published_with_program(start)
+        given = [construction]
     try:
         found = [problem.verified(one) for one in given]
     except Invalid as error:
         raise UsageError(f"start: {start} is no construction of {problem.name}: {error}") from None
-    return [State(one.construction, one.value) for one in found]
+    return [State(one.construction, one.value, program=program) for one in found]
 
 
 def _written(problem: Problem) -> dict[str, JsonValue]:

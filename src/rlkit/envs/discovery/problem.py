@@ -180,6 +180,15 @@ def published(name: str) -> Construction:
     """A construction from the literature by its name, such as `erdos_haugland_2016`, or from a JSON file.
 
     Raises:
+        UsageError: as `published_with_program`.
+    """
+    return published_with_program(name)[0]
+
+
+def published_with_program(name: str) -> tuple[Construction, str]:
+    """Return the construction of that name, or of a JSON file, and the file's `program`; "" where it has none.
+
+    Raises:
         UsageError: there is none of that name, or the file holds no `values`.
     """
     path = PUBLISHED / f"{name}.json"
@@ -193,6 +202,6 @@ def published(name: str) -> Construction:
             )
     try:
         held = cast("dict[str, object]", json.loads(path.read_text()))
-        return np.asarray(held["values"], np.float64)
+        return np.asarray(held["values"], np.float64), str(held.get("program", ""))
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"start: {path} holds no array of numbers under `values`: {error}") from None

@@ -24,7 +24,9 @@ BUDGET_SHARE = 0.9
 
 _LIBRARIES = ("numpy", "scipy", "cvxpy", "sympy", "numba")
 _FENCE = re.compile(
-    r"^[ \t]*```[ \t]*(?P<language>[\w+.-]*)[^\n]*\n(?P<body>.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL
+    # A block that was cut off ends where the next one begins, and is none.
+    r"^[ \t]*```[ \t]*(?P<language>[\w+.-]*)[^\n]*\n(?P<body>(?:(?!^[ \t]*```[ \t]*[\w+.-]).)*?)^[ \t]*```[ \t]*$",
+    re.MULTILINE | re.DOTALL,
 )
 _PYTHON = ("python", "python3", "py")
 _THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"

@@ -1,0 +1,221 @@
+"""The search at a size for two processors: what its record says of budget forcing, the archive and the advantages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import override
+
+import numpy as np
+import pytest
+
+import rlkit
+from rlkit import concurrency
+from rlkit.activity import Activity
+from rlkit.advantages import choose_estimators
+from rlkit.audit import audit_group
+from rlkit.config import load_config
+from rlkit.config.schema import Config
+from rlkit.engine.models import DEFAULT_MODEL
+from rlkit.envs.discovery.erdos import Erdos
+from rlkit.envs.discovery.problem import digest, published
+from rlkit.envs.discovery.state import State
+from rlkit.losses import loss
+from rlkit.paths import cache_dir
+from rlkit.run import RLTrainer
+from rlkit.sandbox.inside import landlock, narrow
+from rlkit.settings import preparation
+from rlkit.store.history import recorded_steps
+from rlkit.testing import Latency, SimulatedTinker
+from rlkit.trackers import Tracker
+from rlkit.types import Group
+from tests.envs.discovery.playing import FromAList
+
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "examples" / "erdos_small.yaml"
+INSTANT = Latency(first_s=0.0, token_s=0.0, gradient_s=0.0, step_s=0.0, save_s=0.0, load_s=0.0)
+REAL = cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernel's protection is Linux's"),
+    pytest.mark.skipif(not landlock.version() or narrow.program() is None, reason="programs would not be kept apart"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+
+class Reports(Activity):
+    """Remembers each kind that was reported with a count above 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = set[str]()
+
+    @override
+    def put(self, kind: str, count: int) -> None:
+        super().put(kind, count)
+        self.seen |= {kind} if count > 0 else set()
+
+    @override
+    def add(self, kind: str, count: int = 1) -> None:
+        super().add(kind, count)
+        self.seen |= {kind} if count > 0 else set()
+
+
+def recorded(directory: Path) -> list[list[Group]]:
+    """The groups of each step."""
+    history = recorded_steps(directory)
+    return [[one.group for one in history.groups(step)] for step in range(1, history.step + 1)]
+
+
+def children(groups: Sequence[Group]) -> list[State]:
+    return [
+        State.from_json(episode.info["child"])  # pyright: ignore[reportArgumentType]
+        for group in groups
+        for episode in group.episodes
+        if "child" in episode.info
+    ]
+
+
+def check_forced_tokens(groups: Sequence[Group], *, phrase: bytes | None = None) -> int:
+    """Check that forced tokens were not sampled and have no log-probability; how many turns have them."""
+    forced = 0
+    for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns):
+        told = ~turn.sampled
+        forced += bool(told.any())
+        assert not turn.logprobs[told].any()
+        places = np.flatnonzero(told)
+        if len(places):
+            assert (np.diff(places) == 1).all()  # one phrase, with what was sampled before and behind it
+            assert places[0] > 0
+            assert places[-1] < len(told) - 1
+            assert phrase is None or bytes(turn.completion[told].astype(np.uint8)) == phrase
+    return forced
+
+
+def check_advantages(groups: Sequence[Group], config: Config) -> int:
+    """Check each token's advantage against the formula; how many groups have any."""
+    beta, contrasted = 2.0, 0
+    prepare = preparation(config, choose_estimators(config, {}), loss(config.loss), reference=None).prepare
+    for group in groups:
+        weights = np.exp(beta * (group.rewards - group.rewards.max()))
+        others = (weights.sum() - weights) / (len(weights) - 1)
+        with np.errstate(divide="ignore"):
+            expected = np.minimum(weights / others - 1, 16.0)
+        if np.ptp(group.rewards) == 0:
+            expected = np.zeros(len(weights))
+        contrasted += bool(expected.any())
+        prepared = asyncio.run(prepare(group))
+        assert len(prepared.data) == np.count_nonzero(expected)
+        for datum, advantage in zip(prepared.data, expected[expected != 0], strict=True):
+            np.testing.assert_allclose(datum.advantages[datum.mask], advantage, rtol=1e-5)
+            assert not datum.advantages[~datum.mask].any()
+        checked = asyncio.run(audit_group(group))
+        assert checked.mismatch is None
+    return contrasted
+
+
+def check_archive(steps: Sequence[Sequence[Group]], lines: Sequence[dict[str, float]], begun: str) -> list[str]:
+    """Check what the archive holds after each step against what was found; the states that groups started from."""
+    known, best = {begun}, Erdos().verified(published("examples/erdos_small.json")).value
+    parents = list[str]()
+    for groups, line in zip(steps, lines, strict=True):
+        for group in groups:
+            parent = group.task.rpartition("-")[2]
+            assert parent in known  # it was drawn from the archive
+            parents.append(parent)
+        found = children(groups)
+        known |= {child.id for child in found}
+        best = min([best, *(child.value for child in found)])
+        assert line["env/erdos/tasks/best"] == best
+        assert line["env/erdos/tasks/size"] == min(len(known), 16)
+    return parents
+
+
+def start_id() -> str:
+    return digest(Erdos().verified(published("examples/erdos_small.json")).construction)
+
+
+def metrics(directory: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_budget_forcing_the_archive_and_entropic_advantages_are_in_the_record(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    reports = Reports()
+    monkeypatch.setattr("rlkit.run.Activity", lambda: reports)
+    values = ["model=simulated", "steps=4", "sampling.budget_forcing.context_window_tokens=4000"]
+    resolved = load_config([EXAMPLE], values)
+    trainer = RLTrainer(resolved, directory=tmp_path, service=SimulatedTinker(latency=INSTANT), chat=FromAList())
+    concurrency.run(trainer.train())
+    steps, lines = recorded(tmp_path), metrics(tmp_path)
+    played = [group for groups in steps for group in groups]
+    assert [len(group.episodes) for group in played] == [8] * 8
+    forcing = resolved.config.sampling.budget_forcing
+    assert forcing is not None
+    assert check_forced_tokens(played, phrase=forcing.phrase.encode()) > 0
+    assert any(line.get("env/erdos/budget_forced", 0) > 0 for line in lines)
+    assert check_advantages(played, resolved.config) > 0
+    parents = check_archive(steps, lines, start_id())
+    assert len(set(parents)) > 1  # what was found was started from
+    assert reports.seen == {"programs running or queued"}
+    assert not reports.counts
+
+
+class Ears(Tracker):
+    def __init__(self) -> None:
+        self.notes = list[str]()
+
+    @override
+    def note(self, message: str) -> None:
+        self.notes.append(message)
+
+
+ENGINE_WORK = {"tokens of prompts being read", "replies in progress", "tokens in them", "training sequences to go"}
+
+
+def test_each_long_phase_of_a_run_reports_what_is_under_way(
+    byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    reports, ears = Reports(), Ears()
+    monkeypatch.setattr("rlkit.run.Activity", lambda: reports)
+    small = {
+        "model": str(byte_model_dir),
+        "steps": 1,
+        "batch": {"groups": 1, "group_size": 2},
+        "sampling": {"max_tokens": 4, "budget_forcing": None},
+        "loss": {"name": "importance_sampling"},
+    }
+    rlkit.train(EXAMPLE, trackers=[ears], **small)  # pyright: ignore
+    assert reports.seen >= ENGINE_WORK
+    assert not reports.counts  # nothing is left
+    told = iter(ears.notes)
+    for beginning in ("starting the embedded engine", "starting a training session for"):
+        assert any(note.startswith(beginning) for note in told), ears.notes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{DEFAULT_MODEL} is not in the cache: a run with it puts it there")
+def test_the_documented_command_scores_with_the_real_model(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rlkit", "train", "examples/erdos_small.yaml", "--name", "small"]
+    values = ["steps=2", "batch.groups=1", "service.engine_device=cpu"]
+    environ = {**os.environ, "RLKIT_RUNS_DIR": str(tmp_path)}
+    done = subprocess.run([*command, *values], env=environ, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    directory = tmp_path / "small"
+    steps, lines = recorded(directory), metrics(directory)
+    played = [group for groups in steps for group in groups]
+    assert check_forced_tokens(played) > 0
+    assert children(played)  # some programs are valid
+    check_archive(steps, lines, start_id())
+    assert check_advantages(played, load_config([EXAMPLE], values).config) > 0
+    assert "best of erdos" in done.stderr
