@@ -10,7 +10,7 @@ import pytest
 
 from rlkit.errors import UsageError
 from rlkit.store.lock import holder, lock
-from tests.limits import HANG_S
+from tests.limits import HANG_S, wait_until
 
 FORKS_AND_DIES = """
 import os, sys, time
@@ -78,8 +78,9 @@ def test_a_process_that_an_environment_forked_does_not_hold_the_run(tmp_path: Pa
     child = int((tmp_path / "child").read_text())
     try:
         os.kill(child, 0)  # it lives
+        wait_until(lambda: holder(tmp_path) is None)  # it closes its copy as soon as it runs
         lock(tmp_path).close()
     finally:
         os.kill(child, signal.SIGKILL)
-    holder, _, told = (tmp_path / "told").read_text().partition(" ")
-    assert told.endswith(f": process {holder}")  # the fork did not let go of its parent's lock
+    process, _, told = (tmp_path / "told").read_text().partition(" ")
+    assert told.endswith(f": process {process}")  # the fork did not let go of its parent's lock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.config import load_config
 from rlkit.envs.harbor import harbor
 from tests.cli.conftest import rlkit
 from tests.envs.harbor.test_task import played, says
@@ -39,6 +41,9 @@ def test_answer():
 """
 
 
+EXAMPLES = Path(__file__).parents[4] / "examples" / "migrated"
+
+
 @pytest.fixture
 def tasks(upstream: Upstream) -> Upstream:
     """The repository with a task that real pytest verifies."""
@@ -63,6 +68,18 @@ def test_a_task_is_played_to_the_reward_of_its_own_tests(cache: Path, tasks: Ups
         environment_kwargs={"host_folders": FOLDERS},
     )
     assert [played(task, replies(answer))[0].reward for answer in ("42", "41")] == [1.0, 0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tinking_hello_world.yaml", "tinking_hello_world_debug.yaml"])
+def test_the_hello_world_of_tinking_is_played_from_a_registry(name: str, cache: Path, tasks: Upstream) -> None:
+    shutil.copytree(tasks.repository / "tasks" / "answer", tasks.repository / "tasks" / "hello-world")
+    tasks.write_registry(commit_hash=tasks.commit_all(), task_id_subset=["hello-world", "answer"])
+    here = {"registry": str(tasks.registry), "environment": "local", "environment_kwargs": {"host_folders": FOLDERS}}
+    (env,) = load_config([EXAMPLES / name]).config.envs.values()
+    (task,) = harbor(**{**env.args, **here})  # type: ignore[arg-type]  as YAML gives them
+    assert task.task_id == "hello-world"
+    assert played(task, replies("42"))[0].reward == 1.0
 
 
 class Model(BaseHTTPRequestHandler):
