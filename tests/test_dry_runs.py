@@ -25,6 +25,7 @@ QUICK = (
     "circle_packing.yaml",
     "copy_rule.yaml",
     "erdos.yaml",
+    "erdos_small.yaml",
     "erdos_ttt.yaml",
     "maths/arithmetic.yaml",
     "migrated/tinking_arithmetic.yaml",

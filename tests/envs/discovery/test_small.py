@@ -193,7 +193,7 @@ def test_each_long_phase_of_a_run_reports_what_is_under_way(
         "steps": 1,
         "batch": {"groups": 1, "group_size": 2},
         "sampling": {"max_tokens": 4, "budget_forcing": None},
-        "loss": {"name": "importance_sampling"},
+        "kl_penalty": {"coefficient": 0.1},  # so that there is something to train on
     }
     rlkit.train(EXAMPLE, trackers=[ears], **small)  # pyright: ignore
     assert reports.seen >= ENGINE_WORK
