@@ -126,7 +126,7 @@ def test_a_configuration_trains_and_evaluates_the_shell_agent_on_tasks_of_its_ow
     before, line = metrics(tmp_path)
     assert before["eval/held_out/episodes"] == line["eval/held_out/episodes"] == 1
     assert (line["env/terminal/episodes"], line["env/terminal/failed"]) == (2, 0)
-    assert (line["env/terminal/agent_turns"], line["env/terminal/truncated_turns"]) == (3, 3)
+    assert (line["env/terminal/agent_turns"], line["env/terminal/truncated_turns"]) == (1, 1)
     assert line["env/terminal/seconds/verifier"] > 0
 
 

@@ -101,6 +101,17 @@ def test_an_agent_that_runs_out_of_turns_is_graded(task: Path) -> None:
     assert ending(played(task, limited)) == (1.0, "max_turns", 2.0)
 
 
+def test_an_agent_with_one_turn_has_had_it_and_is_not_cut_short(task: Path) -> None:
+    policy = ScriptedPolicy([DO])
+    outcome = played(task, policy, max_turns=1, examples=[["Make a.", "touch a"], ["Make b.", "touch b"]])
+    assert ending(outcome) == (1.0, "completed", 1.0)
+    assert (outcome.truncated, outcome.metrics["max_turns"]) == (False, 0.0)
+    assert [line for line in policy.prompts[0].splitlines() if line] == [
+        *("You work in a Linux shell. Reply with one command and nothing else.", "Make a.", "touch a"),
+        *("Make b.", "touch b", "Greet."),
+    ]
+
+
 def test_huge_and_binary_output_is_cut_to_printable_text(task: Path) -> None:
     policy = ScriptedPolicy(["yes | head -c 30000000", "head -c 2000 /dev/urandom; printf 'a\\0b'", DO, "exit"])
     assert ending(played(task, policy, output_chars=100)) == (1.0, "completed", 4.0)
@@ -197,6 +208,10 @@ def test_the_steps_of_a_task_are_conversations_of_their_own(task: Path) -> None:
         ({"kwargs": {"output_char": 3}}, "agent_kwargs: agent option 'output_char' is unknown. Did you mean 'output_c"),
         ({"kwargs": {"command_timeout_s": 0}}, "agent_kwargs: agent options: command_timeout_s: .*greater than"),
         ({"kwargs": {"examples": [["ls"]]}}, "agent_kwargs: agent options: examples.0: .*at least 2 items"),
+        (
+            {"max_turns": 1, "kwargs": {"examples": [["a", "b", "c"]]}},
+            "examples.0: 2 commands, and max_turns is 1",
+        ),
         ({"kwargs": {"max_turns": 3}}, "agent_kwargs: max_turns is not set here; set max_turns"),
         ({"parser": "xml"}, "parser has no effect on the shell agent"),
         ({"summarize": True}, "summarize has no effect on the shell agent"),

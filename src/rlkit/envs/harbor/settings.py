@@ -99,7 +99,7 @@ class Agent:
         from rlkit.envs.harbor.shell import ShellOptions
 
         try:
-            ShellOptions.read(self.kwargs)
+            ShellOptions.read({**self.kwargs, "max_turns": self.max_turns})
         except UsageError as error:
             raise UsageError(f"agent_kwargs: {error}") from None
 

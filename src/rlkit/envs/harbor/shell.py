@@ -32,6 +32,9 @@ from rlkit.types import Message
 
 SYSTEM_PROMPT = "You work in a Linux shell. Reply with one command and nothing else. Reply exit when the task is done."
 
+ONE_TURN_PROMPT = "You work in a Linux shell. Reply with one command and nothing else."
+"""The system prompt where there is one turn: a task ends with its command, and nobody says `exit`."""
+
 TRANSCRIPT = "transcript.jsonl"
 """In the trial's folder of the agent's logs: a message on each line."""
 
@@ -46,7 +49,7 @@ class ShellOptions(AgentOptions):
     max_turns: int | None = Field(
         default=None, ge=1, description="Replies of the model in each step of a task; by default no limit but time."
     )
-    system_prompt: str = Field(default=SYSTEM_PROMPT, description="The first message; empty for none.")
+    system_prompt: str | None = Field(default=None, description="The first message; empty for none, null for its own.")
     examples: list[Example] = Field(
         default_factory=list["Example"],
         description="Worked examples, each an instruction and the commands that carry it out and print nothing.",
@@ -66,10 +69,17 @@ class ShellOptions(AgentOptions):
         for name in sorted(options.keys() - cls.model_fields.keys()):
             raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
         try:
-            return cls.model_validate(dict(options))
+            made = cls.model_validate(dict(options))
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
             raise UsageError(f"agent options: {'; '.join(faults)}") from None
+        for place, (_, *commands) in enumerate(made.examples):
+            if len(commands) > made.max_turns:
+                count = len(commands)
+                raise UsageError(
+                    f"agent options: examples.{place}: {count} commands, and max_turns is {made.max_turns}"
+                )
+        return made
 
 
 class ShellAgent(BaseAgent):
@@ -163,7 +173,10 @@ class _Episode:
             if (seen := await self._answer(reply)) is None:
                 return
             self.messages.append({"role": "user", "content": seen})
-        self._tally.ended("max_turns", f"the agent has had its {limit} turns (max_turns)")
+        if limit == 1:  # nothing was cut short: there was to be one command
+            self._tally.ended("completed", "the agent has had its one turn")
+        else:
+            self._tally.ended("max_turns", f"the agent has had its {limit} turns (max_turns)")
 
     async def _ask(self) -> Reply:
         started = time.monotonic()
@@ -213,14 +226,18 @@ class _Episode:
 
 def _opening(settings: ShellOptions, instruction: str) -> list[Message]:
     messages: list[Message] = []
-    if settings.system_prompt:
-        messages.append({"role": "system", "content": settings.system_prompt})
+    one_turn = settings.max_turns == 1
+    own = ONE_TURN_PROMPT if one_turn else SYSTEM_PROMPT
+    if system := own if settings.system_prompt is None else settings.system_prompt:
+        messages.append({"role": "system", "content": system})
     for task, *commands in settings.examples:
         messages.append({"role": "user", "content": task})
         for command in commands:
             messages.append({"role": "assistant", "content": command})
-            messages.append({"role": "user", "content": NO_OUTPUT})
-        messages.append({"role": "assistant", "content": END_WORD})
+            if not one_turn:
+                messages.append({"role": "user", "content": NO_OUTPUT})
+        if not one_turn:
+            messages.append({"role": "assistant", "content": END_WORD})
     messages.append({"role": "user", "content": instruction.strip()})
     return messages
 
