@@ -74,7 +74,7 @@ class ShellOptions(AgentOptions):
             faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
             raise UsageError(f"agent options: {'; '.join(faults)}") from None
         for place, (_, *commands) in enumerate(made.examples):
-            if len(commands) > made.max_turns:
+            if made.max_turns is not None and len(commands) > made.max_turns:
                 count = len(commands)
                 raise UsageError(
                     f"agent options: examples.{place}: {count} commands, and max_turns is {made.max_turns}"
