@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import rlkit
 from rlkit.boundary import outcome_of
 from rlkit.cli.app import app
-from rlkit.loop_holds import TOLD_S, held_by, loop_holds
+from rlkit.loop_holds import TOLD_S, held_by, loop_holds, processor_wait_s
 from rlkit.service.watch import SILENCE_S, Watch
 from rlkit.stopwatch import Stopwatch, timed_by
 from rlkit.testing import ScriptedPolicy, VirtualClock, run_virtual
@@ -172,6 +173,29 @@ def test_a_hold_within_a_part_that_is_timed_too_is_told_of_the_environment() -> 
         return names
 
     assert run_virtual(main()) == ["words", "words"]
+
+
+def test_a_step_that_waited_for_a_processor_is_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter([7.0, 10.0, 10.8])
+    monkeypatch.setattr("rlkit.loop_holds.processor_wait_s", lambda native_id: next(waits))
+    monkeypatch.setattr("rlkit.loop_holds._LOOK_S", 1000.0)  # no look disturbs the count
+
+    async def main() -> list[float]:
+        holds, seconds = loop_holds(), list[float]()
+        with holds.watched(lambda told: seconds.append(told.seconds)):
+            for _ in range(2):
+                assert holds.begin((Stopwatch("words"),))
+                hold(4)
+                holds.end()
+            await asyncio.sleep(0)
+        return seconds
+
+    assert run_virtual(main()) == [4]  # of the second step, 3.8 s were no fault of its own
+
+
+def test_the_wait_for_a_processor_is_what_the_system_counts() -> None:
+    assert processor_wait_s(threading.get_native_id()) >= 0
+    assert processor_wait_s(-1) == 0
 
 
 def wait_to_be_seen(count: int) -> None:

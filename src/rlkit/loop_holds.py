@@ -1,7 +1,8 @@
 """Time for which one rollout held the event loop, and the line of code that held it.
 
 Invariant: the time of a long hold is known as soon as it is over, before anything else runs on the loop. A line is
-named where a thread beside the loop has seen it; the loop itself cannot look while it is held.
+named where a thread beside the loop has seen it; the loop itself cannot look while it is held. A step that waited for
+a processor of a busy machine held nothing up by itself, and is not told.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -76,6 +78,7 @@ class LoopHolds:
     def __init__(self) -> None:
         self._step: _Step | None = None
         self._tell: Callable[[Hold], None] | None = None
+        self._waited_s = 0.0  # for a processor, when the watch last met a new step
         self.held_s = 0.0
         """Seconds of all holds so far."""
 
@@ -102,7 +105,9 @@ class LoopHolds:
             clock.own_held_s += seconds
             if clock.name:  # a rollout may be timed in parts, too, which have no name
                 names.append(clock.name)
-        if self._tell is not None and seconds >= TOLD_S and names:
+        if self._tell is None or seconds < TOLD_S or not names:
+            return
+        if seconds - (processor_wait_s(threading.get_native_id()) - self._waited_s) >= TOLD_S:
             place = step.places.most_common(1)[0][0] if step.places else None
             asyncio.get_running_loop().call_soon(self._tell, Hold(names[0], seconds, place))
 
@@ -110,8 +115,9 @@ class LoopHolds:
     def watched(self, tell: Callable[[Hold], None]) -> Generator[None]:
         """Inside, the long holds of this thread's loop are told, with the lines that held it."""
         before, ended = self._tell, threading.Event()
-        arguments = (threading.get_ident(), ended)
+        arguments = (threading.get_ident(), threading.get_native_id(), ended)
         self._tell = tell
+        self._waited_s = processor_wait_s(threading.get_native_id())
         threading.Thread(target=self._look, args=arguments, name="rlkit_holds", daemon=True).start()
         try:
             yield
@@ -119,9 +125,13 @@ class LoopHolds:
             self._tell = before
             ended.set()
 
-    def _look(self, thread: int, ended: threading.Event) -> None:
+    def _look(self, thread: int, native_id: int, ended: threading.Event) -> None:
+        before: _Step | None = None
         while not ended.wait(_LOOK_S):
             step = self._step
+            if step is None or step is not before:
+                self._waited_s = processor_wait_s(native_id)
+            before = step
             frame = None if step is None else _frames().get(thread)
             if step is None or frame is None:
                 continue
@@ -130,6 +140,14 @@ class LoopHolds:
                 step.places = step.places or Counter[Place]()
                 step.places[place] += 1
             del frame  # or its locals would live until the next look
+
+
+def processor_wait_s(native_id: int) -> float:
+    """Return the seconds for which a thread was ready to run and had no processor; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # not Linux, or built without it
+        return 0.0
 
 
 def _clock() -> float:
