@@ -222,6 +222,8 @@ def test_trackers_hear_every_step_and_one_that_breaks_harms_nobody(byte_model_di
     asyncio.run(trainer(byte_model_dir, Broken(), listener, steps=3, checkpoint={"every": 2}).train())
     assert [step for step, _ in listener.steps] == [1, 2, 3]
     assert listener.told == [
+        "starting the embedded engine",
+        f"starting a training session for {byte_model_dir}",
         "started preparing",
         "the tracker Broken failed and will miss things: OSError: no space",
         "checkpoint 2",

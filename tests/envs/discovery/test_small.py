@@ -32,9 +32,9 @@ from rlkit.sandbox.inside import landlock, narrow
 from rlkit.settings import preparation
 from rlkit.store.history import recorded_steps
 from rlkit.testing import Latency, SimulatedTinker
-from rlkit.trackers import Tracker
 from rlkit.types import Group
 from tests.envs.discovery.playing import FromAList
+from tests.simulation import Ears
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "erdos_small.yaml"
@@ -168,15 +168,6 @@ def test_budget_forcing_the_archive_and_entropic_advantages_are_in_the_record(
     assert len(set(parents)) > 1  # what was found was started from
     assert reports.seen == {"programs running or queued"}
     assert not reports.counts
-
-
-class Ears(Tracker):
-    def __init__(self) -> None:
-        self.notes = list[str]()
-
-    @override
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 ENGINE_WORK = {"tokens of prompts being read", "replies in progress", "tokens in them", "training sequences to go"}
