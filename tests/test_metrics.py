@@ -93,7 +93,7 @@ def simulated(directory: Path, schedule: str, seed: int, **settings: object) -> 
         "steps": 4,
         "envs": {"words": {}, "chats": {"env": f"{__name__}:CHATS"}},
         "sampling": {"max_tokens": 25},
-        "rollouts": {"min_valid": MIN_VALID, "max_failing_rollouts": 2, "max_live": 9},
+        "rollouts": {"min_valid": MIN_VALID, "max_retries": 2, "max_live": 9},
         "schedule": SCHEDULES[schedule],
         "seed": seed,
         **settings,

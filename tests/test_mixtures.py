@@ -22,9 +22,9 @@ from rlkit.types import Group
 
 STEPS, GROUPS = 8, 12
 ENVS: dict[str, dict[str, object]] = {
-    "pairs": {"weight": 1.0, "group_size": 2, "temperature": 0.5, "max_failing_rollouts": 0, "advantage": "group_mean"},
-    "threes": {"weight": 3.0, "group_size": 3, "temperature": 1.0, "max_failing_rollouts": 1, "advantage": "grpo"},
-    "fives": {"weight": 2.0, "group_size": 5, "temperature": 1.3, "max_failing_rollouts": 3, "advantage": "rank"},
+    "pairs": {"weight": 1.0, "group_size": 2, "temperature": 0.5, "max_retries": 0, "advantage": "group_mean"},
+    "threes": {"weight": 3.0, "group_size": 3, "temperature": 1.0, "max_retries": 1, "advantage": "grpo"},
+    "fives": {"weight": 2.0, "group_size": 5, "temperature": 1.3, "max_retries": 3, "advantage": "rank"},
 }
 
 
@@ -115,16 +115,16 @@ def test_each_environment_of_a_mixture_keeps_to_its_own_settings_and_metrics(
         own = group[group["final"]].sort_values("member")
         assert len(own) == spec["group_size"]
         failed_again = int((~group["final"]).sum())
-        assert failed_again <= spec["max_failing_rollouts"]
+        assert failed_again <= spec["max_retries"]
         # a group ends with failures only when all that may be played again was
-        assert not (own["status"] == "failed").any() or failed_again == spec["max_failing_rollouts"]
+        assert not (own["status"] == "failed").any() or failed_again == spec["max_retries"]
         expected, valid = np.zeros(len(own)), own["reward"].notna().to_numpy()
         if valid.any():
             expected[valid] = ESTIMATORS[group["env"].iloc[0]](own["reward"].to_numpy()[valid])
         assert advantages[group["draw"].iloc[0]] == pytest.approx(expected)
     for name, spec in ENVS.items():  # each budget was used up at least once
         again = rows[rows["env"] == name].groupby("draw")["final"].apply(lambda kept: int((~kept).sum()))
-        assert again.max() == spec["max_failing_rollouts"]
+        assert again.max() == spec["max_retries"]
 
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
@@ -178,15 +178,21 @@ class Fragile(Letters):
         return rlkit.Outcome(float(reply.text.count("e")))
 
 
-def test_a_group_is_dropped_by_the_valid_episodes_that_its_own_environment_wants(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strict", "lenient"),
+    [({"min_valid": 4}, {"min_valid": 3}), ({"max_failing_rollouts": 0}, {"max_failing_rollouts": 1})],
+)
+def test_a_group_is_dropped_by_the_valid_episodes_that_its_own_environment_wants(
+    strict: dict[str, int], lenient: dict[str, int], tmp_path: Path
+) -> None:
     run = RLTrainer(
         load_config(
             [],
             settings={
                 "model": "simulated",
                 "epochs": 1,
-                "envs": {"strict": {"min_valid": 4}, "lenient": {"min_valid": 3}},
-                "rollouts": {"max_failing_rollouts": 0},
+                "envs": {"strict": strict, "lenient": lenient},
+                "rollouts": {"max_retries": 0},
                 "batch": {"groups": 2, "group_size": 4},
             },
         ),

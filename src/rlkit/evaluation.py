@@ -224,7 +224,7 @@ def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, contex
             group_size=spec.attempts,
             sampling=sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
             timeout_s=spec.timeout_s or config.rollouts.timeout_s,
-            max_failing_rollouts=config.rollouts.max_failing_rollouts,
+            max_retries=config.rollouts.max_retries,
             limits=Limits(spec.max_turns, context),
             coalesce=config.rollouts.coalesce,
         )

@@ -34,7 +34,7 @@ class EnvSettings:
         group_size: rollouts of one task.
         sampling: how completions are drawn.
         timeout_s: of one rollout, from when it begins to play; what is the service's fault does not count.
-        max_failing_rollouts: failed episodes of a group that are played again.
+        max_retries: failed episodes of a group that are played again.
         min_valid: a group with fewer episodes that did not fail is of no use.
         limits: turns and context that one rollout may use.
         coalesce: of which environments the first turns of a group go out as one request.
@@ -44,7 +44,7 @@ class EnvSettings:
     group_size: int
     sampling: Sampling
     timeout_s: float
-    max_failing_rollouts: int
+    max_retries: int
     limits: Limits
     min_valid: int = 1
     coalesce: Literal["single_turn", "always", "never"] = "never"
@@ -139,7 +139,7 @@ class Player:
             UsageError: the environment and the model do not fit together.
         """
         settings = self.settings[task.name]
-        budget = _Budget(settings.max_failing_rollouts - earlier.failed)
+        budget = _Budget(settings.max_retries - earlier.failed)
         coalescer = Coalescer()
         group = _Playing(task, settings, sampler, coalescer, budget, task.draw if rank is None else rank)
         self.counts.queued += settings.group_size

@@ -12,7 +12,7 @@ from rlkit.batch import Preparation
 from rlkit.chat import ChatFormat
 from rlkit.config import load_envs
 from rlkit.config.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
-from rlkit.config.schema import Config
+from rlkit.config.schema import Config, EnvConfig
 from rlkit.config.turns import refuse_discount, refuse_limit
 from rlkit.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
 from rlkit.env import Env, SingleTurnEnv, TaskSource
@@ -274,16 +274,21 @@ def env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSett
             group_size=(size := spec.group_size or config.batch.group_size),
             sampling=sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
             timeout_s=spec.timeout_s or config.rollouts.timeout_s,
-            max_failing_rollouts=(
-                config.rollouts.max_failing_rollouts if spec.max_failing_rollouts is None else spec.max_failing_rollouts
-            ),
+            max_retries=config.rollouts.max_retries if spec.max_retries is None else spec.max_retries,
             limits=Limits(spec.max_turns, context),
-            min_valid=min(size, spec.min_valid or config.rollouts.min_valid),
+            min_valid=_required_valid(spec, size=size, default=config.rollouts.min_valid),
             coalesce=config.rollouts.coalesce,
             newest_weights=spec.newest_weights,
         )
         for name, spec in config.envs.items()
     }
+
+
+def _required_valid(spec: EnvConfig, *, size: int, default: int) -> int:
+    """Return the episodes with a reward that a group of `size` must have."""
+    if spec.max_failing_rollouts is not None:
+        return size - spec.max_failing_rollouts
+    return min(size, spec.min_valid or default)
 
 
 def sampling(config: Config, *, max_tokens: int | None, temperature: float | None) -> Sampling:

@@ -64,8 +64,8 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
     assert (config.track.wandb.project, config.track.wandb.name) == ("mine", "first")
     first, second = config.envs["generalreasoning-whodunit"], config.envs["other-whodunit"]
     assert (first.group_size, first.temperature, second.group_size) == (16, 0.9, 8)
-    assert (first.min_valid, second.min_valid) == (12, 8), "rollouts less max_failing_rollouts"
-    assert (first.max_failing_rollouts, second.max_failing_rollouts) == (48, 24), "three times for each rollout"
+    assert (first.max_failing_rollouts, second.max_failing_rollouts) == (4, 0)
+    assert (first.max_retries, second.max_retries) == (48, 24), "three times for each rollout"
     settings = env_settings(config, context=None)
     assert {name: one.min_valid for name, one in settings.items()} == {
         "generalreasoning-whodunit": 12,
@@ -96,7 +96,7 @@ def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any
     assert (config.checkpoint.every, config.loss.name, config.advantage.name) == (10, "ppo", "grpo")
     assert config.track.wandb is None
     assert config.chat.renderer == "qwen3_disable_thinking", "the cookbook does not let models think unless told to"
-    assert (config.rollouts.max_live, config.envs["b"].min_valid, config.steps) == (32, 16, 100)
+    assert (config.rollouts.max_live, config.envs["b"].max_failing_rollouts, config.steps) == (32, 0, 100)
     assert "num_epochs: it trained without end, and this for 100 steps: say how long with `steps`" in result.stderr
 
 

@@ -16,7 +16,7 @@ OWN = {
     "temperature": 0.5,
     "max_tokens": 9,
     "timeout_s": 5.0,
-    "max_failing_rollouts": 1,
+    "max_retries": 1,
     "min_valid": 3,
 }
 
@@ -28,7 +28,7 @@ OWN = {
         ("sampling", "temperature", 0.7),
         ("sampling", "max_tokens", 99),
         ("rollouts", "timeout_s", 60.0),
-        ("rollouts", "max_failing_rollouts", 0),
+        ("rollouts", "max_retries", 0),
         ("rollouts", "min_valid", 4),
     ],
 )
@@ -40,7 +40,7 @@ def test_a_default_that_nobody_inherits_is_refused(section: str, name: str, valu
     assert load_config([], settings=inherited)
 
 
-@pytest.mark.parametrize("name", ["timeout_s", "max_failing_rollouts"])
+@pytest.mark.parametrize("name", ["timeout_s", "max_retries"])
 def test_a_default_that_an_evaluation_inherits_is_of_use(name: str) -> None:
     settings: dict[str, object] = {
         "envs": {"arithmetic": {name: OWN[name]}},
@@ -54,6 +54,15 @@ def test_a_group_that_can_never_be_valid_is_refused() -> None:
     for own, told in (
         ({"min_valid": 9}, r"envs\.arithmetic\.min_valid: 9 episodes are more than a group of envs\.arithmetic has; "),
         ({"min_valid": 3, "group_size": 2}, r"set it to 2 or less"),
+        ({"min_valid": 3, "max_failing_rollouts": 1}, r"min_valid says the same from the other side"),
+        (
+            {"max_failing_rollouts": 3, "group_size": 4},
+            r"leaves 1 of 4 rollouts, and a group needs 2 at least",
+        ),
+        (
+            {"max_failing_rollouts": 1, "group_size": 1},
+            r"a group needs 1 at least; set it to 0",
+        ),
     ):
         with pytest.raises(ConfigError, match=told):
             load_config([], settings={"envs": {"arithmetic": own}})

@@ -46,7 +46,7 @@ envs:
   leaky: {env: env.py:tasks, args: {password: "${MY_LOGIN}"}}
 steps: 3
 batch: {groups: 4, group_size: 3}
-rollouts: {max_failing_rollouts: 20}
+rollouts: {max_retries: 20}
 sampling: {max_tokens: 4}
 track:
   wandb: {mode: offline, project: sums}

@@ -59,10 +59,12 @@ class EnvConfig(Section):
     """Completions that one rollout may ask for; null leaves it to the environment."""
     timeout_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
-    max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
-    """Failed episodes of a group that are played again; null for `rollouts.max_failing_rollouts`."""
+    max_retries: Annotated[int, Field(ge=0)] | None = None
+    """Failed episodes of a group that are played again; null for `rollouts.max_retries`."""
     min_valid: Positive | None = None
     """Episodes with a reward that a group must have; null for `rollouts.min_valid`."""
+    max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
+    """Rollouts of a group that may fail for good; with one more it is dropped. Instead of `min_valid`."""
     newest_weights: bool = True
     """A rollout moves to newer weights at its next turn; false keeps it on those that it began with."""
     advantage: AdvantageConfig | None = None
@@ -161,7 +163,7 @@ class RolloutsConfig(Section):
     """Rollouts at once. The Tinker service queues what it cannot take, so more is rarely faster."""
     timeout_s: Annotated[float, Field(gt=0)] = 3600.0
     """Seconds that one rollout may take before it counts as failed; waiting for a service in trouble is not counted."""
-    max_failing_rollouts: Annotated[int, Field(ge=0)] = 2
+    max_retries: Annotated[int, Field(ge=0)] = 2
     """Failed episodes of a group that are played again; past that the group goes on with those that are valid."""
     min_valid: Positive = 2
     """Episodes with a reward that a group must have; one with fewer is dropped, and another is played instead. Two are
@@ -211,12 +213,12 @@ _INHERITED = (
     ("sampling", "temperature"),
     ("sampling", "max_tokens"),
     ("rollouts", "timeout_s"),
-    ("rollouts", "max_failing_rollouts"),
+    ("rollouts", "max_retries"),
     ("rollouts", "min_valid"),
 )
 """What an environment may say instead of the run: section and field."""
 
-_BY_EVALUATIONS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_failing_rollouts"))
+_BY_EVALUATIONS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_retries"))
 """Of these, what evaluations read too."""
 
 
@@ -333,6 +335,16 @@ class Config(Section):
 
     def _has_valid_groups(self, name: str, env: EnvConfig, size: int) -> None:
         """Check that a group can have the valid episodes that it must have."""
+        if (failing := env.max_failing_rollouts) is not None:
+            field, most = f"envs.{name}.max_failing_rollouts", size - min(size, 2)
+            if env.min_valid is not None:
+                raise ValueError(f"{field}: min_valid says the same from the other side; leave one of the two out")
+            if failing > most:
+                raise ValueError(
+                    f"{field}: leaves {max(0, size - failing)} of {size} rollouts, and a group needs {min(size, 2)} at "
+                    f"least; set it to {most} or less"
+                )
+            return
         least = env.min_valid or self.rollouts.min_valid
         if least > size and (env.min_valid is not None or least != RolloutsConfig.model_fields["min_valid"].default):
             field = "rollouts.min_valid" if env.min_valid is None else f"envs.{name}.min_valid"

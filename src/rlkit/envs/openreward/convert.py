@@ -190,11 +190,11 @@ def _environment(made: Converted, old: Mapping[str, Json], target: str, given: M
     field = f"environments.{target}"
     env["group_size"] = size = _count(given, "num_rollouts", _NUM_ROLLOUTS, field)
     env["temperature"] = 1.0 if given.get("temperature") is None else given["temperature"]
-    env["max_failing_rollouts"] = size * _count(old, "max_rollout_retries", 3)
-    env["min_valid"] = valid = size - _count(given, "max_failing_rollouts", 0, field)
-    if valid < 2:
+    env["max_retries"] = size * _count(old, "max_rollout_retries", 3)
+    env["max_failing_rollouts"] = failing = _count(given, "max_failing_rollouts", 0, field)
+    if size - failing < 2:
         raise UsageError(
-            f"{field}.max_failing_rollouts: leaves {valid} of {size} rollouts, and a group needs 2 at least"
+            f"{field}.max_failing_rollouts: leaves {size - failing} of {size} rollouts, and a group needs 2 at least"
         )
     return env
 
