@@ -112,6 +112,7 @@ def test_a_configuration_trains_in_real_trials(
     assert line["env/terminal/agent_turns"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("can_sandbox")
 @pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")
 def test_a_configuration_trains_and_evaluates_the_shell_agent_on_tasks_of_its_own(

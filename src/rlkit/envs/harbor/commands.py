@@ -32,8 +32,8 @@ def read_command(reply: str) -> str | None:
         The command, "" for an empty reply, None for the beginning of a block without anything in it.
     """
     text = reply.replace("\0", "").encode(errors="replace").decode().strip()
-    if (fenced := _FENCED.search(text)) is not None:
-        return _PROMPT.sub("", fenced[1].strip()) or None
+    if (block := _FENCED.search(text)) is not None:
+        return _PROMPT.sub("", block[1].strip()) or None
     line = text.split("\n", 1)[0].strip()
     if line.startswith("```"):
         return None
@@ -72,8 +72,8 @@ class CommandResult:
     @classmethod
     def read(cls, printed: str, exit_status: int, *, mark: str) -> CommandResult:
         """Read what a `command_script` printed."""
-        output, marked, folder = printed.rpartition(f"\n{mark}")
-        return cls(output, exit_status, folder) if marked else cls(printed, exit_status, None)
+        output, separator, folder = printed.rpartition(f"\n{mark}")
+        return cls(output, exit_status, folder) if separator else cls(printed, exit_status, None)
 
     def observation(self, most_chars: int) -> str:
         """Return the text that the model is shown: the output, and the exit status unless it is 0.

@@ -69,17 +69,17 @@ class ShellOptions(AgentOptions):
         for name in sorted(options.keys() - cls.model_fields.keys()):
             raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
         try:
-            made = cls.model_validate(dict(options))
+            settings = cls.model_validate(dict(options))
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
             raise UsageError(f"agent options: {'; '.join(faults)}") from None
-        for place, (_, *commands) in enumerate(made.examples):
-            if made.max_turns is not None and len(commands) > made.max_turns:
+        for place, (_, *commands) in enumerate(settings.examples):
+            if settings.max_turns is not None and len(commands) > settings.max_turns:
                 count = len(commands)
                 raise UsageError(
-                    f"agent options: examples.{place}: {count} commands, and max_turns is {made.max_turns}"
+                    f"agent options: examples.{place}: {count} commands, and max_turns is {settings.max_turns}"
                 )
-        return made
+        return settings
 
 
 class ShellAgent(BaseAgent):
@@ -170,9 +170,9 @@ class _Episode:
         limit = self._settings.max_turns
         for _ in range(limit) if limit else itertools.count():
             reply = await self._ask()
-            if (seen := await self._answer(reply)) is None:
+            if (answer := await self._answer(reply)) is None:
                 return
-            self.messages.append({"role": "user", "content": seen})
+            self.messages.append({"role": "user", "content": answer})
         if limit == 1:  # nothing was cut short: there was to be one command
             self._tally.ended("completed", "the agent has had its one turn")
         else:
@@ -212,14 +212,15 @@ class _Episode:
         script = command_script(command, folder=self._folder, mark=self._mark)
         started = time.monotonic()
         try:
-            done = await self._environment.exec(script, timeout_sec=limit_s)
+            execution = await self._environment.exec(script, timeout_sec=limit_s)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # environments have no type in common for a command whose time is over
             if time.monotonic() - started >= limit_s:
                 return f"(the command was ended after {limit_s} s)"
             raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {text_of(error)}") from error
-        result = CommandResult.read((done.stdout or "") + (done.stderr or ""), done.return_code, mark=self._mark)
+        printed = (execution.stdout or "") + (execution.stderr or "")
+        result = CommandResult.read(printed, execution.return_code, mark=self._mark)
         self._folder = self._folder if result.folder is None else result.folder
         return result.observation(self._settings.output_chars)
 
