@@ -19,9 +19,11 @@ from rlkit.config import load_config
 from rlkit.evaluation import evaluate
 from rlkit.run import RLTrainer
 from rlkit.store import RunStore
+from rlkit.testing import Latency
 from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
 from rlkit.types import Datum
 from tests.limits import HANG_S
+from tests.simulation import Simulation
 
 
 @dataclass(frozen=True)
@@ -308,6 +310,21 @@ def test_what_was_learned_is_saved_when_the_disk_fills(byte_model_dir: Path, mon
     with pytest.raises(OSError, match="no space left"):
         asyncio.run(trainer(byte_model_dir, listener, steps=9).train())
     assert "checkpoint 1" in listener.told
+
+
+def test_a_full_disk_keeps_no_step_from_being_saved_that_another_was_begun_behind(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(self: RunStore, step: int, metrics: Mapping[str, float]) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(RunStore, "add_metrics", full)
+    run = Simulation(tmp_path / "run", latency=Latency(first_s=0.01, token_s=0.0, gradient_s=5.0, step_s=5.0))
+    run.settings = {"steps": 6, "schedule": {"mode": "async", "max_staleness": 4}, "checkpoint": {"every": 0}}
+    with pytest.raises(OSError, match="no space left"):
+        run.train()
+    assert "taking step 1 again, without sampling" in run.ears.notes, "a step was begun behind it"
+    assert run.ears.saved == [1]
 
 
 class Endless(rlkit.StepEnv[None]):

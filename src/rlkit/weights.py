@@ -145,7 +145,9 @@ class Weights:
         if self.ahead:  # by some substeps of a step that does not come about
             self.withdraw()
             self._making.clear()
-            await self._recover(self.step)
+            await self._recover(
+                self.step, reports=False
+            )  # what cannot be written down must not keep it from being saved
         await self._parts.saver.save(self._learner, self.step)
 
     def withdraw(self) -> None:
@@ -175,7 +177,7 @@ class Weights:
                 self._parts.trackers.note(str(error))
         raise AssertionError("the last failure is raised")
 
-    async def _recover(self, upto: int) -> None:
+    async def _recover(self, upto: int, *, reports: bool = True) -> None:
         """Make the weights of a step again from a checkpoint, and ask anew for the steps behind it."""
         self._recovering = True
         self.withdraw()
@@ -183,14 +185,14 @@ class Weights:
         self._learner, self.step = await self._parts.watch.call(
             lambda: self._parts.restore(known), "loading weights", retry=True
         )
-        self.newest = await self._repeat(upto, None)  # until then rollouts go on with what they have
+        self.newest = await self._repeat(upto, None, reports=reports)  # until then rollouts go on with what they have
         self._recovering = False
         for making in self._making:
             making.update.submit_again(self._learner)
             if making.update.finished:
                 making.saving = self._asked_to_save(making.step)
 
-    async def _repeat(self, upto: int, newest: PatientSampler | None) -> PatientSampler:
+    async def _repeat(self, upto: int, newest: PatientSampler | None, *, reports: bool = True) -> PatientSampler:
         """Take the steps up to `upto` again, from the learner's weights, which `newest` has if it is there."""
         parts = self._parts
         for step in range(self.step + 1, upto + 1):
@@ -206,7 +208,7 @@ class Weights:
             finally:
                 update.withdraw()
             self.step = step
-            if not self._reporter.knows(step):
+            if reports and not self._reporter.knows(step):
                 self._report(step, metrics | dict(parts.of_tasks.get(step, {})), newest)
         return newest or await self.hand_over()
 

@@ -8,7 +8,7 @@ import pytest
 from rlkit.trackers import Progress, RunInfo, Tracker
 from rlkit.trackers.console import ConsoleTracker, JsonTracker
 from rlkit.trackers.heartbeat import Heartbeat, progress_line
-from tests.limits import wait_until
+from tests.limits import HANG_S, wait_until
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,22 @@ def test_a_silent_run_is_told_of_again_and_again_until_it_ends() -> None:
     assert lines[:3] == ["step 1/1: preparing", "step 1/2: preparing", "step 1/3: preparing"]
     assert not [thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat"]
     assert len(lines) == count
+
+
+def test_lines_that_nobody_can_read_end_quietly() -> None:
+    for error in (BrokenPipeError(), ValueError("I/O operation on closed file")):
+        tried = list[str]()
+
+        def say(line: str, error: Exception = error, tried: list[str] = tried) -> None:
+            tried.append(line)
+            raise error
+
+        heartbeat = Heartbeat(say, quiet_s=0.01)
+        heartbeat.start(Progress)
+        (thread,) = [thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat"]
+        thread.join(HANG_S)
+        assert len(tried) == 1
+        heartbeat.stop()
 
 
 def test_a_line_postpones_the_next() -> None:

@@ -78,5 +78,8 @@ class Heartbeat:
             if postponed:
                 quiet_s = self._quiet_s
                 continue
-            self._say(progress_line(progress()))
+            try:
+                self._say(progress_line(progress()))
+            except (OSError, ValueError):  # what it writes to is full, broken or closed: nobody reads its lines
+                return
             quiet_s = min(2 * quiet_s, self._quiet_max_s)
