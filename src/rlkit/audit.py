@@ -1,4 +1,4 @@
-"""Whether a run trains on what was sampled, once, and on nothing else, checked on its own record.
+"""Audit of a run on its own record: it trains on what was sampled, once, and on nothing else.
 
 Invariant: what is checked and what checks it share no code. The sequences are made anew from the recorded episodes by
 `rlkit.batch`, as the run made them, with a number for each turn in the place of its advantage; each of their tokens is
@@ -72,7 +72,7 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
     Raises:
         UsageError: the record is damaged, or a part of it is gone.
     """
-    history, found = recorded_steps(directory), dict[str, Audit]()
+    history, audits = recorded_steps(directory), dict[str, Audit]()
     taken = defaultdict[str, dict[int, list[int]]](lambda: defaultdict(list))  # by environment and draw: its steps
     for step in range(1, history.step + 1):
         for one in history.groups(step):
@@ -81,13 +81,13 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
                 continue
             name = one.group.env
             checked = await audit_group(one.group, max_tokens=max_tokens, excess=excess)
-            found[name] = found.get(name, Audit()) + _placed(checked, f"step {step}, {name}, task {one.group.task}")
+            audits[name] = audits.get(name, Audit()) + _placed(checked, f"step {step}, {name}, task {one.group.task}")
             if checked.mismatch is not None:
-                return found
+                return audits
     for env, steps in taken.items():
         if (repeated := _repeated(steps)) is not None:
-            found[env] = found.get(env, Audit()) + Audit(mismatch=f"{env}: {repeated}")
-    return found
+            audits[env] = audits.get(env, Audit()) + Audit(mismatch=f"{env}: {repeated}")
+    return audits
 
 
 def _repeated(steps: Mapping[int, Sequence[int]]) -> str | None:

@@ -107,7 +107,7 @@ async def _bounded[T](
 async def _awaited(
     call: Callable[[], object], read: Callable[[object], object], what: str, stopwatch: Stopwatch
 ) -> object:
-    """What a method gives, as it is read: the texts of the user's own objects are the user's code, too."""
+    """Await a method and read its result: the texts of the user's own objects are the user's code, too."""
     begin()
     with timed_by([stopwatch]):
         playing = call()

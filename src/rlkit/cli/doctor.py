@@ -22,7 +22,7 @@ _WAYS = {
     "running": "runs and has finished step",
     "killed": "was killed after step",
 }
-"""How a run ended, in words before the number of its last step."""
+"""Words for the end of a run; the number of its last step follows them."""
 
 
 def examine_machine(output: Output, *, engine: bool) -> int:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlkit.errors import EnvironmentFault
-from rlkit.plain import readable
+from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
+from rlkit.plain import readable, text_of
 
 type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
 
@@ -65,6 +65,22 @@ class Tally:
         """Say how; what is said first holds."""
         if self.reason == "cancelled":
             self.reason, self.detail, self.error = reason, readable(detail), error
+
+    def ended_by(self, error: Exception) -> None:
+        """Say that an exception ended it, and so why."""
+        text = str(error)
+        match error:
+            case ContextFull():
+                reason: Reason = "overflow"
+            case LimitReached():
+                reason = "max_turns"
+            case ServiceError():
+                reason = "service_error"
+            case EnvironmentDown() | UsageError() | MissingError():
+                reason = "agent_error"
+            case _:
+                reason, text = "agent_error", f"{type(error).__name__}: {text_of(error)}"
+        self.ended(reason, text, error)
 
 
 def summed(tallies: Sequence[Tally]) -> AgentEnd:

@@ -25,7 +25,7 @@ from pydantic import Field, ValidationError
 from rlkit.envs.harbor.commands import END_WORD, END_WORDS, NO_OUTPUT, CommandResult, command_script, read_command
 from rlkit.envs.harbor.ending import EnvironmentDown, Tally
 from rlkit.envs.harbor.loans import loan_of
-from rlkit.errors import ContextFull, LimitReached, MissingError, ServiceError, UsageError, did_you_mean
+from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
 from rlkit.plain import text_of
 from rlkit.policy import Policy, Reply
 from rlkit.types import Message
@@ -133,17 +133,13 @@ class ShellAgent(BaseAgent):
         try:
             await episode.play(instruction)
         except (EnvironmentDown, UsageError, MissingError) as error:
-            tally.ended("agent_error", str(error), error)
+            tally.ended_by(error)
             raise
-        except ContextFull as error:
-            tally.ended("overflow", str(error), error)
-        except LimitReached as error:
-            tally.ended("max_turns", str(error), error)
-        except ServiceError as error:
-            tally.ended("service_error", str(error), error)
+        except (LimitReached, ServiceError) as error:
+            tally.ended_by(error)
         except Exception as error:
             self.logger.exception("the agent's own code failed")
-            tally.ended("agent_error", f"{type(error).__name__}: {text_of(error)}", error)
+            tally.ended_by(error)
         finally:
             context.n_input_tokens, context.n_cache_tokens = episode.prompt_tokens, 0
             context.n_output_tokens = episode.completion_tokens

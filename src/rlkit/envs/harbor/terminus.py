@@ -180,20 +180,18 @@ class PolicyTerminus2(Terminus2):
         try:
             await super()._run_agent_loop(initial_prompt, chat, original_instruction)
         except (EnvironmentDown, UsageError, MissingError) as error:
-            tally.ended("agent_error", str(error), error)
+            tally.ended_by(error)
             raise
         except ContextLengthExceededError as error:
             tally.ended("overflow", str(error), error)
-        except LimitReached as error:
-            tally.ended("max_turns", str(error), error)
-        except ServiceError as error:
-            tally.ended("service_error", str(error), error)
+        except (LimitReached, ServiceError) as error:
+            tally.ended_by(error)
         except Exception as error:
             if self._session is not None and not await self._session.is_session_alive():
                 tally.ended("completed", "the terminal's session ended in the middle of a turn")
             else:
                 self.logger.exception("the agent's own code failed")
-                tally.ended("agent_error", f"{type(error).__name__}: {text_of(error)}", error)
+                tally.ended_by(error)
         else:
             if self._confirmed:
                 tally.ended("completed", "the model said twice that the task is done")
