@@ -128,5 +128,8 @@ def test_small_tasks_are_generated_into_a_folder_of_their_own(rlkit: Callable[..
     again = rlkit("tasks", "generate", "--to", "new")
     assert again.exit_code == 2
     assert "is there and not empty; take another folder" in again.stderr
+    refused = rlkit("tasks", "generate", "--to", "/proc/new")
+    assert refused.exit_code == 2
+    assert "--to: /proc/new cannot be written" in refused.stderr
     result = rlkit("tasks", "generate", "--to", "more", "--seed", "1", "--json")
     assert json.loads(result.stdout) == {"folder": "more", "tasks": 13 * 16}

@@ -90,7 +90,7 @@ def write_file_tasks(settings: FileTasks, target: Path) -> int:
     """Write the tasks to a folder that is not there yet, or is empty, and return how many they are.
 
     Raises:
-        UsageError: the folder holds something.
+        UsageError: the folder holds something, or cannot be written.
     """
     target = target.expanduser().absolute()
     try:
@@ -99,6 +99,8 @@ def write_file_tasks(settings: FileTasks, target: Path) -> int:
         raise UsageError(f"--to: {target} is there and not empty; take another folder") from None
     except NotADirectoryError:
         raise UsageError(f"--to: {target} is or lies in a file; take another folder") from None
+    except OSError as error:
+        raise UsageError(f"--to: {target} cannot be written: {error.strerror}; take another folder") from error
 
 
 def _texts(settings: FileTasks) -> Mapping[str, Mapping[str, str]]:
