@@ -198,13 +198,13 @@ class RLTrainer(Trainer):
     async def _run(self, store: RunStore, choice: ServiceChoice, price: Price | None) -> RunResult:
         config = self._config
         chat = self._chat or await in_thread(load_chat, config, choice, self._trackers.note)
+        await in_thread(self._tasks.keep_in, store.directory / ARTEFACTS)  # before tasks are drawn again
         waiting = list[Task]()
         history = store.open(
             self._tasks.state_dict(),
             decode=chat.decode,
             replay=lambda history: waiting.extend(drawn_again(history, self._tasks)),
         )
-        await in_thread(self._tasks.keep_in, store.directory / ARTEFACTS)  # starts what runs programs
         try:
             await in_thread(self._origins.write, store.directory)
         except OSError as error:

@@ -478,6 +478,30 @@ def test_what_was_played_of_a_lost_draw_is_not_taken_for_another_task(tmp_path: 
         assert row.task in bytes(row.turns[0]["prompt"].astype("uint8")).decode(errors="replace")  # type: ignore[operator]
 
 
+class EverWithFolder(Ever):
+    """Writes down each draw in its folder."""
+
+    folder: Path | None = None
+
+    def keep_in(self, folder: Path) -> None:
+        self.folder = folder
+
+    def next(self) -> rlkit.Env:
+        task = super().next()
+        assert self.folder is not None, f"task {self.drawn} is drawn before the folder is known"
+        return task
+
+
+def test_a_source_knows_its_folder_when_tasks_in_play_are_drawn_again(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", settings={"steps": 6}, tasks=EverWithFolder())  # type: ignore[arg-type]  a source
+    run.train_until(10)
+    assert load(run.directory).outstanding
+    source = EverWithFolder()
+    run.tasks = source  # type: ignore[assignment]  likewise
+    assert run.train(resume=True).steps == 6
+    assert source.folder == run.directory / "artefacts" / "words"
+
+
 @pytest.mark.parametrize("left", ["nothing", "no file"])
 def test_a_segment_that_is_emptied_or_gone_is_told(left: str, tmp_path: Path) -> None:
     ahead = {"mode": "async", "max_staleness": 3}

@@ -10,7 +10,6 @@ import json
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -126,7 +125,9 @@ def _best(folder: Path) -> float | None:
     return float(json.loads(paths[-1].read_text())["value"]) if paths else None
 
 
-@cache
+_LOCKS: dict[Path, threading.Lock] = {}
+
+
 def _lock(folder: Path) -> threading.Lock:
-    """One for each folder of this process, whose rollouts share it."""
-    return threading.Lock()
+    """Return the folder's lock, which all rollouts of this process share."""
+    return _LOCKS.setdefault(folder, threading.Lock())  # atomic, unlike functools.cache
