@@ -11,6 +11,16 @@ from rlkit.trackers.heartbeat import Heartbeat, progress_line
 from tests.limits import HANG_S, wait_until
 
 
+@pytest.fixture
+def others() -> set[threading.Thread]:
+    """Threads of tests before this one."""
+    return set(threading.enumerate())
+
+
+def heartbeats(others: set[threading.Thread]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat" and thread not in others]
+
+
 @pytest.mark.parametrize(
     ("progress", "line"),
     [
@@ -41,7 +51,7 @@ def test_a_line_says_where_the_step_stands_and_what_is_under_way(progress: Progr
     assert progress_line(progress) == line
 
 
-def test_a_silent_run_is_told_of_again_and_again_until_it_ends() -> None:
+def test_a_silent_run_is_told_of_again_and_again_until_it_ends(others: set[threading.Thread]) -> None:
     lines = list[str]()
     heartbeat = Heartbeat(lines.append, quiet_s=0.001, quiet_max_s=0.002)
     heartbeat.start(lambda: Progress(steps=len(lines) + 1))
@@ -49,11 +59,11 @@ def test_a_silent_run_is_told_of_again_and_again_until_it_ends() -> None:
     heartbeat.stop()
     count = len(lines)
     assert lines[:3] == ["step 1/1: preparing", "step 1/2: preparing", "step 1/3: preparing"]
-    assert not [thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat"]
+    assert not heartbeats(others)
     assert len(lines) == count
 
 
-def test_lines_that_nobody_can_read_end_quietly() -> None:
+def test_lines_that_nobody_can_read_end_quietly(others: set[threading.Thread]) -> None:
     for error in (BrokenPipeError(), ValueError("I/O operation on closed file")):
         tried = list[str]()
 
@@ -63,7 +73,7 @@ def test_lines_that_nobody_can_read_end_quietly() -> None:
 
         heartbeat = Heartbeat(say, quiet_s=0.01)
         heartbeat.start(Progress)
-        (thread,) = [thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat"]
+        (thread,) = heartbeats(others)
         thread.join(HANG_S)
         assert len(tried) == 1
         heartbeat.stop()
@@ -79,7 +89,9 @@ def test_a_line_postpones_the_next() -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_tracker_says_where_a_silent_step_stands(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_says_where_a_silent_step_stands(
+    as_json: bool, others: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rlkit.trackers.heartbeat.QUIET_S", 0.001)
     lines = list[str]()
     tracker: Tracker = JsonTracker(lambda _: None, say=lines.append) if as_json else ConsoleTracker(lines.append)
@@ -94,7 +106,7 @@ def test_a_tracker_says_where_a_silent_step_stands(as_json: bool, monkeypatch: p
     tracker.started(run)
     wait_until(lambda: "step 1/3: preparing; programs: 4" in lines)
     tracker.finished(None)
-    assert not [thread for thread in threading.enumerate() if thread.name == "rlkit-heartbeat"]
+    assert not heartbeats(others)
 
 
 def test_a_run_that_never_started_ends_without_a_line() -> None:
