@@ -82,6 +82,54 @@ def test_a_task_that_cannot_be_converted_is_told_in_one_line_and_leaves_nothing_
     assert [path.name for path in new.iterdir()] == ["torn"]  # which was there before
 
 
+@pytest.mark.parametrize("service", ["client", "database"])
+@pytest.mark.parametrize(
+    "build",
+    [
+        "{context: HOME/.ssh}",
+        "HOME/.ssh",
+        "../../home/.ssh",
+        "{context: data/../../../home/.ssh}",
+        "{context: ../answer/data}",
+        "{context: linked}",
+        "linked/.ssh",
+        '"${HOME}/.ssh"',
+        "~/.ssh",
+        '"data\\0"',
+        "{context: data, dockerfile: ../../../home/.ssh/id_rsa}",
+        "{dockerfile: HOME/.ssh/id_rsa}",
+    ],
+)
+def test_a_build_context_outside_of_a_task_is_refused(tmp_path: Path, service: str, build: str) -> None:
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "id_rsa").write_text("key")
+    old = old_task(tmp_path / "old" / "answer")
+    (old / "data").mkdir()
+    (old / "linked").symlink_to(home)
+    build = build.replace("HOME/", f"{home}/")
+    compose = f"{COMPOSE}  database: {{image: postgres}}\n"
+    within = ("build: {dockerfile: Dockerfile}", "{image: postgres}")[service == "database"]
+    setting = f"build: {build}" if service == "client" else f"{{build: {build}}}"
+    (old / "docker-compose.yaml").write_text(compose.replace(within, setting))
+    done = convert(old, tmp_path / "new")
+    assert list(done.failed) == ["answer"]
+    kind = "dockerfile" if "dockerfile" in build else "build context"
+    assert done.failed["answer"].startswith(f"the {kind} of its service '{service}' leads out of its folder: '")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("build", ["./app", "{context: app}", "{context: tests/../app, dockerfile: ../app/Dockerfile}"])
+def test_a_build_context_within_a_task_is_copied(tmp_path: Path, build: str) -> None:
+    old = old_task(tmp_path / "old" / "answer")
+    (old / "app").mkdir()
+    (old / "Dockerfile").rename(old / "app" / "Dockerfile")
+    (old / "app" / "data").write_text("rows")
+    (old / "docker-compose.yaml").write_text(COMPOSE.replace("{dockerfile: Dockerfile}", build))
+    assert not convert(old, tmp_path / "new").failed
+    assert (tmp_path / "new" / "answer" / "environment" / "data").read_text() == "rows"
+
+
 @pytest.mark.parametrize(
     ("source", "target", "told"),
     [

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.envs.harbor.tasks import OLD_TASK_FILE, broken
+from rlkit.envs.harbor.terminal_bench.build_contexts import context_fault
 from rlkit.envs.harbor.terminal_bench.fidelity import PYTEST, differences, parser_of
 from rlkit.errors import UsageError
 
@@ -110,12 +111,14 @@ def old_tasks(folder: Path) -> list[Path]:
 
 
 def _convert_task(source: Path, target: Path) -> str | None:
-    """Convert one task; why it cannot be in one line, else None."""
+    """Convert one task, and return the reason where it cannot be, in one line."""
     from harbor.mappers.terminal_bench import TerminalBenchMapper
 
     made = target / source.name
     if made.exists():
         return f"{made} already exists: remove it, or take another folder"
+    if (why := context_fault(source)) is not None:  # the mapper copies a context from wherever it is
+        return why
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(io.StringIO()):
         staged = Path(temporary) / source.name
         try:

@@ -27,7 +27,7 @@ from rlkit.types import Json
 type Note = Callable[[str], None]
 type Recorded = Callable[[Json], Json]
 
-CONVERSION = 1
+CONVERSION = 2
 """Number of the conversion: what an earlier one has kept is made anew."""
 
 _TASKS, _REPORT = "tasks", "conversion.json"

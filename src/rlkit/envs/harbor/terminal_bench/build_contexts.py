@@ -1,0 +1,62 @@
+"""Build contexts that a task's `docker-compose.yaml` names.
+
+Invariant: a conversion copies nothing from outside of the task's folder, and names no build context or Dockerfile there
+for a container engine to read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import cast
+
+import yaml
+
+from rlkit.types import Json
+
+_FILE = "docker-compose.yaml"
+
+
+def context_fault(task: Path) -> str | None:
+    """Return the reason for which a task's build contexts cannot be copied, in one line; None where they can.
+
+    Args:
+        task: folder of a task of terminal-bench 1.
+    """
+    try:
+        compose: object = yaml.safe_load((task / _FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        return f"its {_FILE} cannot be read: {' '.join(str(error).split())}"
+    for service, settings in _fields(_fields(compose).get("services")).items():
+        for setting, path in _paths(_fields(settings).get("build")):
+            if _leaves(task, path):
+                return f"the {setting} of its service {service!r} leads out of its folder: {path!r}"
+    return None
+
+
+def _paths(build: Json) -> Iterator[tuple[str, str]]:
+    """Yield the paths of a service's `build`, from the task's folder."""
+    if isinstance(build, str):
+        yield "build context", build
+        return
+    settings = _fields(build)
+    context, dockerfile = settings.get("context", "."), settings.get("dockerfile")
+    if isinstance(context, str):
+        yield "build context", context
+        if isinstance(dockerfile, str):
+            yield "dockerfile", os.path.join(context, dockerfile)  # noqa: PTH118  a Path drops what `..` follows
+
+
+def _leaves(task: Path, path: str) -> bool:
+    """Say whether a path leads out, by its text or through links; one with a variable may lead anywhere."""
+    if "$" in path or path.startswith(("/", "~")) or os.path.normpath(path).split("/")[0] == "..":
+        return True
+    try:
+        return not Path(os.path.realpath(task / path)).is_relative_to(os.path.realpath(task))
+    except ValueError:  # a null character
+        return True
+
+
+def _fields(value: object) -> Mapping[str, Json]:
+    return cast("Mapping[str, Json]", value) if isinstance(value, Mapping) else {}
