@@ -120,6 +120,12 @@ def test_what_chooses_nothing_or_makes_no_sense_is_told(settings: dict[str, obje
         Selection(**settings).of(IDS)  # type: ignore[arg-type]  as the test gives them
 
 
+@pytest.mark.parametrize("choice", [{}, {"task_ids": ["a"]}, {"exclude": ["a"]}])
+def test_nothing_can_be_chosen_where_there_are_no_tasks(choice: dict[str, list[str]]) -> None:
+    with pytest.raises(UsageError, match=r"^there is no task to choose from: "):
+        Selection(**choice).of([])  # type: ignore[arg-type]  as the test gives them
+
+
 def test_a_task_that_harbor_cannot_read_is_named(tmp_path: Path) -> None:
     good, bad = write_task(tmp_path / "good"), write_task(tmp_path / "bad")
     (bad / "tests" / "test.sh").unlink()

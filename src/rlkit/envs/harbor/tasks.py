@@ -66,8 +66,10 @@ class Selection:
         """The ids that are chosen, in the order in which they are to be played.
 
         Raises:
-            UsageError: nothing is chosen, or a glob matches nothing.
+            UsageError: there is nothing to choose from, nothing is chosen, or a glob matches nothing.
         """
+        if not ids:
+            raise UsageError("there is no task to choose from: the dataset has none")
         for field, globs in (("task_ids", self.task_ids), ("exclude", self.exclude), ("eval_tasks", self.eval_tasks)):
             for glob in globs:
                 if not any(_matches(one, glob) for one in ids):

@@ -127,6 +127,11 @@ def test_a_version_that_follows_a_branch_stays_where_a_run_began(
     )
     assert told == [newest]
     assert "42" in (begun["answer"] / "instruction.md").read_text()
+    upstream.repository.rename(tmp_path / "away")
+    assert begun == fetch(
+        "terminal-bench-core@head", selection, registry=str(upstream.registry), note=notes.append, recorded=recorded
+    )
+    (tmp_path / "away").rename(upstream.repository)
     now = fetched(upstream, notes, "terminal-bench-core@head", task_ids=["answer"])
     assert "43" in (now["answer"] / "instruction.md").read_text()
     upstream.repository.rename(tmp_path / "gone")
@@ -155,6 +160,48 @@ def test_a_task_that_would_take_files_of_this_machine_is_left_out(
     assert len(told) == 4
     with pytest.raises(UsageError, match=r"^dataset: none of the 1 tasks of .* that are chosen can be converted"):
         fetched(upstream, notes, task_ids=["answer"])
+
+
+def test_a_task_that_is_a_link_or_has_one_to_nowhere_is_left_out(upstream: Upstream, notes: list[str]) -> None:
+    tasks = upstream.repository / "tasks"
+    (tasks / "alias").symlink_to("answer")
+    for name, target in (("itself", "loop"), ("round", "tests/other"), ("nowhere", "gone"), ("unnameable", "x" * 300)):
+        shutil.copytree(tasks / "no-member", tasks / name)
+        (tasks / name / "loop").symlink_to(target)
+    (tasks / "round" / "tests" / "other").symlink_to("../loop")
+    upstream.write_registry(commit_hash=upstream.commit_all(), task_id_subset=None)
+    assert list(fetched(upstream, notes)) == ["answer", "keystrokes", "no-member", "services"]
+    left_out = dict(note.removeprefix(f"{DATASET}: ").split(" is left out: ") for note in notes if "left out" in note)
+    assert left_out == {
+        "alias": "it is a link",
+        "itself": "its link loop leads nowhere",
+        "round": "its link loop leads nowhere",
+        "nowhere": "its link loop leads nowhere",
+        "unnameable": "its link loop leads nowhere",
+    }
+
+
+def test_without_a_network_a_branch_is_at_the_last_commit_that_was_converted(
+    upstream: Upstream, tmp_path: Path, notes: list[str]
+) -> None:
+    upstream.write_registry(version="head", commit_hash="head")
+    before = fetched(upstream, notes, "terminal-bench-core@head")
+    shutil.rmtree(upstream.repository / "tasks")
+    upstream.commit_all()
+    with pytest.raises(MissingError, match="has no folder tasks at commit"):
+        fetched(upstream, notes, "terminal-bench-core@head")
+    upstream.repository.rename(tmp_path / "gone")
+    assert fetched(upstream, notes, "terminal-bench-core@head") == before
+
+
+@pytest.mark.parametrize("choice", [{}, {"exclude": ["gone-*"]}, {"task_ids": ["gone-1"]}])
+def test_a_repository_without_any_task_of_the_registry_is_told_with_their_names(
+    upstream: Upstream, notes: list[str], choice: dict[str, list[str]]
+) -> None:
+    upstream.write_registry(task_id_subset=[f"gone-{number}" for number in range(7)])
+    told = r"the repository has none of the 7 tasks of the registry: gone-0, gone-1, gone-2, gone-3, gone-4 and 2 more$"
+    with pytest.raises(UsageError, match=rf"^dataset: {DATASET}: {told}"):
+        fetched(upstream, notes, **choice)
 
 
 def test_tasks_of_the_registry_that_the_repository_lacks_are_named(upstream: Upstream, notes: list[str]) -> None:

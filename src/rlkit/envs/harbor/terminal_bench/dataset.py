@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,15 +75,22 @@ def select_tasks(
         MissingError: git is not installed, or the repository, commit or folder cannot be had.
         UsageError: nothing is selected, or nothing that can be converted.
     """
-    commit = entry.commit_hash
-    if commit == HEAD:
-        commit = str(recorded(_newest(entry, note=note, limits=limits)))
+    newest = _newest(entry, note=note, limits=limits) if entry.commit_hash == HEAD else None
+    commit = entry.commit_hash if newest is None else str(recorded(newest))
     place = Place(url=entry.github_url, branch=entry.branch, commit=commit, folder=entry.dataset_path)
     dataset = keep_converted(place, name=entry.label, note=note, limits=limits)
+    if newest is not None and (commit == newest or not _branch_file(entry).is_file()):
+        atomic.write_text(_branch_file(entry), commit)
     tasks = {path.name: path for path in dataset.folder.iterdir()}
     members = set(entry.task_id_subset) if entry.task_id_subset is not None else tasks.keys() | dataset.failed.keys()
-    if absent := sorted(members - tasks.keys() - dataset.failed.keys()):
-        note(f"{entry.label}: the repository has no {_listed(absent)} of the {len(members)} tasks of the registry")
+    absent = sorted(members - tasks.keys() - dataset.failed.keys())
+    if members and len(absent) == len(members):
+        raise UsageError(
+            f"dataset: {entry.label}: the repository has none of the {len(members)} tasks of the registry: "
+            f"{_join_names(absent)}"
+        )
+    if absent:
+        note(f"{entry.label}: the repository has no {_join_names(absent)} of the {len(members)} tasks of the registry")
     chosen = selection.of(sorted(members - set(absent)))
     for name in chosen:
         if name in dataset.failed:
@@ -140,9 +148,9 @@ def _locked(path: Path, waits: Callable[[], None]) -> Generator[None]:
         lock.release()
 
 
-def _convert(place: Place, made: Path, *, name: str, note: Note, limits: GitLimits) -> None:
-    shutil.rmtree(made, ignore_errors=True)  # of a process that was killed
-    repository = made / "repository"
+def _convert(place: Place, target: Path, *, name: str, note: Note, limits: GitLimits) -> None:
+    shutil.rmtree(target, ignore_errors=True)  # of a process that was killed
+    repository = target / "repository"
     note(f"fetching {name}: {place.folder} at commit {place.commit[:12]}")
     source = check_out(place, repository, note=note, limits=limits)
     tasks = old_tasks(source)
@@ -150,11 +158,11 @@ def _convert(place: Place, made: Path, *, name: str, note: Note, limits: GitLimi
         packed = "; its tasks are packed, and cannot be read" if any(source.glob("*.zip")) else ""
         raise UsageError(f"dataset: {name} holds no task of terminal-bench 1 in its folder {place.folder}{packed}")
     note(f"converting the {len(tasks)} tasks of {name}")
-    refused = {task.name: why for task in tasks if (why := _refusal(task)) is not None}
+    refused = {task.name: reason for task in tasks if (reason := _refusal(task)) is not None}
     for task in refused:
-        shutil.rmtree(source / task)
-    done = convert(source, made / _TASKS) if len(refused) < len(tasks) else None
-    atomic.make_folder(made / _TASKS)
+        _remove(source / task)
+    done = convert(source, target / _TASKS) if len(refused) < len(tasks) else None
+    atomic.make_folder(target / _TASKS)
     report = {
         "url": place.url,
         "commit": place.commit,
@@ -162,23 +170,40 @@ def _convert(place: Place, made: Path, *, name: str, note: Note, limits: GitLimi
         "failed": refused | dict(done.failed if done else {}),
         "differences": {} if done is None else {task: list(lines) for task, lines in done.differences.items()},
     }
-    atomic.write_text(made / _REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    atomic.write_text(target / _REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     shutil.rmtree(repository)
 
 
 def _refusal(task: Path) -> str | None:
-    """Why a task of a stranger's repository is not read: it would take files of this machine, or lacks its own."""
+    """Return the reason to leave out a task of a stranger's repository; None where it can be converted.
+
+    It would take files of this machine, or lacks its own.
+    """
     if task.is_symlink():
         return "it is a link"
     for path in _files(task):
         name = path.relative_to(task)
-        if path.is_symlink() and not path.resolve().is_relative_to(task.resolve()):
-            return f"its link {name} leads out of its folder"
-        if path.is_symlink() and path.is_dir():  # one to a folder around it would be copied for ever
-            return f"its link {name} leads to a folder"
+        if path.is_symlink() and (fault := _link_fault(path, task)) is not None:
+            return f"its link {name} {fault}"
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_LFS):
             return f"its file {name} is kept by git-lfs, which is not installed here"
     return None
+
+
+def _link_fault(link: Path, task: Path) -> str | None:
+    # Not Path.resolve and Path.exists: they raise for links to themselves and for names that are too long.
+    if not Path(os.path.realpath(link)).is_relative_to(os.path.realpath(task)):
+        return "leads out of its folder"
+    if not os.path.exists(link):  # noqa: PTH110  as above
+        return "leads nowhere"
+    return "leads to a folder" if link.is_dir() else None  # one to a folder around it would be copied for ever
+
+
+def _remove(task: Path) -> None:
+    if task.is_symlink():
+        task.unlink()
+    else:
+        shutil.rmtree(task)
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -187,18 +212,21 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _newest(entry: Entry, *, note: Note, limits: GitLimits) -> str:
-    """The newest commit of the entry's branch; the one that was it last, where the repository cannot be asked."""
-    kept = _folder() / "branches" / _digest(entry.github_url, entry.branch)
+    """Return the newest commit of the entry's branch; the last one that was kept if the repository cannot be asked."""
     try:
-        commit = newest_commit(entry.github_url, entry.branch, note=note, limits=limits)
+        return newest_commit(entry.github_url, entry.branch, note=note, limits=limits)
     except MissingError as error:
-        if not kept.is_file():
+        file = _branch_file(entry)
+        if not file.is_file():
             raise
-        commit = kept.read_text(encoding="utf-8").strip()
+        commit = file.read_text(encoding="utf-8").strip()
         note(f"{entry.label}: taking commit {commit[:12]}, which this machine has: {error}")
         return commit
-    atomic.write_text(kept, commit)
-    return commit
+
+
+def _branch_file(entry: Entry) -> Path:
+    """Return the file with the newest commit of the entry's branch that this machine has converted."""
+    return _folder() / "branches" / _digest(entry.github_url, entry.branch, entry.dataset_path)
 
 
 def _folder() -> Path:
@@ -209,6 +237,6 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
