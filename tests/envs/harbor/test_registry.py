@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -9,10 +10,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlkit.envs.harbor.registry import fetch, parsed
+from rlkit.envs.harbor.registry import fetch, parse_dataset
 from rlkit.envs.harbor.registry_files import read_rows
 from rlkit.envs.harbor.tasks import Selection
-from rlkit.errors import MissingError, UsageError
+from rlkit.errors import MissingError, RlkitError, UsageError
 
 from .conftest import write_task
 from .terminal_bench.conftest import git
@@ -64,7 +65,7 @@ class Registries(BaseHTTPRequestHandler):
     def _answer(self, body: object) -> None:
         self.asked.append((self.path, body))
         status, content = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        data = json.dumps(content).encode()
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
@@ -100,6 +101,96 @@ def test_a_registry_is_read_from_its_url_and_kept(server: str, registry: Path) -
     ]
     Registries.answers[:] = [(200, rows)]
     assert list(fetch("tiny", Selection(task_ids=["task-1"]), registry=url)) == ["task-1"]
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b"<html>Log in</html>", "the answer is no JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"[" * 100_000, "the answer is no JSON: maximum recursion depth exceeded"),
+        ({"error": "log in"}, "the answer must be a list of datasets, and not of type dict"),
+        (["log in"], "the answer must be a list of datasets, and row 0 has no name"),
+        ([{"message": "log in"}], "the answer must be a list of datasets, and row 0 has no name"),
+    ],
+)
+def test_an_answer_that_is_no_registry_does_not_replace_what_is_kept(
+    server: str, registry: Path, body: object, told: str
+) -> None:
+    notes, waited = list[str](), list[float]()
+    url, rows = f"{server}/registry.json", json.loads(registry.read_text())
+    Registries.answers[:] = [(200, body)]
+    with pytest.raises(MissingError, match=rf"^registry: {url} cannot be read \({re.escape(told)}.*\): check"):
+        read_rows(url, note=notes.append, sleep=waited.append)
+    Registries.answers[:] = [(200, rows)]
+    assert read_rows(url, note=notes.append, sleep=waited.append) == rows
+    Registries.answers[:] = [(200, body)]
+    for _ in range(2):
+        assert read_rows(url, note=notes.append, sleep=waited.append) == rows
+    assert [note.startswith(f"registry: {url} cannot be read ({told}") for note in notes] == [True, True]
+    assert all(note.endswith(": taking it as it was when this machine last read it") for note in notes)
+    assert waited == []
+
+
+@pytest.mark.parametrize(
+    "secret_url",
+    [
+        "http://me:s3cret@HOST/r.json",
+        "http://s3cret@HOST/r.json",
+        "http://me:s3@cret@HOST/r.json",
+        "http://HOST/r.json?token=s3cret",
+        "http://me:s3cret@HOST/r.json?token=s3cret#s3cret",
+    ],
+)
+def test_credentials_of_a_registry_are_in_the_request_and_in_no_message(
+    server: str, registry: Path, secret_url: str
+) -> None:
+    host = server.removeprefix("http://")
+    url, notes = secret_url.replace("HOST", host), list[str]()
+    with pytest.raises(MissingError, match=rf"registry: {server}/r\.json cannot be read \(HTTP status 500\)") as raised:
+        Registries.answers[:] = [(500, "s3cret is wrong")]
+        read_rows(url, note=notes.append, sleep=lambda seconds: None)
+    said = [str(raised.value), *notes]
+    assert notes[0] == f"registry: {server}/r.json cannot be read (HTTP status 500); trying again in 1 s"
+    assert ("s3cret" in Registries.asked[0][0]) == ("?" in url)
+    (core,) = json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"]
+    faults = [
+        ("tiny@0.2", json.loads(registry.read_text())),
+        ("other", [core]),
+        ("terminal-bench-core@9", [core]),
+        ("terminal-bench-core", [core | {"branch": "-q"}]),
+    ]
+    for dataset, rows in faults:
+        Registries.answers[:] = [(200, rows)]
+        with pytest.raises(RlkitError, match=f"{server}/r.json") as fault:
+            fetch(dataset, Selection(), registry=url, note=notes.append)
+        said.append(str(fault.value))
+    Registries.answers[:] = [(404, "gone")]
+    read_rows(url, note=notes.append, sleep=lambda seconds: None)
+    assert not re.search("s3|cret", "".join([*said, *notes]))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://me:s3/cret@localhost/r.json",
+        "http://me:s3?cret@localhost/r.json",
+        "http://me:s3#cret@localhost/r.json",
+        "http://[s3cret/r.json",
+    ],
+)
+def test_a_malformed_url_of_a_registry_is_told_without_its_credentials(url: str) -> None:
+    notes = list[str]()
+    with pytest.raises(UsageError, match=r"^registry: .* is malformed: ") as raised:
+        read_rows(url, note=notes.append, sleep=lambda seconds: None)
+    assert not re.search("s3|cret", "".join([str(raised.value), *notes]))
+
+
+@pytest.mark.parametrize("url", ["ftp://me:s3cret@localhost/r.json", "file:///r.json", "s3cret://x", "://x"])
+def test_a_registry_of_another_scheme_is_refused_at_once(url: str) -> None:
+    notes = list[str]()
+    with pytest.raises(UsageError, match=r"^registry: .*: give a URL of the scheme http or https, or the path of a"):
+        fetch("tiny", Selection(), registry=url, note=notes.append)
+    assert notes == []
 
 
 def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> None:
@@ -193,9 +284,11 @@ def test_names_of_terminal_bench_1_are_looked_up_in_its_published_registry(
 
 def test_a_dataset_has_a_name_and_perhaps_a_version() -> None:
     assert (
-        parsed("terminal-bench-core==0.1.1") == parsed("terminal-bench-core@0.1.1") == ("terminal-bench-core", "0.1.1")
+        parse_dataset("terminal-bench-core==0.1.1")
+        == parse_dataset("terminal-bench-core@0.1.1")
+        == ("terminal-bench-core", "0.1.1")
     )
-    assert parsed("org/name") == ("org/name", None)
+    assert parse_dataset("org/name") == ("org/name", None)
     for wrong in ("@1", "a@b@c"):
         with pytest.raises(UsageError, match="not of the form name@version"):
-            parsed(wrong)
+            parse_dataset(wrong)

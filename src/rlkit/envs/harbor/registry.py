@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from rlkit.envs.harbor.registry_files import read_rows
 from rlkit.envs.harbor.terminal_bench.entries import REGISTRY_URL, find_entry, is_entry, is_published
+from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError, RlkitError, UsageError
 from rlkit.types import Json
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from rlkit.envs.harbor.tasks import Selection
 
-HARBORS = "Harbor's registry"
+HARBOR_REGISTRY_NAME = "Harbor's registry"
 
 
 def fetch(
@@ -53,10 +54,10 @@ def fetch(
         MissingError: the registry or a repository cannot be reached, or Harbor's has no such dataset.
         UsageError: nothing is selected, or the registry cannot be read or has no such dataset.
     """
-    name, version = parsed(dataset)
+    name, version = parse_dataset(dataset)
     source = registry or (REGISTRY_URL if is_published(name, version) else None)
     if source is None or source == _harbors_url():
-        return _fetch_from_harbor(dataset, selection, None, named=HARBORS)
+        return _fetch_from_harbor(dataset, selection, None, named=HARBOR_REGISTRY_NAME)
     rows = read_rows(source, note=note)
     entries = [row for row in rows if is_entry(row)]
     others = [row for row in rows if not is_entry(row)]
@@ -64,18 +65,18 @@ def fetch(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "registry.json"
             path.write_text(json.dumps(others), encoding="utf-8")
-            return _fetch_from_harbor(dataset, selection, path, named=source)
+            return _fetch_from_harbor(dataset, selection, path, named=show_url(source))
     from rlkit.envs.harbor.terminal_bench.dataset import select_tasks
 
-    entry = find_entry(entries, name, version, registry=source)
+    entry = find_entry(entries, name, version, registry=show_url(source))
     return select_tasks(entry, selection, note=note, recorded=recorded)
 
 
-def parsed(dataset: str) -> tuple[str, str | None]:
-    """The name and the version of a dataset, which may be missing.
+def parse_dataset(dataset: str) -> tuple[str, str | None]:
+    """Split a dataset into its name and its version, which may be missing.
 
     Raises:
-        UsageError: it is of no such form.
+        UsageError: it is not of the form `name@version`.
     """
     name, _, version = dataset.replace("==", "@").partition("@")
     if not name.strip() or "@" in version:
@@ -106,7 +107,7 @@ async def _fetch(dataset: str, selection: Selection, path: Path | None) -> dict[
     from harbor.models.job.config import DatasetConfig
     from harbor.tasks.client import TaskClient
 
-    name, version = parsed(dataset)
+    name, version = parse_dataset(dataset)
     packaged = "/" in name
     config = DatasetConfig(
         name=name,

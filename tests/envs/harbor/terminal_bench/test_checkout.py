@@ -87,7 +87,7 @@ def test_what_a_repository_lacks_is_told_in_one_line(
 def test_a_repository_that_cannot_be_reached_is_asked_again_and_then_told(
     upstream: Upstream, tmp_path: Path, notes: list[str]
 ) -> None:
-    unreachable = place(upstream, url="http://user:secret@127.0.0.1:9/t.git")
+    unreachable = place(upstream, url="http://user:secret@127.0.0.1:9/t.git?token=secret")
     with pytest.raises(MissingError, match=r"cannot be fetched \(.*\): check the network, then try again$") as raised:
         check_out(unreachable, tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert [note.rpartition("; ")[2] for note in notes] == ["trying again in 0 s"] * 2

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit.atomic import make_folder
-from rlkit.envs.harbor.terminal_bench.git import Git, GitError, GitLimits, without_credentials
+from rlkit.envs.harbor.terminal_bench.git import Git, GitError, GitLimits
+from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError
 
 DEFAULT_LIMITS = GitLimits()
@@ -47,7 +48,7 @@ def newest_commit(url: str, branch: str, *, note: Callable[[str], None], limits:
         raise _unreachable(url, error) from None
     commit = next((line.split()[0] for line in listed.splitlines() if line.endswith(f"\t{reference}")), None)
     if commit is None:
-        raise MissingError(f"dataset: {without_credentials(url)} has no branch {branch}: check the registry's entry")
+        raise MissingError(f"dataset: {show_url(url)} has no branch {branch}: check the registry's entry")
     return commit
 
 
@@ -80,12 +81,12 @@ def check_out(place: Place, target: Path, *, note: Callable[[str], None], limits
             folder = target / place.folder
             if not folder.is_dir():
                 raise MissingError(
-                    f"dataset: {without_credentials(place.url)} has no folder {place.folder} at commit "
+                    f"dataset: {show_url(place.url)} has no folder {place.folder} at commit "
                     f"{place.commit[:12]}: check dataset_path in the registry's entry"
                 )
             return folder
     raise MissingError(
-        f"dataset: {without_credentials(place.url)} does not give commit {place.commit[:12]} of branch {place.branch} "
+        f"dataset: {show_url(place.url)} does not give commit {place.commit[:12]} of branch {place.branch} "
         f"({problem}): check the registry's entry"
     )
 
@@ -113,4 +114,4 @@ def _fetch(place: Place, git: Git, fetch: Sequence[str]) -> None:
 
 def _unreachable(url: str, error: GitError) -> MissingError:
     fix = "check the network, then try again" if error.network else "check the URL and the rights to read it"
-    return MissingError(f"dataset: {without_credentials(url)} cannot be fetched ({error}): {fix}")
+    return MissingError(f"dataset: {show_url(url)} cannot be fetched ({error}): {fix}")

@@ -21,6 +21,7 @@ from rlkit.envs.harbor.tasks import Selection
 from rlkit.envs.harbor.terminal_bench.checkout import DEFAULT_LIMITS, Place, check_out, newest_commit
 from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
 from rlkit.envs.harbor.terminal_bench.git import GitLimits
+from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError, UsageError
 from rlkit.paths import cache_dir
 from rlkit.types import Json
@@ -164,7 +165,7 @@ def _convert(place: Place, target: Path, *, name: str, note: Note, limits: GitLi
     done = convert(source, target / _TASKS) if len(refused) < len(tasks) else None
     atomic.make_folder(target / _TASKS)
     report = {
-        "url": place.url,
+        "url": show_url(place.url),
         "commit": place.commit,
         "folder": place.folder,
         "failed": refused | dict(done.failed if done else {}),

@@ -19,6 +19,7 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import IO
 
+from rlkit.envs.harbor.urls import hide_credentials
 from rlkit.errors import MissingError
 
 type Note = Callable[[str], None]
@@ -107,7 +108,7 @@ class Git:
             finally:
                 _end(process)
         if process.returncode != 0:
-            reason = without_credentials(" ".join(messages.decode(errors="replace").split()))[-_TAIL_CHARACTERS:]
+            reason = hide_credentials(" ".join(messages.decode(errors="replace").split()))[-_TAIL_CHARACTERS:]
             final = _FINAL.search(reason) is not None
             raise GitError(reason or f"exit code {process.returncode}", network=_is_network(reason), final=final)
         return out.decode(errors="replace").strip()
@@ -153,11 +154,6 @@ class Git:
                 noted_s = monotonic()
         process.wait()
         return bytes(printed[False]), _without_progress(bytes(printed[True]))
-
-
-def without_credentials(text: str) -> str:
-    """Replace the user and password in each URL of a text."""
-    return re.sub(r"(\w+://)[^/\s@]+@", r"\1***@", text)
 
 
 def _is_network(reason: str) -> bool:
