@@ -94,6 +94,103 @@ def test_a_repository_that_cannot_be_reached_is_asked_again_and_then_told(
     assert "secret" not in str(raised.value) + "".join(notes)
 
 
+def test_names_that_look_like_trouble_with_the_network_are_none(
+    upstream: Upstream, tmp_path: Path, notes: list[str]
+) -> None:
+    repository = upstream.repository.rename(tmp_path / "openssl-connection-reset.git")
+    odd = Place(repository.as_uri(), "fix-tls/ssl", "a" * 40, "tasks")
+    with pytest.raises(
+        MissingError, match=r"does not give commit aaaaaaaaaaaa of branch fix-tls/ssl \(.*\): check the"
+    ):
+        check_out(odd, tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    gone = Place(f"{tmp_path.as_uri()}/openssl/rpc-failed-early eof.git".replace(" ", "%20"), BRANCH, "a" * 40, "tasks")
+    with pytest.raises(MissingError, match="check the URL and the rights to read it"):
+        check_out(gone, tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert not any("trying again" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("reason", "network"),
+    [
+        ("fatal: unable to access 'https://host/t.git/': OpenSSL SSL_connect: Connection reset by peer", True),
+        ("fatal: unable to access 'https://host/t.git/': gnutls_handshake() failed: Error in the pull function.", True),
+        ("error: RPC failed; curl 56 OpenSSL SSL_read: error:0A000126:SSL routines::unexpected eof", True),
+        ("error: 503 while accessing https://host/t.git/", True),
+        ("fatal: unable to access 'https://host/openssl.git/': The requested URL returned error: 403", False),
+        ("fatal: could not read Password for 'https://me@ssl.host': terminal prompts disabled", False),
+        ("fatal: remote error: upload-pack: not our ref, see https://host/tls/timed%20out", False),
+        ("fatal: bad config line 1 in file '/home/ssl/timed out'", False),
+        ("fatal: couldn't find remote ref refs/heads/early-ssl", False),
+    ],
+)
+def test_only_trouble_with_the_network_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str], reason: str, network: bool
+) -> None:
+    (tmp_path / "message").write_text(reason)
+    program = tmp_path / "git"  # stand-in for git at a server that fails so
+    program.write_text(f"#!/bin/sh\ncat {tmp_path}/message >&2\nexit 128\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(MissingError):
+        newest_commit("https://host/t.git", BRANCH, note=notes.append, limits=AT_ONCE)
+    assert len(notes) == (2 if network else 0)
+
+
+def test_a_folder_that_was_deleted_is_no_hindrance(
+    upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
+) -> None:
+    deleted = tmp_path / "deleted"
+    deleted.mkdir()
+    monkeypatch.chdir(deleted)
+    deleted.rmdir()
+    commit = newest_commit(upstream.repository.as_uri(), BRANCH, note=notes.append)
+    folder = check_out(place(upstream, commit=commit), tmp_path / "out", note=notes.append, limits=AT_ONCE)
+    assert "43" in (folder / "answer" / "task.yaml").read_text()
+
+
+SSH = """#!/bin/sh
+echo "$0 $*" >>LOG
+while [ $# -gt 1 ]; do shift; done
+eval "$1"
+"""
+
+
+@pytest.mark.parametrize(
+    ("variable", "setting", "used"),
+    [
+        ("", "", "ssh -o BatchMode=yes -o ConnectTimeout=30 "),
+        ("", "own", "own "),
+        ("GIT_SSH", "", "own "),
+        ("GIT_SSH_COMMAND", "", "own "),
+        ("GIT_SSH_COMMAND", "ssh", "own "),
+    ],
+)
+def test_the_ssh_program_that_a_user_set_is_used(
+    upstream: Upstream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    notes: list[str],
+    variable: str,
+    setting: str,
+    used: str,
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("ssh", "own"):
+        (programs / name).write_text(SSH.replace("LOG", str(tmp_path / "log")))
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    for name in ("GIT_SSH", "GIT_SSH_COMMAND"):
+        monkeypatch.delenv(name, raising=False)
+    if variable:
+        monkeypatch.setenv(variable, "own")
+    settings(monkeypatch, ssh__variant="simple", **({"core__sshCommand": setting} if setting else {}))
+    url = f"ssh://host{upstream.repository}"
+    assert newest_commit(url, BRANCH, note=notes.append, limits=AT_ONCE) != upstream.commit
+    (call,) = (tmp_path / "log").read_text().splitlines()
+    assert call.startswith(f"{programs}/{used}host git-upload-pack")
+
+
 class Private(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(401)

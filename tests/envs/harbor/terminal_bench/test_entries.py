@@ -57,11 +57,27 @@ def test_a_dataset_that_a_registry_lacks_is_told(name: str, version: str, told: 
     assert told in str(raised.value)
 
 
+@pytest.mark.parametrize("url", ["https://host/t.git", "ssh://git@host/t.git", "git@host:t.git", "host:t", "/srv/t"])
+def test_a_repository_is_a_url_or_an_absolute_path(url: str) -> None:
+    rows = [CORE | {"github_url": url}]
+    assert find_entry(rows, "terminal-bench-core", "0.1.1", registry="r").github_url == url
+
+
+def test_credentials_of_a_repository_that_is_refused_are_not_told() -> None:
+    rows = [CORE | {"github_url": "https://me:se cret@host/t.git"}]
+    with pytest.raises(UsageError, match=r"github_url .* cannot be given to git") as raised:
+        find_entry(rows, "terminal-bench-core", "0.1.1", registry="r")
+    assert "cret" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
         ("github_url", "--upload-pack=touch x", "cannot be given to git"),
         ("github_url", None, "valid string"),
+        ("github_url", "../tasks", "is a relative path: give a URL, or an absolute path"),
+        ("github_url", "tasks/a:b", "is a relative path: give a URL, or an absolute path"),
+        ("github_url", "~/tasks", "is a relative path: give a URL, or an absolute path"),
         ("branch", "-q", "cannot be given to git"),
         ("commit_hash", "main", "neither a whole commit hash nor 'head'"),
         ("dataset_path", "../up", "no folder below the repository's root"),

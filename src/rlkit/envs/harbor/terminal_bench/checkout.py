@@ -6,6 +6,7 @@ Invariant: what is checked out is of the commit that was asked for, whichever wa
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,8 @@ def newest_commit(url: str, branch: str, *, note: Callable[[str], None], limits:
     """
     reference = f"refs/heads/{branch}"
     try:
-        listed = Git(Path.cwd(), note, limits).repeat("ls-remote", "--", url, reference)
+        with tempfile.TemporaryDirectory() as folder:  # the working directory may be gone, or a repository
+            listed = Git(Path(folder), note, limits).repeat("ls-remote", "--", url, reference)
     except GitError as error:
         raise _unreachable(url, error) from None
     commit = next((line.split()[0] for line in listed.splitlines() if line.endswith(f"\t{reference}")), None)

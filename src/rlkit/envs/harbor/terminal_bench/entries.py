@@ -39,7 +39,15 @@ PUBLISHED: Mapping[str, Sequence[str]] = {
 
 def _check_argument(value: str) -> str:
     if not value or value.startswith("-") or any(character.isspace() for character in value):
-        raise ValueError(f"{value!r} cannot be given to git")
+        raise ValueError("what is empty, has a space or begins with - cannot be given to git")
+    return value
+
+
+def _check_url(value: str) -> str:
+    host = value.partition(":")[0]
+    is_remote = "://" in value or (host != value and "/" not in host)
+    if not is_remote and not value.startswith("/"):
+        raise ValueError(f"{value!r} is a relative path: give a URL, or an absolute path")
     return value
 
 
@@ -62,7 +70,7 @@ class Entry(BaseModel):
     Args:
         name: name of the dataset.
         version: such as `0.1.1`, or `head`.
-        github_url: git repository.
+        github_url: git repository: a URL, `HOST:PATH` or an absolute path.
         dataset_path: folder of the tasks in it, which is normalised.
         branch: branch that has the commit.
         commit_hash: whole hash, or `head` for the newest of the branch.
@@ -73,7 +81,7 @@ class Entry(BaseModel):
 
     name: Annotated[str, Field(min_length=1)]
     version: Annotated[str, Field(min_length=1)]
-    github_url: Annotated[str, AfterValidator(_check_argument)]
+    github_url: Annotated[str, AfterValidator(_check_argument), AfterValidator(_check_url)]
     dataset_path: Annotated[str, AfterValidator(_check_folder)]
     branch: Annotated[str, AfterValidator(_check_argument)]
     commit_hash: Annotated[str, AfterValidator(_check_commit)]

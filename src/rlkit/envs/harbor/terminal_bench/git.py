@@ -11,7 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
@@ -26,14 +26,19 @@ type Note = Callable[[str], None]
 
 _NETWORK = re.compile(
     r"could not resolve|unable to access|unable to connect|connection (timed out|refused|reset|closed)|timed out|early "
-    r"EOF|RPC failed|hung up|network is unreachable|no route to host|operation too slow|TLS|SSL|error: 5\d\d",
+    r"EOF|RPC failed|hung up|network is unreachable|no route to host|operation too slow|gnutls_handshake|"
+    r"\b(TLS|SSL) (connect|handshake)|\bSSL_(connect|read|write|ERROR)|error: 5\d\d",
     re.IGNORECASE,
 )
 _FINAL = re.compile(
-    r"repository .*not found|does not exist|does not appear to be a git|authentication failed|could not read username|"
-    r"permission denied|access denied|returned error: 40\d|no space left|quota exceeded",
+    r"repository .*not found|does not exist|does not appear to be a git|authentication failed|"
+    r"could not read (username|password)|permission denied|access denied|returned error: 40\d|no space left|"
+    r"quota exceeded",
     re.IGNORECASE,
 )
+_NAMES = re.compile(r"(?<!\w)'[^']*'|\w[\w+.-]*://\S+|\brefs/\S+")
+"""Names of files, repositories and branches in what git says: they may have any words."""
+
 _TAIL_CHARACTERS = 300
 _READ_BYTES = 4096
 
@@ -93,11 +98,24 @@ class Git:
         program = shutil.which("git")
         if program is None:
             raise MissingError("git is not installed: install it, or give a folder of tasks as tasks_dir")
+        return self._call(program, arguments, _environment() | self._ssh_command(program))
+
+    def _ssh_command(self, program: str) -> dict[str, str]:
+        """Return the variable of an ssh that asks nothing, unless the user has chosen a program."""
+        if os.environ.keys() & {"GIT_SSH", "GIT_SSH_COMMAND"}:
+            return {}
+        try:
+            self._call(program, ("config", "--get", "core.sshCommand"), _environment())
+        except GitError:
+            return {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=30"}
+        return {}
+
+    def _call(self, program: str, arguments: Sequence[str], variables: Mapping[str, str]) -> str:
         safe = ("-c", "core.hooksPath=/dev/null", "-c", "advice.detachedHead=false", "-c", "gc.auto=0")
         with subprocess.Popen(
             [program, *safe, *arguments],
             cwd=self.folder,
-            env=_environment(),
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -108,9 +126,12 @@ class Git:
             finally:
                 _end(process)
         if process.returncode != 0:
-            reason = hide_credentials(" ".join(messages.decode(errors="replace").split()))[-_TAIL_CHARACTERS:]
-            final = _FINAL.search(reason) is not None
-            raise GitError(reason or f"exit code {process.returncode}", network=_is_network(reason), final=final)
+            message = " ".join(messages.decode(errors="replace").split())
+            said = _NAMES.sub("NAME", message)
+            final = _FINAL.search(said) is not None
+            network = not final and _NETWORK.search(said) is not None
+            reason = hide_credentials(message)[-_TAIL_CHARACTERS:] or f"exit code {process.returncode}"
+            raise GitError(reason, network=network, final=final)
         return out.decode(errors="replace").strip()
 
     def repeat(self, *arguments: str) -> str:
@@ -156,10 +177,6 @@ class Git:
         return bytes(printed[False]), _without_progress(bytes(printed[True]))
 
 
-def _is_network(reason: str) -> bool:
-    return _NETWORK.search(reason) is not None and _FINAL.search(reason) is None
-
-
 def _forward(stream: IO[bytes], is_error: bool, heard: Queue[tuple[bool, bytes]]) -> None:
     descriptor = stream.fileno()
     while True:
@@ -174,7 +191,6 @@ def _forward(stream: IO[bytes], is_error: bool, heard: Queue[tuple[bool, bytes]]
 
 def _environment() -> dict[str, str]:
     variables = {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
-    variables.setdefault("GIT_SSH_COMMAND", "ssh -o BatchMode=yes -o ConnectTimeout=30")
     return variables | {"GIT_TERMINAL_PROMPT": "0", "GCM_INTERACTIVE": "never", "GIT_ASKPASS": "true", "LC_ALL": "C"}
 
 
