@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -127,6 +129,29 @@ def test_folders_are_written_once_and_left_alone(monkeypatch: pytest.MonkeyPatch
     assert cached_file_tasks(FileTasks(variants=2, held_out=2, seed=1)) != folder
     assert [path.name for path in (tmp_path / "file-tasks").glob(".*")] == []
     assert set(find(folder)) == set(TASKS)
+
+
+def test_an_empty_folder_is_not_taken_for_the_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
+    folder = cached_file_tasks(FEW)
+    shutil.rmtree(folder)
+    folder.mkdir()
+    assert set(find(cached_file_tasks(FEW))) == set(TASKS)
+
+
+def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
+    folder = cached_file_tasks(FEW)
+    old, new = (folder.with_name(f".{name}.0123abcd.tmp") for name in (folder.name, "other"))
+    for path in (old, new):
+        (path / "train").mkdir(parents=True)
+    (folder.parent / "mine.tmp").mkdir()
+    for path in (old, folder.parent / "mine.tmp"):
+        os.utime(path, (0, 0))
+    cached_file_tasks(FEW)
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name, new.name, "mine.tmp"}
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:

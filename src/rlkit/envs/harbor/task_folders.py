@@ -10,6 +10,7 @@ import hashlib
 import json
 import secrets
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,9 @@ from pathlib import Path
 from rlkit.envs.harbor.file_tasks import FileTask, FileTasks, file_tasks
 from rlkit.errors import UsageError
 from rlkit.paths import cache_dir
+
+_LEFTOVER_S = 3600.0
+"""Age of a temporary folder that no process writes any more: writing takes seconds."""
 
 _SETTINGS = """schema_version = "1.4"
 
@@ -80,10 +84,19 @@ def cached_file_tasks(settings: FileTasks) -> Path:
     texts = _texts(settings)
     digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
     target = cache_dir() / "file-tasks" / digest
-    if not target.is_dir():
+    _remove_leftovers(target.parent, now_s=time.time())
+    if not (target.is_dir() and any(target.iterdir())):
         with suppress(FileExistsError):  # another process was faster
             _write(texts, target)
     return target
+
+
+def _remove_leftovers(folder: Path, *, now_s: float) -> None:
+    """Remove what processes left that were killed while they wrote; a younger folder may be in use."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # another process was faster
+            if now_s - path.stat().st_mtime > _LEFTOVER_S:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def write_file_tasks(settings: FileTasks, target: Path) -> int:
