@@ -6,6 +6,7 @@ import asyncio
 from typing import Any, ClassVar
 
 from harbor.environments.base import ExecResult
+from harbor.environments.capabilities import EnvironmentCapabilities
 
 from rlkit.envs.harbor.sandbox import LocalSandbox
 
@@ -61,6 +62,17 @@ class WithoutView(LocalSandbox):
     async def start(self, force_build: bool) -> None:
         await super().start(force_build)
         self.unsealed = "it is a container"
+
+
+class Mounted(WithoutView):
+    """Mounts the trial's folders of logs, as a container engine does: the agent writes to the host's."""
+
+    @property
+    def capabilities(self) -> EnvironmentCapabilities:
+        return EnvironmentCapabilities(disable_internet=True, mounted=True)
+
+    def _own_mounts(self) -> list[Any]:
+        return list(self._mounts)
 
 
 class NotListed(WithoutView):

@@ -47,7 +47,14 @@ def said_xml(*keystrokes: str, complete: bool = False) -> str:
 DONE = [said(complete=True), said(complete=True)]
 
 
-async def play(task: Path, policy: object, *, timeout_s: float | None = None, **options: object):
+async def play(
+    task: Path,
+    policy: object,
+    *,
+    timeout_s: float | None = None,
+    environment: str = "rlkit.envs.harbor.sandbox:LocalSandbox",
+    **options: object,
+):
     """Play a trial; its result and how the agent ended."""
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
@@ -63,7 +70,7 @@ async def play(task: Path, policy: object, *, timeout_s: float | None = None, **
                 kwargs={"policy": key, **options},
                 override_timeout_sec=timeout_s,
             ),
-            environment=EnvironmentConfig(import_path="rlkit.envs.harbor.sandbox:LocalSandbox"),
+            environment=EnvironmentConfig(import_path=environment),
         )
         result = await (await Trial.create(config)).run()
         return result, ended(key)

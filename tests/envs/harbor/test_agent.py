@@ -284,6 +284,26 @@ def test_what_harbor_keeps_of_a_trial_is_small(task: Path) -> None:
     assert trajectory["final_metrics"]["total_prompt_tokens"] == asked_for
 
 
+def test_links_that_the_agent_leaves_for_its_records_overwrite_nothing(task: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.write_text("the host's")
+    names = ["trajectory.json", *(f"trajectory.summarization-1-{part}.json" for part in ("summary", "questions"))]
+    links = "".join(f"ln -s {held} /logs/agent/{name}\n" for name in names)
+    policy = ScriptedPolicy(
+        [said(links, DO, duration=0.5, analysis="b" * 1500), *SUMMARY, *DONE],
+        limits=Limits(context_tokens=20_000),
+        max_tokens=4000,
+    )
+    options = {"enable_summarize": True, "proactive_summarization_threshold": 15_000}
+    mounted = "tests.envs.harbor.environments:Mounted"
+    result, end = asyncio.run(play(task, policy, environment=mounted, **options))
+    assert (result.exception_info, reward(result), end.summaries) == (None, 1.0, 1)
+    folder = task.parent / "trials" / result.trial_name / "agent"
+    assert held.read_text() == "the host's"
+    assert [(folder / name).is_symlink() for name in names] == [False] * 3
+    assert len(json.loads((folder / "trajectory.json").read_text())["steps"]) > 3
+
+
 RECORDER = """#!/bin/sh
 [ "$1" = rec ] || exit 0
 sleep 1.5

@@ -12,7 +12,7 @@ import pytest
 
 from rlkit import concurrency
 from rlkit.containment import leftovers_ended
-from rlkit.envs.harbor.settings import Agent, TrialSettings
+from rlkit.envs.harbor.settings import Agent, Environment, TrialSettings
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import ServiceError, UsageError
 from rlkit.policy import Limits
@@ -187,6 +187,32 @@ def test_the_conversation_is_kept_with_the_trial(task: Path, tmp_path: Path) -> 
     (path,) = (tmp_path / "trials").glob("*/agent/transcript.jsonl")
     messages = [json.loads(line) for line in path.read_text().splitlines()]
     assert [message["content"] for message in messages[1:]] == ["Greet.", DO, "(no output)", "exit"]
+
+
+def test_a_link_that_the_agent_leaves_for_its_record_overwrites_nothing(task: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.write_text("the host's")
+    settings = TrialSettings(
+        agent=Agent("shell"),
+        environment=Environment(import_path="tests.envs.harbor.environments:Mounted"),
+        trials_dir=tmp_path / "trials",
+        keep="all",
+    )
+    link = f"ln -s {held} /logs/agent/transcript.jsonl"
+    outcome = concurrency.run(HarborTask("simple", task, settings).rollout(ScriptedPolicy([link, DO, "exit"])))
+    assert ending(outcome) == (1.0, "completed", 3.0)
+    (path,) = (tmp_path / "trials").glob("*/agent/transcript.jsonl")
+    assert (held.read_text(), path.is_symlink()) == ("the host's", False)
+    assert json.loads(path.read_text().splitlines()[2])["content"] == link
+
+
+def test_a_record_that_cannot_be_written_does_not_hide_how_the_agent_ended(task: Path, tmp_path: Path) -> None:
+    environment = Environment(import_path="tests.envs.harbor.environments:Mounted")
+    settings = TrialSettings(agent=Agent("shell"), environment=environment, trials_dir=tmp_path / "trials", keep="all")
+    policy = ScriptedPolicy(["mkdir -p /logs/agent/transcript.jsonl/in", DO, "exit"])
+    assert ending(concurrency.run(HarborTask("simple", task, settings).rollout(policy))) == (1.0, "completed", 3.0)
+    (path,) = (tmp_path / "trials").glob("*/trial.log")
+    assert "transcript.jsonl was not written: " in path.read_text()
 
 
 def test_the_steps_of_a_task_are_conversations_of_their_own(task: Path) -> None:

@@ -6,6 +6,7 @@ the environment over them, and what the agent left running there can write to th
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import stat
@@ -13,6 +14,8 @@ from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from harbor.environments.base import BaseEnvironment
+
+from rlkit.atomic import write_bytes
 
 type _Stamp = tuple[int, int, int]
 
@@ -72,3 +75,14 @@ def watch_records(environment: BaseEnvironment, folder: Path, copies: Path) -> A
 def records_of(environment: BaseEnvironment) -> AgentRecords | None:
     """Return the records of the agent that plays in an environment; None where nobody watches them."""
     return _records.get(environment)
+
+
+def write_record(path: Path, data: bytes, log: logging.Logger) -> None:
+    """Write a record in a folder that the agent may write to as well, through no link in its place.
+
+    A record that cannot be written is logged: how the agent ended matters more.
+    """
+    try:
+        write_bytes(path, data)
+    except OSError as error:
+        log.warning("%s was not written: %s", path, error)

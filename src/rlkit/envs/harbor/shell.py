@@ -12,7 +12,7 @@ import itertools
 import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast, override
 
@@ -22,6 +22,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from pydantic import Field, ValidationError
 
+from rlkit.envs.harbor.agent_records import write_record
 from rlkit.envs.harbor.commands import END_WORD, END_WORDS, NO_OUTPUT, CommandResult, command_script, read_command
 from rlkit.envs.harbor.ending import EnvironmentDown, Tally
 from rlkit.envs.harbor.loans import loan_of
@@ -144,7 +145,8 @@ class ShellAgent(BaseAgent):
             context.n_input_tokens, context.n_cache_tokens = episode.prompt_tokens, 0
             context.n_output_tokens = episode.completion_tokens
             context.metadata = {"end": tally.reason, "end_detail": tally.detail}
-            _write_transcript(self.logs_dir / TRANSCRIPT, episode.messages)
+            lines = "".join(f"{json.dumps(message)}\n" for message in episode.messages)
+            write_record(self.logs_dir / TRANSCRIPT, lines.encode(), self.logger)
 
 
 class _Episode:
@@ -237,8 +239,3 @@ def _opening(settings: ShellOptions, instruction: str) -> list[Message]:
             messages.append({"role": "assistant", "content": END_WORD})
     messages.append({"role": "user", "content": instruction.strip()})
     return messages
-
-
-def _write_transcript(path: Path, messages: Sequence[Message]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(message)}\n" for message in messages))

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, override
 
 from harbor.agents.terminus_2.terminus_2 import Command, Terminus2, Terminus2Options
@@ -26,13 +28,14 @@ from harbor.models.agent.context import AgentContext, ModelUsage
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
+from rlkit.envs.harbor.agent_records import write_record
 from rlkit.envs.harbor.ending import EnvironmentDown, Reason, Tally
 from rlkit.envs.harbor.llm import PolicyLLM
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
 from rlkit.plain import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Generator, Mapping
 
     from harbor.agents.terminus_2.tmux_session import TmuxSession
     from harbor.llms.chat import Chat
@@ -294,6 +297,32 @@ class PolicyTerminus2(Terminus2):
     @override
     def _dump_trajectory(self) -> None:
         pass  # after each turn, and at the end once more; `run` writes it
+
+    @override
+    def _dump_trajectory_with_continuation_index(self, continuation_index: int) -> None:
+        try:
+            with self._records():
+                super()._dump_trajectory_with_continuation_index(continuation_index)
+        except OSError as error:
+            self.logger.warning("no trajectory was written: %s", error)
+
+    @override
+    def _save_subagent_trajectory(self, *args: Any, **kwargs: Any) -> SubagentTrajectoryRef:
+        with self._records():
+            return super()._save_subagent_trajectory(*args, **kwargs)
+
+    @contextmanager
+    def _records(self) -> Generator[None]:
+        """Have Harbor write its records to a private folder, since it follows links that the agent has made."""
+        logs = self.logs_dir
+        with TemporaryDirectory(prefix="rlkit-") as private:
+            self.logs_dir = Path(private)
+            try:
+                yield
+            finally:
+                self.logs_dir = logs
+            for record in Path(private).iterdir():
+                write_record(logs / record.name, record.read_bytes(), self.logger)
 
 
 def _typeable(keystrokes: str) -> str:
