@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -14,7 +15,7 @@ from rlkit import concurrency
 from rlkit.containment import leftovers_ended
 from rlkit.envs.harbor.settings import Agent, Environment, TrialSettings
 from rlkit.envs.harbor.task import HarborTask
-from rlkit.errors import ServiceError, UsageError
+from rlkit.errors import EnvironmentFault, ServiceError, UsageError
 from rlkit.policy import Limits
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Json, Outcome
@@ -165,20 +166,54 @@ def test_time_that_is_over_keeps_the_finished_turns(task: Path, agent_time: Agen
     assert ending(outcome) == (1.0, "timeout", 1.0)
 
 
-def test_an_environment_that_fails_is_no_fault_of_the_model(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def failing_at_work(monkeypatch: pytest.MonkeyPatch, error: Exception, *, after_s: float = 0.0) -> None:
+    """Have the environment fail under the command that does the work."""
     from rlkit.envs.harbor.sandbox import LocalSandbox
-    from rlkit.errors import EnvironmentFault
 
     whole_exec = LocalSandbox.exec
 
     async def gone(self: LocalSandbox, command: str, *args: object, **kwargs: object) -> object:
         if DO in command:
-            raise ConnectionError("the machine is gone")
+            await asyncio.sleep(after_s)
+            raise error
         return await whole_exec(self, command, *args, **kwargs)
 
     monkeypatch.setattr(LocalSandbox, "exec", gone)
-    with pytest.raises(EnvironmentFault, match=r"environment_error: EnvironmentDown.*the machine is gone"):
-        played(task, ScriptedPolicy([DO]))
+
+
+@pytest.mark.parametrize(
+    ("error", "after_s"),
+    [
+        (ConnectionError("the machine is gone"), 0.0),
+        (ConnectionError("the machine is gone"), 1.1),
+        (RuntimeError("Docker compose command failed. Stdout: Command timed out after 1 seconds"), 1.1),
+        (TimeoutError("the machine does not answer"), 0.0),
+    ],
+)
+def test_an_environment_that_fails_is_no_fault_of_the_model(
+    task: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, after_s: float
+) -> None:
+    failing_at_work(monkeypatch, error, after_s=after_s)
+    told = rf"environment_error: EnvironmentDown: the environment failed: {type(error).__name__}: {error}"
+    with pytest.raises(EnvironmentFault, match=told):
+        played(task, ScriptedPolicy([DO, "exit"]), command_timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "after_s"),
+    [
+        (RuntimeError("Command timed out after 1 seconds"), 0.0),  # as Harbor's engines of containers say it
+        (RuntimeError("oc command timed out after 1 seconds: oc exec"), 0.0),
+        (TimeoutError(), 1.1),
+    ],
+)
+def test_every_way_to_say_that_a_command_was_too_slow_is_understood(
+    task: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, after_s: float
+) -> None:
+    failing_at_work(monkeypatch, error, after_s=after_s)
+    policy = ScriptedPolicy([DO, "exit"])
+    assert ending(played(task, policy, command_timeout_s=1)) == (0.0, "completed", 2.0)
+    assert seen(policy) == ["(the command was ended after 1 s)"]
 
 
 def test_the_conversation_is_kept_with_the_trial(task: Path, tmp_path: Path) -> None:

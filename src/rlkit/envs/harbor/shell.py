@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import time
 import uuid
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from rlkit.envs.harbor.loans import loan_of
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
 from rlkit.plain import text_of
 from rlkit.policy import Policy, Reply
+from rlkit.sandbox import CommandTimeout
 from rlkit.types import Message
 
 SYSTEM_PROMPT = "You work in a Linux shell. Reply with one command and nothing else. Reply exit when the task is done."
@@ -213,14 +215,28 @@ class _Episode:
             execution = await self._environment.exec(script, timeout_sec=limit_s)
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # environments have no type in common for a command whose time is over
-            if time.monotonic() - started >= limit_s:
+        except Exception as error:
+            if _is_command_timeout(error, limit_s=limit_s, elapsed_s=time.monotonic() - started):
                 return f"(the command was ended after {limit_s} s)"
             raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {text_of(error)}") from error
         printed = (execution.stdout or "") + (execution.stderr or "")
         result = CommandResult.read(printed, execution.return_code, mark=self._mark)
         self._folder = self._folder if result.folder is None else result.folder
         return result.observation(self._settings.output_chars)
+
+
+def _is_command_timeout(error: Exception, *, limit_s: int, elapsed_s: float) -> bool:
+    """Whether an environment says that the command's own time was over.
+
+    Environments have no type in common for that: Harbor's engines raise a plain `RuntimeError` with these words at its
+    beginning. A `TimeoutError` before the time was over is one of the environment's connection.
+    """
+    if isinstance(error, CommandTimeout):
+        return True
+    if isinstance(error, TimeoutError):
+        return elapsed_s >= limit_s
+    words = rf"(oc )?command timed out after {limit_s} seconds"
+    return type(error) is RuntimeError and re.match(words, str(error), re.IGNORECASE) is not None
 
 
 def _opening(settings: ShellOptions, instruction: str) -> list[Message]:
