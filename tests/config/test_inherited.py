@@ -40,6 +40,14 @@ def test_a_default_that_nobody_inherits_is_refused(section: str, name: str, valu
     assert load_config([], settings=inherited)
 
 
+def test_valid_episodes_that_every_environment_counts_from_the_other_side_are_refused() -> None:
+    envs: dict[str, object] = {"arithmetic": {"max_failing_rollouts": 2}, "b": {"env": "arithmetic", "min_valid": 3}}
+    told = r"rollouts\.min_valid: has no effect, since every environment has its own min_valid or max_failing_rollouts"
+    refused(told, envs=envs, rollouts={"min_valid": 4})
+    inherited = envs | {"c": {"env": "arithmetic"}}
+    assert load_config([], settings={"envs": inherited, "rollouts": {"min_valid": 4}})
+
+
 @pytest.mark.parametrize("name", ["timeout_s", "max_retries"])
 def test_a_default_that_an_evaluation_inherits_is_of_use(name: str) -> None:
     settings: dict[str, object] = {

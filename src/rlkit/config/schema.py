@@ -218,6 +218,9 @@ _INHERITED = (
 )
 """What an environment may say instead of the run: section and field."""
 
+_OTHER_SIDE = {"min_valid": "max_failing_rollouts"}
+"""The fields of an environment that say the same as another one of its own, and take its place."""
+
 _BY_EVALUATIONS = (("sampling", "max_tokens"), ("rollouts", "timeout_s"), ("rollouts", "max_retries"))
 """Of these, what evaluations read too."""
 
@@ -358,9 +361,11 @@ class Config(Section):
             holder = self if section is None else cast("Section", getattr(self, section))
             users = [*self.envs.values(), *(self.eval.envs.values() if (section, name) in _BY_EVALUATIONS else ())]
             said = getattr(holder, name) != type(holder).model_fields[name].default
-            if said and all(getattr(user, name, None) is not None for user in users):
+            other = _OTHER_SIDE.get(name, name)
+            if said and all(any(getattr(user, own, None) is not None for own in (name, other)) for user in users):
                 field = name if section is None else f"{section}.{name}"
-                raise ValueError(f"{field}: has no effect, since every environment has its own")
+                which = "" if other == name else f" {name} or {other}"
+                raise ValueError(f"{field}: has no effect, since every environment has its own{which}")
         if len(self.envs) == 1 and (only := next(iter(self.envs.items())))[1].weight != 1.0:
             raise ValueError(f"envs.{only[0]}.weight: has no effect, since there is no other environment")
         if self.schedule.mode != "async":
