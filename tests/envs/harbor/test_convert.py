@@ -131,6 +131,57 @@ def test_a_build_context_within_a_task_is_copied(tmp_path: Path, build: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("task.yaml", b'instruction: Do it.\nparser_name: "py', "task.yaml, line 2: is no YAML: found unexpected end"),
+        ("task.yaml", b"", "task.yaml: must hold a mapping of settings, and not NoneType"),
+        ("task.yaml", b"- a\n", "task.yaml: must hold a mapping of settings, and not list"),
+        ("task.yaml", b"\xff\xfe", "task.yaml is no text in UTF-8"),
+        ("task.yaml", b"instruction: \x00\n", "task.yaml: is no YAML: unacceptable character"),
+        ("task.yaml", b"[" * 10_000, "task.yaml: is no YAML: maximum recursion depth"),
+        (
+            "task.yaml",
+            b"max_test_timeout_sec: soon\n",
+            "task.yaml: instruction: Field required; max_test_timeout_sec: ",
+        ),
+        ("docker-compose.yaml", None, "docker-compose.yaml cannot be read: No such file or directory"),
+        ("docker-compose.yaml", b"services: [a\n", "docker-compose.yaml, line 2: is no YAML: expected ',' or ']'"),
+        ("docker-compose.yaml", b"services: a\n", "docker-compose.yaml: services: must be a mapping from names"),
+        ("docker-compose.yaml", b"services: {a: b}\n", "docker-compose.yaml: services: must be a mapping from names"),
+        ("run-tests.sh", None, "it has no run-tests.sh"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(
+    tmp_path: Path, file: str, content: bytes | None, told: str
+) -> None:
+    old = old_task(tmp_path / "old")
+    (old / file).unlink()
+    if content is not None:
+        (old / file).write_bytes(content)
+    done = convert(old, tmp_path / "new")
+    assert (list(done.made), list((tmp_path / "new").iterdir())) == ([], [])
+    (why,) = done.failed.values()
+    assert why.startswith(told)
+    assert len(why.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("a-file", "--to: .*a-file is or lies in a file; take another folder"),
+        ("a-file/new", "--to: .*a-file/new is or lies in a file; take another folder"),
+        ("/proc/new", "--to: /proc/new cannot be written: No such file or directory; take another folder"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_converted(
+    tmp_path: Path, target: str, told: str
+) -> None:
+    (tmp_path / "a-file").touch()
+    with pytest.raises(UsageError, match=told):
+        convert(old_task(tmp_path / "old"), tmp_path / target)
+
+
+@pytest.mark.parametrize(
     ("source", "target", "told"),
     [
         ("none", "new", "none is no folder"),

@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
+
+import yaml
+from pydantic import ValidationError
+from yaml.error import MarkedYAMLError
 
 from rlkit.envs.harbor.tasks import OLD_TASK_FILE, broken
 from rlkit.envs.harbor.terminal_bench.build_contexts import context_fault
 from rlkit.envs.harbor.terminal_bench.fidelity import PYTEST, differences, parser_of
 from rlkit.errors import UsageError
+from rlkit.types import Json
 
 # terminal-bench 1 reads the lines below pytest's first summary, and looks at no exit code. The output goes to a file: a
 # program that the tests leave running would hold a pipe open.
@@ -84,7 +91,7 @@ def convert(source: Path, target: Path) -> Converted:
         target: a folder that gets a folder for each task; none of those may be there yet.
 
     Raises:
-        UsageError: `source` holds no such task, or `target` is inside it.
+        UsageError: `source` holds no such task, or `target` is inside it or cannot be written.
     """
     source, target = source.expanduser().absolute(), target.expanduser().absolute()
     if not source.is_dir():
@@ -94,6 +101,7 @@ def convert(source: Path, target: Path) -> Converted:
     tasks = [source] if (source / OLD_TASK_FILE).is_file() else sorted(old_tasks(source))
     if not tasks:
         raise UsageError(f"{source} holds no {OLD_TASK_FILE} of terminal-bench 1, nor does a folder in it")
+    _make_writable(target)
     made, failed, differing = list[Path](), dict[str, str](), dict[str, Sequence[str]]()
     for task in tasks:
         if (why := _convert_task(task, target)) is not None:
@@ -110,6 +118,17 @@ def old_tasks(folder: Path) -> list[Path]:
     return [path.parent for path in folder.glob(f"*/{OLD_TASK_FILE}")]
 
 
+def _make_writable(target: Path) -> None:
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"--to: {target} is or lies in a file; take another folder") from None
+    except OSError as error:
+        raise UsageError(f"--to: {target} cannot be written: {error.strerror}; take another folder") from None
+    if not os.access(target, os.W_OK | os.X_OK):
+        raise UsageError(f"--to: {target} cannot be written: you have no right to; take another folder")
+
+
 def _convert_task(source: Path, target: Path) -> str | None:
     """Convert one task, and return the reason where it cannot be, in one line."""
     from harbor.mappers.terminal_bench import TerminalBenchMapper
@@ -117,7 +136,8 @@ def _convert_task(source: Path, target: Path) -> str | None:
     made = target / source.name
     if made.exists():
         return f"{made} already exists: remove it, or take another folder"
-    if (why := context_fault(source)) is not None:  # the mapper copies a context from wherever it is
+    why = _problem_of(source) or context_fault(source)  # the mapper copies a context from wherever it is
+    if why is not None:
         return why
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(io.StringIO()):
         staged = Path(temporary) / source.name
@@ -131,6 +151,48 @@ def _convert_task(source: Path, target: Path) -> str | None:
     if why is not None:  # a half of a task would be in the way of a second try
         shutil.rmtree(made, ignore_errors=True)
     return why
+
+
+def _problem_of(source: Path) -> str | None:
+    """What is wrong with the files that each task has; the mapper's own words name places that nobody can look at."""
+    from harbor.mappers.terminal_bench import TerminalBenchTaskConfig
+
+    if not (source / "run-tests.sh").is_file():
+        return "it has no run-tests.sh"
+    try:
+        settings, compose = _read_yaml(source / OLD_TASK_FILE), _read_yaml(source / "docker-compose.yaml")
+        TerminalBenchTaskConfig.model_validate(settings)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+        return f"{OLD_TASK_FILE}: {'; '.join(faults)}"
+    except ValueError as error:
+        return str(error)
+    services = compose.get("services") or {}
+    if not isinstance(services, Mapping) or not all(isinstance(service, Mapping) for service in services.values()):
+        return "docker-compose.yaml: services: must be a mapping from names to their settings"
+    return None
+
+
+def _read_yaml(path: Path) -> Mapping[str, Json]:
+    """Read a file of a task's.
+
+    Raises:
+        ValueError: it cannot be read, or holds no mapping; one line that names the file.
+    """
+    try:
+        content = cast("object", yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path.name} is no text in UTF-8") from None
+    except MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ValueError(f"{path.name}{line}: is no YAML: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name}: is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path.name}: must hold a mapping of settings, and not {type(content).__name__}")
+    return cast("Mapping[str, Json]", content)
 
 
 def _finish(source: Path, made: Path) -> str | None:
