@@ -79,7 +79,7 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
 
 
 def test_json_has_the_notes(rlkit: Callable[..., Any], tmp_path: Path) -> None:
-    (tmp_path / "old.yaml").write_text("environments: {A/B: {num_rollouts: 4}}\nnum_epochs: 2\n")
+    (tmp_path / "old.yaml").write_text("model_name: a/b\nenvironments: {A/B: {num_rollouts: 4}}\nnum_epochs: 2\n")
     record = json.loads(rlkit("import", "openreward-config", "old.yaml", "--json").stdout)
     assert list(record["config"]["envs"]) == ["b"]
     assert record["notes"] == []
@@ -98,6 +98,14 @@ def test_what_the_cookbook_has_by_default_is_taken_over(rlkit: Callable[..., Any
     assert config.chat.renderer == "qwen3_disable_thinking", "the cookbook does not let models think unless told to"
     assert (config.rollouts.max_live, config.envs["b"].max_failing_rollouts, config.steps) == (32, 0, 100)
     assert "num_epochs: it trained without end, and this for 100 steps: say how long with `steps`" in result.stderr
+
+
+def test_a_model_that_is_not_named_is_told(rlkit: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "old.yaml").write_text("environments: {A/B: {}}\n")
+    told = (
+        "model_name: the cookbook needs it, and this trains HuggingFaceTB/SmolLM2-135M-Instruct: name one with `model`"
+    )
+    assert told in rlkit("import", "openreward-config", "old.yaml").stderr.splitlines()
 
 
 def test_a_model_thinks_if_it_was_told_to(rlkit: Callable[..., Any], tmp_path: Path) -> None:
@@ -128,8 +136,27 @@ def test_what_the_cookbook_does_not_know_is_one_line(rlkit: Callable[..., Any], 
         ),
         (
             "environments: {A/B: {num_rollouts: 4, max_failing_rollouts: 3}}\n",
-            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 1 of 4 rollouts, and a group needs 2",
+            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 1 of 4 rollouts, and a group needs 2 "
+            "at least; set it to 2 or less",
         ),
+        (
+            "environments: {A/B: {num_rollouts: 1, max_failing_rollouts: 3}}\n",
+            "error: old.yaml: environments.A/B.max_failing_rollouts: leaves 0 of 1 rollouts, and a group needs 1",
+        ),
+        (
+            "environments: {A/B: {num_rollouts: 0}}\n",
+            "error: old.yaml: environments.A/B.num_rollouts: expected at least",
+        ),
+        ("environments: {A/B: {num_rollouts: 1}}\n", "error: old.yaml: environments.A/B: a group of 1 has no baseline"),
+        (
+            "environments: {A/B: {temperature: hot}}\n",
+            "error: old.yaml: environments.A/B.temperature: expected a number",
+        ),
+        (
+            "batch_size: many\nenvironments: {A/B: {}}\n",
+            "error: old.yaml: batch_size: expected an integer, found 'many'",
+        ),
+        ("num_epochs: 0\nenvironments: {A/B: {}}\n", "error: old.yaml: num_epochs: expected at least 1, found 0"),
         ("max_rollout_retries: x\nenvironments: {A/B: {}}\n", "error: old.yaml: max_rollout_retries: 'x' is no whole"),
         ("environments: [A/B]\n", "error: old.yaml: environments: must be a mapping"),
         ("environments: {1: {}}\n", "error: old.yaml: target: '1' names no environment"),

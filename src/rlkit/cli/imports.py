@@ -22,9 +22,12 @@ def openreward_config(file: Path, output: Output) -> int:
         raise UsageError(f"{file}: a configuration is a mapping")
     try:
         made = convert(old)
+    except UsageError as error:
+        raise UsageError(f"{file}: {error}") from None
+    try:
         load_config([], settings=made.settings)  # what cannot be trained with is said now
     except UsageError as error:
-        raise UsageError(f"{file}: {str(error).removeprefix('python: ')}") from None
+        raise UsageError(f"{file}: {made.named_as_there(str(error).removeprefix('python: '))}") from None
     if output.json:
         output.data({"config": made.settings, "notes": [*made.notes]})
         return 0

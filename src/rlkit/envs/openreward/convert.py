@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import cast
 
+from rlkit.config.schema import DEFAULT_MODEL
 from rlkit.envs.openreward.target import parse_target
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
@@ -59,6 +60,9 @@ _OWN = ("openreward_run_name", "max_total_tokens", "max_rollout_retries", "loss_
 _ENV = ("splits", "nonterminal_reward", "num_rollouts", "max_failing_rollouts", "temperature", "top_p", "top_k",
         "reward_reduction", "min_reward", "max_reward", "secrets")  # fmt: skip
 
+_OF_ENV = {"group_size": "num_rollouts"}
+"""Fields of rlkit's environments that have another name there."""
+
 _MAX_ACTIVE_TASKS = 32
 """Of the cookbook, rollouts at once where it does not say otherwise."""
 
@@ -73,10 +77,17 @@ class Converted:
     Args:
         settings: of rlkit, as they stand in a file.
         notes: what a person should know.
+        names: the field of the old configuration that a field of `settings` was made from.
     """
 
     settings: Section
     notes: list[str] = field(default_factory=list[str])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    def named_as_there(self, message: str) -> str:
+        """Return what is wrong with `settings`, which begins with a field, with the name that the old file has."""
+        name, separator, problem = message.partition(": ")
+        return f"{self.names.get(name, name)}{separator}{problem}"
 
 
 def convert(old: Mapping[str, Json]) -> Converted:
@@ -97,6 +108,9 @@ def convert(old: Mapping[str, Json]) -> Converted:
         value = _DEFAULTS.get(name) if old.get(name) is None else old[name]
         if value is not None:
             _set(made.settings, place, value)
+            made.names[".".join(place)] = name
+    if old.get("model_name") is None:
+        made.notes.append(f"model_name: the cookbook needs it, and this trains {DEFAULT_MODEL}: name one with `model`")
     left = [name for name in _LEFT if old.get(name) not in (None, False)]
     made.notes.extend(f"{name}: not taken over: {_LEFT[name]}" for name in left)
     _add_name(made, old.get("openreward_run_name"))
@@ -158,7 +172,9 @@ def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
         for name in given:
             if name not in _ENV:
                 raise UsageError(f"{field}.{name}: the cookbook has no such field.{did_you_mean(str(name), _ENV)}")
-        envs[names[target]] = _environment(made, old, target, given)
+        envs[names[target]] = env = _environment(made, old, target, given)
+        made.names[f"envs.{names[target]}"] = field
+        made.names.update({f"envs.{names[target]}.{name}": f"{field}.{_OF_ENV.get(name, name)}" for name in env})
     made.settings["envs"] = envs
     if len(envs) > 1 and old.get("num_epochs") is None:
         made.notes.append(
@@ -191,11 +207,7 @@ def _environment(made: Converted, old: Mapping[str, Json], target: str, given: M
     env["group_size"] = size = _count(given, "num_rollouts", _NUM_ROLLOUTS, field)
     env["temperature"] = 1.0 if given.get("temperature") is None else given["temperature"]
     env["max_retries"] = size * _count(old, "max_rollout_retries", 3)
-    env["max_failing_rollouts"] = failing = _count(given, "max_failing_rollouts", 0, field)
-    if size - failing < 2:
-        raise UsageError(
-            f"{field}.max_failing_rollouts: leaves {size - failing} of {size} rollouts, and a group needs 2 at least"
-        )
+    env["max_failing_rollouts"] = _count(given, "max_failing_rollouts", 0, field)
     return env
 
 
