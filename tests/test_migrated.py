@@ -16,11 +16,11 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from rlkit.cli.app import app
-from rlkit.cli.arguments import split
 from rlkit.config import load_config, load_object
 from rlkit.config.objects import BUILT_IN
 
 from .cli.conftest import rlkit
+from .doc_commands import run_of
 
 __all__ = ["rlkit"]
 
@@ -81,13 +81,11 @@ def test_every_example_is_shown_whole(path: Path, rlkit: Callable[..., Any]) -> 
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_the_commands_of_a_page_are_of_configurations_that_load(path: Path) -> None:
+def test_the_commands_of_a_page_are_of_environments_that_exist_and_take_their_arguments(path: Path) -> None:
     commands = COMMAND.findall(path.read_text())
     assert commands
     for command in commands:
-        words = shlex.split(command)[2:]
-        files, values = split([word for word in words if word.startswith("examples/") or "=" in word])
-        load_config(files, values)
+        assert run_of(shlex.split(command)[2:]).envs
 
 
 def commands(page: Path) -> Iterator[list[str]]:
