@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,22 @@ def said_xml(*keystrokes: str, complete: bool = False) -> str:
 
 
 DONE = [said(complete=True), said(complete=True)]
+
+
+def working_in_turn(command: str) -> Callable[[str], str]:
+    """A model that carries a command out in every other conversation, and says in each that it is done.
+
+    Args:
+        command: with the newline that sends it.
+    """
+    conversations, mark = count(), "I have looked at it."
+
+    def reply(text: str) -> str:
+        if mark in text:
+            return said(complete=True)
+        return said("true\n" if next(conversations) % 2 else command, complete=True, analysis=mark)
+
+    return reply
 
 
 async def play(

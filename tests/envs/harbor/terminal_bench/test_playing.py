@@ -11,12 +11,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from rlkit.config import load_config
 from rlkit.envs.harbor import harbor
 from tests.cli.conftest import rlkit
+from tests.envs.harbor.playing import working_in_turn
 from tests.envs.harbor.test_task import played, says
+from tests.scripted_model import train
 
 from .conftest import Upstream
 
@@ -72,14 +75,22 @@ def test_a_task_is_played_to_the_reward_of_its_own_tests(cache: Path, tasks: Ups
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tinking_hello_world.yaml", "tinking_hello_world_debug.yaml"])
-def test_the_hello_world_of_tinking_is_played_from_a_registry(name: str, cache: Path, tasks: Upstream) -> None:
+def test_the_hello_world_of_tinking_is_trained_on_from_a_registry(
+    name: str, cache: Path, tasks: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shutil.copytree(tasks.repository / "tasks" / "answer", tasks.repository / "tasks" / "hello-world")
     tasks.write_registry(commit_hash=tasks.commit_all(), task_id_subset=["hello-world", "answer"])
     here = {"registry": str(tasks.registry), "environment": "local", "environment_kwargs": {"host_folders": FOLDERS}}
-    (env,) = load_config([EXAMPLES / name]).config.envs.values()
-    (task,) = harbor(**{**env.args, **here})  # type: ignore[arg-type]  as YAML gives them
-    assert task.task_id == "hello-world"
-    assert played(task, replies("42"))[0].reward == 1.0
+    small = {"steps": 1, "batch": {"group_size": 2}, "track": None, "envs": {"hello_world": {"args": here}}}
+    resolved = load_config([EXAMPLES / name], settings=small)
+    model = working_in_turn("echo 42 > answer\n")
+    result, requests = train(resolved, model, monkeypatch, directory=tmp_path / "run")
+    assert (result.status, result.steps) == ("completed", 1)
+    episodes = pd.read_parquet(tmp_path / "run" / "episodes")
+    assert list(episodes.task) == ["hello-world"] * 2
+    assert sorted(episodes.reward) == [0.0, 1.0]
+    assert {params.max_tokens for params in requests.sampled} == {2048}
+    assert [gradient[1:] for gradient in requests.gradients] == [("importance_sampling", None)]
 
 
 class Model(BaseHTTPRequestHandler):
