@@ -23,7 +23,7 @@ import rlkit
 from rlkit.metrics import departure, group_metrics, throughput
 from rlkit.reporter import Reporter
 from rlkit.store import RunStore
-from rlkit.testing import World
+from rlkit.testing import Latency, World
 from rlkit.trackers import Broadcast
 from rlkit.types import Group
 
@@ -255,14 +255,52 @@ def recount(rows: Sequence[dict[str, Any]], step: int, *, shaped: bool) -> dict[
     return found | {f"batch/{key}": value for key, value in batch_recount(rows, step, shaped=shaped).items()}
 
 
-def test_every_number_of_a_step_is_on_the_page(tmp_path: Path) -> None:
-    page = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
-    listed = set(re.findall(r"`([a-z_]+/[^`]+)`", page))
-    for settings in (PLAIN, SHAPED):
-        for key in set().union(*simulated(tmp_path / str(id(settings)), "sync", 0, **settings).lines()) - {"step"}:
-            general = re.sub(r"pass_at_\d+", "pass_at_<k>", re.sub("^env/(all|words|chats)/", "env/<name>/", key))
-            general = re.sub("^service/.*", "service/<name>", general).replace("/spoken", "/<metric>")
-            assert general in listed, key
+OPTIONAL = {
+    "advantage": "entropic_adaptive",
+    "sampling": {"max_tokens": 6, "budget_forcing": {"context_window_tokens": 400, "phrase": "so"}},
+    "loss": {"name": "ppo"},
+    "kl_penalty": {"coefficient": 0.01},
+    "prices": {"prefill": 1.0, "sample": 2.0, "train": 3.0},
+    "envs": {
+        "words": {"curriculum": {"name": "filter"}},
+        "chats": {"env": f"{__name__}:CHATS", "curriculum": {"name": "target"}},
+    },
+}
+"""Settings that have numbers of their own."""
+
+OF_A_SEARCH = {
+    f"env/<name>/tasks/{key}" for key in ("best", "median", "size", "generation", "expansions", "cpu_s", "scripted")
+}
+"""Numbers of `discovery`, whose own tests play them."""
+
+PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
+
+
+def listed_keys(*sections: str) -> set[str]:
+    """The keys in the first column of the page's tables."""
+    found = set[str]()
+    for section in sections:
+        text = PAGE.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+        cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+        found |= {key for cell in cells for key in re.findall(r"`([a-z_]+/[^`]+)`", cell)}
+    return found
+
+
+def general(key: str) -> str:
+    """A key as the page has it, with its placeholders."""
+    key = re.sub(r"pass_at_\d+", "pass_at_<k>", re.sub("^env/(all|words|chats)/", "env/<name>/", key))
+    return re.sub("^service/.*", "service/<name>", key).replace("/spoken", "/<metric>")
+
+
+def test_every_number_of_a_step_is_on_the_page_and_every_number_of_the_page_in_a_step(tmp_path: Path) -> None:
+    listed = listed_keys("Of the episodes", "Of the batch", "Of the update", "Of time and money")
+    assert len(listed) > 70
+    keys = set[str]()
+    for number, settings in enumerate((PLAIN, SHAPED, OPTIONAL)):
+        keys |= set().union(*simulated(tmp_path / str(number), "sync", 0, **settings).lines()) - {"step"}
+    assert {general(key) for key in keys} == listed - OF_A_SEARCH
+    (row,) = [line for line in PAGE.splitlines() if all(f"`{key}`" in line for key in OF_A_SEARCH)]
+    assert "of a search for constructions" in row
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -280,6 +318,35 @@ def test_every_number_of_the_episodes_equals_a_recount(
         # A number that is new to a step's line must be counted here too.
         assert sorted(told) == sorted(expected)
         assert told == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_what_was_trained_on_equals_a_recount(tmp_path: Path) -> None:
+    run = simulated(tmp_path / "run", "sync", 0, **PLAIN)
+    for line, trained in zip(run.lines(), run.world.trained, strict=True):
+        valid = [row for row in rows_of(run, int(line["step"])) if row["counts"] and row["status"] != "failed"]
+        means = {row["draw"]: mean(other["reward"] for other in valid if other["draw"] == row["draw"]) for row in valid}
+        taught = [row for row in valid if abs(row["reward"] - means[row["draw"]]) > 1e-9 and not row["masked"]]
+        assert line["optim/sequences"] == len(trained) == sum(len(segment_tokens(row["turns"])) for row in taught)
+        assert line["optim/tokens"] == sum(drawn(turn) for row in taught for turn in row["turns"])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("sync", [(2, 3 + 5 + 7, 2 + 3 + 5 + 7)] * 3),
+        # The groups of the later steps were played while the first one was trained.
+        ("paced", [(2, 15, 17), (0, 15, 15), (0, 15, 15)]),
+    ],
+)
+def test_the_times_of_a_step_are_those_of_the_service(
+    schedule: str, expected: list[tuple[float, float, float]], tmp_path: Path
+) -> None:
+    latency = Latency(first_s=2, token_s=0, gradient_s=3, trained_tokens_per_s=1e12, step_s=5, save_s=7, load_s=11)
+    settings = {"schedule": SCHEDULES[schedule], "checkpoint": {"every": 100}}
+    run = Simulation(tmp_path / "run", latency=latency, settings=settings)
+    run.train()
+    keys = ("time/sample_s", "time/train_s", "time/step_s")
+    assert [tuple(line[key] for key in keys) for line in run.lines()] == [pytest.approx(one) for one in expected]
 
 
 TOLD = [Coin(number) for number in range(300, 306)]

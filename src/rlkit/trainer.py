@@ -195,7 +195,7 @@ class Loop:
                 metrics = await self._advance(making)
                 now_s, held_s = clock(), slots.busy_s
                 metrics |= {
-                    "time/sample_s": making.sample_s,
+                    "time/sample_s": max(making.complete_s - ended_s, 0.0),
                     "time/train_s": now_s - max(making.complete_s, ended_s),
                     "time/step_s": now_s - ended_s,
                     **throughput(metrics, seconds=now_s - ended_s, busy_s=held_s - busy_s, slots=slots.count),
@@ -217,7 +217,6 @@ class Loop:
             for step in range(self._step + 1, parts.steps + 1):
                 if self._ending:
                     return
-                started = clock()
                 parts.player.counts.done = parts.player.counts.failed = 0
                 making = self._weights.begin(step)
                 while (one := await parts.supply.next()) is not None:
@@ -237,7 +236,6 @@ class Loop:
                 if not parts.recipe.at_once:  # who finished first then leaves no trace
                     making.taken.sort(key=lambda one: one.played.prepared.group.draw)
                 making.complete_s = clock()
-                making.sample_s = making.complete_s - started
                 await parts.store.sync()  # nothing is trained on that is not on the disk
                 self._weights.finish(making)
                 self._complete.put_nowait(making)

@@ -37,7 +37,6 @@ class Making:
         update: its requests.
         taken: its groups so far.
         saving: the checkpoint of its weights, if one was asked for.
-        sample_s: how long its groups were waited for.
         complete_s: when the last of them was there.
     """
 
@@ -45,7 +44,6 @@ class Making:
     update: StepUpdate
     taken: list[Taken] = field(default_factory=list[Taken])
     saving: asyncio.Future[tuple[str, str]] | None = None
-    sample_s: float = 0.0
     complete_s: float = 0.0
 
 
