@@ -26,7 +26,7 @@ from rlkit.advantages import (
     report,
     title,
 )
-from rlkit.batch import Preparation
+from rlkit.batch import Preparation, Prepared
 from rlkit.config import Config, load_config
 from rlkit.config.advantage import CustomAdvantage, PkpoAdvantage, _Choice
 from rlkit.config.objects import load_object
@@ -315,6 +315,27 @@ def test_a_run_learns_with_every_estimator(name: str, mode: str, tmp_path: Path)
     run = Simulation(tmp_path / "run", settings=settings, tasks=[Spell(number) for number in range(9)])
     assert run.train().status == "completed"
     assert [line["optim/skipped"] for line in run.lines()] == [0, 0]
+
+
+def test_the_steepness_of_entropic_weights_is_that_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played, prepare = list[tuple[Group, Prepared]](), Preparation.prepare
+
+    async def noted(self: Preparation, of: Group) -> Prepared:
+        played.append((of, await prepare(self, of)))
+        return played[-1][1]
+
+    monkeypatch.setattr(Preparation, "prepare", noted)
+    for beta in (0.5, 2.0):
+        played.clear()
+        settings = {"steps": 2, "advantage": {"name": "entropic", "beta": beta}}
+        Simulation(tmp_path / str(beta), settings=settings).train()
+        assert any(len(set(of.rewards)) > 1 for of, _ in played)
+        for of, prepared in played:
+            weights = np.exp(beta * of.rewards)
+            others = (weights.sum() - weights) / (len(weights) - 1)
+            assert [float(row[0]) for row in prepared.advantages] == pytest.approx(np.minimum(weights / others - 1, 16))
 
 
 def test_a_run_in_turns_learns_from_their_returns(tmp_path: Path) -> None:

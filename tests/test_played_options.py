@@ -88,7 +88,9 @@ def test_the_options_of_a_configuration_arrive_at_the_service_that_it_names(
     everything = {**settings, **dict(enumerate(made))}.values()
     assert {str(byte_model_dir), 4} <= set(everything)
     drawn = [value for arguments, named in calls["sample"] for value in (*arguments, *named.values())]
-    for params in [value for value in drawn if isinstance(value, tinker.SamplingParams)]:
+    asked = [value for value in drawn if isinstance(value, tinker.SamplingParams)]
+    assert asked
+    for params in asked:
         assert (params.max_tokens, params.temperature, params.top_p, params.top_k) == (6, 0.7, 0.9, 40)
     assert sum(value for value in drawn if type(value) is int) == 8, "two groups of four"
     (((data, loss, bounds), _),) = calls["forward_backward"]

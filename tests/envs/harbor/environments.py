@@ -87,12 +87,13 @@ class NotListed(WithoutView):
 class Told(LocalSandbox):
     """Notes what it was told."""
 
-    told: ClassVar[list[tuple[str, float | None, float | None]]] = []
+    told: ClassVar[list[tuple[str, int | None, int | None, int | None]]] = []
 
     def __init__(self, *arguments: Any, region: str = "nowhere", **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._region = region
 
     async def start(self, force_build: bool) -> None:
-        self.told.append((self._region, self._effective_cpus, self._effective_memory_mb))
+        limits = (self._effective_cpus, self._effective_memory_mb, self._effective_storage_mb)
+        self.told.append((self._region, *limits))
         await super().start(force_build)

@@ -6,11 +6,13 @@ import asyncio
 import json
 import pickle
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from harbor.environments.base import BaseEnvironment
 
 import rlkit
 from rlkit import concurrency
@@ -72,16 +74,17 @@ def test_the_reward_is_what_the_verifier_says(cache: Path, task: Path) -> None:
 
 
 def test_what_a_configuration_says_of_the_environment_reaches_the_class_that_it_names(
-    cache: Path, task: Path, tmp_path: Path
+    cache: Path, tmp_path: Path
 ) -> None:
     from .environments import Told
 
     args = {
-        "tasks_dir": str(task),
+        "tasks_dir": str(write_task(tmp_path / "task", settings="cpus = 2\nmemory_mb = 555\nstorage_mb = 666\n")),
         "environment": f"{Told.__module__}:{Told.__name__}",
         "environment_kwargs": {"region": "here"},
         "cpus": 1,
         "memory_mb": 777,
+        "storage_mb": 888,
         "trials_dir": str(tmp_path / "kept"),
         "keep_trials": "all",
     }
@@ -90,8 +93,62 @@ def test_what_a_configuration_says_of_the_environment_reaches_the_class_that_it_
     assert isinstance(env, HarborTask)
     Told.told.clear()
     assert played(env, SOLVED)[0].reward == 1.0
-    assert Told.told == [("here", 1, 777)]
+    assert Told.told == [("here", 1, 777, 888)]
     assert len(list((tmp_path / "kept").iterdir())) == 1
+
+
+SERVICES = {
+    "modal": "harbor.environments.modal:ModalEnvironment",
+    "daytona": "harbor.environments.daytona.environment:DaytonaEnvironment",
+    "e2b": "harbor.environments.e2b:E2BEnvironment",
+    "runloop": "harbor.environments.runloop:RunloopEnvironment",
+}
+"""Harbor's classes of environments whose services need an account."""
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_is_asked_for_the_image_and_the_resources(
+    name: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, _, class_name = SERVICES[name].partition(":")
+    made, asked = getattr(import_module(module), class_name), list[Any]()
+
+    async def start(self: BaseEnvironment, force_build: bool) -> None:
+        asked.append((self, force_build))
+        raise RuntimeError("there is no account")
+
+    async def stop(self: BaseEnvironment, delete: bool) -> None:
+        pass
+
+    monkeypatch.setattr(f"{module}._HAS_{name.upper()}", True)  # its SDK, which is not asked for anything
+    monkeypatch.setattr(made, "start", start)
+    monkeypatch.setattr(made, "stop", stop)
+    settings = 'cpus = 2\nmemory_mb = 555\nstorage_mb = 666\ndocker_image = "registry.test/own:1"\n'
+    args = {
+        "tasks_dir": str(write_task(tmp_path / "task", settings=settings, dockerfile=None)),
+        "environment": name,
+        "environment_kwargs": {"sandbox_timeout_secs": 7200} if name == "modal" else {},
+        "cpus": 4,
+        "memory_mb": 8192,
+        "storage_mb": 20480,
+        "force_build": True,
+    }
+    config = load_config([], settings={"envs": {"terminal": {"env": "harbor", "args": args}}}).config
+    (env,) = load_envs("terminal", config.envs["terminal"], field="envs.terminal", seed=0)
+    assert isinstance(env, HarborTask)
+    with pytest.raises(EnvironmentFault, match="there is no account"):
+        played(env, SOLVED)
+    ((environment, force_build),) = asked
+    assert (type(environment), force_build) == (made, True)
+    task_config = environment.task_env_config
+    assert (task_config.docker_image, task_config.build_timeout_sec) == ("registry.test/own:1", 600)
+    assert (task_config.cpus, task_config.memory_mb, task_config.storage_mb) == (4, 8192, 20480)
+    if name == "modal":
+        assert (environment._sandbox_timeout, environment._cpu_config(), environment._memory_config()) == (
+            7200,
+            (4, 4),
+            8192,
+        )
 
 
 def test_an_agent_that_runs_out_of_turns_is_graded_and_called_truncated(cache: Path, task: Path) -> None:
