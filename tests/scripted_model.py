@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,10 @@ def train(
 def _script(patched: pytest.MonkeyPatch, chat: ChatFormat, author: Callable[[str], str], requests: Requests) -> None:
     sample = SimulatedSamplingClient.sample
     gradient, update = SimulatedTrainingClient.forward_backward, SimulatedTrainingClient.optim_step
-    (stop, *_) = [token for token in chat.stop if isinstance(token, int)]
+
+    def ended(reply: str, stop: str | Sequence[str] | Sequence[int] | None) -> np.ndarray[Any, Any]:
+        first = (chat.stop if stop is None else stop)[0]
+        return chat.encode(reply + first) if isinstance(first, str) else np.append(chat.encode(reply), np.int32(first))
 
     def written(
         self: SimulatedSamplingClient, prompt: tinker.ModelInput, num_samples: int, params: types.SamplingParams
@@ -78,7 +81,7 @@ def _script(patched: pytest.MonkeyPatch, chat: ChatFormat, author: Callable[[str
         requests.sampled.append(params)
         answer = sample(self, prompt, num_samples, params)
         text = chat.decode(np.asarray(prompt.to_ints(), np.int32))
-        completions = [np.append(chat.encode(author(text)), np.int32(stop)) for _ in range(num_samples)]
+        completions = [ended(author(text), params.stop) for _ in range(num_samples)]
         assert all(len(tokens) <= (params.max_tokens or 0) for tokens in completions), "the script is too long"
 
         async def replaced() -> types.SampleResponse:

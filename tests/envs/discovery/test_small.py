@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import override
 
@@ -38,6 +39,7 @@ from tests.simulation import Ears
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "erdos_small.yaml"
+TTT = ROOT / "examples" / "erdos_ttt.yaml"
 INSTANT = Latency(first_s=0.0, token_s=0.0, gradient_s=0.0, step_s=0.0, save_s=0.0, load_s=0.0)
 REAL = cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
 pytestmark = [
@@ -168,6 +170,24 @@ def test_budget_forcing_the_archive_and_entropic_advantages_are_in_the_record(
     assert len(set(parents)) > 1  # what was found was started from
     assert reports.seen == {"programs running or queued"}
     assert not reports.counts
+
+
+@pytest.mark.slow
+def test_the_documented_search_is_trained_on_with_its_large_budget_its_buffer_and_advantages(tmp_path: Path) -> None:
+    large = ["sampling.max_tokens=26000", "sampling.budget_forcing.context_window_tokens=32768"]
+    assert all(value in TTT.read_text().partition("\nmodel:")[0] for value in large)
+    resolved = load_config([TTT], [*large, "model=simulated", "steps=1", "batch.groups=1", "batch.group_size=8"])
+    config = resolved.config
+    forcing = config.sampling.budget_forcing
+    assert forcing is not None
+    latency = replace(INSTANT, mean_tokens=26_000.0)
+    trainer = RLTrainer(resolved, directory=tmp_path, service=SimulatedTinker(latency=latency), chat=FromAList())
+    concurrency.run(trainer.train())
+    played = [group for groups in recorded(tmp_path) for group in groups]
+    assert [len(group.episodes) for group in played] == [8]
+    assert check_forced_tokens(played, phrase=forcing.phrase.encode()) > 0
+    assert check_advantages(played, config) > 0
+    assert 1 < metrics(tmp_path)[-1]["env/erdos/tasks/size"] <= 16
 
 
 ENGINE_WORK = {"tokens of prompts being read", "replies in progress", "tokens in them", "training sequences to go"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +49,18 @@ DONE = [said(complete=True), said(complete=True)]
 
 
 def working_in_turn(command: str) -> Callable[[str], str]:
-    """A model that carries a command out in every other conversation, and says in each that it is done.
+    """A model that carries a command out in every other conversation that begins alike, and says that it is done.
 
     Args:
         command: with the newline that sends it.
     """
-    conversations, mark = count(), "I have looked at it."
+    begun, mark = Counter[str](), "I have looked at it."
 
     def reply(text: str) -> str:
         if mark in text:
             return said(complete=True)
-        return said("true\n" if next(conversations) % 2 else command, complete=True, analysis=mark)
+        begun[text] += 1
+        return said(command if begun[text] % 2 else "true\n", complete=True, analysis=mark)
 
     return reply
 

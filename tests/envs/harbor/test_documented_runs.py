@@ -77,3 +77,22 @@ def test_a_run_of_tinking_on_a_folder_of_tasks_trains(
     assert sorted(episodes.task) == ["edit-config"] * 2 + ["hello-world"] * 2
     assert {params.max_tokens for params in requests.sampled} == {2048}
     assert {gradient[1] for gradient in requests.gradients} == {"importance_sampling"}
+
+
+def test_tasks_that_are_kept_for_evaluation_are_evaluated_and_not_trained_on(
+    cache: Path, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKS", str(tasks))
+    halves = [
+        f"{section}.args.{value}"
+        for section, half in (("envs.terminal", "train"), ("eval.envs.held_out", "eval"))
+        for value in ("environment=local", "eval_tasks=[edit-config]", f"split={half}")
+    ]
+    held_out = ["eval.envs.held_out.env=harbor", f"eval.envs.held_out.args.tasks_dir={tasks}"]
+    attempts = ["eval.envs.held_out.attempts=2", "eval.envs.held_out.temperature=0.7"]
+    resolved = small("trainer_terminal_bench.yaml", [*halves, *held_out, *attempts])
+    episodes, _ = play(resolved, monkeypatch, tmp_path / "run", steps=1)
+    assert set(episodes.task) == {"hello-world"}
+    evaluated = pd.read_parquet(tmp_path / "run" / "evaluations")
+    assert set(evaluated.task) == {"edit-config"}
+    assert dict(evaluated.groupby("step").size()) == {0: 2, 1: 2}
