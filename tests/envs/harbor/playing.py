@@ -49,7 +49,7 @@ DONE = [said(complete=True), said(complete=True)]
 
 
 def working_in_turn(command: str) -> Callable[[str], str]:
-    """A model that carries a command out in every other conversation that begins alike, and says that it is done.
+    """A model that carries a command out in every other conversation about a task, and says that it is done.
 
     Args:
         command: with the newline that sends it.
@@ -59,8 +59,9 @@ def working_in_turn(command: str) -> Callable[[str], str]:
     def reply(text: str) -> str:
         if mark in text:
             return said(complete=True)
-        begun[text] += 1
-        return said(command if begun[text] % 2 else "true\n", complete=True, analysis=mark)
+        task = text.partition("Current terminal state:")[0]  # the screen may or may not show a prompt by then
+        begun[task] += 1
+        return said(command if begun[task] % 2 else "true\n", complete=True, analysis=mark)
 
     return reply
 
