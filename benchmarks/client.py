@@ -73,7 +73,7 @@ def dialogues(turns: int) -> list[Dialogue]:
 
 def our_group(rollouts: Sequence[Dialogue]) -> Group:
     """A group as rlkit's policy handle records it."""
-    from rlkit.recording import RecordingPolicy
+    from rlkit.rollout.recorder import RecordingPolicy
     from rlkit.testing import ByteChat
     from rlkit.types import Completion, Episode, Group, Sampling
 
@@ -138,8 +138,8 @@ def assembly() -> dict[str, float]:
     """Tokens a second of both sides, whose data is compared."""
     from tinker_cookbook.rl import data_processing
 
-    from rlkit.advantages import estimator
-    from rlkit.batch import Preparation
+    from rlkit.algorithms.advantages import estimator
+    from rlkit.algorithms.datums import Preparation
     from rlkit.service import sdk
 
     found, event_loop = dict[str, float](), asyncio.new_event_loop()

@@ -14,10 +14,10 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from rlkit.envs.discovery import autocorrelation_steps, packing_steps
-from rlkit.envs.discovery.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
-from rlkit.envs.discovery.packing import CirclePacking
 from rlkit.envs.discovery.problem import Construction, Problem
+from rlkit.envs.discovery.problems import autocorrelation_steps, packing_steps
+from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
+from rlkit.envs.discovery.problems.packing import CirclePacking
 
 MARKS_S = (1, 3, 10, 30, 60, 120)
 

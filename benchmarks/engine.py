@@ -105,16 +105,16 @@ def limit(directory: Path, device: str) -> dict[str, float]:
 
 def engine(directory: Path, device: str) -> dict[str, float]:
     """The engine's own kernels, without HTTP."""
-    from rlkit.engine.draw import DrawSettings
-    from rlkit.engine.lanes import Lanes
-    from rlkit.engine.learner import Learner
-    from rlkit.engine.lora import LoraSettings, new_adapter, serve
-    from rlkit.engine.losses import make_loss
-    from rlkit.engine.packing import Example
-    from rlkit.engine.requests import SampleRequest
-    from rlkit.engine.sampler import Decoder
-    from rlkit.engine.stops import StopRule
-    from rlkit.engine.weights import load_weights
+    from rlkit.engine.decode.requests import SampleRequest
+    from rlkit.engine.decode.sampler import Decoder
+    from rlkit.engine.decode.stops import StopRule
+    from rlkit.engine.decode.token_sampling import DrawSettings
+    from rlkit.engine.kernels.row_threads import Lanes
+    from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
+    from rlkit.engine.model.weights import load_weights
+    from rlkit.engine.training.learner import Learner
+    from rlkit.engine.training.losses import make_loss
+    from rlkit.engine.training.packing import Example
 
     lanes = Lanes(None if device == "cpu" else 1)
     weights = load_weights(directory, device)
@@ -158,7 +158,7 @@ def http(directory: Path, device: str) -> dict[str, float]:
     from tinker import types
 
     from rlkit.engine import EngineServer
-    from rlkit.engine.config import read_config
+    from rlkit.engine.model.config import read_config
 
     os.environ["TINKER_TELEMETRY"] = "0"
     vocab, name = read_config(directory).vocab_size, str(directory)
@@ -251,7 +251,7 @@ def _peak(device: str) -> float:
 
 def operations(directory: Path) -> dict[str, float]:
     """Floating-point operations that each piece of work needs."""
-    from rlkit.engine.config import read_config
+    from rlkit.engine.model.config import read_config
 
     c = read_config(directory)
     layer = c.hidden_size * ((c.heads + 2 * c.kv_heads) * c.head_dim + 3 * c.intermediate_size)
@@ -270,7 +270,7 @@ def operations(directory: Path) -> dict[str, float]:
 
 def units(directory: Path) -> dict[str, int]:
     """Tokens by which each piece of work is counted: sampled ones, or trained ones."""
-    from rlkit.engine.config import read_config
+    from rlkit.engine.model.config import read_config
 
     vocab = read_config(directory).vocab_size
     return {
@@ -299,7 +299,7 @@ def main() -> None:
     options = parser.parse_args()
     # Set before torch loads: threads that spin would make the contenders' numbers depend on whatever else runs.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from rlkit.engine.devices import torch_device
+    from rlkit.engine.kernels.devices import torch_device
 
     device = torch_device(options.device).type
     if options.contender:

@@ -12,9 +12,9 @@ import argparse
 import os
 import time
 
-from rlkit.envs.discovery.erdos import Erdos
 from rlkit.envs.discovery.problem import published
-from rlkit.envs.discovery.steps import Heights, c5, linear_programs, search, upsample
+from rlkit.envs.discovery.problems.erdos import Erdos
+from rlkit.envs.discovery.problems.erdos_steps import Heights, c5, linear_programs, search, upsample
 
 MARKS_S = (10, 60, 120, 180, 240, 300, 400)
 

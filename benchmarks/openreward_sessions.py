@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 
 from rlkit.envs.openreward import openreward
-from rlkit.envs.openreward.clients import environment
+from rlkit.envs.openreward.connection.clients import environment
 from rlkit.envs.openreward.source import OpenRewardTasks
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Message, Tool

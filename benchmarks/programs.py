@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine
 
 import numpy as np
 
-from rlkit.sandbox.fork_server import ForkServer
-from rlkit.sandbox.programs import Program, ProgramLimits
+from rlkit.sandbox.runners.fork_server import ForkServer
+from rlkit.sandbox.runners.programs import Program, ProgramLimits
 
 SOURCE = "import numpy as np\nfrom scipy import optimize\ndef run(seed):\n    return np.roll(h, seed)\n"
 LIMITS = ProgramLimits(timeout_s=30)

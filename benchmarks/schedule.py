@@ -144,8 +144,8 @@ def rlkit_run(run: Run, directory: Path, *, log: Log | None = None) -> Found:
     from service import Log, Tinker
 
     from rlkit.config import load_config
-    from rlkit.run import RLTrainer
     from rlkit.testing import ByteChat, World, run_virtual
+    from rlkit.training.trainer import RLTrainer
 
     workload, played, world, log = WORKLOADS[run.workload], Played(), World(), log or Log()
     ahead = {"max_staleness": run.staleness, "staleness": "strict" if run.strict else "paced"}

@@ -28,7 +28,7 @@ os.environ["HARBOR_TELEMETRY"] = "0"
 if TYPE_CHECKING:
     from harbor.models.trial.config import AgentConfig
 
-    from rlkit.recording import RecordingPolicy
+    from rlkit.rollout.recorder import RecordingPolicy
 
 OPENING_TOKENS = 1500
 TOKENS_PER_NUMBER = 5
@@ -110,11 +110,11 @@ def replies(turns: int, *, tokens: int) -> list[str]:
 async def ours(task: Path, script: Path, said: Sequence[str]) -> dict[str, float]:
     from harbor.models.trial.config import AgentConfig
 
-    from rlkit.envs.harbor.loans import lent
+    from rlkit.envs.harbor.agents.loans import lent
 
     policy, chat = timed_policy(task.parent / "model", said)
     with lent(policy) as key:
-        agent = AgentConfig(import_path="rlkit.envs.harbor.agent:RLTerminus2", kwargs={"policy": key})
+        agent = AgentConfig(import_path="rlkit.envs.harbor.agents.agent:RLTerminus2", kwargs={"policy": key})
         row = await trial(task, agent)
     turns, sequences, kept = policy.turns, list[list[int]](), list[dict[str, object]]()
     for text, turn in zip(said, turns, strict=True):
@@ -169,11 +169,11 @@ def timed_policy(model: Path, said: Sequence[str]) -> tuple[RecordingPolicy, lis
     """A policy that says this, and the CPU seconds that its `chat` took, in a list of one."""
     import numpy as np
 
+    from rlkit.chat.renderers import TemplateChat
+    from rlkit.chat.tokenizers import load_tokenizer
     from rlkit.policy import Reply
-    from rlkit.recording import RecordingPolicy
-    from rlkit.renderers import TemplateChat
+    from rlkit.rollout.recorder import RecordingPolicy
     from rlkit.testing import tiny_model
-    from rlkit.tokenizers import load_tokenizer
     from rlkit.types import Completion, Prompt, Sampling
 
     if not model.exists():

@@ -53,7 +53,7 @@ _RECOVERED = (
     "taken_again or checkpoint or last_step or stopped or for_a_while or nobody_waits or substeps or gone or newest"
 )
 _STORED = [_STORE, "tests/resume/test_missing_files.py", _RESUME]
-_BATCHES = ["tests/test_batch.py", "tests/test_advantages.py"]
+_BATCHES = ["tests/algorithms/test_datums.py", "tests/algorithms/test_advantages.py"]
 TESTS = {
     "store/__init__.py": [*_STORED, "-k", "not test_resume or pile_up or not_on_the or torn"],
     "store/about.py": [*_STORED, "-k", "not test_resume or refused or is_named or started"],
@@ -67,34 +67,55 @@ TESTS = {
     ],
     "store/codec.py": ["tests/store/test_group_scored.py", _JOURNAL, "-k", "scored or episode or json"],
     "store/table.py": [_DATA, _JOURNAL, "-k", "test_types or table or token"],
-    "store/journal.py": [_DATA, "tests/test_atomic.py", _JOURNAL, "-k", "not (episode or table or token)"],
-    "store/lines.py": ["tests/test_atomic.py", _STORE, _RESUME, "-k", "test_atomic or test_store or line or is_named"],
+    "store/journal.py": [_DATA, "tests/_util/test_files.py", _JOURNAL, "-k", "not (episode or table or token)"],
+    "store/lines.py": [
+        "tests/_util/test_files.py",
+        _STORE,
+        _RESUME,
+        "-k",
+        "test_files or test_store or line or is_named",
+    ],
     "store/lock.py": ["tests/store/test_lock.py", _STORE],
-    "batch.py": [
+    "algorithms/datums.py": [
         _DATA,
         *_BATCHES,
-        "tests/test_shaping.py",
-        "tests/test_kl.py",
-        "tests/test_audit.py",
+        "tests/algorithms/test_shaping.py",
+        "tests/algorithms/test_kl_penalty.py",
+        "tests/tools/test_audit.py",
         "-k",
         "not test_advantages or together",
     ],
-    "advantages.py": [_DATA, *_BATCHES, "-k", "not (whichever or run_learns or gone_on)"],
-    "estimators.py": ["tests/test_estimators.py", "-k", "not (finite or order or constant_added or better or unit)"],
-    "rollouts.py": [
+    "algorithms/advantages.py": [_DATA, *_BATCHES, "-k", "not (whichever or run_learns or gone_on)"],
+    "algorithms/estimators.py": [
+        "tests/algorithms/test_estimators.py",
+        "-k",
+        "not (finite or order or constant_added or better or unit)",
+    ],
+    "rollout/player.py": [
         _DATA,
-        "tests/test_rollouts.py",
-        "tests/test_coalesce.py",
+        "tests/rollout/test_player.py",
+        "tests/rollout/test_request_batcher.py",
         "tests/store/test_group_scored.py",
         _RESUME,
         "-k",
         f"not test_resume or {_PLAYED}",
     ],
-    "boundary.py": ["tests/test_boundary.py", "tests/test_rollouts.py", "tests/test_loop_holds.py"],
-    "redaction.py": ["tests/test_redaction.py"],
-    "schedule.py": [_DATA, "tests/test_schedule.py"],
-    "update.py": [_DATA, "tests/test_update.py", _RESUME, "-k", "not test_resume or substeps or stream or learning"],
-    "weights.py": [_DATA, _RESUME, "tests/test_faults.py", "-k", f"test_types or {_RECOVERED}"],
+    "rollout/boundary.py": [
+        "tests/rollout/test_boundary.py",
+        "tests/rollout/test_player.py",
+        "tests/_util/test_loop_holds.py",
+    ],
+    "_util/redaction.py": ["tests/_util/test_redaction.py"],
+    "algorithms/records.py": [_DATA, "tests/training/test_schedule.py", "tests/training/test_step.py"],
+    "training/schedule.py": [_DATA, "tests/training/test_schedule.py"],
+    "training/step.py": [
+        _DATA,
+        "tests/training/test_step.py",
+        _RESUME,
+        "-k",
+        "not test_resume or substeps or stream or learning",
+    ],
+    "training/weights.py": [_DATA, _RESUME, "tests/test_faults.py", "-k", f"test_types or {_RECOVERED}"],
 }
 """The tests of each module as pytest takes them: those that tell most in the least time."""
 

@@ -38,7 +38,7 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TINKER_TELEMETRY", "0")
     # What the engine promises bit for bit, it promises on the CPU; tests that want a GPU ask for it.
-    monkeypatch.setattr("rlkit.engine.devices.has_gpu", lambda: False)
+    monkeypatch.setattr("rlkit.engine.kernels.devices.has_gpu", lambda: False)
     yield
 
 

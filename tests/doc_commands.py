@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.cli.arguments import split
+from rlkit.cli.common.arguments import split
 from rlkit.config import load_config, load_object
-from rlkit.config.arguments import bind
-from rlkit.config.objects import BUILT_IN
+from rlkit.config.loading.arguments import bind
+from rlkit.config.loading.objects import BUILT_IN
 from rlkit.config.schema import Config
 
 ROOT = Path(__file__).parent.parent

@@ -12,16 +12,15 @@ import pytest
 import tinker
 from tinker import types
 
-from rlkit import concurrency
-from rlkit.chat import ChatFormat
+from rlkit._util import threads
+from rlkit.chat.format import ChatFormat
+from rlkit.chat.load import load_chat
 from rlkit.config import Resolved
-from rlkit.run import RLTrainer
-from rlkit.service import ServiceChoice
-from rlkit.settings import load_chat
 from rlkit.testing import Latency, SimulatedTinker, World
 from rlkit.testing.answers import Answer
 from rlkit.testing.simulated import SimulatedSamplingClient, SimulatedTrainingClient
 from rlkit.trackers import RunResult
+from rlkit.training.trainer import RLTrainer
 
 AT_ONCE = Latency(first_s=0.001, token_s=0, gradient_s=0.001, step_s=0.001, save_s=0.001, load_s=0.001)
 
@@ -58,13 +57,13 @@ def train(
         directory: of the run.
         world: of the service, where it is to outlive the run.
     """
-    chat = load_chat(resolved.config, ServiceChoice("url", None, "it is simulated"), lambda message: None)
+    chat = load_chat(resolved.config, engine=False, note=lambda message: None)
     requests = Requests()
     with monkeypatch.context() as patched:
         _script(patched, chat, author, requests)
         service = SimulatedTinker(latency=AT_ONCE, world=world)
         trainer = RLTrainer(resolved, directory=directory, service=service, chat=chat)
-        return concurrency.run(trainer.train()), requests
+        return threads.run(trainer.train()), requests
 
 
 def _script(patched: pytest.MonkeyPatch, chat: ChatFormat, author: Callable[[str], str], requests: Requests) -> None:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rlkit
-from rlkit.advantages import Estimator
-from rlkit.chat import ChatFormat
+from rlkit.algorithms.advantages import Estimator
+from rlkit.chat.format import ChatFormat
 from rlkit.config import load_config
-from rlkit.run import RLTrainer
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World, run_virtual
-from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
+from rlkit.trackers import RunInfo, RunResult, Tracker
+from rlkit.training.trainer import RLTrainer
+from rlkit.types import Checkpoint
 
 
 class Word(rlkit.SingleTurnEnv):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.cli.arguments import split
+from rlkit.cli.common.arguments import split
 from rlkit.config import Resolved, load_config
 from rlkit.testing import World
 from rlkit.testing.world import digest

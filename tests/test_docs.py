@@ -186,13 +186,23 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert "::: rlkit.errors" in page
 
 
+def test_the_modules_to_read_are_there_and_as_long_as_the_page_says() -> None:
+    page = (ROOT / "docs" / "design.md").read_text().partition("## The ten modules to read")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| (\d+) \|", page, re.MULTILINE)
+    lengths = {name: len((ROOT / "src" / "rlkit" / name).read_text().splitlines()) for name, _ in rows}
+    assert len(rows) == 10
+    assert {name: stated for name, stated in rows if abs(lengths[name] - int(stated)) > 20} == {}
+
+
 def test_every_estimator_has_its_row_and_its_place_in_the_reference() -> None:
-    from rlkit.advantages import ESTIMATORS
+    from rlkit.algorithms.advantages import ESTIMATORS
 
     page = (ROOT / "docs" / "advantages.md").read_text()
     assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted(ESTIMATORS)
     reference = (ROOT / "docs" / "reference.md").read_text()
-    assert sorted(re.findall(r"^::: rlkit\.estimators\.(\w+)$", reference, re.MULTILINE)) == sorted(ESTIMATORS)
+    assert sorted(re.findall(r"^::: rlkit\.algorithms\.estimators\.(\w+)$", reference, re.MULTILINE)) == sorted(
+        ESTIMATORS
+    )
 
 
 def test_the_reference_of_the_configuration_is_made_from_the_schema() -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.chat import Parsed
+from rlkit.chat.format import Parsed
 from rlkit.testing import ByteChat, World
 from rlkit.types import Json, Tokens
 
@@ -189,7 +189,7 @@ def test_whichever_call_of_an_environment_fails_only_its_rollout_is_played_again
         assert len(run.ears.saved) == STEPS
 
 
-class Source:
+class Source(rlkit.TaskSource):
     """A source of tasks whose N-th call of one method fails."""
 
     def __init__(self, method: str, number: int, error: BaseException) -> None:

@@ -153,7 +153,7 @@ def test_two_servers_are_trained_on_at_once_and_the_run_is_resumed(
     monkeypatch.chdir(EXAMPLES.parent)
     path = EXAMPLES / "openreward_local.yaml"
     envs = load_config([path]).config.envs
-    from rlkit.envs.openreward.servers import local_server
+    from rlkit.envs.openreward.connection.servers import local_server
 
     # Held, so that the second run need not start them again.
     commands = [str(spec.args["server"]) for spec in envs.values()]

@@ -16,16 +16,16 @@ from typing import override
 import pytest
 
 import rlkit
-from rlkit import plain as plains
-from rlkit import redaction
-from rlkit.boundary import outcome_of
+from rlkit._util import json_values as plains
+from rlkit._util import redaction
 from rlkit.config import Resolved
+from rlkit.config.loading.secrets import redact
 from rlkit.config.schema import Config, EnvConfig
-from rlkit.config.secrets import redact
 from rlkit.errors import ContextFull, RewardError
-from rlkit.outcomes import INFO_BYTES, as_outcome
 from rlkit.policy import Limits
-from rlkit.recording import AT_ONCE_CHARS, RecordingPolicy
+from rlkit.rollout.boundary import outcome_of
+from rlkit.rollout.recorder import AT_ONCE_CHARS, RecordingPolicy
+from rlkit.rollout.validation import INFO_BYTES, as_outcome
 from rlkit.store import RunStore
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Message, Outcome, Prompt, Sampling, Tokens, Tool

@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import rlkit
-from rlkit.advantages import ESTIMATORS, Estimator
+from rlkit.algorithms.advantages import ESTIMATORS, Estimator
+from rlkit.algorithms.estimators import group_mean
 from rlkit.config import load_config
 from rlkit.engine import EngineServer
-from rlkit.estimators import group_mean
-from rlkit.run import RLTrainer
 from rlkit.service.sdk import TinkerService
 from rlkit.trackers import Tracker
+from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum
 
 EXHAUSTIVE = os.environ.get("RLKIT_TEST_EXHAUSTIVE") == "1"

@@ -15,9 +15,9 @@ import pytest
 
 import rlkit
 from rlkit.config import load_config
-from rlkit.run import RLTrainer
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers import RunResult, Tracker
+from rlkit.training.trainer import RLTrainer
 from rlkit.types import Episode
 from tests.limits import HANG_S, wait_until
 

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import rlkit
-from rlkit.advantages import group_mean
-from rlkit.batch import Preparation
+from rlkit._util.priority_semaphore import Slots
+from rlkit.algorithms.advantages import group_mean
+from rlkit.algorithms.datums import Preparation
+from rlkit.env import Task
 from rlkit.policy import Limits
-from rlkit.rollouts import EnvSettings, Player
-from rlkit.slots import Slots
-from rlkit.sources import Task
+from rlkit.rollout.player import EnvSettings, Player
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.limits import HANG_S

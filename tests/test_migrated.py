@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from rlkit.cli.app import app
 from rlkit.config import load_config, load_object
-from rlkit.config.objects import BUILT_IN
+from rlkit.config.loading.objects import BUILT_IN
 
 from .cli.conftest import rlkit
 from .doc_commands import run_of

@@ -51,8 +51,8 @@ def test_a_turn_with_unequal_arrays_cannot_be_made() -> None:
         Turn(Prompt(np.zeros(1, np.int32)), np.zeros(2, np.int32), np.zeros(1, np.float32), np.ones(2, bool), "stop", 0)
 
 
-MODULES = ["advantages", "batch", "rollouts", "schedule", "store.history", "store.journal", "store.table", "types"]
-MODULES += ["update", "weights"]
+MODULES = ["algorithms.advantages", "algorithms.datums", "algorithms.records", "env", "rollout.player", "types"]
+MODULES += ["store.history", "store.journal", "store.table", "training.schedule", "training.step", "training.weights"]
 CHANGING = {"Counts", "Player", "Making", "History", "_Budget"}
 """Those whose purpose is to be changed."""
 WITH_ARRAYS = {"Prepared", "Played", "Taken", "Update", "StepGroup", "Prompt", "Turn", "Episode", "Group", "Datum"}
@@ -77,5 +77,9 @@ def test_data_cannot_be_changed_nor_a_field_of_it_misspelt(module: str) -> None:
 
 
 def test_each_module_of_data_has_data() -> None:
-    for module, name in [("update", "Recipe"), ("update", "Update"), ("advantages", "BatchEstimator")]:
+    for module, name in [
+        ("training.step", "Recipe"),
+        ("algorithms.records", "Update"),
+        ("algorithms.advantages", "BatchEstimator"),
+    ]:
         assert is_dataclass(getattr(importlib.import_module(f"rlkit.{module}"), name))

@@ -9,10 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlkit.advantages import AdvantageEstimator, BatchEstimator
+    from rlkit.algorithms.advantages import AdvantageEstimator, BatchEstimator
     from rlkit.api import train
     from rlkit.config import load_config
     from rlkit.config.schema import Config
+    from rlkit.dry_run.rehearse import rehearse
     from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, TaskSource, ToolEnv
     from rlkit.errors import (
         ConfigError,
@@ -25,17 +26,16 @@ if TYPE_CHECKING:
         ServiceError,
         UsageError,
     )
-    from rlkit.evaluation import evaluate
+    from rlkit.evaluation.evaluate import evaluate
     from rlkit.policy import Policy, Reply
-    from rlkit.rehearsal import rehearse
-    from rlkit.run import RLTrainer
-    from rlkit.stop import StopSignal
-    from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
-    from rlkit.trainer import Trainer
-    from rlkit.types import Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
+    from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
+    from rlkit.training.loop import Trainer
+    from rlkit.training.stop import StopSignal
+    from rlkit.training.trainer import RLTrainer
+    from rlkit.types import Checkpoint, Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
 
 _MODULES = {
-    "advantages": ["AdvantageEstimator", "BatchEstimator"],
+    "algorithms.advantages": ["AdvantageEstimator", "BatchEstimator"],
     "api": ["train"],
     "config": ["load_config"],
     "config.schema": ["Config"],
@@ -52,13 +52,13 @@ _MODULES = {
         "UsageError",
     ],
     "policy": ["Policy", "Reply"],
-    "evaluation": ["evaluate"],
-    "rehearsal": ["rehearse"],
-    "run": ["RLTrainer"],
-    "trackers": ["Checkpoint", "Progress", "RunInfo", "RunResult", "Tracker"],
-    "stop": ["StopSignal"],
-    "trainer": ["Trainer"],
-    "types": ["Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],
+    "evaluation.evaluate": ["evaluate"],
+    "dry_run.rehearse": ["rehearse"],
+    "training.trainer": ["RLTrainer"],
+    "trackers": ["Progress", "RunInfo", "RunResult", "Tracker"],
+    "training.stop": ["StopSignal"],
+    "training.loop": ["Trainer"],
+    "types": ["Checkpoint", "Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -8,16 +8,16 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
-from rlkit.advantages import Estimator
-from rlkit.concurrency import run
+from rlkit._util.threads import run
+from rlkit.algorithms.advantages import Estimator
 from rlkit.config import Resolved, load_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
-from rlkit.run import RLTrainer, named_directory
-from rlkit.sources import Tasks, is_env
-from rlkit.stop import StopSignal
 from rlkit.store import holds_run
+from rlkit.tasks.sources import Tasks, is_env
 from rlkit.trackers import RunResult, Tracker
+from rlkit.training.stop import StopSignal
+from rlkit.training.trainer import RLTrainer, named_directory
 
 CLEAN_UP_S = 10.0
 """How long a run that was interrupted twice may take to clean up."""

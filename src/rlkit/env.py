@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from rlkit._util.json_values import readable
 from rlkit.errors import LimitReached
 from rlkit.policy import Policy, Reply
 from rlkit.types import Episode, Group, Json, Message, Outcome, Tool, ToolCall
@@ -51,28 +53,64 @@ class GroupScorer(Protocol):
         ...
 
 
-class TaskSource(Protocol):
-    """Decides what is played next. Deterministic, given its seed and what it was told by `observe`.
+_NAMELESS = object()
 
-    It may have a method `metrics` besides, which gives numbers by name after each step, and a method `keep_in`, which
-    is given a folder for its files before the first draw.
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task of a run: the `draw`-th, of the environment `name`.
+
+    Its `id` is what the env calls itself; the draw, where it has no name or cannot say it. It is read once, so that all
+    records have the same.
     """
 
+    draw: int
+    name: str
+    env: Env
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        own = own_id(self.env)
+        object.__setattr__(self, "id", str(self.draw) if own is None else own)
+
+
+def own_id(env: Env) -> str | None:
+    """What the env calls itself; None where it has no name or cannot say it."""
+    try:
+        own = getattr(env, "task_id", _NAMELESS)
+        return None if own is _NAMELESS else readable(str(own))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # the user's own code, and only for a name
+        return None
+
+
+class TaskSource(ABC):
+    """Decides what is played next. Deterministic, given its seed and the groups that `observe` was given."""
+
+    @abstractmethod
     def next(self) -> Env | None:
-        """The next task, or None when there are no more."""
-        ...
+        """Return the next task, or None when there are no more."""
+
+    @abstractmethod
+    def state_dict(self) -> Mapping[str, Json]:
+        """Return everything that `load_state_dict` needs to go on from here, as JSON."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state_dict` returned."""
 
     def observe(self, group: Group) -> None:
-        """Learn from a finished group (difficulty filters and archives do)."""
-        ...
+        """Learn from a finished group, as difficulty filters and archives do; by default nothing."""
+        return
 
-    def state_dict(self) -> Mapping[str, Json]:
-        """Everything that `load_state_dict` needs to go on from here, as JSON."""
-        ...
+    def metrics(self) -> Mapping[str, float]:
+        """Return numbers by name after a step, for `env/<name>/tasks/…`; by default none."""
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` gave."""
-        ...
+    def keep_in(self, folder: Path) -> None:
+        """Take a folder for files of one's own, before the first draw; by default unused."""
+        return
 
 
 class SingleTurnEnv(ABC, Env):

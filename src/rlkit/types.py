@@ -328,3 +328,20 @@ class Completion:
     logprobs: Floats
     stop: StopReason
     request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Weights that the service keeps.
+
+    Args:
+        step: optimiser steps that they have taken.
+        state: `tinker://` path of the training state, optimiser included.
+        sampler: `tinker://` path of the weights for sampling.
+        expires: seconds since the epoch, None for never.
+    """
+
+    step: int
+    state: str
+    sampler: str
+    expires: float | None = None

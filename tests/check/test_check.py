@@ -20,6 +20,7 @@ from time import time as bound_time
 import numpy as np
 import pytest
 
+import rlkit
 from rlkit.check import Finding, Report, check
 from rlkit.check.conditions import force_chance
 from rlkit.env import Env, SingleTurnEnv, Step, StepEnv, ToolEnv
@@ -603,7 +604,7 @@ def test_an_environment_that_cannot_be_pickled_is_found_and_played_all_the_same(
 # --- sources of tasks
 
 
-class Counter:
+class Counter(rlkit.TaskSource):
     def __init__(self, *, honest: bool = True, last: int = 9) -> None:
         self.at, self.honest, self.last = 0, honest, last
 

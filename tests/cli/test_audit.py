@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlkit import batch
+from rlkit.algorithms import datums
 from tests.simulation import Simulation, Talk
 
 
@@ -29,7 +29,7 @@ def test_a_run_that_trains_on_what_was_sampled_is_0(rlkit: Callable[..., Any], r
 def test_the_first_token_that_was_not_sampled_where_it_is_trained_on_is_named(
     rlkit: Callable[..., Any], run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "_path", lambda episode, last: [last])  # forgets what was said before
+    monkeypatch.setattr(datums, "_path", lambda episode, last: [last])  # forgets what was said before
     result = rlkit("audit", "first")
     assert result.exit_code == 1
     assert result.stdout == ""

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 import rlkit as toolkit
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError
-from rlkit.export import export
 from rlkit.service.sdk import TinkerService
 from rlkit.testing import byte_model
+from rlkit.tools.export import export
 from rlkit.types import Prompt
 
 TEXT = np.frombuffer(b"the cat sat on the mat", np.uint8).astype(np.int32)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import rlkit as toolkit
-from rlkit.cli.choosing import Filter, age_s
+from rlkit.cli.checkpoints.choosing import Filter, age_s
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import Stored
@@ -118,7 +118,7 @@ def test_checkpoints_are_deleted_with_what_belongs_to_them_and_only_after_a_yes(
 def test_a_person_is_asked(answer: str, left: int, run: Saved, rlkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = StringIO(answer)
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rlkit.cli.discard.sys", SimpleNamespace(stdin=typed))
+    monkeypatch.setattr("rlkit.cli.checkpoints.discard.sys", SimpleNamespace(stdin=typed))
     result = rlkit("checkpoints", "delete", "--all")
     assert result.exit_code == 0
     assert "for good? [y/N]" in result.stderr

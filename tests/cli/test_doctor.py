@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlkit.doctor import Finding
+from rlkit.tools.doctor import Finding
 
 GOOD = Finding("python", "ok", "3.12.1")
 BAD = Finding("tinker", "fail", "not installed", "run `uv sync`")
@@ -21,7 +21,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> list[bool]:
         asked.append(engine)
         yield from findings
 
-    monkeypatch.setattr("rlkit.doctor.examine", examine)
+    monkeypatch.setattr("rlkit.tools.doctor.examine", examine)
     return asked
 
 

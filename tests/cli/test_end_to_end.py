@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
-from rlkit.scaffold import scaffold
 from rlkit.testing import byte_model
+from rlkit.tools.scaffold import scaffold
 from tests.limits import HANG_S
 
 RLKIT = [sys.executable, "-m", "rlkit"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     scaffold(tmp_path / "project", name="largest")
     model = byte_model(tmp_path / "model")
@@ -58,6 +60,7 @@ def test_serve_says_where_it_is_and_stops_when_told() -> None:
         assert process.wait(HANG_S) == 0
 
 
+@pytest.mark.slow
 def test_doctor_finds_this_machine_fit_and_keeps_secrets(tmp_path: Path) -> None:
     environ = {**os.environ, "WANDB_API_KEY": "canary-0123456789"}
     done = subprocess.run(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from rlkit.cli.common.scores import scores_of, scores_table
 from rlkit.cli.evaluate import summary, table
-from rlkit.cli.scores import scores_of, scores_table
 from rlkit.errors import ServiceError
 from rlkit.trackers import Progress
 from tests.builders import group
@@ -35,7 +35,7 @@ def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
             raise ServiceError("the checkpoint does not exist", request_id="r-1")
         return METRICS
 
-    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
+    monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
     (tmp_path / "a.yaml").write_text(CONFIG)
 
 
@@ -62,7 +62,7 @@ def test_an_environment_of_which_every_rollout_failed_is_1(
     async def evaluate(resolved: object, **named: object) -> Mapping[str, float]:
         return {"eval/sums/episodes": 3.0, "eval/sums/failed": 3.0}
 
-    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
+    monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
     result = rlkit("eval", "a.yaml")
     assert result.exit_code == 1
     assert result.stdout.splitlines()[1].split() == ["sums", "-", "3", "3"]
@@ -74,7 +74,7 @@ def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypat
         await asyncio.sleep(0.2)
         return METRICS
 
-    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
+    monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
     monkeypatch.setattr("rlkit.cli.evaluate._TOLD_S", 0.05)
     assert "4 of 9 rollouts are done, 2 are played; 1,234 tokens\n" in rlkit("eval", "a.yaml").stderr
     assert rlkit("eval", "a.yaml", "--quiet").stderr == ""
@@ -123,7 +123,7 @@ def test_what_was_played_is_told_by_environment_and_by_task(
         scored([group([1.0, 0.0], env="sums"), group([None, 0.0], env="sums")])
         return METRICS
 
-    monkeypatch.setattr("rlkit.evaluation.evaluate", evaluate)
+    monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
     lines = rlkit("eval", "a.yaml", "--tasks").stdout.splitlines()
     assert lines[3] == "sums: completed 2, failed 1, solved 1"
     assert lines[5].split() == ["task", "1/2", "0.500", "completed", "1,", "solved", "1"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from rlkit.cli.guard import command
+from rlkit.cli.common.guard import command
 from rlkit.errors import ConfigError, MissingError, RlkitError, RunFailed, ServiceError, UsageError
 
 

@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 
 import pytest
 
-from rlkit.cli import held
-from rlkit.cli.held import ended_if_held
-from rlkit.containment import contained
+from rlkit.cli.common import held
+from rlkit.cli.common.held import ended_if_held
+from rlkit.rollout.task_guard import contained
 
 LIMIT_S = 0.5
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from rlkit.config import load_config
-from rlkit.settings import env_settings
+from rlkit.rollout.settings import env_settings
 
 OLD = """
 wandb_project_name: mine

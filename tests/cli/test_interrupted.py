@@ -160,6 +160,7 @@ def assert_nothing_left(command: Command, ports: set[int]) -> None:
     assert list(command.folder.rglob("*.tmp")) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("signals", "mode"),
     [

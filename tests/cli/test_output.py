@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.cli.output import Output, coloured, printable, redact, redrawable, to_json
+from rlkit.cli.common.output import Output, coloured, printable, redact, redrawable, to_json
 
 SECRET = 'tml-"canary"\\0123'
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from rlkit.envs.discovery.erdos import Erdos
-from rlkit.envs.discovery.packing import CirclePacking
 from rlkit.envs.discovery.problem import Problem, published
+from rlkit.envs.discovery.problems.erdos import Erdos
+from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.envs.discovery.records import offer, read
 from rlkit.envs.discovery.state import State
 from tests.simulation import Simulation, Talk

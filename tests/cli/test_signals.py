@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.signals import graceful, terminable
+from rlkit.cli.common.signals import graceful, terminable
 from tests.limits import HANG_S
 
 # A run that waits; `stubborn` ones also hold up their own end. Many short sleeps, because Python does not wake from one
 # for a signal that comes just before it.
 PROGRAM = """
 import sys, time
-from rlkit.cli.signals import graceful
+from rlkit.cli.common.signals import graceful
 said = lambda text: print(text, flush=True)
 try:
     clean_up_s = 0.5 if "stubborn" in sys.argv else 3600
@@ -38,7 +38,7 @@ except KeyboardInterrupt:
 # A thread that never ends, as of a grader that waits for a sandbox.
 BLOCKED = """
 import asyncio, sys, threading
-from rlkit.cli.signals import graceful
+from rlkit.cli.common.signals import graceful
 
 async def main():
     try:

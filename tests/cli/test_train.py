@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from rlkit.cli.output import Output
+from rlkit.cli.common.output import Output
 from rlkit.cli.train import run
 from rlkit.errors import RunFailed
-from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
+from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
+from rlkit.types import Checkpoint
 
 CONFIG = "envs: {arithmetic: {}}\nsteps: 3\n"
 SAVED = Checkpoint(2, "tinker://x/weights/step-2", "tinker://x/sampler_weights/step-2")
@@ -46,7 +47,7 @@ class FakeTrainer:
 
 @pytest.fixture(autouse=True)
 def _fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("rlkit.run.RLTrainer", FakeTrainer)
+    monkeypatch.setattr("rlkit.training.trainer.RLTrainer", FakeTrainer)
     FakeTrainer.outcome = RunResult("first", Path("/runs/first"), "completed", 3, METRICS, SAVED)
     (tmp_path / "a.yaml").write_text(CONFIG)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.config import load_config
-from rlkit.config.measured import OF_A_STEP, OF_EPISODES
+from rlkit.config.schema.metric_names import OF_A_STEP, OF_EPISODES
 from rlkit.errors import ConfigError
 
 OWN = {

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.config import Resolved, export_dotenv, load_config, show_lines
-from rlkit.config.dotenv import read_dotenv
-from rlkit.config.interpolate import escape, interpolate
-from rlkit.config.nodes import Node, Origin, find
+from rlkit.config.loading.dotenv import read_dotenv
+from rlkit.config.loading.interpolate import escape, interpolate
+from rlkit.config.loading.nodes import Node, Origin, find
 from rlkit.errors import ConfigError
 from tests.config.conftest import Load, Refused
 

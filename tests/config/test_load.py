@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.config import Config, Resolved, load_config, show_lines
-from rlkit.config.advantage import CustomAdvantage, EntropicAdvantage, PkpoAdvantage, PlainAdvantage
-from rlkit.config.nodes import Node, Origin, merge, plain
-from rlkit.config.objective import PPOLoss
-from rlkit.config.resolved import leaves
+from rlkit.config.loading.nodes import Node, Origin, merge, plain
+from rlkit.config.loading.resolved import leaves
+from rlkit.config.loading.yaml_text import parse
 from rlkit.config.schema import EnvConfig
-from rlkit.config.yaml_text import parse
+from rlkit.config.schema.advantage import CustomAdvantage, EntropicAdvantage, PkpoAdvantage, PlainAdvantage
+from rlkit.config.schema.objective import PPOLoss
 from rlkit.errors import ConfigError
 from tests.config.conftest import Load, Refused
 

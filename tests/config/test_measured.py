@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlkit.config.measured import has_by_chance
 from rlkit.config.schema import Config
+from rlkit.metrics.names import has_by_chance
 
 CONFIG = Config.model_validate(
     {

@@ -50,7 +50,7 @@ class Bare(rlkit.env.Env):
         return 1.0
 
 
-class Source:
+class Source(rlkit.env.TaskSource):
     def __init__(self, seed: int): self.seed = seed
     def next(self): return TASK
     def observe(self, group): pass

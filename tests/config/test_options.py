@@ -16,15 +16,15 @@ import pytest
 import torch
 
 import rlkit
+from rlkit.chat.load import load_chat
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.config.section import Section
-from rlkit.config.track import DocentConfig, TensorboardConfig, TrackConfig, TrackioConfig, WandbConfig
-from rlkit.run import RLTrainer, named_directory
-from rlkit.service import ServiceChoice, choose, connect
-from rlkit.settings import load_chat
+from rlkit.config.schema.section import Section
+from rlkit.config.schema.track import DocentConfig, TensorboardConfig, TrackConfig, TrackioConfig, WandbConfig
+from rlkit.service.connect import ServiceChoice, choose, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers.sinks import chosen, sink
+from rlkit.training.trainer import RLTrainer, named_directory
 from rlkit.types import Datum
 from tests.simulation import Word
 
@@ -146,7 +146,7 @@ def test_every_option_acts_where_the_table_says(
     # What only a real service, or a run of a name, has to be told.
     config = load_config([], settings={"envs": {"words": WORDS}, "name": "x", "model": str(byte_model_dir)}).config
     named_directory(config)
-    load_chat(config, choose(config.service, environ={}), lambda note: None)
+    load_chat(config, engine=choose(config.service, environ={}).kind == "engine", note=lambda note: None)
     # Processes beside a run read these.
     for name, tracked in chosen(TRACKED).items():
         with suppress(ImportError, rlkit.MissingError):

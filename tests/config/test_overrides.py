@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.config import Resolved, load_config
-from rlkit.config.nodes import Node, Origin, dotted, find, plain
-from rlkit.config.overrides import apply, split
+from rlkit.config.loading.nodes import Node, Origin, dotted, find, plain
+from rlkit.config.loading.overrides import apply, split
 from tests.config.conftest import Load, Refused
 from tests.config.strategies import KEYS, json_values
 

@@ -5,8 +5,8 @@ import json
 from pydantic import BaseModel
 
 from rlkit.config import reference_markdown, schema_json
-from rlkit.config.outline import leaf_fields
-from rlkit.config.section import Section
+from rlkit.config.loading.outline import leaf_fields
+from rlkit.config.schema.section import Section
 
 
 def sections() -> list[type[BaseModel]]:

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from rlkit.config import Resolved, show_lines
+from rlkit.config.loading.secrets import is_secret, redact, secret_warnings
 from rlkit.config.schema import Config, EnvConfig
-from rlkit.config.secrets import is_secret, redact, secret_warnings
 from rlkit.types import Json
 from tests.config.conftest import Load, Refused
 

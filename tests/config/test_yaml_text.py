@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.config.nodes import Node, find, plain
-from rlkit.config.yaml_text import parse, read_file
+from rlkit.config.loading.nodes import Node, find, plain
+from rlkit.config.loading.yaml_text import parse, read_file
 from rlkit.errors import ConfigError
 from tests.config.conftest import Refused
 from tests.config.strategies import json_values

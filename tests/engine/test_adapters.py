@@ -9,9 +9,11 @@ import pytest
 import tinker
 from tinker import types
 
-from rlkit.engine import EngineServer, runtime, snapshots
-from rlkit.engine.requests import SampleResult
-from rlkit.engine.samplers import Samplers
+from rlkit.engine import EngineServer
+from rlkit.engine.decode.requests import SampleResult
+from rlkit.engine.server import runtime
+from rlkit.engine.server.samplers import Samplers
+from rlkit.engine.storage import snapshots
 
 from .conformance import ask, await_answer, open_session
 from .helpers import ce_datum, prompt

@@ -12,8 +12,9 @@ import tinker
 import torch
 from tinker import types
 
-from rlkit.engine import EngineServer, bases
-from rlkit.engine.weights import Weights
+from rlkit.engine import EngineServer
+from rlkit.engine.model.weights import Weights
+from rlkit.engine.server import base_models
 from rlkit.errors import MissingError
 from tests.limits import HANG_S, wait_until
 
@@ -116,7 +117,7 @@ def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
     sampling = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "qwen2"}
     ask(server, "create_sampling_session", sampling)
     assert contexts() == {"advertised": None, "qwen2": 1024}
-    monkeypatch.setattr(bases, "_LOOK_S", 0.1)
+    monkeypatch.setattr(base_models, "_LOOK_S", 0.1)
     ask(server, "create_sampling_session", sampling | {"sampling_session_seq_id": 1, "base_model": "slow"})
     assert contexts() == {"advertised": None, "qwen2": 1024}
     assert slow.asked == ["qwen2", "slow"]
@@ -137,7 +138,7 @@ def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve:
             running[0] -= 1
         return resolve("llama")
 
-    found = bases.Bases(slow, torch.device("cpu"))
+    found = base_models.Bases(slow, torch.device("cpu"))
     looking = [found.look_for(f"hub/{i}") for i in range(50)]
     go_on.set()
     for future in looking:
@@ -159,7 +160,7 @@ def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
         assert go_on.wait(HANG_S)
         raise MissingError(name)
 
-    found = bases.Bases(slow, torch.device("cpu"))
+    found = base_models.Bases(slow, torch.device("cpu"))
     looking = [found.look_for(f"hub/{i}") for i in range(9)]
     for _ in range(4):
         assert begun.acquire(timeout=HANG_S)
@@ -175,13 +176,13 @@ def test_a_model_in_use_is_loaded_once_however_many_there_are(
     server: EngineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded: list[str] = []
-    load = bases.load_weights
+    load = base_models.load_weights
 
     def counted(directory: Path, device: str) -> Weights:
         loaded.append(directory.name)
         return load(directory, device)
 
-    monkeypatch.setattr(bases, "load_weights", counted)
+    monkeypatch.setattr(base_models, "load_weights", counted)
     names = ["llama", "qwen2", "qwen3"]
     with connect(server) as client:
         trainers = [client.create_lora_training_client(name, rank=2, seed=0).result() for name in names]

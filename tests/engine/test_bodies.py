@@ -16,9 +16,10 @@ import zstandard
 from starlette.requests import Request
 from starlette.types import Message
 
-from rlkit.engine import EngineServer, bodies
-from rlkit.engine.bodies import Bodies, Refused, read_body
-from rlkit.engine.service import Service
+from rlkit.engine import EngineServer
+from rlkit.engine.server import request_body
+from rlkit.engine.server.request_body import Bodies, Refused, read_body
+from rlkit.engine.server.service import Service
 from tests.limits import HANG_S
 
 from .conformance import ask, open_model, open_session, train_request
@@ -52,7 +53,7 @@ def test_what_is_kept_of_a_body_that_is_too_large_does_not_depend_on_how_it_come
 
 
 def test_a_body_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "_DISCARDED_BYTES_MAX", 1000)
+    monkeypatch.setattr(request_body, "_DISCARDED_BYTES_MAX", 1000)
 
     def endless() -> Iterator[bytes]:
         while True:
@@ -64,7 +65,7 @@ def test_a_body_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_request_that_is_too_large_may_be_sent_again(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     model_id = open_model(server, open_session(server))
-    read = bodies.read_body
+    read = request_body.read_body
 
     async def reading(request: Request, *, bytes_max: int) -> bytearray:
         try:
@@ -74,9 +75,9 @@ def test_a_request_that_is_too_large_may_be_sent_again(server: EngineServer, mon
             raise Refused(refused.status, str(refused), refused.body[: kept[-1]]) from None
 
     kept: list[int] = []
-    monkeypatch.setattr(bodies, "read_body", reading)
+    monkeypatch.setattr(request_body, "read_body", reading)
     with monkeypatch.context() as patch:
-        patch.setattr(bodies, "_BODY_BYTES_MAX", 100)
+        patch.setattr(request_body, "_BODY_BYTES_MAX", 100)
         for _ in range(3):
             assert (
                 ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf").status
@@ -97,7 +98,7 @@ def test_json_may_be_less_large_than_other_bodies(server: EngineServer) -> None:
 
 def test_a_prompt_that_fills_the_longest_context_is_small_enough() -> None:
     tokens = json.dumps([151_643] * 131_072, separators=(",", ":"))
-    assert len(tokens) < bodies._JSON_BYTES_MAX / 2  # pyright: ignore[reportPrivateUsage] it is not seen outside
+    assert len(tokens) < request_body._JSON_BYTES_MAX / 2  # pyright: ignore[reportPrivateUsage] it is not seen outside
 
 
 def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,13 +124,13 @@ def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, mo
 
 def test_a_compressed_body_is_unpacked_beside_the_servers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
-    unpack = bodies.unpack_body
+    unpack = request_body.unpack_body
 
     def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
         threads.append(threading.current_thread())
         return unpack(body, bytes_max=bytes_max)
 
-    monkeypatch.setattr(bodies, "unpack_body", unpack_body)
+    monkeypatch.setattr(request_body, "unpack_body", unpack_body)
     request = coming(cut(zstandard.compress(b"hello"), 5), content_encoding="zstd")
     assert asyncio.run(Bodies().read(request)) == b"hello"
     assert threads[0] is not threading.current_thread()

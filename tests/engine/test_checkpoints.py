@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.engine import checkpoints as checkpoints_module
-from rlkit.engine import promises as promises_module
-from rlkit.engine import snapshots as snapshots_module
-from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.config import ModelConfig, read_config
-from rlkit.engine.lora import Adapter, LoraSettings, new_adapter
-from rlkit.engine.promises import Promises, json_answer
-from rlkit.engine.records import Records, Run, SessionRecord
-from rlkit.engine.snapshots import Snapshots
-from rlkit.engine.turns import new_id
+from rlkit.engine.model.config import ModelConfig, read_config
+from rlkit.engine.model.lora import Adapter, LoraSettings, new_adapter
+from rlkit.engine.server import futures as promises_module
+from rlkit.engine.server.futures import Promises, json_answer
+from rlkit.engine.server.request_order import new_id
+from rlkit.engine.storage import checkpoints as checkpoints_module
+from rlkit.engine.storage import snapshots as snapshots_module
+from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.storage.session_log import Records, Run, SessionRecord
+from rlkit.engine.storage.snapshots import Snapshots
 from rlkit.errors import MissingError, UsageError
 
 from .tiny_models import write_model
@@ -334,7 +334,9 @@ def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(
 
 def test_the_snapshots_of_a_killed_server_are_swept(tmp_path: Path) -> None:
     folder = snapshots_module.scratch_folder(tmp_path)
-    hold = "import sys, fcntl, pathlib, rlkit.engine.files as f; f.lock(pathlib.Path(sys.argv[1]), fcntl.LOCK_EX)"
+    hold = (
+        "import sys, fcntl, pathlib, rlkit.engine.storage.files as f; f.lock(pathlib.Path(sys.argv[1]), fcntl.LOCK_EX)"
+    )
     wait = "print('locked', flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", f"{hold}; {wait}", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:

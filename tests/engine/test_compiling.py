@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import rlkit
-from rlkit.engine import compiling
+from rlkit.engine.kernels import jit_cache
 from tests.limits import HANG_S
 
 PROGRAM = """
 import numpy as np
-from rlkit.engine import kernels
+from rlkit.engine.kernels import kernels
 found = np.empty((1, 1), np.float32)
 kernels.gate(np.array([[0, 3]], np.float32), found, 0, 1)
 print(float(found[0, 0]))
@@ -47,18 +47,18 @@ def test_what_was_compiled_is_kept_for_the_next_process(tmp_path: Path) -> None:
 
 
 def test_every_module_that_is_compiled_counts_as_a_source() -> None:
-    folder = Path(compiling.__file__).parent
+    folder = Path(jit_cache.__file__).parent
     speaking = {
         file.stem for file in folder.glob("*.py") if re.search(r"^from (numba|llvmlite)", file.read_text(), re.M)
     }
-    assert speaking == set(compiling._SOURCES)  # pyright: ignore[reportPrivateUsage]
+    assert speaking == set(jit_cache._SOURCES)  # pyright: ignore[reportPrivateUsage]
 
 
 @pytest.mark.slow
 def test_it_is_not_used_once_a_source_has_changed(tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(Path(rlkit.__file__).parent, package / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = package / "rlkit/engine/tiles.py"
+    changed = package / "rlkit/engine/kernels/tiles.py"
     assert run(tmp_path, package=package) == ("0.0", 0, 1)
     changed.write_text(changed.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     assert run(tmp_path, package=package) == ("0.0", 0, 1)

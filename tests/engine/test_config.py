@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.engine.config import ARCHITECTURES, ModelConfig, read_config
+from rlkit.engine.model.config import ARCHITECTURES, ModelConfig, read_config
 from rlkit.errors import UsageError
 
 from .tiny_models import LLAMA3

@@ -14,7 +14,8 @@ import pytest
 import tinker
 from tinker import types
 
-from rlkit.engine import EngineServer, routes
+from rlkit.engine import EngineServer
+from rlkit.engine.server import routes
 
 from . import test_conformance_numbers, test_conformance_training
 from .conformance import (

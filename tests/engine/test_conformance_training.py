@@ -10,7 +10,8 @@ import tinker
 from starlette.responses import JSONResponse
 from tinker.proto import tinker_public_pb2 as pb
 
-from rlkit.engine import EngineServer, routes
+from rlkit.engine import EngineServer
+from rlkit.engine.server import routes
 
 from .conformance import (
     ADAM,

@@ -16,18 +16,18 @@ import torch
 from tinker import types
 
 from rlkit.engine import EngineServer
-from rlkit.engine.devices import batches
-from rlkit.engine.draw import DrawSettings
-from rlkit.engine.kv import kv_bytes
-from rlkit.engine.lanes import Lanes
-from rlkit.engine.learner import AdamSettings, Learner
-from rlkit.engine.lora import LoraSettings, new_adapter, serve
-from rlkit.engine.losses import LOSSES, make_loss
-from rlkit.engine.packing import Example
-from rlkit.engine.requests import SampleRequest, SampleResult
-from rlkit.engine.sampler import Decoder
-from rlkit.engine.stops import StopRule
-from rlkit.engine.weights import Weights, load_weights
+from rlkit.engine.decode.kv import kv_bytes
+from rlkit.engine.decode.requests import SampleRequest, SampleResult
+from rlkit.engine.decode.sampler import Decoder
+from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.token_sampling import DrawSettings
+from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
+from rlkit.engine.model.weights import Weights, load_weights
+from rlkit.engine.training.learner import AdamSettings, Learner
+from rlkit.engine.training.losses import LOSSES, make_loss
+from rlkit.engine.training.packing import Example
 
 from .conftest import connect
 from .helpers import ce_datum, logprobs_of, prompt, rl_datum

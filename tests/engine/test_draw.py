@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.engine.draw import DrawSettings, draw
-from rlkit.engine.stops import StopRule
+from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.token_sampling import DrawSettings, draw
 
 
 def drawn(logits: torch.Tensor, s: DrawSettings, count: int = 20_000) -> np.ndarray:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.engine.layout import lay_out
-from rlkit.engine.model import trunk
-from rlkit.engine.weights import load_weights
+from rlkit.engine.model.layout import lay_out
+from rlkit.engine.model.model import trunk
+from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
 
 from .tiny_models import LLAMA3

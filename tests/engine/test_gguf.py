@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from tokenizers import Regex, SentencePieceBPETokenizer, Tokenizer, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
-from rlkit.engine.gguf import convert_gguf
-from rlkit.engine.models import load_tokenizer
+from rlkit.engine.model.gguf import convert_gguf
+from rlkit.engine.model.models import load_tokenizer
 from rlkit.errors import UsageError
 from rlkit.testing import tiny_model
 

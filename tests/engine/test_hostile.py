@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from rlkit.engine import EngineServer, routes
+from rlkit.engine import EngineServer
+from rlkit.engine.server import routes
 from tests.limits import HANG_S
 
 from .conftest import connect

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.ops import exponentials, gated
+from rlkit.engine.model.ops import exponentials, gated
 
 
 def test_the_exponential_is_right_to_two_units_in_the_last_place() -> None:

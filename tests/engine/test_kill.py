@@ -23,8 +23,8 @@ import torch
 from tinker import types
 
 from rlkit.engine import EngineServer
-from rlkit.engine.checkpoints import CheckpointStore
-from rlkit.engine.config import read_config
+from rlkit.engine.model.config import read_config
+from rlkit.engine.storage.checkpoints import CheckpointStore
 
 from .conftest import connect
 from .helpers import ce_datum, logprobs_of
@@ -40,9 +40,9 @@ NURSERY = """
 import os, sys
 from pathlib import Path
 import torch
-from rlkit.engine.checkpoints import CheckpointInfo, CheckpointStore
-from rlkit.engine.config import read_config
-from rlkit.engine.lora import LoraSettings, new_adapter
+from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.engine.model.config import read_config
+from rlkit.engine.model.lora import LoraSettings, new_adapter
 
 settings = LoraSettings(256)
 adapter = new_adapter(read_config(Path(sys.argv[2])), settings, seed=0)
@@ -90,6 +90,7 @@ def killed_while_saving(process: subprocess.Popen[str], first: int, rng: random.
     raise AssertionError("the nursery ended")
 
 
+@pytest.mark.slow
 def test_whatever_the_moment_of_the_kill_the_last_complete_checkpoint_loads(
     resolve: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine import head as head_module
-from rlkit.engine import model as model_module
-from rlkit.engine.draw import DrawSettings
-from rlkit.engine.lanes import Lanes, StoppedError
-from rlkit.engine.layout import lay_out
-from rlkit.engine.learner import AdamSettings, Learner
-from rlkit.engine.lora import Adapter, Lora, LoraSettings, new_adapter, serve
-from rlkit.engine.losses import LOSSES, SEQUENCE, make_loss
-from rlkit.engine.model import trunk
-from rlkit.engine.packing import Example
-from rlkit.engine.products import Matrix
-from rlkit.engine.requests import SampleRequest, SampleResult
-from rlkit.engine.sampler import Decoder
-from rlkit.engine.stops import StopRule
-from rlkit.engine.weights import Weights, load_weights
+from rlkit.engine.decode.requests import SampleRequest, SampleResult
+from rlkit.engine.decode.sampler import Decoder
+from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.token_sampling import DrawSettings
+from rlkit.engine.kernels.matmul import Matrix
+from rlkit.engine.kernels.row_threads import Lanes, StoppedError
+from rlkit.engine.model import model as model_module
+from rlkit.engine.model.layout import lay_out
+from rlkit.engine.model.lora import Adapter, Lora, LoraSettings, new_adapter, serve
+from rlkit.engine.model.model import trunk
+from rlkit.engine.model.weights import Weights, load_weights
+from rlkit.engine.training import lm_head as head_module
+from rlkit.engine.training.learner import AdamSettings, Learner
+from rlkit.engine.training.losses import LOSSES, SEQUENCE, make_loss
+from rlkit.engine.training.packing import Example
 from rlkit.errors import UsageError
 
 from .tiny_models import VOCABULARY, write_model

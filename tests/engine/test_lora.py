@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rlkit.engine.lora import Lora, LoraSettings, merged_bytes, new_adapter, serve
-from rlkit.engine.tiles import COLUMNS
-from rlkit.engine.weights import load_weights
+from rlkit.engine.kernels.tiles import COLUMNS
+from rlkit.engine.model.lora import Lora, LoraSettings, merged_bytes, new_adapter, serve
+from rlkit.engine.model.weights import load_weights
 
 from .tiny_models import write_model
 

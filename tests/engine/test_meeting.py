@@ -7,7 +7,7 @@ import threading
 import numpy as np
 from numba import njit
 
-from rlkit.engine.meeting import GIVEN_UP, meet
+from rlkit.engine.kernels.barrier import GIVEN_UP, meet
 from tests.limits import HANG_S
 
 

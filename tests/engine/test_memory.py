@@ -15,12 +15,12 @@ TRAIN = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-from rlkit.engine.lanes import Lanes
-from rlkit.engine.learner import Learner
-from rlkit.engine.lora import LoraSettings, new_adapter
-from rlkit.engine.losses import make_loss
-from rlkit.engine.packing import Example
-from rlkit.engine.weights import load_weights
+from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.training.learner import Learner
+from rlkit.engine.model.lora import LoraSettings, new_adapter
+from rlkit.engine.training.losses import make_loss
+from rlkit.engine.training.packing import Example
+from rlkit.engine.model.weights import load_weights
 
 weights = load_weights(Path(sys.argv[1]), "cpu")
 learner = Learner(weights, new_adapter(weights.config, LoraSettings(2), seed=0), Lanes(1))

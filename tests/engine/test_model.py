@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.layout import lay_out
-from rlkit.engine.model import rope_at, trunk
-from rlkit.engine.weights import load_weights
+from rlkit.engine.model.layout import lay_out
+from rlkit.engine.model.model import rope_at, trunk
+from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
 
 from .tiny_models import LLAMA3, VOCABULARY, write_model

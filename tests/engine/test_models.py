@@ -18,10 +18,10 @@ import pytest
 from huggingface_hub.utils import close_session
 from transformers import AutoTokenizer
 
-from rlkit.engine import models, wheel
-from rlkit.engine.models import DEFAULT_MODEL, load_tokenizer, resolve_model
-from rlkit.engine.weights import load_weights
-from rlkit.engine.wheel import PackageClient, PinnedWheel
+from rlkit.engine.model import models, wheel
+from rlkit.engine.model.models import DEFAULT_MODEL, load_tokenizer, resolve_model
+from rlkit.engine.model.weights import load_weights
+from rlkit.engine.model.wheel import PackageClient, PinnedWheel
 from rlkit.errors import MissingError, UsageError
 from rlkit.testing import byte_model, tiny_model
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rlkit.engine.ops import Rope, gated, rms_norm, rotate, rotated
+from rlkit.engine.model.ops import Rope, gated, rms_norm, rotate, rotated
 
 
 def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.lanes import Lanes
-from rlkit.engine.learner import Learner
-from rlkit.engine.lora import Adapter, LoraSettings, new_adapter
-from rlkit.engine.losses import make_loss
-from rlkit.engine.packing import Example
-from rlkit.engine.peft import peft_tensors
-from rlkit.engine.weights import load_weights
+from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.model.lora import Adapter, LoraSettings, new_adapter
+from rlkit.engine.model.weights import load_weights
+from rlkit.engine.storage.peft import peft_tensors
+from rlkit.engine.training.learner import Learner
+from rlkit.engine.training.losses import make_loss
+from rlkit.engine.training.packing import Example
 
 from .tiny_models import VOCABULARY, write_model
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.engine.packing import micro_batches
+from rlkit.engine.training.packing import micro_batches
 
 PROMPT = np.arange(100, 140)
 

@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.engine.products import ROWS, Packed, matrix_bytes, pack, plain, product
-from rlkit.engine.tiles import COLUMNS, TILE_ROWS
+from rlkit.engine.kernels.matmul import ROWS, Packed, matrix_bytes, pack, plain, product
+from rlkit.engine.kernels.tiles import COLUMNS, TILE_ROWS
 from tests.limits import HANG_S
 
 
@@ -109,13 +109,13 @@ features = llvmlite.binding.get_host_cpu_features()
 features.update({{name: False for name in features if name.startswith({missing!r})}})
 llvmlite.binding.get_host_cpu_features = lambda: features
 import torch
-from rlkit.engine.products import pack, product
-from rlkit.engine.tiles import TILE_ROWS, COLUMNS
+from rlkit.engine.kernels.matmul import pack, product
+from rlkit.engine.kernels.tiles import TILE_ROWS, COLUMNS
 x = torch.randn(24, 77, generator=torch.Generator().manual_seed(0))
 w = torch.randn(131, 77, generator=torch.Generator().manual_seed(1))
 print(TILE_ROWS, COLUMNS)
 np.save({str(tmp_path / "found.npy")!r}, product(x, pack(w)).numpy())
-from rlkit.engine.attending import attend
+from rlkit.engine.kernels.decode_attention import attend
 row, keys, values = (np.random.default_rng(i).standard_normal(n).astype(np.float32) for i, n in enumerate({SHAPES}))
 out = np.empty(80, np.float32)
 attend(row, keys, values, 21, np.empty(32, np.float32), out)

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlkit.engine import EngineServer, promises
-from rlkit.engine.promises import Promises, json_answer
+from rlkit.engine import EngineServer
+from rlkit.engine.server import futures
+from rlkit.engine.server.futures import Promises, json_answer
 from tests.limits import HANG_S
 
 from .conformance import ask, open_session
@@ -18,7 +19,7 @@ from .test_sessions import on_server, service_of
 
 
 def test_the_newest_answer_is_kept_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promises, "_DELIVERED_BYTES_MAX", 100)
+    monkeypatch.setattr(futures, "_DELIVERED_BYTES_MAX", 100)
     table = Promises()
     for name in ("a", "b"):
         promise, _ = table.make(name)

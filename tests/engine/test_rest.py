@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from tinker import types
 from tinker.lib.public_interfaces.admin_client import AdminClient
 
-from rlkit.engine import EngineServer, checkpoints, records
-from rlkit.engine.checkpoints import CheckpointStore
+from rlkit.engine import EngineServer
+from rlkit.engine.storage import checkpoints, session_log
+from rlkit.engine.storage.checkpoints import CheckpointStore
 from rlkit.errors import MissingError
 from tests.limits import HANG_S
 
@@ -91,7 +92,7 @@ def test_what_is_asked_of_one_session_or_run_reads_no_others(
     older = trainer.save_state("state").result().path
     newer = trained(client, "llama").save_state("state").result().path
     read: list[Path] = []
-    for module, name in ((records, "read_json"), (checkpoints, "_decode")):
+    for module, name in ((session_log, "read_json"), (checkpoints, "_decode")):
         real = getattr(module, name)
 
         def noted(*given: object, real: Callable[..., object] = real) -> object:

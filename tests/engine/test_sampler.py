@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.devices import batches
-from rlkit.engine.draw import DrawSettings
-from rlkit.engine.kv import KvBlock, bucket, kv_bytes
-from rlkit.engine.lanes import Lanes
-from rlkit.engine.lora import LoraSettings, new_adapter, serve
-from rlkit.engine.requests import Row, SampleRequest, SampleResult
-from rlkit.engine.sampler import Decoder
-from rlkit.engine.stops import StopRule
-from rlkit.engine.weights import Weights, load_weights
+from rlkit.engine.decode.kv import KvBlock, bucket, kv_bytes
+from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult
+from rlkit.engine.decode.sampler import Decoder
+from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.token_sampling import DrawSettings
+from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
+from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.errors import UsageError
 
 from .tiny_models import write_model

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.bases import Base
-from rlkit.engine.devices import batches
-from rlkit.engine.draw import DrawSettings
-from rlkit.engine.kv import kv_bytes
-from rlkit.engine.lanes import Lanes
-from rlkit.engine.lora import serve
-from rlkit.engine.promises import Promise
-from rlkit.engine.requests import SampleRequest
-from rlkit.engine.sampler import Decoder
-from rlkit.engine.samplers import Samplers, Served
-from rlkit.engine.sessions import SamplerRef, Target
-from rlkit.engine.stops import StopRule
-from rlkit.engine.weights import load_weights
+from rlkit.engine.decode.kv import kv_bytes
+from rlkit.engine.decode.requests import SampleRequest
+from rlkit.engine.decode.sampler import Decoder
+from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.token_sampling import DrawSettings
+from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.model.lora import serve
+from rlkit.engine.model.weights import load_weights
+from rlkit.engine.server.base_models import Base
+from rlkit.engine.server.futures import Promise
+from rlkit.engine.server.samplers import Samplers, Served
+from rlkit.engine.server.sessions import SamplerRef, Target
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tinker import types
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rlkit.engine import EngineServer
-from rlkit.engine.learner import Learner
+from rlkit.engine.training.learner import Learner
 from rlkit.errors import UsageError
 from tests.limits import HANG_S
 
@@ -31,6 +31,7 @@ TEXT = [72, 101, 108, 108, 111, 44, 32]
 ADAM = types.AdamParams(learning_rate=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_sampler_and_trainer_agree_before_and_after_training_steps(client: tinker.ServiceClient, family: str) -> None:
     trainer = client.create_lora_training_client(base_model=family, rank=8, seed=1).result()

@@ -23,9 +23,11 @@ from tinker.lib.internal_client_holder import InternalClientHolder
 from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
-from rlkit.engine import EngineServer, bodies, promises, routes, sessions, turns, wire
-from rlkit.engine.runtime import Runtime
-from rlkit.engine.service import Service
+from rlkit.engine import EngineServer
+from rlkit.engine.server import futures, request_body, request_order, routes, sessions
+from rlkit.engine.server.runtime import Runtime
+from rlkit.engine.server.service import Service
+from rlkit.engine.wire import training_format
 from rlkit.errors import UsageError
 from tests.limits import HANG_S, wait_until
 
@@ -276,7 +278,7 @@ def test_an_expired_answer_is_410_and_its_request_is_not_run_again(
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     sampler = trainer.save_weights_and_get_sampling_client().result()
-    monkeypatch.setattr(promises, "_DELIVERED_BYTES_MAX", 0)
+    monkeypatch.setattr(futures, "_DELIVERED_BYTES_MAX", 0)
     trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result()
     trainer.optim_step(types.AdamParams(learning_rate=0.1)).result()
     before = trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics
@@ -290,11 +292,11 @@ def test_an_expired_answer_is_410_and_its_request_is_not_run_again(
     lose = 2
     ask = Service.promise
 
-    def losing(service: Service, request_id: str) -> promises.Promise:
+    def losing(service: Service, request_id: str) -> futures.Promise:
         nonlocal lose
         if ":sample:" in request_id and lose:
             lose -= 1
-            raise promises.GoneError("lost")
+            raise futures.GoneError("lost")
         return ask(service, request_id)
 
     expected = sampler.sample(prompt(*TEXT), 1, ONE).result().sequences[0].tokens
@@ -385,13 +387,13 @@ def test_a_compressed_body_is_read_and_a_bomb_is_not(server: EngineServer, monke
         return types.ClientConfigResponse(proto_compress_fwdbwd=True)
 
     seen: list[int] = []
-    unpack = bodies.unpack_body
+    unpack = request_body.unpack_body
 
     def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
         seen.append(len(body))
         return unpack(body, bytes_max=bytes_max)
 
-    monkeypatch.setattr(bodies, "unpack_body", unpack_body)
+    monkeypatch.setattr(request_body, "unpack_body", unpack_body)
     losses: list[float] = []
     for _ in range(2):
         with connect(server) as client:
@@ -425,7 +427,7 @@ def test_sparse_and_two_dimensional_tensors_become_dense_arrays() -> None:
     weights = torch.where(targets > 0, 0.5, 0.0)
     for make in (types.TensorData.from_torch, lambda t: types.TensorData.from_torch_sparse(t, pad_value=0)):
         data = encoded(target_tokens=make(targets), weights=make(weights))
-        (example,) = wire.decode_examples(data)
+        (example,) = training_format.decode_examples(data)
         np.testing.assert_array_equal(example.targets, targets.numpy())
         np.testing.assert_array_equal(example.inputs["weights"], weights.numpy())
         assert example.targets.dtype == np.int64
@@ -455,11 +457,11 @@ def test_a_malformed_tensor_is_refused_by_its_field() -> None:
     for field, changes in cases.items():
         for change in changes:
             with pytest.raises(UsageError, match=field):
-                wire.decode_examples(broken(change))
+                training_format.decode_examples(broken(change))
     dense = encoded(target_tokens=types.TensorData(data=[1, 2, 3, 4], dtype="int64"))
     dense[0].loss_fn_inputs["target_tokens"].shape[:] = [2, 3]
     with pytest.raises(UsageError, match="shape"):
-        wire.decode_examples(dense)
+        training_format.decode_examples(dense)
 
 
 def test_sequence_ids_are_unique_in_a_session(client: tinker.ServiceClient) -> None:
@@ -511,7 +513,7 @@ def test_what_waits_for_its_turn_has_a_limit_in_bytes_for_each_session(
             types.ForwardBackwardRequest(forward_backward_input=data, model_id=one, seq_id=1)
         ).data
     )
-    monkeypatch.setattr(turns, "_AHEAD_BYTES_MAX", 3 * size_bytes)
+    monkeypatch.setattr(request_order, "_AHEAD_BYTES_MAX", 3 * size_bytes)
     assert {send(*early) for early in ((one, 2), (one, 3), (other, 2), (one, 4), (one, 3), (one, 4))} == {200}
     assert send(one, 1) == 200  # its turn has come, and so has that of those behind it
     assert send(one, 6) == 200
@@ -526,8 +528,8 @@ def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = client.create_lora_training_client("llama", rank=2, seed=0).result().model_id
-    two = 2 * promises._OVERHEAD_BYTES + 300  # pyright: ignore[reportPrivateUsage] what a promise takes up counts too
-    monkeypatch.setattr(promises, "_UNFETCHED_BYTES_MAX", two)
+    two = 2 * futures._OVERHEAD_BYTES + 300  # pyright: ignore[reportPrivateUsage] what a promise takes up counts too
+    monkeypatch.setattr(futures, "_UNFETCHED_BYTES_MAX", two)
 
     def step(seq_id: int) -> None:
         assert post(server, "optim_step", {"model_id": one, "seq_id": seq_id, "adam_params": {}})[0] == 200
@@ -580,7 +582,7 @@ def test_a_request_that_cannot_be_read_takes_its_turn_and_fails(
     assert post(server, "forward_backward", body[2])[0] == 200
     assert post(server, "forward_backward", body[0][:-5])[0] == 200
     with monkeypatch.context() as patch:
-        patch.setattr(bodies, "_BODY_BYTES_MAX", 100)
+        patch.setattr(request_body, "_BODY_BYTES_MAX", 100)
         assert post(server, "forward_backward", body[1])[0] == 200
     errors = [post(server, "retrieve_future", {"request_id": f"{model}#{i}"})[1].get("error") for i in (1, 2, 3)]
     assert "protobuf" in str(errors[0])

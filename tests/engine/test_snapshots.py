@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlkit.engine import snapshots as snapshots_module
-from rlkit.engine.config import ModelConfig, read_config
-from rlkit.engine.lora import LoraSettings, new_adapter
-from rlkit.engine.snapshots import Snapshots, scratch_folder
+from rlkit.engine.model.config import ModelConfig, read_config
+from rlkit.engine.model.lora import LoraSettings, new_adapter
+from rlkit.engine.storage import snapshots as snapshots_module
+from rlkit.engine.storage.snapshots import Snapshots, scratch_folder
 from rlkit.errors import UsageError
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine import decoding
-from rlkit.engine.kv import KvBlock
-from rlkit.engine.lora import serve
-from rlkit.engine.steps import Steps
-from rlkit.engine.weights import Weights, load_weights
+from rlkit.engine.decode.kv import KvBlock
+from rlkit.engine.decode.steps import Steps
+from rlkit.engine.kernels import decode_step
+from rlkit.engine.model.lora import serve
+from rlkit.engine.model.weights import Weights, load_weights
 
 from .tiny_models import VOCABULARY, write_model
 
@@ -76,7 +76,7 @@ def test_a_compiled_step_computes_what_torch_does(family: str, shape: dict[str, 
 def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = odd_weights(tmp_path / "m", "llama", hidden=144)
     served = serve(weights, None, lambda tasks: [task() for task in tasks])
-    steps, whole = Steps(served, 3), decoding.decode
+    steps, whole = Steps(served, 3), decode_step.decode
     for failing in (0, 1, 2):
 
         def part(model: object, step: object, members: int, member: int, failing: int = failing) -> None:
@@ -84,10 +84,10 @@ def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest
                 raise MemoryError("no room")
             whole(model, step, members, member)  # pyright: ignore[reportArgumentType]
 
-        monkeypatch.setattr(decoding, "decode", part)
+        monkeypatch.setattr(decode_step, "decode", part)
         with torch.inference_mode(), pytest.raises(MemoryError, match="no room"):
             decode(steps, served)
-    monkeypatch.setattr(decoding, "decode", whole)
+    monkeypatch.setattr(decode_step, "decode", whole)
     with torch.inference_mode():
         assert torch.isfinite(decode(steps, served)[-1]).all()
 

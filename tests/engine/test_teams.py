@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rlkit.engine import teams
-from rlkit.engine.teams import share
+from rlkit.engine.kernels import thread_team
+from rlkit.engine.kernels.thread_team import share
 from tests.limits import HANG_S
 
 
@@ -81,10 +81,10 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
         begun.append(member)
         given_up.wait(HANG_S)
 
-    teams._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
+    thread_team._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        teams.together(task, 3, give_up=given_up.set)
+        thread_team.together(task, 3, give_up=given_up.set)
     time.sleep(0.2)  # the thread there is has taken what is in the queue by now
     assert set(begun) <= {1}
 
@@ -92,7 +92,7 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
 def test_a_fork_has_threads_of_its_own() -> None:
     program = """
 import os, torch
-from rlkit.engine.teams import share
+from rlkit.engine.kernels.thread_team import share
 torch.set_num_threads(3)
 share(lambda first, last: None, 3, least=1)
 child = os.fork()

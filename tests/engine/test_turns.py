@@ -8,8 +8,9 @@ import os
 import pytest
 import tinker
 
-from rlkit.engine import EngineServer, turns
-from rlkit.engine.promises import Promise
+from rlkit.engine import EngineServer
+from rlkit.engine.server import request_order
+from rlkit.engine.server.futures import Promise
 from tests.limits import HANG_S
 
 from .conformance import ask, new_trainer, open_model, open_session, train_request
@@ -23,7 +24,7 @@ def test_a_call_that_is_too_large_fails_and_the_next_one_runs(
     client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = new_trainer(client)
-    monkeypatch.setattr(turns, "_AHEAD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(request_order, "_AHEAD_BYTES_MAX", 100_000)
     data = [ce_datum([1, 2, 3])] * 4000  # sent in four parts, the first of them last
     with pytest.raises(tinker.RequestFailedError, match="send less in one call"):
         trainer.forward(data, "cross_entropy").result(timeout=HANG_S)
@@ -32,7 +33,7 @@ def test_a_call_that_is_too_large_fails_and_the_next_one_runs(
 
 def test_what_has_not_run_has_a_limit_in_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     model_id = open_model(server, open_session(server))
-    monkeypatch.setattr(turns, "_QUEUED_BYTES_MAX", 2 * len(train_request(model_id, 1)))
+    monkeypatch.setattr(request_order, "_QUEUED_BYTES_MAX", 2 * len(train_request(model_id, 1)))
 
     def send(seq_id: int) -> None:
         body = train_request(model_id, seq_id)
@@ -53,7 +54,7 @@ def test_what_has_not_run_has_a_limit_in_bytes(server: EngineServer, monkeypatch
 @pytest.mark.parametrize(("number", "traced"), [(errno.ENOSPC, False), (errno.EDQUOT, False), (errno.EIO, True)])
 def test_a_full_disk_is_one_line_of_the_log(number: int, traced: bool, caplog: pytest.LogCaptureFixture) -> None:
     promise = Promise("request-1")
-    turns._fail(promise, OSError(number, os.strerror(number)))
+    request_order._fail(promise, OSError(number, os.strerror(number)))
     (record,) = caplog.records
     assert bool(record.exc_info) == traced
     assert promise.done and "request-1" in record.message

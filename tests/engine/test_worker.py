@@ -7,7 +7,7 @@ from itertools import groupby
 
 import pytest
 
-from rlkit.engine.worker import Worker
+from rlkit.engine.server.worker import Worker
 from tests.limits import HANG_S
 
 JOBS = 20

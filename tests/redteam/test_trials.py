@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
-from rlkit.envs.harbor.file_tasks import FileTasks
+from rlkit._util import threads
+from rlkit.envs.harbor.generated.file_tasks import FileTasks
+from rlkit.envs.harbor.generated.task_folders import write_file_tasks
 from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.task_folders import write_file_tasks
 from rlkit.envs.harbor.tasks import find
 from rlkit.redteam.report import RedTeamReport
 from rlkit.redteam.task_cheat import TaskCheat
@@ -50,7 +50,7 @@ def attack(
 ) -> RedTeamReport:
     tasks = {name: path for name, path in find(folder).items() if not task_ids or name == task_ids}
     chosen = [cheat for cheat in cheats if not names or cheat.name in names]
-    return concurrency.run(attack_tasks(tasks, environment=environment(place), jobs=3, cheats=chosen))
+    return threads.run(attack_tasks(tasks, environment=environment(place), jobs=3, cheats=chosen))
 
 
 @pytest.mark.parametrize("task_id", QUICK)

@@ -30,23 +30,23 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import rlkit
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.config import load_config
-from rlkit.run import RLTrainer
 from rlkit.service import sdk
 from rlkit.store import RunStore, table
 from rlkit.store import journal as journals
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, Kind, segments
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, VirtualClock, World, byte_model
-from rlkit.trackers import Checkpoint
+from rlkit.training.trainer import RLTrainer
+from rlkit.types import Checkpoint
 
 STEPS = 6
 # Imported while a run goes on; once before the forks is enough for all of them.
 HEAVY = ("pandas", "pyarrow.dataset")
 HEAVY_ENGINE = (
-    "rlkit.engine.server",
-    "rlkit.renderers",
+    "rlkit.engine.server.server",
+    "rlkit.chat.renderers",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.configuration_llama",
     "tinker.resources.training",
@@ -108,7 +108,7 @@ def _die_in_a_record(kind: Kind, number: int, cut: float, die: Callable[[], NoRe
         seen[kind_] += 1
         if kind_ is kind and seen[kind] == number:
             framed = journals._framed(kind, content)  # pyright: ignore[reportPrivateUsage]
-            atomic.append(self._file, framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
+            files.append(self._file, framed[: round(cut * (len(framed) - 1))])  # pyright: ignore[reportPrivateUsage]
             die()
         append(self, kind_, content)
 

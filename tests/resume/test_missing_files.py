@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 import rlkit
-from rlkit.audit import audit
 from rlkit.store import RunStore, table
 from rlkit.store import history as histories
 from rlkit.store.history import table_path
+from rlkit.tools.audit import audit
 from tests.simulation import Simulation, Talk
 
 MODES: dict[str, dict[str, object]] = {"sync": {"mode": "sync"}, "async": {"mode": "async", "max_staleness": 2}}

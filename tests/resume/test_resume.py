@@ -16,13 +16,13 @@ import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.batch import Prepared
-from rlkit.stop import StopSignal
+from rlkit.algorithms.datums import Prepared
 from rlkit.store import table
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, Kind, segments
 from rlkit.testing import Fault, Latency, World
-from rlkit.update import StepUpdate
+from rlkit.training.step import StepUpdate
+from rlkit.training.stop import StopSignal
 from tests.simulation import Ears, Simulation, Talk, Word
 
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from rlkit.errors import EnvironmentFault, MissingError
-from rlkit.sandbox.fork_server import ForkServer
 from rlkit.sandbox.inside import landlock, narrow
-from rlkit.sandbox.programs import LAYERS, Isolation, Layer, Program, ProgramLimits, Ran
+from rlkit.sandbox.runners.fork_server import ForkServer
+from rlkit.sandbox.runners.programs import LAYERS, Isolation, Layer, Program, ProgramLimits, Ran
 from rlkit.sandbox.spec import MIB
 from tests.limits import HANG_S, wait_until
 
@@ -176,8 +176,8 @@ def test_all_goes_when_its_owner_is_killed(tmp_path: Path) -> None:
     mark = tmp_path / "pids"
     script = f"""
 import asyncio, pathlib
-from rlkit.sandbox.fork_server import ForkServer
-from rlkit.sandbox.programs import Program, ProgramLimits
+from rlkit.sandbox.runners.fork_server import ForkServer
+from rlkit.sandbox.runners.programs import Program, ProgramLimits
 async def main():
     server = ForkServer(workers=1, preload=["numpy"])
     await server.isolation()
@@ -524,7 +524,7 @@ def test_numpy_that_one_program_changed_is_whole_for_the_next(server: ForkServer
 
 
 def test_walls_that_cannot_be_put_up_fail_the_episode_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlkit.sandbox import fork_server
+    from rlkit.sandbox.runners import fork_server
 
     server = ForkServer(workers=1, preload=["numpy"])
     monkeypatch.setattr(fork_server, "_START", "raise SystemExit(3)")

@@ -25,7 +25,7 @@ import numpy as np
 import ray
 from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
 from rlkit.errors import EnvironmentFault
-from rlkit.sandbox.programs import Program, ProgramLimits
+from rlkit.sandbox.runners.programs import Program, ProgramLimits
 
 LIMITS = ProgramLimits(timeout_s=20)
 
@@ -66,7 +66,7 @@ def test_programs_run_on_the_machines_of_a_cluster_behind_the_same_layers() -> N
 
 
 def test_where_ray_is_missing_or_there_is_no_cluster_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlkit.sandbox.ray_runner import RayRunner
+    from rlkit.sandbox.runners.ray_runner import RayRunner
 
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingError, match="uv sync --extra ray"):

@@ -6,7 +6,7 @@ import pytest
 
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError
-from rlkit.service import choose, credential
+from rlkit.service.connect import choose, credential
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlkit.config.objective import OptimizerConfig
+from rlkit.algorithms.losses import Loss
 from rlkit.config.schema import LoraConfig
+from rlkit.config.schema.objective import OptimizerConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.losses import Loss
 from rlkit.service.sdk import TinkerService, model_input
 from rlkit.types import IMAGE_TOKEN, Datum, Image, Prompt, Sampling, as_prompt
 
@@ -104,6 +104,7 @@ def test_an_unknown_checkpoint_is_the_users_mistake(engine: EngineServer, byte_m
         )
 
 
+@pytest.mark.slow
 def test_a_refused_key_names_the_variable_and_not_the_key(
     engine: EngineServer, byte_model_dir: Path, tmp_path: Path
 ) -> None:

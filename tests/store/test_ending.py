@@ -73,7 +73,7 @@ def test_an_error_that_nobody_expected_names_its_type_and_its_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Simulation(tmp_path / "run")
-    monkeypatch.setattr("rlkit.run.kl_reference", lookup)
+    monkeypatch.setattr("rlkit.training.trainer.kl_reference", lookup)
     with pytest.raises(KeyError):
         run.train()
     said = told(run.directory)

@@ -348,7 +348,7 @@ def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, mo
         journal = Journal(tmp_path, segment=1)
         journal.append(Kind.EPISODE, b"whole")
         with monkeypatch.context() as broken:
-            broken.setattr("rlkit.atomic.append", disk_full)
+            broken.setattr("rlkit._util.files.append", disk_full)
             with pytest.raises(RunFailed, match="No space left on device; make room, then resume the run"):
                 journal.append(Kind.EPISODE, b"lost")
         with pytest.raises(RunFailed, match="No space left"):

@@ -16,14 +16,13 @@ import yaml
 
 from rlkit.config import Resolved
 from rlkit.config.schema import Config, EnvConfig
+from rlkit.env import Task
 from rlkit.envs.math.arithmetic import arithmetic
 from rlkit.errors import RunFailed, UsageError
-from rlkit.sources import Task
 from rlkit.store import RunStore, checkpoints, codec, lines, table
 from rlkit.store.history import Member, evaluation_path, load, read_groups, state_path, states, table_path
 from rlkit.store.journal import Journal, Kind, records
-from rlkit.trackers import Checkpoint
-from rlkit.types import Episode, Group, Json, Tokens
+from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 from tests.builders import episode
 
 RESOLVED = Resolved.from_python(Config(envs={"arithmetic": EnvConfig()}, seed=5))

@@ -11,8 +11,8 @@ import pytest
 import rlkit
 from rlkit.config import load_config
 from rlkit.engine import EngineServer
-from rlkit.run import RLTrainer
 from rlkit.testing import FaultyProxy
+from rlkit.training.trainer import RLTrainer
 
 
 class Digits(rlkit.SingleTurnEnv):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.config import load_config, show_lines
 from rlkit.store import table
 from rlkit.store.history import table_path
@@ -65,5 +65,5 @@ def write_table(directory: Path, step: int, *, info: Mapping[str, Json] | None =
         table.StepGroup(Group("others", "cats", 2 * step + 1, (episode(1.0),)), True, [episode(1.0)]),
     ]
     groups[1] = replace(groups[1], attempts=groups[1].group.episodes)
-    atomic.make_folder(table_path(directory, step).parent)
+    files.make_folder(table_path(directory, step).parent)
     table.write(table_path(directory, step), groups, decode=lambda tokens: "what is 2+2? " if 1 in tokens else text)

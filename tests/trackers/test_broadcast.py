@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rlkit.trackers import Broadcast, Checkpoint, RunInfo, RunResult, Tracker
+from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.patience import PATIENCE_S, Patient
+from rlkit.types import Checkpoint
 from tests.limits import wait_until
 
 

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult
+from rlkit.trackers import Progress, RunInfo, RunResult
 from rlkit.trackers.console import ConsoleTracker, JsonTracker, duration, number, step_line
 from rlkit.trackers.panel import MOST_ROWS, PanelTracker, TokenRate, draw, sparkline
+from rlkit.types import Checkpoint
 
 METRICS = {
     "env/arithmetic/reward/mean": 0.8312,

@@ -6,7 +6,7 @@ import pytest
 
 from rlkit.errors import UsageError
 from rlkit.trackers.feed import Feed, told
-from rlkit.trackers.sampled import conversation, drawn_from, page
+from rlkit.trackers.services.sampled import conversation, drawn_from, page
 from tests.trackers.folders import MESSAGES, add_metrics, write_run, write_step, write_table
 
 

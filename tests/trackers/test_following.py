@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config.track import DocentConfig, TensorboardConfig, TrackConfig
+from rlkit.config.schema.track import DocentConfig, TensorboardConfig, TrackConfig
 from rlkit.errors import MissingError
 from rlkit.trackers import Progress, RunInfo, RunResult
 from rlkit.trackers.following import Following, NotSent, following
@@ -67,6 +67,7 @@ def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_s
         assert len(stub.runs) == 12
 
 
+@pytest.mark.slow
 def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1, settings={"track": {"tensorboard": {"directory": "/dev/null/x"}}})
     tracker = Following("tensorboard")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit.trackers.services.tensorboard import crc32c
 from rlkit.trackers.sinks import settings_of, sink
 from rlkit.trackers.sync import send
-from rlkit.trackers.tensorboard import crc32c
 from tests.trackers.folders import write_run
 
 

@@ -46,6 +46,7 @@ def test_a_run_is_written_offline_and_goes_on_under_the_same_id(
     assert not [one for one in [*written, *bodies] if b"canary" in one]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_goes_on_at_the_service(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=2)
     given = ["project=sums", "entity=us", "rollouts=1"]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from rlkit.chat import ChatFormat
+from rlkit.chat.format import ChatFormat
 from rlkit.check.report import Finding, Report, Status
 from rlkit.env import Env, TaskSource
 from rlkit.errors import RlkitError, UsageError
@@ -88,8 +88,8 @@ def _as_source(given: object) -> TaskSource | Sequence[Env]:
             return cast("Sequence[Env]", given)
         case _ if isinstance(given, Env):
             return [given]
-        case _ if hasattr(given, "next") and hasattr(given, "state_dict"):
-            return cast("TaskSource", given)
+        case TaskSource():
+            return given
         case _:
             raise UsageError(f"there is no environment to check in {given!r}: it needs a rollout(policy) method")
 

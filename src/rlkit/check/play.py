@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard, override
 
-from rlkit.chat import ChatFormat
+from rlkit.chat.format import ChatFormat
 from rlkit.env import Env
 from rlkit.errors import LimitReached
 from rlkit.policy import Limits, Reply

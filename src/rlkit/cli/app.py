@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from rlkit.cli.checkpoint_commands import checkpoints_app
-from rlkit.cli.guard import command
-from rlkit.cli.launch_commands import launch_app
-from rlkit.cli.options import Configs, Debug, Help, Json, NoPanel, Quiet, Uploads
-from rlkit.cli.task_commands import tasks_app
+from rlkit.cli.checkpoints.commands import checkpoints_app
+from rlkit.cli.common.guard import command
+from rlkit.cli.common.options import Configs, Debug, Help, Json, NoPanel, Quiet, Uploads
+from rlkit.cli.launch.commands import launch_app
+from rlkit.cli.tasks.commands import tasks_app
 from rlkit.errors import UsageError
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ app.add_typer(import_app, name="import")
 
 def _version(asked: bool) -> None:
     if asked:
-        from rlkit.cli.versions import rlkit_version
+        from rlkit.cli.common.versions import rlkit_version
 
         typer.echo(f"rlkit {rlkit_version()}")
         raise typer.Exit
@@ -201,7 +201,7 @@ def export(  # noqa: PLR0917  Typer reads options from parameters of any kind
 ) -> None:
     """Write the weights of a run for other programs."""
     with command(json=json, debug=debug) as output:
-        from rlkit.cli.checkpoints import export as write
+        from rlkit.cli.checkpoints.show import export as write
 
         raise typer.Exit(write(run, to, output, step=step, best=best, form="merged" if merged else "adapter"))
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rlkit.cli.arguments import resolve, run_directory
-from rlkit.cli.output import Output
+from rlkit.cli.common.arguments import resolve, run_directory
+from rlkit.cli.common.output import Output
 
 if TYPE_CHECKING:
-    from rlkit.audit import Audit
+    from rlkit.tools.audit import Audit
 
 
 def run(name: str, output: Output) -> int:
     """Check that a run trains on what was sampled, and print a line an environment. Returns the exit code."""
-    from rlkit import concurrency
-    from rlkit.audit import audit
+    from rlkit._util import threads
     from rlkit.store.about import recorded_config
+    from rlkit.tools.audit import audit
 
     directory = run_directory(name)
     batch = resolve([str(recorded_config(directory))]).config.batch
-    found = concurrency.run(audit(directory, max_tokens=batch.max_tokens, excess=batch.too_long))
+    found = threads.run(audit(directory, max_tokens=batch.max_tokens, excess=batch.too_long))
     wrong = "; ".join(one.mismatch for one in found.values() if one.mismatch is not None) or None
     if output.json:
         envs = {env: asdict(one) for env, one in found.items()}

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rlkit.cli.output import Data, Output
+from rlkit.cli.common.output import Data, Output
 
 if TYPE_CHECKING:
     from rlkit.check import Report
@@ -31,7 +31,7 @@ def run(
         output.note(f"warning: {warning}")
     targets = environments(target, arguments, seed=seed)
     if redteam:
-        from rlkit.cli.redteam import attack_environments
+        from rlkit.cli.tasks.redteam import attack_environments
 
         return attack_environments(targets, output, tasks=tasks, timeout_s=timeout_s, seed=seed)
     reports = {
@@ -68,7 +68,7 @@ def secret_warnings(target: str, arguments: Sequence[str]) -> list[str]:
     Raises:
         UsageError: it names nothing, or the configuration is wrong.
     """
-    from rlkit.config import secrets
+    from rlkit.config.loading import secrets
 
     envs = cast("dict[str, dict[str, dict[str, Json]]]", _configuration(target, arguments).tree["envs"])
     warnings = list[str]()

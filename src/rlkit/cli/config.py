@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from rlkit.cli.arguments import resolve
-from rlkit.cli.output import Output
+from rlkit.cli.common.arguments import resolve
+from rlkit.cli.common.output import Output
 
 
 def show(arguments: Sequence[str], output: Output) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rlkit.cli.arguments import run_directory
-from rlkit.cli.guard import MISSING
-from rlkit.cli.output import Output
+from rlkit.cli.common.arguments import run_directory
+from rlkit.cli.common.guard import MISSING
+from rlkit.cli.common.output import Output
 
 if TYPE_CHECKING:
-    from rlkit.doctor import Finding
+    from rlkit.tools.doctor import Finding
 
 SUBJECT_CHARS = 18
 
@@ -27,7 +27,7 @@ _WAYS = {
 
 def examine_machine(output: Output, *, engine: bool) -> int:
     """Examine the machine, and print a line a finding. Returns the exit code."""
-    from rlkit.doctor import examine
+    from rlkit.tools.doctor import examine
 
     findings: list[Finding] = []
     for finding in examine(engine=engine, say=output.note):
@@ -42,9 +42,9 @@ def examine_machine(output: Output, *, engine: bool) -> int:
 
 def examine_run(run: str, output: Output) -> int:
     """Print how a run ended and what is wrong with it, a finding after the other. Returns the exit code."""
-    from rlkit.blocking import recorded_findings
-    from rlkit.findings import findings
+    from rlkit.metrics.diagnostics import findings
     from rlkit.store import lines
+    from rlkit.store.blocking_findings import recorded_findings
     from rlkit.store.ending import read_ending
 
     directory = run_directory(run)

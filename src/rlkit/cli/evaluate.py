@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from rlkit.cli.arguments import resolve
-from rlkit.cli.output import Data, Output
-from rlkit.cli.scores import scores_of, scores_table
-from rlkit.cli.signals import terminable
-from rlkit.endings import TaskScore, endings, task_scores
+from rlkit.cli.common.arguments import resolve
+from rlkit.cli.common.output import Data, Output
+from rlkit.cli.common.scores import scores_of, scores_table
+from rlkit.cli.common.signals import terminable
+from rlkit.evaluation.endings import TaskScore, endings, task_scores
 
 if TYPE_CHECKING:
     from rlkit.trackers import Progress
@@ -46,9 +46,9 @@ def run(
     Returns the exit code: that of a failure if every rollout of an environment failed.
     """
     resolved = resolve(arguments)
-    from rlkit.endpoint import Endpoint
     from rlkit.errors import UsageError
-    from rlkit.evaluation import evaluate
+    from rlkit.evaluation.evaluate import evaluate
+    from rlkit.evaluation.openai_endpoint import Endpoint
 
     if checkpoint is not None and (not checkpoint.startswith("tinker://") or "/weights/" in checkpoint):
         raise UsageError(f"--checkpoint: {checkpoint!r} is not a path of the form tinker://…/sampler_weights/…")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlkit.cli.output import Output
+from rlkit.cli.common.output import Output
 
 
 def openreward_config(file: Path, output: Output) -> int:
@@ -12,8 +12,8 @@ def openreward_config(file: Path, output: Output) -> int:
     import yaml
 
     from rlkit.config import load_config
-    from rlkit.config.nodes import plain
-    from rlkit.config.yaml_text import read_file
+    from rlkit.config.loading.nodes import plain
+    from rlkit.config.loading.yaml_text import read_file
     from rlkit.envs.openreward.convert import convert
     from rlkit.errors import UsageError
 

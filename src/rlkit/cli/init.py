@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from rlkit.cli.output import Output
+from rlkit.cli.common.output import Output
 
 
 def run(directory: Path, output: Output, *, name: str | None) -> int:
     """Write the project, and print what to do next. Returns the exit code."""
-    from rlkit.scaffold import scaffold
+    from rlkit.tools.scaffold import scaffold
 
     files = scaffold(directory, name=name)
     if output.json:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.cli.arguments import resolve, run_directory
-from rlkit.cli.output import Data, Output
+from rlkit._util.paths import ARTEFACTS
+from rlkit.cli.common.arguments import resolve, run_directory
+from rlkit.cli.common.output import Data, Output
 from rlkit.errors import RlkitError, UsageError, missing_extra
-from rlkit.paths import ARTEFACTS
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -85,7 +85,7 @@ def _picture(problem: Problem, record: Record, folder: Path) -> Path:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise missing_extra("matplotlib") from None
-    from rlkit import atomic
+    from rlkit._util import files
 
     figure = Figure(figsize=(7, 6), layout="constrained", dpi=120)
     problem.draw(figure, record.construction)
@@ -93,7 +93,7 @@ def _picture(problem: Problem, record: Record, folder: Path) -> Path:
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", metadata={"Software": None})
     path = folder / f"{record.name}.png"
-    atomic.write_bytes(path, drawn.getvalue())
+    files.write_bytes(path, drawn.getvalue())
     return path
 
 

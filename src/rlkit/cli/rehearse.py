@@ -10,14 +10,14 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Never
 
-from rlkit.cli.arguments import resolve
-from rlkit.cli.output import Output
+from rlkit.cli.common.arguments import resolve
+from rlkit.cli.common.output import Output
 
 if TYPE_CHECKING:
-    from rlkit.budget import Spent
     from rlkit.config.schema import Config
-    from rlkit.estimate import Band, Estimate
-    from rlkit.rehearsal import Rehearsal
+    from rlkit.cost.budget import Spent
+    from rlkit.cost.estimate import Band, Estimate
+    from rlkit.dry_run.rehearse import Rehearsal
 
 FAILED = 1
 
@@ -34,9 +34,9 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     resolved = resolve(arguments, name=name)
     say = output.silent if quiet else output.note
     say("a dry run: on a simulated service, with replies that mean nothing")
-    from rlkit import concurrency
-    from rlkit.cli.held import ended_if_held
-    from rlkit.rehearsal import rehearse
+    from rlkit._util import threads
+    from rlkit.cli.common.held import ended_if_held
+    from rlkit.dry_run.rehearse import rehearse
 
     doing = [""]
 
@@ -51,7 +51,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     # What environments print must not come between the lines of the result; threads of theirs may outlast the run.
     with redirect_stdout(output.err):
         with _still(say) as note:
-            made = concurrency.run(rehearsed(note))
+            made = threads.run(rehearsed(note))
         if output.json:
             parts = [asdict(part) for part in made.parts]
             output.data(

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from rlkit.cli.output import Output
-from rlkit.cli.signals import graceful
+from rlkit.cli.common.output import Output
+from rlkit.cli.common.signals import graceful
 from rlkit.config.schema import DEFAULT_MODEL
 
 LOOPBACK = ("127.0.0.1", "localhost")
@@ -29,7 +29,7 @@ class EngineOptions(TypedDict):
 def run(output: Output, options: EngineOptions) -> int:
     """Serve until SIGINT or SIGTERM. Returns the exit code."""
     from rlkit.engine import EngineServer
-    from rlkit.engine.models import resolve_model
+    from rlkit.engine.model.models import resolve_model
 
     engine = EngineServer(**options)  # before models are fetched: it refuses what cannot be served
     for model in options["models"]:

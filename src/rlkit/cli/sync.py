@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rlkit.cli.arguments import run_directory
-from rlkit.cli.output import Output
+from rlkit.cli.common.arguments import run_directory
+from rlkit.cli.common.output import Output
 from rlkit.errors import UsageError
 
 _AFTER_END_S = 60.0

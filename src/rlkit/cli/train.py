@@ -8,12 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.cli.arguments import resolve, run_directory
-from rlkit.cli.guard import BUDGET_REACHED, INTERRUPTED
-from rlkit.cli.output import Data, Output, printable, redrawable
-from rlkit.cli.signals import graceful
-from rlkit.stop import StopSignal
-from rlkit.trackers import Checkpoint, RunResult, Tracker
+from rlkit.cli.common.arguments import resolve, run_directory
+from rlkit.cli.common.guard import BUDGET_REACHED, INTERRUPTED
+from rlkit.cli.common.output import Data, Output, printable, redrawable
+from rlkit.cli.common.signals import graceful
+from rlkit.trackers import RunResult, Tracker
+from rlkit.training.stop import StopSignal
+from rlkit.types import Checkpoint
 
 if TYPE_CHECKING:
     from rlkit.config import Resolved
@@ -34,8 +35,8 @@ def run(
 ) -> int:
     """Train, and print how it ended. Returns the exit code."""
     resolved = resolve(arguments, name=name)
-    from rlkit.run import named_directory
     from rlkit.store import holds_run
+    from rlkit.training.trainer import named_directory
 
     again = resume and holds_run(named_directory(resolved.config))
     return _train(resolved, output, directory=None, resume=again, quiet=quiet, panel=panel, openreward=openreward)
@@ -74,7 +75,7 @@ def _train(
                 output.note("going on with the run" if resume else "preparing the run")
             drawn = _panel(output) if panel and not quiet and _drawable(output) else None
             trackers = _trackers(output, drawn, quiet=quiet)
-            from rlkit.run import RLTrainer
+            from rlkit.training.trainer import RLTrainer
 
             if openreward:
                 from rlkit.trackers.openreward import OpenRewardTracker
@@ -169,6 +170,6 @@ def _summary(result: RunResult) -> str:
 
 def _known_as(result: RunResult) -> str:
     """The shortest word by which `rlkit resume` finds a run."""
-    from rlkit.paths import runs_dir
+    from rlkit._util.paths import runs_dir
 
     return result.name if result.directory == runs_dir() / result.name else str(result.directory)

@@ -9,11 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlkit.config.dotenv import export_dotenv
-    from rlkit.config.load import load_config
-    from rlkit.config.objects import load_envs, load_object
-    from rlkit.config.reference import reference_markdown, schema_json
-    from rlkit.config.resolved import Resolved, show_lines
+    from rlkit.config.loading.dotenv import export_dotenv
+    from rlkit.config.loading.load import load_config
+    from rlkit.config.loading.objects import load_envs, load_object
+    from rlkit.config.loading.resolved import Resolved, show_lines
+    from rlkit.config.reference.describe import reference_markdown, schema_json
     from rlkit.config.schema import Config
 
 __all__ = [
@@ -30,14 +30,14 @@ __all__ = [
 
 _HOMES = {
     "Config": "schema",
-    "Resolved": "resolved",
-    "export_dotenv": "dotenv",
-    "load_config": "load",
-    "load_envs": "objects",
-    "load_object": "objects",
-    "reference_markdown": "reference",
-    "schema_json": "reference",
-    "show_lines": "resolved",
+    "Resolved": "loading.resolved",
+    "export_dotenv": "loading.dotenv",
+    "load_config": "loading.load",
+    "load_envs": "loading.objects",
+    "load_object": "loading.objects",
+    "reference_markdown": "reference.describe",
+    "schema_json": "reference.describe",
+    "show_lines": "loading.resolved",
 }
 
 

@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlkit.engine.server import EngineServer
+    from rlkit.engine.server.server import EngineServer
 
 __all__ = ["EngineServer"]
 
@@ -23,7 +23,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 def __getattr__(name: str) -> object:
     if name == "EngineServer":
-        from rlkit.engine.server import EngineServer
+        from rlkit.engine.server.server import EngineServer
 
         return EngineServer
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from rlkit.config.secrets import is_secret
+from rlkit.config.loading.secrets import is_secret
 from rlkit.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from harbor.agents.base import BaseAgent
 from harbor.agents.options import AgentOptions
 from pydantic import Field
 
-from rlkit.atomic import write_text
+from rlkit._util.files import write_text
 
 if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rlkit.concurrency import in_thread, together
-from rlkit.containment import leftovers_ended
+from rlkit._util.threads import in_thread, together
 from rlkit.envs.harbor.outcome import numbers
 from rlkit.envs.harbor.phases import Gates, Passing, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
@@ -25,6 +24,7 @@ from rlkit.errors import MissingError
 from rlkit.redteam.report import Attempt, RedTeamReport, attempt_result
 from rlkit.redteam.task_cheat import SKIPPED, TaskCheat
 from rlkit.redteam.task_cheats import TASK_CHEATS
+from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.types import Json
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from io import FileIO
 from pathlib import Path
 from typing import TypedDict
 
+from rlkit._util.paths import cache_dir
 from rlkit.errors import MissingError
-from rlkit.paths import cache_dir
 from rlkit.sandbox import cgroups
 
 _RECORD = "belongs.json"

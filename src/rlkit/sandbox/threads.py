@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 
-from rlkit.concurrency import LooseThreads
+from rlkit._util.threads import LooseThreads
 
 _COUNT = 32
 

@@ -16,21 +16,21 @@ import numpy as np
 import tinker
 from tinker import types
 
-from rlkit.concurrency import in_thread
+from rlkit._util.threads import in_thread
+from rlkit.algorithms.losses import Loss, computed
+from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
-from rlkit.losses import Loss, computed
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, Stored
-from rlkit.service.connecting import Connector, Unreachable
+from rlkit.service.connector import Connector, Unreachable
 from rlkit.service.watch import WarningListener
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
-from rlkit.usage import Usage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rlkit.config.objective import OptimizerConfig
     from rlkit.config.schema import LoraConfig
+    from rlkit.config.schema.objective import OptimizerConfig
 
 
 _PAGE = 100

@@ -17,11 +17,11 @@ from functools import partial
 from random import Random
 from typing import override
 
+from rlkit._util.loop_holds import loop_holds
+from rlkit._util.stopwatch import Request, waiting
 from rlkit.errors import ServiceError
-from rlkit.loop_holds import loop_holds
 from rlkit.policy import Sampler
 from rlkit.service.patience import Deadlines, NoAnswer, Patience
-from rlkit.stopwatch import Request, waiting
 from rlkit.types import Completion, Prompt, Sampling
 
 SILENCE_S = 45.0

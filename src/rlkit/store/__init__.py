@@ -15,11 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
-from rlkit import atomic
-from rlkit.concurrency import in_thread
+from rlkit._util import files
+from rlkit._util.threads import in_thread
 from rlkit.config import Resolved
+from rlkit.env import Task
 from rlkit.errors import RunFailed, UsageError
-from rlkit.sources import Task
 from rlkit.store import codec, lines, table
 from rlkit.store.about import About
 from rlkit.store.episode_redaction import without_secrets
@@ -42,8 +42,7 @@ from rlkit.store.history import (
 from rlkit.store.journal import Journal, Kind, unwritable
 from rlkit.store.lock import lock
 from rlkit.store.table import StepGroup
-from rlkit.trackers import Checkpoint
-from rlkit.types import Episode, Group, Json, Tokens
+from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 
 
 class RunStore:
@@ -108,7 +107,7 @@ class RunStore:
             UsageError: the run cannot be resumed. Nothing is changed on the disk then.
         """
         if not self.about.has_state and not has_begun(self.directory):
-            atomic.write_text(state_path(self.directory, 0), codec.dump(initial))
+            files.write_text(state_path(self.directory, 0), codec.dump(initial))
         history = load(self.directory)
         self._check_tables(history)
         unwritten = {  # their process died before it wrote them
@@ -270,7 +269,7 @@ class RunStore:
             RunFailed: it cannot be written.
         """
         try:
-            atomic.write_text(self.directory / "usage.json", json.dumps(dict(used)) + "\n")
+            files.write_text(self.directory / "usage.json", json.dumps(dict(used)) + "\n")
         except OSError as error:
             raise self._unwritable(error) from error
 
@@ -360,7 +359,7 @@ class RunStore:
 
     def _write_step(self, step: int, groups: Sequence[StepGroup], state: str) -> None:
         table.write(table_path(self.directory, step), groups, decode=self._decode)
-        atomic.write_text(state_path(self.directory, step), state)
+        files.write_text(state_path(self.directory, step), state)
 
     def _without_secrets(self, episode: Episode) -> Episode:
         return without_secrets(episode, self.about.redactor())

@@ -14,14 +14,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from rlkit import atomic
+from rlkit._util import files
+from rlkit._util.frames import error_place
+from rlkit._util.json_values import text_of
+from rlkit._util.redaction import redactor
 from rlkit.config import Resolved, show_lines
-from rlkit.config.secrets import redact as redact_config
-from rlkit.config.secrets import secrets_in
+from rlkit.config.loading.secrets import redact as redact_config
+from rlkit.config.loading.secrets import secrets_in
 from rlkit.errors import UsageError
-from rlkit.frames import error_place
-from rlkit.plain import text_of
-from rlkit.redaction import redactor
 from rlkit.store import codec, lines
 from rlkit.store.history import DRAW_BYTES, states
 from rlkit.store.journal import Kind, Record, records
@@ -94,7 +94,7 @@ class About:
         self._content["config_end"] = CONFIG_END
         for field in _OF_ENDING:
             self._content.pop(field, None)
-        atomic.write_text(self._directory / "config.yaml", self._config)
+        files.write_text(self._directory / "config.yaml", self._config)
         self.set_status("running")
 
     def set_status(self, status: Status, *, error: str = "", reason: str = "") -> None:
@@ -162,7 +162,7 @@ class About:
         """Write down what is known; nothing of a run that is resumed and has not begun."""
         if not self._begun:
             return
-        atomic.write_text(self._directory / "run.json", json.dumps(self._content, indent=2) + "\n")
+        files.write_text(self._directory / "run.json", json.dumps(self._content, indent=2) + "\n")
 
 
 @cache

@@ -25,8 +25,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import BinaryIO
 
-from rlkit import atomic
-from rlkit.concurrency import in_thread
+from rlkit._util import files
+from rlkit._util.threads import in_thread
 from rlkit.errors import RunFailed
 
 SYNC_WITHIN_S = 10.0
@@ -72,7 +72,7 @@ class Journal:
         self._folder = folder
         self._segment = segment
         try:
-            atomic.make_folder(folder)
+            files.make_folder(folder)
             for number, path in segments(folder):
                 if number > segment:
                     path.unlink()
@@ -100,7 +100,7 @@ class Journal:
         if self._broken is not None:  # after a torn record nothing can follow
             raise self._failure(self._broken)
         try:
-            atomic.append(self._file, _framed(kind, content))
+            files.append(self._file, _framed(kind, content))
             self._written += 1
             if kind is Kind.STEP:
                 self._full.append(self._file)
@@ -194,7 +194,7 @@ class Journal:
 
 def unwritable(folder: Path, error: OSError) -> RunFailed:
     """What ends a run that cannot write to a folder."""
-    remedy = "; make room, then resume the run" if error.errno in atomic.FULL else ""
+    remedy = "; make room, then resume the run" if error.errno in files.FULL else ""
     return RunFailed(f"cannot write to {folder}: {error.strerror or error}{remedy}")
 
 
@@ -204,11 +204,11 @@ def _told_to_the_next(done: asyncio.Task[None]) -> None:
         done.exception()
 
 
-def _sync(files: Sequence[BinaryIO], folder: Path | None) -> None:
-    for file in files:
+def _sync(segments: Sequence[BinaryIO], folder: Path | None) -> None:
+    for file in segments:
         os.fsync(file.fileno())
     if folder is not None:  # it holds a new file
-        atomic.sync_folder(folder)
+        files.sync_folder(folder)
 
 
 def records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:

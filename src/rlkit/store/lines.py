@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.errors import UsageError
 from rlkit.types import Json
 
@@ -21,10 +21,10 @@ def append(path: Path, record: Mapping[str, Json]) -> None:
     """Write one more line."""
     with path.open("ab", buffering=0) as file:
         first = not file.tell()
-        atomic.append(file, (json.dumps(record) + "\n").encode())
+        files.append(file, (json.dumps(record) + "\n").encode())
         os.fsync(file.fileno())
     if first:
-        atomic.sync_folder(path.parent)
+        files.sync_folder(path.parent)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -70,11 +70,11 @@ def mend(path: Path) -> None:
         text = _text(path)
         whole = _whole(text)
         if whole != text:
-            atomic.write_text(path, whole)
+            files.write_text(path, whole)
         else:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-            atomic.sync_folder(path.parent)
+            files.sync_folder(path.parent)
 
 
 def _whole(text: str) -> str:

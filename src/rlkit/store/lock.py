@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from weakref import WeakSet
 
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.errors import UsageError
 
 
@@ -34,7 +34,7 @@ def lock(directory: Path) -> FileIO:
         UsageError: another process holds it, or the directory cannot be written.
     """
     try:
-        atomic.make_folder(directory)
+        files.make_folder(directory)
         file = _Lock(directory / "lock", "a+")
     except FileExistsError as error:
         raise UsageError(f"{directory} is a file, and a run needs a folder: choose another name (--name)") from error

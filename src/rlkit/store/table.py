@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.store.codec import dump, without_marker
 from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
 
@@ -134,7 +134,7 @@ def write(path: Path, groups: Sequence[StepGroup], *, decode: Callable[[Tokens],
         write_statistics=[field.name for field in list(SCHEMA)[:-1]],  # pyright: ignore[reportArgumentType]  it takes names of columns too
         column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
     )
-    atomic.write_bytes(path, _summed(written.getvalue().to_pybytes()))
+    files.write_bytes(path, _summed(written.getvalue().to_pybytes()))
 
 
 _DICTIONARIES = [

@@ -18,10 +18,10 @@ from typing import Protocol
 
 import numpy as np
 
-from rlkit.chat import ChatFormat, Parsed, parse_text
+from rlkit.chat.format import ChatFormat, Parsed, parse_text
 from rlkit.errors import UsageError
 from rlkit.policy import Limits, Sampler
-from rlkit.recording import RecordingPolicy
+from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.types import Completion, Json, Message, Prompt, Sampling, StopReason, Tokens, Tool, ToolCall, as_prompt
 
 MAX_TOKENS = 1 << 20

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from rlkit.trackers.patience import PATIENCE_S, Patient
+from rlkit.types import Checkpoint
 
 if TYPE_CHECKING:
-    from rlkit.budget import Spent
-    from rlkit.estimate import Estimate
+    from rlkit.cost.budget import Spent
+    from rlkit.cost.estimate import Estimate
 
 _LAST_S = 40.0
 """What the end of a run waits for trackers, all together; those that rlkit has give up before."""
@@ -83,23 +84,6 @@ class RunInfo:
     envs: tuple[str, ...]
     service: str
     progress: Callable[[], Progress]
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Weights that the service keeps.
-
-    Args:
-        step: optimiser steps that they have taken.
-        state: `tinker://` path of the training state, optimiser included.
-        sampler: `tinker://` path of the weights for sampling.
-        expires: seconds since the epoch, None for never.
-    """
-
-    step: int
-    state: str
-    sampler: str
-    expires: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
+from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
 from rlkit.trackers.heartbeat import Heartbeat
+from rlkit.types import Checkpoint
 
 KL = "optim/kl_sample_train_v1"
 

@@ -108,8 +108,8 @@ class Step:
 
 def clean(text: str) -> str:
     """`text` without credentials."""
-    from rlkit.config.secrets import redact as redact_shapes
-    from rlkit.redaction import redact
+    from rlkit._util.redaction import redact
+    from rlkit.config.loading.secrets import redact as redact_shapes
 
     return redact(redact_shapes(text))
 

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit.errors import RlkitError
-from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
+from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.trackers.feed import clean
+from rlkit.types import Checkpoint
 
 if TYPE_CHECKING:
-    from rlkit.config.track import TrackConfig
+    from rlkit.config.schema.track import TrackConfig
 
 LAST_S = 30.0
 """What the end of a run waits for services that are behind."""

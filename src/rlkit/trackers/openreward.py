@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self, cast
 
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.errors import MissingError
-from rlkit.trackers import Checkpoint, RunInfo, RunResult, Tracker
+from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.trackers.openreward_events import SESSION, About, Service, UploadFailed, upload
+from rlkit.types import Checkpoint
 
 __all__ = ["OpenRewardTracker", "UploadFailed"]
 
@@ -174,4 +175,4 @@ class _Progress:
         return cls(step, rollouts) if isinstance(step, int) and isinstance(rollouts, int) else cls()
 
     def write(self, directory: Path) -> None:
-        atomic.write_text(directory / PROGRESS, json.dumps(asdict(self)) + "\n")
+        files.write_text(directory / PROGRESS, json.dumps(asdict(self)) + "\n")

@@ -77,7 +77,7 @@ class Service:
         """With the address and the key that the SDK would use."""
         import httpx
 
-        from rlkit.envs.openreward import sdk
+        from rlkit.envs.openreward.connection import sdk
 
         sdk.load()
         from openreward import OpenReward

@@ -16,8 +16,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from rlkit.trackers import Checkpoint, Progress, RunInfo, RunResult, Tracker
+from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
 from rlkit.trackers.console import duration, number, rewards
+from rlkit.types import Checkpoint
 
 REFRESHES_PER_SECOND = 4
 RATE_WINDOW_S = 60.0

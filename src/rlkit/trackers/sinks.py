@@ -15,8 +15,8 @@ from rlkit.errors import MissingError, UsageError, did_you_mean, missing_extra
 from rlkit.trackers.feed import Step, Told
 
 if TYPE_CHECKING:
-    from rlkit.config.section import Section
-    from rlkit.config.track import TrackConfig
+    from rlkit.config.schema.section import Section
+    from rlkit.config.schema.track import TrackConfig
     from rlkit.types import Json
 
 
@@ -56,7 +56,7 @@ def settings_of(name: str, section: Mapping[str, object]) -> Section:
     """
     from pydantic import ValidationError
 
-    from rlkit.config import track
+    from rlkit.config.schema import track
 
     kinds: Mapping[str, type[Section]] = {
         "wandb": track.WandbConfig,
@@ -88,13 +88,13 @@ def sink(name: str, settings: Section) -> Sink:
 
 def _maker(settings: Section) -> Callable[[], Sink]:
     """What makes the sink of a service out of its settings; packages are imported when it does."""
-    from rlkit.config.track import DocentConfig, TensorboardConfig, TrackioConfig, WandbConfig
+    from rlkit.config.schema.track import DocentConfig, TensorboardConfig, TrackioConfig, WandbConfig
 
     match settings:
         case WandbConfig(project=project, entity=entity, name=name, tags=tags, mode=mode, rollouts=rollouts):
 
             def wandb() -> Sink:
-                from rlkit.trackers.wandb import WandbSink
+                from rlkit.trackers.services.wandb import WandbSink
 
                 return WandbSink(
                     project=project, entity=entity, name=name, tags=tags, offline=mode == "offline", rollouts=rollouts
@@ -104,7 +104,7 @@ def _maker(settings: Section) -> Callable[[], Sink]:
         case TrackioConfig(project=project, name=name):
 
             def trackio() -> Sink:
-                from rlkit.trackers.trackio import TrackioSink
+                from rlkit.trackers.services.trackio import TrackioSink
 
                 return TrackioSink(project=project, name=name)
 
@@ -112,7 +112,7 @@ def _maker(settings: Section) -> Callable[[], Sink]:
         case TensorboardConfig(directory=directory):
 
             def tensorboard() -> Sink:
-                from rlkit.trackers.tensorboard import TensorboardSink
+                from rlkit.trackers.services.tensorboard import TensorboardSink
 
                 return TensorboardSink(directory=None if directory is None else Path(directory).expanduser())
 
@@ -120,7 +120,7 @@ def _maker(settings: Section) -> Callable[[], Sink]:
         case DocentConfig(collection=collection, rollouts=rollouts, url=url):
 
             def docent() -> Sink:
-                from rlkit.trackers.docent import DocentSink
+                from rlkit.trackers.services.docent import DocentSink
 
                 return DocentSink(collection=collection, rollouts=rollouts, url=url)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.errors import RlkitError, UsageError
 from rlkit.trackers.feed import Feed, clean, told
 from rlkit.trackers.sinks import Sink
@@ -88,7 +88,7 @@ def send(
         SendingFailed: the service fails again and again.
     """
     path = progress_path(directory, name)
-    atomic.make_folder(path.parent)
+    files.make_folder(path.parent)
     lock = FileLock(path.with_suffix(".lock"))
     try:
         lock.acquire(timeout=0)
@@ -143,4 +143,4 @@ class _Sending:
 
     def _keep(self, sent: Sent) -> None:
         content = {"step": sent.step, "state": dict(sent.state)}
-        atomic.write_text(progress_path(self._directory, self._name), json.dumps(content) + "\n")
+        files.write_text(progress_path(self._directory, self._name), json.dumps(content) + "\n")

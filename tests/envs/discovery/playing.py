@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from rlkit import concurrency
-from rlkit.chat import Parsed
+from rlkit._util import threads
+from rlkit.chat.format import Parsed
 from rlkit.config import load_config
-from rlkit.run import RLTrainer
 from rlkit.testing import ByteChat, Latency, SimulatedTinker
+from rlkit.training.trainer import RLTrainer
 from rlkit.types import Tokens
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "erdos.yaml"
@@ -54,7 +54,7 @@ def main(directory: Path, steps: int, *, resume: bool) -> None:
     trainer = RLTrainer(
         resolved, directory=directory, resume=resume, service=SimulatedTinker(latency=latency), chat=FromAList()
     )
-    concurrency.run(trainer.train())
+    threads.run(trainer.train())
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rlkit.envs.discovery import discovery
-from rlkit.envs.discovery.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, convolved
-from rlkit.envs.discovery.erdos import Erdos, exact_c5, overlaps
-from rlkit.envs.discovery.exact import correlations, decimals
-from rlkit.envs.discovery.packing import CirclePacking
 from rlkit.envs.discovery.problem import Invalid, Problem, digest, published, published_with_program
+from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, convolved
+from rlkit.envs.discovery.problems.erdos import Erdos, exact_c5, overlaps
+from rlkit.envs.discovery.problems.exact import correlations, decimals
+from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.errors import UsageError
 
 ALL: list[Problem] = [Erdos(), FirstAutocorrelation(), SecondAutocorrelation(), CirclePacking(26), CirclePacking(5)]

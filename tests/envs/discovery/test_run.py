@@ -12,7 +12,7 @@ from typing import Any, cast
 import pandas as pd
 import pytest
 
-from rlkit.envs.discovery.erdos import Erdos
+from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.records import read
 from rlkit.sandbox.inside import landlock, narrow
 from tests.limits import HANG_S
@@ -73,6 +73,7 @@ def test_the_archive_improves_survives_a_kill_and_goes_on(tmp_path: Path) -> Non
         assert "def run(seed, budget_s):" in one.program
 
 
+@pytest.mark.slow
 def test_the_reward_of_a_run_is_counted_once(tmp_path: Path) -> None:
     directory = tmp_path / "run"
     finished(playing(directory, 2))

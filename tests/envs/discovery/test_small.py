@@ -16,23 +16,23 @@ import numpy as np
 import pytest
 
 import rlkit
-from rlkit import concurrency
-from rlkit.activity import Activity
-from rlkit.advantages import choose_estimators
-from rlkit.audit import audit_group
+from rlkit._util import threads
+from rlkit._util.activity import Activity
+from rlkit._util.paths import cache_dir
+from rlkit.algorithms.advantages import choose_estimators
+from rlkit.algorithms.losses import loss
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.engine.models import DEFAULT_MODEL
-from rlkit.envs.discovery.erdos import Erdos
+from rlkit.engine.model.models import DEFAULT_MODEL
 from rlkit.envs.discovery.problem import digest, published
+from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.state import State
-from rlkit.losses import loss
-from rlkit.paths import cache_dir
-from rlkit.run import RLTrainer
 from rlkit.sandbox.inside import landlock, narrow
-from rlkit.settings import preparation
 from rlkit.store.history import recorded_steps
 from rlkit.testing import Latency, SimulatedTinker
+from rlkit.tools.audit import audit_group
+from rlkit.training.from_config import preparation
+from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group
 from tests.envs.discovery.playing import FromAList
 from tests.simulation import Ears
@@ -149,15 +149,16 @@ def metrics(directory: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_budget_forcing_the_archive_and_entropic_advantages_are_in_the_record(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reports = Reports()
-    monkeypatch.setattr("rlkit.run.Activity", lambda: reports)
+    monkeypatch.setattr("rlkit.training.trainer.Activity", lambda: reports)
     values = ["model=simulated", "steps=4", "sampling.budget_forcing.context_window_tokens=4000"]
     resolved = load_config([EXAMPLE], values)
     trainer = RLTrainer(resolved, directory=tmp_path, service=SimulatedTinker(latency=INSTANT), chat=FromAList())
-    concurrency.run(trainer.train())
+    threads.run(trainer.train())
     steps, lines = recorded(tmp_path), metrics(tmp_path)
     played = [group for groups in steps for group in groups]
     assert [len(group.episodes) for group in played] == [8] * 8
@@ -182,7 +183,7 @@ def test_the_documented_search_is_trained_on_with_its_large_budget_its_buffer_an
     assert forcing is not None
     latency = replace(INSTANT, mean_tokens=26_000.0)
     trainer = RLTrainer(resolved, directory=tmp_path, service=SimulatedTinker(latency=latency), chat=FromAList())
-    concurrency.run(trainer.train())
+    threads.run(trainer.train())
     played = [group for groups in recorded(tmp_path) for group in groups]
     assert [len(group.episodes) for group in played] == [8]
     assert check_forced_tokens(played, phrase=forcing.phrase.encode()) > 0
@@ -198,7 +199,7 @@ def test_each_long_phase_of_a_run_reports_what_is_under_way(
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
     reports, ears = Reports(), Ears()
-    monkeypatch.setattr("rlkit.run.Activity", lambda: reports)
+    monkeypatch.setattr("rlkit.training.trainer.Activity", lambda: reports)
     small = {
         "model": str(byte_model_dir),
         "steps": 1,

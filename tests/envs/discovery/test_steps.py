@@ -10,13 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.envs.discovery import PROBLEMS, autocorrelation_steps, discovery, packing_steps
-from rlkit.envs.discovery.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
-from rlkit.envs.discovery.erdos import Erdos
-from rlkit.envs.discovery.packing import CirclePacking
+from rlkit.envs.discovery import PROBLEMS, discovery
 from rlkit.envs.discovery.problem import Construction, Problem, published
+from rlkit.envs.discovery.problems import autocorrelation_steps, packing_steps
+from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
+from rlkit.envs.discovery.problems.erdos import Erdos
+from rlkit.envs.discovery.problems.erdos_steps import (
+    balanced,
+    c5,
+    descend,
+    linear_programs,
+    mirrored,
+    polish,
+    search,
+    upsample,
+)
+from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.envs.discovery.scripted import PROGRAMS, reply
-from rlkit.envs.discovery.steps import balanced, c5, descend, linear_programs, mirrored, polish, search, upsample
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
 from tests.limits import HANG_S

@@ -13,6 +13,10 @@ import numpy as np
 import pytest
 
 import rlkit
+from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit.algorithms.estimators import entropic_valid_aware
+from rlkit.chat.renderers import chat_format
+from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config, load_envs
 from rlkit.config.schema import EnvConfig
 from rlkit.envs.discovery import PROBLEMS, discovery, runners
@@ -22,15 +26,11 @@ from rlkit.envs.discovery.runners import RunnerChoice
 from rlkit.envs.discovery.source import Discovery
 from rlkit.envs.discovery.task import ConstructionProblem, Play
 from rlkit.errors import ConfigError, MissingError, UsageError
-from rlkit.estimators import entropic_valid_aware
-from rlkit.renderers import chat_format
-from rlkit.sandbox.fork_server import ForkServer
-from rlkit.sandbox.programs import ProgramLimits
+from rlkit.sandbox.runners.fork_server import ForkServer
+from rlkit.sandbox.runners.programs import ProgramLimits
 from rlkit.sandbox.spec import MIB
-from rlkit.sources import Mixture
-from rlkit.stopwatch import Stopwatch, timed_by
+from rlkit.tasks.sources import Mixture
 from rlkit.testing import ScriptedPolicy
-from rlkit.tokenizers import load_tokenizer
 from rlkit.types import Episode, Group, Outcome
 from tests.envs.discovery.test_archive import Number
 from tests.test_docs import ROOT, snippets
@@ -356,6 +356,7 @@ def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task:
     assert source.metrics()["cpu_s"] == spent_s > outcome.metrics["program_cpu_s"]  # or SciPy would come for nothing
 
 
+@pytest.mark.slow
 def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: ConstructionProblem) -> None:
     slow = program("import time\ndef run():\n    time.sleep(0.6)\n    return [0.5] * 4")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlkit.errors import ServiceError
 from rlkit.policy import Limits, Reply, Sampler
-from rlkit.recording import RecordingPolicy
+from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.testing.policies import UNLIMITED
 from rlkit.types import Completion, Message, Prompt, Sampling
@@ -78,14 +78,14 @@ async def play(
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
-    from rlkit.envs.harbor.loans import ended, lent
+    from rlkit.envs.harbor.agents.loans import ended, lent
 
     with lent(policy) as key:
         config = TrialConfig(
             task=TaskConfig(path=task),
             trials_dir=task.parent / "trials",
             agent=AgentConfig(
-                import_path="rlkit.envs.harbor.agent:RLTerminus2",
+                import_path="rlkit.envs.harbor.agents.agent:RLTerminus2",
                 kwargs={"policy": key, **options},
                 override_timeout_sec=timeout_s,
             ),

@@ -101,7 +101,7 @@ def test_service_errors_in_a_row_end_the_agent_and_the_verifier_runs(task: Path)
 
 
 def test_an_agent_can_leave_service_errors_to_harbor(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlkit.envs.harbor.agent import RLTerminus2
+    from rlkit.envs.harbor.agents.agent import RLTerminus2
 
     monkeypatch.setattr(RLTerminus2, "raised", frozenset({"service_error"}))
     result, end = asyncio.run(play(task, recording(Faulty([], failing=range(1)))))
@@ -241,7 +241,7 @@ def test_a_model_that_ends_its_terminal_has_ended(task: Path) -> None:
 def test_a_fault_of_the_agents_own_code_is_told_and_the_verifier_runs(
     task: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlkit.envs.harbor.agent import RLTerminus2
+    from rlkit.envs.harbor.agents.agent import RLTerminus2
 
     def broken(self: object, terminal_output: str) -> str:
         raise KeyError("broken")
@@ -336,7 +336,7 @@ def test_options_that_are_unknown_or_have_no_effect_are_refused_in_one_line(task
 
 
 def test_a_policy_is_found_only_while_it_is_lent() -> None:
-    from rlkit.envs.harbor.loans import ended, lent
+    from rlkit.envs.harbor.agents.loans import ended, lent
 
     with lent(ScriptedPolicy([])) as key:
         assert (ended(key).reason, ended(key).detail) == ("cancelled", "the agent did not begin")

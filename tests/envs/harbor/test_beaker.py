@@ -15,12 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rlkit import concurrency
-from rlkit.containment import leftovers_ended
+from rlkit._util import threads
 from rlkit.envs.harbor import beaker_agent
 from rlkit.envs.harbor.settings import TrialSettings, environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, ServiceError, UsageError
+from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.sandbox import CommandTimeout
 from tests.launch.fake_beaker import FakeBeaker, fake_beaker
 from tests.limits import HANG_S, wait_until
@@ -267,7 +267,7 @@ def test_a_trial_whose_model_fails_leaves_no_job(
         with pytest.raises(ServiceError):
             await greeting.rollout(policy)
 
-    concurrency.run(main())
+    threads.run(main())
     assert (fake.over, fake.cancelled) == (True, 1)
 
 
@@ -285,5 +285,5 @@ def test_a_trial_that_is_interrupted_leaves_no_job(
         with pytest.raises(asyncio.CancelledError):
             await playing
 
-    concurrency.run(main())
+    threads.run(main())
     assert (fake.over, fake.cancelled) == (True, 1)

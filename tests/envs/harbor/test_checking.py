@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
+from rlkit._util import threads
 from rlkit.envs.harbor.checking import Checked, check_tasks
 from rlkit.envs.harbor.settings import environment
 from rlkit.envs.harbor.tasks import find
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
 
 
 def checked(folder: Path) -> dict[str, Checked]:
-    checks = concurrency.run(check_tasks(find(folder), environment=environment("local"), jobs=4))
+    checks = threads.run(check_tasks(find(folder), environment=environment("local"), jobs=4))
     return {one.task_id: one for one in checks}
 
 
@@ -63,7 +63,7 @@ def test_tasks_that_are_broken_or_solved_or_cannot_be_solved_are_told(cache: Pat
 
 def test_an_environment_that_failed_is_no_fault_of_the_task(cache: Path, tmp_path: Path) -> None:
     write_task(tmp_path / "good")
-    (one,) = concurrency.run(
+    (one,) = threads.run(
         check_tasks(find(tmp_path), environment=environment("tests.envs.harbor.environments:SaysWhyNot", {}), jobs=1)
     )
     assert (one.finding, one.ok, one.solution, one.nothing) == ("environment failed", False, None, None)

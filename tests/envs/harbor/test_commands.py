@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.harbor.commands import CommandResult, command_script, read_command
+from rlkit.envs.harbor.agents.commands import CommandResult, command_script, read_command
 
 MARK = "0123456789abcdef"
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
+from rlkit._util import threads
 from rlkit.envs.harbor.checking import check_tasks
-from rlkit.envs.harbor.convert import convert
 from rlkit.envs.harbor.settings import environment
 from rlkit.envs.harbor.tasks import find
+from rlkit.envs.harbor.terminal_bench.convert import convert
 from rlkit.errors import UsageError
 
 COMPOSE = """services:
@@ -50,7 +50,7 @@ def old_task(folder: Path) -> Path:
 def test_a_task_of_terminal_bench_1_becomes_one_that_is_sound(cache: Path, tmp_path: Path) -> None:
     done = convert(old_task(tmp_path / "old" / "answer"), tmp_path / "new")
     assert (list(done.made), dict(done.failed)) == ([tmp_path / "new" / "answer"], {})
-    (checked,) = concurrency.run(check_tasks(find(tmp_path / "new"), environment=environment("local"), jobs=1))
+    (checked,) = threads.run(check_tasks(find(tmp_path / "new"), environment=environment("local"), jobs=1))
     assert (checked.finding, checked.solution, checked.nothing) == ("sound", {"reward": 1.0}, {"reward": 0.0})
 
 

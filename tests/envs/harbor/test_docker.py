@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
+from rlkit._util import threads
 from rlkit.envs.harbor.checking import check_tasks
 from rlkit.envs.harbor.settings import environment
 from rlkit.envs.harbor.tasks import find
@@ -50,7 +50,7 @@ def task(tmp_path: Path) -> Path:
 
 
 def test_a_task_is_sound_in_a_container_too(task: Path) -> None:
-    (checked,) = concurrency.run(check_tasks(find(task), environment=environment("docker"), jobs=1))
+    (checked,) = threads.run(check_tasks(find(task), environment=environment("docker"), jobs=1))
     assert (checked.finding, checked.detail) == ("sound", "")
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
+from rlkit._util import threads
 from rlkit.config import load_config, load_envs
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.checking import check_tasks
-from rlkit.envs.harbor.file_tasks import MOST_VARIANTS, NAMES, FileTask, FileTasks, file_tasks
+from rlkit.envs.harbor.generated.file_tasks import MOST_VARIANTS, NAMES, FileTask, FileTasks, file_tasks
+from rlkit.envs.harbor.generated.task_folders import cached_file_tasks, task_files, write_file_tasks
 from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.task_folders import cached_file_tasks, task_files, write_file_tasks
 from rlkit.envs.harbor.tasks import find
 from rlkit.errors import RlkitError, UsageError
 
@@ -196,7 +196,7 @@ def test_generated_tasks_are_sound_in_real_trials(cache: Path, monkeypatch: pyte
     write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
     wanted = ("train/2-move-file-00", "held-out/3-two-commands-00")
     found = {name: path for name, path in find(tmp_path / "tasks").items() if name in wanted}
-    checks = concurrency.run(check_tasks(found, environment=environment("local"), jobs=2))
+    checks = threads.run(check_tasks(found, environment=environment("local"), jobs=2))
     assert {one.task_id: (one.finding, one.detail, tuple(one.open_ends)) for one in checks} == dict.fromkeys(
         wanted, ("sound", "", ())
     )

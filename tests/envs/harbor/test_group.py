@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
-from rlkit.concurrency import together
-from rlkit.containment import leftovers_ended
+from rlkit._util import threads
+from rlkit._util.priority_semaphore import Slots
+from rlkit._util.threads import together
+from rlkit.env import Task
 from rlkit.envs.harbor import harbor
 from rlkit.policy import Limits
-from rlkit.rollouts import EnvSettings, Player
-from rlkit.slots import Slots
-from rlkit.sources import Task
+from rlkit.rollout.player import EnvSettings, Player
+from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 
@@ -64,7 +64,7 @@ def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path,
         drawn = [Task(draw, "terminal", env) for draw, env in enumerate(tasks)]
         return await together(player.play(task, lambda: sampler) for task in drawn)
 
-    groups = {group.task: group for group in concurrency.run(main())}
+    groups = {group.task: group for group in threads.run(main())}
     for group in groups.values():
         assert [episode.error for episode in group.episodes] == [None] * SIZE
         assert group.rewards.tolist() == [said(episode.info["trial"]) for episode in group.episodes]
@@ -92,7 +92,7 @@ def test_an_environment_that_breaks_is_no_reward_and_the_trial_is_played_anew(ca
     async def main() -> Group:
         return await player.play(Task(0, "terminal", task), lambda: sampler)
 
-    group = concurrency.run(main())
+    group = threads.run(main())
     assert failed == ["environment_error: RuntimeError: the sandbox did not come up"] * 2
     assert group.valid.all()
     assert sum(episode.attempt for episode in group.episodes) == 2

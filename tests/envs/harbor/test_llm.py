@@ -17,7 +17,7 @@ THOUGHT = "<think>\n hm </think>\n\n"
 
 
 def language_model(policy: ScriptedPolicy, **given: object):
-    from rlkit.envs.harbor.llm import PolicyLLM
+    from rlkit.envs.harbor.agents.llm import PolicyLLM
 
     return PolicyLLM(policy, model_name="m", **given)
 

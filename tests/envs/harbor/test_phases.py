@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
+from rlkit._util.stopwatch import Stopwatch, timed_by
 from rlkit.envs.harbor.phases import Gates, PhaseLimits, gates
-from rlkit.stopwatch import Stopwatch, timed_by
 from rlkit.testing import run_virtual
 
 

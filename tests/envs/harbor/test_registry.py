@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlkit.envs.harbor.registry import fetch, parse_dataset
-from rlkit.envs.harbor.registry_files import read_rows
+from rlkit.envs.harbor.registries.registry import fetch, parse_dataset
+from rlkit.envs.harbor.registries.registry_files import read_rows
 from rlkit.envs.harbor.tasks import Selection
 from rlkit.errors import MissingError, RlkitError, UsageError
 
@@ -275,7 +275,7 @@ def test_a_file_in_the_form_of_harbors_registry_is_read_by_harbors_client(
 def test_names_of_terminal_bench_1_are_looked_up_in_its_published_registry(
     server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlkit.envs.harbor.registry.REGISTRY_URL", f"{server}/terminal-bench.json")
+    monkeypatch.setattr("rlkit.envs.harbor.registries.registry.REGISTRY_URL", f"{server}/terminal-bench.json")
     Registries.answers[:] = [(200, json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"])]
     with pytest.raises(UsageError, match=r"terminal-bench\.json has no version '0\.1\.0' of terminal-bench-core"):
         fetch("terminal-bench-core==0.1.0", Selection(), registry=None)

@@ -289,5 +289,5 @@ def test_a_job_of_harbors_own_can_have_the_sealed_verifier(cache: Path, task: Pa
     forger = "while :; do echo '{\"reward\": 0.5}' > /logs/verifier/reward.json; sleep 0.01; done"
     script = f"#!/bin/bash\n(setsid nohup sh -c {shlex.quote(forger)} > /dev/null 2>&1 &)\n"
     (task / "solution" / "solve.sh").write_text(script)
-    verifier = {"import_path": "rlkit.envs.harbor.verifier:SealedVerifier"}
+    verifier = {"import_path": "rlkit.envs.harbor.verification.verifier:SealedVerifier"}
     assert asyncio.run(trial(task, verifier=verifier)).verifier_result.rewards == {"reward": 0.0}

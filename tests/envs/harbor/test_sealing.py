@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.envs.harbor.sealing import TestedWork, describe_seal
 from rlkit.envs.harbor.tasks import broken
+from rlkit.envs.harbor.verification.sealing import TestedWork, describe_seal
 from rlkit.errors import UsageError
 
 from .agents import Shell

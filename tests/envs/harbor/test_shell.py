@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
-from rlkit.containment import leftovers_ended
+from rlkit._util import threads
 from rlkit.envs.harbor.settings import Agent, Environment, TrialSettings
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, ServiceError, UsageError
 from rlkit.policy import Limits
+from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Json, Outcome
 
@@ -44,7 +44,7 @@ def played(task: Path, policy: object, *, max_turns: int = 8, **options: Json) -
     async def main() -> Outcome:
         return await HarborTask("simple", task, TrialSettings(agent=agent)).rollout(policy)
 
-    return concurrency.run(main())
+    return threads.run(main())
 
 
 def ending(outcome: Outcome) -> tuple[float, object, float]:
@@ -162,7 +162,7 @@ def test_a_full_context_and_a_failing_service_end_the_agent_and_the_verifier_run
 def test_time_that_is_over_keeps_the_finished_turns(task: Path, agent_time: AgentTime) -> None:
     policy = recording(Faulty([DO], hanging=1, on_hang=agent_time.end))
     settings = TrialSettings(agent=Agent("shell"), agent_timeout_s=agent_time.limit_s)
-    outcome = concurrency.run(HarborTask("simple", task, settings).rollout(policy))
+    outcome = threads.run(HarborTask("simple", task, settings).rollout(policy))
     assert ending(outcome) == (1.0, "timeout", 1.0)
 
 
@@ -218,7 +218,7 @@ def test_every_way_to_say_that_a_command_was_too_slow_is_understood(
 
 def test_the_conversation_is_kept_with_the_trial(task: Path, tmp_path: Path) -> None:
     settings = TrialSettings(agent=Agent("shell"), trials_dir=tmp_path / "trials", keep="all")
-    concurrency.run(HarborTask("simple", task, settings).rollout(ScriptedPolicy([DO, "exit"])))
+    threads.run(HarborTask("simple", task, settings).rollout(ScriptedPolicy([DO, "exit"])))
     (path,) = (tmp_path / "trials").glob("*/agent/transcript.jsonl")
     messages = [json.loads(line) for line in path.read_text().splitlines()]
     assert [message["content"] for message in messages[1:]] == ["Greet.", DO, "(no output)", "exit"]
@@ -234,7 +234,7 @@ def test_a_link_that_the_agent_leaves_for_its_record_overwrites_nothing(task: Pa
         keep="all",
     )
     link = f"ln -s {held} /logs/agent/transcript.jsonl"
-    outcome = concurrency.run(HarborTask("simple", task, settings).rollout(ScriptedPolicy([link, DO, "exit"])))
+    outcome = threads.run(HarborTask("simple", task, settings).rollout(ScriptedPolicy([link, DO, "exit"])))
     assert ending(outcome) == (1.0, "completed", 3.0)
     (path,) = (tmp_path / "trials").glob("*/agent/transcript.jsonl")
     assert (held.read_text(), path.is_symlink()) == ("the host's", False)
@@ -245,7 +245,7 @@ def test_a_record_that_cannot_be_written_does_not_hide_how_the_agent_ended(task:
     environment = Environment(import_path="tests.envs.harbor.environments:Mounted")
     settings = TrialSettings(agent=Agent("shell"), environment=environment, trials_dir=tmp_path / "trials", keep="all")
     policy = ScriptedPolicy(["mkdir -p /logs/agent/transcript.jsonl/in", DO, "exit"])
-    assert ending(concurrency.run(HarborTask("simple", task, settings).rollout(policy))) == (1.0, "completed", 3.0)
+    assert ending(threads.run(HarborTask("simple", task, settings).rollout(policy))) == (1.0, "completed", 3.0)
     (path,) = (tmp_path / "trials").glob("*/trial.log")
     assert "transcript.jsonl was not written: " in path.read_text()
 
@@ -284,14 +284,14 @@ def test_what_has_no_effect_or_makes_no_sense_is_told_before_a_run(given: dict[s
 
 
 def test_a_policy_that_is_not_lent_is_told(task: Path) -> None:
-    from rlkit.envs.harbor.shell import ShellAgent
+    from rlkit.envs.harbor.agents.shell import ShellAgent
 
     with pytest.raises(UsageError, match="no policy is lent as 'nobody'"):
         ShellAgent(task, policy="nobody")
 
 
 def test_the_shell_agent_does_not_load_what_only_terminus_needs() -> None:
-    loads = "import rlkit.envs.harbor.shell, rlkit.envs.harbor.task, harbor.trial.trial"
+    loads = "import rlkit.envs.harbor.agents.shell, rlkit.envs.harbor.task, harbor.trial.trial"
     environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "HARBOR_TELEMETRY": "0"}
     done = subprocess.run(
         [sys.executable, "-c", f"{loads}; import sys; print('litellm' in sys.modules)"],

@@ -40,6 +40,7 @@ async def trial(task: Path, model: str | None, **kwargs: object):
     return await (await Trial.create(config)).run()
 
 
+@pytest.mark.slow
 def test_trials_of_one_model_share_a_connection(
     cache: Path, tmp_path: Path, engine: EngineServer, byte_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

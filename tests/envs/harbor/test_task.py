@@ -15,16 +15,16 @@ import pytest
 from harbor.environments.base import BaseEnvironment
 
 import rlkit
-from rlkit import concurrency
+from rlkit._util import threads
+from rlkit._util.stopwatch import waiting
 from rlkit.config import load_config, load_envs
-from rlkit.containment import leftovers_ended
-from rlkit.envs.harbor.ending import AgentEnd, Reason
+from rlkit.envs.harbor.agents.ending import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
 from rlkit.envs.harbor.task import UNTIMED_AGENT_S, HarborTask, _fault, agent_timeout_s
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Limits
-from rlkit.stopwatch import waiting
+from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.testing import ScriptedPolicy
 from tests.limits import HANG_S
 
@@ -56,9 +56,10 @@ def played(task: HarborTask, replies: Sequence[str] | ScriptedPolicy) -> tuple[r
     async def main() -> rlkit.Outcome:
         return await task.rollout(policy)
 
-    return concurrency.run(main()), policy
+    return threads.run(main()), policy
 
 
+@pytest.mark.slow
 def test_the_reward_is_what_the_verifier_says(cache: Path, task: Path) -> None:
     env = pickle.loads(pickle.dumps(HarborTask("greet", task)))
     solved, policy = played(env, SOLVED)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from rlkit import concurrency
-from rlkit.containment import leftovers_ended
+from rlkit._util import threads
+from rlkit.rollout.task_guard import leftovers_ended
 
 from .conftest import left, write_task
 from .environments import SlowToStop
@@ -37,7 +37,7 @@ def test_the_verdict_does_not_wait_for_the_environment_to_go_and_the_run_does(
         assert left(cache) != []
         asyncio.get_running_loop().call_later(0.2, may_stop.set)
 
-    concurrency.run(run())
+    threads.run(run())
     assert len(SlowToStop.stopped) == 1
     assert left(cache) == []
 
@@ -60,7 +60,7 @@ def test_a_trial_that_is_cancelled_leaves_nothing(cache: Path, tmp_path: Path) -
         with pytest.raises(asyncio.CancelledError):
             await playing
 
-    concurrency.run(run())
+    threads.run(run())
     assert list((tmp_path / "trials").iterdir()) == []
     assert left(cache) == []
 

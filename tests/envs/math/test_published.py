@@ -13,14 +13,14 @@ from pathlib import Path
 import pyarrow
 import pytest
 
-from rlkit.chat import ChatFormat, Parsed
+from rlkit.chat.format import ChatFormat, Parsed
+from rlkit.chat.renderers import chat_format
+from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config
 from rlkit.envs.math import MathProblem, maths
 from rlkit.envs.math.catalogue import DATASETS
-from rlkit.renderers import chat_format
-from rlkit.run import RLTrainer
 from rlkit.testing import ByteChat, ScriptedPolicy, SimulatedTinker, World, run_virtual
-from rlkit.tokenizers import load_tokenizer
+from rlkit.training.trainer import RLTrainer
 from rlkit.types import Message, Prompt, Tokens, Tool
 from tests.envs.math.fake_hub import Files, Loaded, Wanted, fake_hub, load, one_table, parquet_file
 from tests.envs.math.published import (
@@ -257,6 +257,7 @@ def real_format(model: str, renderer: str | None) -> ChatFormat:
     return chat_format(model, tokenizer, renderer=renderer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
     [

@@ -82,6 +82,7 @@ OLMO, POLARIS = "allenai/Dolci-RL-Zero-Math-7B", "POLARIS-Project/Polaris-Datase
 OLD, NEW = "a" * 40, "b" * 40
 
 
+@pytest.mark.slow
 def test_a_dataset_without_a_known_commit_is_read_at_the_one_that_the_run_began_with(tmp_path: Path) -> None:
     olmo, here, there = {"dataset": "olmo3_rlzero_7b"}, tmp_path / "here", tmp_path / "there"
     files = {

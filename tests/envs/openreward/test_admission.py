@@ -6,8 +6,8 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit._util.stopwatch import Stopwatch, timed_by
 from rlkit.envs.openreward.admission import Gate, Limit
-from rlkit.stopwatch import Stopwatch, timed_by
 from rlkit.testing import run_virtual
 
 

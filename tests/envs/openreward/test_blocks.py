@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlkit.envs.openreward import sdk
 from rlkit.envs.openreward.blocks import content_of, messages_of, readable, tool_of
+from rlkit.envs.openreward.connection import sdk
 from rlkit.errors import EnvironmentFault
 
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.batch import episode_data
+from rlkit._util.priority_semaphore import Slots
+from rlkit.algorithms.datums import episode_data
+from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.source import OpenRewardTasks
 from rlkit.policy import Limits
-from rlkit.rollouts import EnvSettings, Player
-from rlkit.slots import Slots
-from rlkit.sources import Task
+from rlkit.rollout.player import EnvSettings, Player
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Group, Sampling
 from tests.envs.openreward.worlds import Served, call

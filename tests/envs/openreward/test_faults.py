@@ -9,16 +9,16 @@ from dataclasses import replace
 import pytest
 
 import rlkit
+from rlkit._util.priority_semaphore import Slots
+from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.admission import gate
+from rlkit.envs.openreward.connection.target import Target
 from rlkit.envs.openreward.session import TimeLimits
-from rlkit.envs.openreward.target import Target
 from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.policy import Limits
-from rlkit.rollouts import EnvSettings, Player
-from rlkit.slots import Slots
-from rlkit.sources import Task
+from rlkit.rollout.player import EnvSettings, Player
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Sampling
 from tests.envs.openreward.worlds import CALLS, PROMPTS, Marks, Served, call, served

@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from rlkit._util.priority_semaphore import Slots
+from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.policy import Limits
-from rlkit.rollouts import EnvSettings, Player
-from rlkit.slots import Slots
-from rlkit.sources import Task
+from rlkit.rollout.player import EnvSettings, Player
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Sampling
 from tests.envs.openreward.worlds import call

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from rlkit._util.priority_semaphore import Slots
+from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.scoring import candidate_of
 from rlkit.policy import Limits
-from rlkit.rollouts import Earlier, EnvSettings, Player
-from rlkit.slots import Slots
-from rlkit.sources import Task
+from rlkit.rollout.player import Earlier, EnvSettings, Player
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.envs.openreward.worlds import CALLS, Served, call

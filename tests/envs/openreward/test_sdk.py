@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.openreward import sdk
+from rlkit.envs.openreward.connection import sdk
 
 
 class Stream:

@@ -5,9 +5,10 @@ import pickle
 
 import pytest
 
-from rlkit.envs.openreward import openreward, sdk
+from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.blocks import messages_of, tool_of
-from rlkit.envs.openreward.secrets import secrets_of
+from rlkit.envs.openreward.connection import sdk
+from rlkit.envs.openreward.connection.secrets import secrets_of
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.testing import ScriptedPolicy
 from tests.envs.openreward.worlds import Served, call

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.envs.openreward.servers import local_server
+from rlkit.envs.openreward.connection.servers import local_server
 from rlkit.errors import UsageError
 from tests.limits import HANG_S, wait_until
 
@@ -82,7 +82,7 @@ def test_a_server_that_has_ended_by_itself_is_told(tmp_path: Path) -> None:
 
 def test_a_server_ends_with_a_run_that_is_killed(command: list[str], tmp_path: Path) -> None:
     script = (
-        "import sys, time\nfrom rlkit.envs.openreward.servers import local_server\n"
+        "import sys, time\nfrom rlkit.envs.openreward.connection.servers import local_server\n"
         f"held = local_server(sys.argv[1:], within_s={HANG_S})\nprint('up', flush=True)\ntime.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", script, *command], stdout=subprocess.PIPE) as run:

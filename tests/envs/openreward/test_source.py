@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.config import load_config, load_envs
-from rlkit.config.curriculum import TargetCurriculum
+from rlkit.config.schema.curriculum import TargetCurriculum
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.listing import Split, chosen
 from rlkit.envs.openreward.source import OpenRewardTasks
 from rlkit.errors import UsageError
-from rlkit.run import RLTrainer
-from rlkit.settings import task_source
+from rlkit.tasks.from_config import task_source
+from rlkit.training.trainer import RLTrainer
 from tests.envs.openreward.worlds import Marks, Served
 
 sizes_of_splits = st.dictionaries(st.sampled_from(["train", "test", "x"]), st.integers(1, 30), min_size=1)
@@ -124,6 +124,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[object]], list
     monkeypatch.setattr(Marks, "_tasks_cache", tasks, raising=False)
 
 
+@pytest.mark.slow
 def test_a_run_records_its_tasks_and_evaluates_the_same_ones_after_a_server_has_got_more(
     worlds: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

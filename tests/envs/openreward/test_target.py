@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.envs.openreward.target import Target, parse_target
+from rlkit.envs.openreward.connection.target import Target, parse_target
 from rlkit.errors import UsageError
 
 

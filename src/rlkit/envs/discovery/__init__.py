@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["discovery", "problem_of"]
 
 PROBLEMS = {
-    "erdos": "rlkit.envs.discovery.erdos:Erdos",
-    "autocorrelation_1": "rlkit.envs.discovery.autocorrelation:FirstAutocorrelation",
-    "autocorrelation_2": "rlkit.envs.discovery.autocorrelation:SecondAutocorrelation",
-    "circle_packing": "rlkit.envs.discovery.packing:CirclePacking",
+    "erdos": "rlkit.envs.discovery.problems.erdos:Erdos",
+    "autocorrelation_1": "rlkit.envs.discovery.problems.autocorrelation:FirstAutocorrelation",
+    "autocorrelation_2": "rlkit.envs.discovery.problems.autocorrelation:SecondAutocorrelation",
+    "circle_packing": "rlkit.envs.discovery.problems.packing:CirclePacking",
 }
 """Problems that have a name of their own."""
 
@@ -85,14 +85,14 @@ def discovery(
     """
     import numpy as np
 
+    from rlkit._util.seeds import derive
     from rlkit.envs.discovery.archive import Archive, ReuseRule
     from rlkit.envs.discovery.prompts import Terms
     from rlkit.envs.discovery.runners import RunnerChoice
     from rlkit.envs.discovery.source import Discovery
     from rlkit.envs.discovery.task import Play
-    from rlkit.sandbox.programs import ProgramLimits
+    from rlkit.sandbox.runners.programs import ProgramLimits
     from rlkit.sandbox.spec import MIB
-    from rlkit.seeds import derive
 
     made = problem_of(problem, options or {})
     for name, value, user in (("epsilon", epsilon, "epsilon_greedy"), ("puct_c", puct_c, "puct")):
@@ -138,8 +138,8 @@ def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
     Raises:
         UsageError: there is none of that name, or it does not take these options.
     """
-    from rlkit.config.arguments import bind
-    from rlkit.config.objects import load_object
+    from rlkit.config.loading.arguments import bind
+    from rlkit.config.loading.objects import load_object
     from rlkit.envs.discovery.problem import Problem
 
     if isinstance(given, Problem):
@@ -167,8 +167,8 @@ def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
 def _begin(problem: Problem, start: str, count: int, rng: object) -> list[State]:
     import numpy as np
 
-    from rlkit.envs.discovery.erdos import Erdos
     from rlkit.envs.discovery.problem import Invalid, published_with_program
+    from rlkit.envs.discovery.problems.erdos import Erdos
     from rlkit.envs.discovery.state import State
 
     assert isinstance(rng, np.random.Generator)

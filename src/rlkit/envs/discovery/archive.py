@@ -13,10 +13,10 @@ from typing import Literal, cast
 
 import numpy as np
 
+from rlkit._util.seeds import derive
 from rlkit.envs.discovery.problem import Problem
 from rlkit.envs.discovery.state import State
 from rlkit.errors import UsageError
-from rlkit.seeds import derive
 from rlkit.types import Json
 
 type Reuse = Literal["epsilon_greedy", "puct", "fixed", "none"]

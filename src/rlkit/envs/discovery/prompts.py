@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from rlkit.envs.discovery.problem import Problem
 from rlkit.envs.discovery.state import State
-from rlkit.sandbox.programs import ProgramLimits
+from rlkit.sandbox.runners.programs import ProgramLimits
 from rlkit.sandbox.spec import MIB
 from rlkit.types import Message
 

@@ -15,7 +15,7 @@ from typing import cast
 
 import numpy as np
 
-from rlkit import atomic
+from rlkit._util import files
 from rlkit.envs.discovery.problem import Certificate, Construction, Problem
 from rlkit.envs.discovery.state import State
 from rlkit.types import Json
@@ -91,7 +91,7 @@ def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str,
         }
         number = len(list(folder.glob(f"*{_ENDING}"))) + 1
         path = folder / f"{number:04d}-{state.id}{_ENDING}"
-        atomic.write_text(path, json.dumps(held))
+        files.write_text(path, json.dumps(held))
         return True
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from rlkit.sandbox.fork_server import PRELOADED, ForkServer
-from rlkit.sandbox.programs import CodeRunner, Level
+from rlkit.sandbox.runners.fork_server import PRELOADED, ForkServer
+from rlkit.sandbox.runners.programs import CodeRunner, Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def shared_runner(choice: RunnerChoice) -> CodeRunner:
     """
     preload = (*PRELOADED, *choice.preload)
     if choice.kind == "ray":
-        from rlkit.sandbox.ray_runner import RayRunner
+        from rlkit.sandbox.runners.ray_runner import RayRunner
 
         return RayRunner(cpus=choice.cpus, workers=choice.workers, min_isolation=choice.min_isolation, preload=preload)
     runner = ForkServer(

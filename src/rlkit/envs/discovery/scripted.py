@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_STEPS = "rlkit.envs.discovery"
+_STEPS = "rlkit.envs.discovery.problems"
 _HEADS: Mapping[str, str] = {
-    "erdos": f"import numpy as np\nfrom {_STEPS}.steps import descend, mirrored, search, upsample\n",
+    "erdos": f"import numpy as np\nfrom {_STEPS}.erdos_steps import descend, mirrored, search, upsample\n",
     "autocorrelation_1": f"from {_STEPS}.autocorrelation_steps import search\n",
     "autocorrelation_2": f"from {_STEPS}.autocorrelation_steps import search\n",
     "circle_packing": f"from {_STEPS}.packing_steps import search\n",

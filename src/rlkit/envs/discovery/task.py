@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
-from rlkit.activity import running_activity
-from rlkit.concurrency import in_thread
+from rlkit._util.activity import running_activity
+from rlkit._util.stopwatch import waiting
+from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
 from rlkit.envs.discovery.problem import Construction, Invalid, Problem, Verified
@@ -22,8 +23,7 @@ from rlkit.envs.discovery.prompts import ENTRY, POLISH, Terms
 from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
 from rlkit.envs.discovery.state import State
 from rlkit.policy import Policy, Reply
-from rlkit.sandbox.programs import Program, ProgramLimits, Ran
-from rlkit.stopwatch import waiting
+from rlkit.sandbox.runners.programs import Program, ProgramLimits, Ran
 from rlkit.types import Json, Message, Outcome
 
 CHILD = "child"

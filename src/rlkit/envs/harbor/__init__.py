@@ -158,7 +158,7 @@ def harbor(
     if registry is not None and not dataset:
         raise UsageError("registry has an effect on a dataset only: leave it out, or name a dataset")
     if dataset:
-        from rlkit.envs.harbor.registry import fetch
+        from rlkit.envs.harbor.registries.registry import fetch
 
         tasks = fetch(dataset, selection, registry=registry, note=note, recorded=recorded)
     else:
@@ -169,8 +169,8 @@ def harbor(
 def _tasks_folder(tasks_dir: str, file_tasks: dict[str, JsonValue] | None) -> Path:
     if file_tasks is None:
         return Path(tasks_dir)
-    from rlkit.envs.harbor.file_tasks import FileTasks
-    from rlkit.envs.harbor.task_folders import cached_file_tasks
+    from rlkit.envs.harbor.generated.file_tasks import FileTasks
+    from rlkit.envs.harbor.generated.task_folders import cached_file_tasks
 
     return cached_file_tasks(FileTasks.read(file_tasks))
 

@@ -25,7 +25,7 @@ import httpx
 from harbor.environments.base import ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
 
-from rlkit.concurrency import in_thread
+from rlkit._util.threads import in_thread
 from rlkit.envs.harbor import beaker_agent
 from rlkit.envs.harbor.own import OwnEnvironment, result
 from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlkit.concurrency import in_thread, together
-from rlkit.config.objects import load_object
-from rlkit.containment import leftovers_ended
+from rlkit._util.threads import in_thread, together
+from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import AGENT_ERRORS, UNMENDABLE, VERIFIER_ERRORS, numbers
 from rlkit.envs.harbor.phases import Gates, Passing, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
 from rlkit.envs.harbor.tasks import broken
 from rlkit.envs.harbor.trial import environment_fields, play, steps_of
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
-from rlkit.metrics import SOLVED
+from rlkit.metrics.metrics import SOLVED
+from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.types import Json
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _open_ends(path: Path, environment: Environment) -> Sequence[str]:
     from harbor.models.task.task import Task
     from harbor.models.task.verifier_mode import task_has_any_shared_verifier
 
-    from rlkit.envs.harbor.sealing import TestedWork, describe_seal
+    from rlkit.envs.harbor.verification.sealing import TestedWork, describe_seal
     from rlkit.sandbox.inside import landlock
 
     config = Task(path).config

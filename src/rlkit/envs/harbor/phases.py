@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from rlkit.stopwatch import waiting
+from rlkit._util.stopwatch import waiting
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import PositiveInt
 
 from rlkit.envs.harbor.own import OwnEnvironment, result
-from rlkit.envs.harbor.sealing import OWN_FOLDERS, TestedWork
+from rlkit.envs.harbor.verification.sealing import OWN_FOLDERS, TestedWork
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import Bind, Limits, Sandbox, Spec, View, dockerfile, image
 from rlkit.sandbox.commands import Commands

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from rlkit.config.objects import load_object
+from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import Reward, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.errors import UsageError, did_you_mean
@@ -46,8 +46,8 @@ class Environment:
 type AgentName = Literal["terminus2", "shell"]
 
 AGENTS: Mapping[AgentName, str] = {
-    "terminus2": "rlkit.envs.harbor.agent:RLTerminus2",
-    "shell": "rlkit.envs.harbor.shell:ShellAgent",
+    "terminus2": "rlkit.envs.harbor.agents.agent:RLTerminus2",
+    "shell": "rlkit.envs.harbor.agents.shell:ShellAgent",
 }
 """The classes of the agents, by their names."""
 
@@ -96,7 +96,7 @@ class Agent:
         return {**own, **self.kwargs}
 
     def _check_shell(self) -> None:
-        from rlkit.envs.harbor.shell import ShellOptions
+        from rlkit.envs.harbor.agents.shell import ShellOptions
 
         try:
             ShellOptions.read({**self.kwargs, "max_turns": self.max_turns})

@@ -18,19 +18,19 @@ from weakref import WeakKeyDictionary
 from harbor.llms.base import BaseLLM, LLMResponse
 from pydantic import Field
 
-from rlkit.chat import ChatFormat
-from rlkit.concurrency import in_thread
+from rlkit._util.seeds import derive
+from rlkit._util.threads import in_thread
+from rlkit.chat.format import ChatFormat
+from rlkit.chat.renderers import chat_format
+from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config.schema import ServiceConfig
-from rlkit.envs.harbor.llm import PolicyLLM
-from rlkit.envs.harbor.terminus import PolicyOptions, PolicyTerminus2
+from rlkit.envs.harbor.agents.llm import PolicyLLM
+from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
 from rlkit.errors import RlkitError, UsageError
 from rlkit.policy import Limits, Sampler
-from rlkit.recording import RecordingPolicy
-from rlkit.renderers import chat_format
-from rlkit.seeds import derive
-from rlkit.service import choose, connect
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.service.connect import choose, connect
 from rlkit.service.watch import PatientSampler, Watch
-from rlkit.tokenizers import load_tokenizer
 from rlkit.types import Sampling
 
 if TYPE_CHECKING:

@@ -13,20 +13,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from rlkit.concurrency import in_thread
+from rlkit._util.stopwatch import Stopwatch, running, timed_by
+from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.harbor.outcome import VERIFIER_ERRORS, Cause, Report, outcome
 from rlkit.envs.harbor.phases import Passing, gates
 from rlkit.envs.harbor.settings import TrialSettings
 from rlkit.envs.harbor.trial import environment_fields, play, seconds_of, steps_of
 from rlkit.policy import Policy
-from rlkit.stopwatch import Stopwatch, running, timed_by
 from rlkit.types import Json, Outcome
 
 if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
-    from rlkit.envs.harbor.ending import AgentEnd
+    from rlkit.envs.harbor.agents.ending import AgentEnd
 
 # fmt: off
 _GRAVEST_FIRST: tuple[Cause | None, ...] = (
@@ -69,7 +69,7 @@ class HarborTask(Env):
         """
         settings = self.settings
         await in_thread(import_module, settings.agent.import_path.partition(":")[0])  # for seconds, the first time
-        from rlkit.envs.harbor.loans import ended, lent
+        from rlkit.envs.harbor.agents.loans import ended, lent
 
         stopwatch, clock = Stopwatch(), asyncio.get_running_loop().time
         began_s = clock()

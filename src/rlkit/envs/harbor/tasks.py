@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+from rlkit._util.seeds import derive
 from rlkit.errors import UsageError
-from rlkit.seeds import derive
 
 TASK_FILE = "task.toml"
 OLD_TASK_FILE = "task.yaml"
@@ -134,7 +134,7 @@ def broken(path: Path) -> str | None:
     """In one line, why Harbor cannot read a task, or what of it says nothing; None where it can be played."""
     from harbor.models.task.task import Task
 
-    from rlkit.envs.harbor.sealing import TestedWork
+    from rlkit.envs.harbor.verification.sealing import TestedWork
 
     try:
         task = Task(path)

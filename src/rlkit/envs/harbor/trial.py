@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.concurrency import in_thread
-from rlkit.containment import behind
+from rlkit._util.threads import in_thread
 from rlkit.envs.harbor.phases import Gates, Passing
 from rlkit.envs.harbor.settings import Environment
+from rlkit.rollout.task_guard import behind
 from rlkit.sandbox.leftovers import Place
 from rlkit.types import Json
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from harbor.trial.hooks import TrialHookEvent
     from harbor.trial.trial import Trial
 
-SEALED_VERIFIER = "rlkit.envs.harbor.verifier:SealedVerifier"
+SEALED_VERIFIER = "rlkit.envs.harbor.verification.verifier:SealedVerifier"
 
 _log = logging.getLogger("rlkit.harbor")
 
@@ -103,8 +103,8 @@ class _Running[T]:
         """Pass the gates with the trial's phases, and speak when its environment is about to be taken down."""
         from harbor.trial.hooks import TrialEvent
 
-        from rlkit.envs.harbor.agent_records import watch_records
-        from rlkit.envs.harbor.sealing import note_processes
+        from rlkit.envs.harbor.verification.agent_records import watch_records
+        from rlkit.envs.harbor.verification.sealing import note_processes
 
         environment, folder = trial.agent_environment, trial.paths.trial_dir
         records = watch_records(environment, trial.paths.agent_dir, folder / "agent-records")

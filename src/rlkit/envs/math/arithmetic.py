@@ -11,10 +11,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from rlkit._util.seeds import derive
 from rlkit.env import SingleTurnEnv
 from rlkit.errors import UsageError
 from rlkit.policy import Reply
-from rlkit.seeds import derive
 from rlkit.types import Outcome
 
 EXAMPLES: Mapping[Operator, str] = {"+": "4 + 5 = 9", "-": "9 - 4 = 5", "*": "4 * 5 = 20"}

@@ -12,8 +12,8 @@ from typing import Literal
 
 import numpy as np
 
+from rlkit._util.seeds import derive
 from rlkit.envs.math.problems import Problem, normalised
-from rlkit.seeds import derive
 
 type Order = Literal["shuffled", "given", "ascending", "descending"]
 type Share = Literal["train", "test"]

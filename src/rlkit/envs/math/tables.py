@@ -15,13 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from rlkit import atomic
-from rlkit.atomic import make_folder
+from rlkit._util import files
+from rlkit._util.files import make_folder
+from rlkit._util.paths import cache_dir
+from rlkit.chat.hub import hub_problem
 from rlkit.envs.math.catalogue import Table
 from rlkit.envs.math.files import Row, read_rows
 from rlkit.errors import MissingError, RlkitError, UsageError
-from rlkit.hub import hub_problem
-from rlkit.paths import cache_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +46,7 @@ def newest(repository: str) -> str:
 
             commit = HfApi().dataset_info(repository).sha
             assert commit is not None
-        atomic.write_text(kept, commit)
+        files.write_text(kept, commit)
     return kept.read_text(encoding="utf-8").strip()
 
 

@@ -23,7 +23,7 @@ from rlkit.envs.math.prompts import EXAMPLES, Example, Template
 from rlkit.envs.math.selection import Count, Order, Wanted, select
 from rlkit.envs.math.tables import newest, table_rows
 from rlkit.errors import UsageError, did_you_mean
-from rlkit.origins import Recorded
+from rlkit.tasks.provenance import Recorded
 from rlkit.types import Json
 
 type Note = Callable[[str], None]

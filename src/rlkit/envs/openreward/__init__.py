@@ -14,7 +14,7 @@ from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 
 if TYPE_CHECKING:
-    from rlkit.envs.openreward.servers import LocalServer
+    from rlkit.envs.openreward.connection.servers import LocalServer
     from rlkit.envs.openreward.settings import Settings
     from rlkit.envs.openreward.source import OpenRewardTasks
     from rlkit.envs.openreward.task import OpenRewardTask
@@ -92,13 +92,13 @@ def openreward(
             with are no longer there.
         MissingError: there is no key for OpenReward.
     """
-    from rlkit.envs.openreward import sdk
-    from rlkit.envs.openreward.clients import Access
-    from rlkit.envs.openreward.secrets import secrets_of
+    from rlkit.envs.openreward.connection import sdk
+    from rlkit.envs.openreward.connection.clients import Access
+    from rlkit.envs.openreward.connection.secrets import secrets_of
+    from rlkit.envs.openreward.connection.target import Target, parse_target
     from rlkit.envs.openreward.session import TimeLimits
     from rlkit.envs.openreward.settings import Settings
     from rlkit.envs.openreward.source import OpenRewardTasks
-    from rlkit.envs.openreward.target import Target, parse_target
 
     if (target is None) == (server is None):
         raise UsageError("target or server: give one of them")
@@ -107,7 +107,7 @@ def openreward(
     reward = RewardRule(reward_reduction, nonterminal_reward, min_reward, max_reward)
     running: LocalServer | None = None
     if server is not None:
-        from rlkit.envs.openreward.servers import local_server
+        from rlkit.envs.openreward.connection.servers import local_server
 
         running = local_server(server, within_s=start_timeout_s)
         meant = Target("local", running.url, None if variant is None else variant.lower())

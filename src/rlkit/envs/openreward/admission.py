@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from random import Random
 from weakref import WeakKeyDictionary
 
-from rlkit.stopwatch import waiting
+from rlkit._util.stopwatch import waiting
 
 _CALM_S = 1.0
 """What comes back within this time was sent before the limit was lowered, and does not lower it again."""

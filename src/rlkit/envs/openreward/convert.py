@@ -13,7 +13,7 @@ from itertools import count
 from typing import cast
 
 from rlkit.config.schema import DEFAULT_MODEL
-from rlkit.envs.openreward.target import parse_target
+from rlkit.envs.openreward.connection.target import parse_target
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 

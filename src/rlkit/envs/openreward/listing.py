@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from pydantic import ConfigDict
 
-from rlkit.concurrency import together
-from rlkit.envs.openreward import sdk
-from rlkit.envs.openreward.clients import Access, environment
-from rlkit.envs.openreward.faults import kind_of, misconfigured, told
-from rlkit.envs.openreward.target import Target
+from rlkit._util.seeds import derive
+from rlkit._util.threads import together
+from rlkit.envs.openreward.connection import sdk
+from rlkit.envs.openreward.connection.clients import Access, environment
+from rlkit.envs.openreward.connection.faults import kind_of, misconfigured, told
+from rlkit.envs.openreward.connection.target import Target
 from rlkit.errors import EnvironmentFault, RlkitError, UsageError, did_you_mean
-from rlkit.seeds import derive
-from rlkit.sources import shuffled
+from rlkit.tasks.sources import shuffled
 
 if TYPE_CHECKING:
-    from rlkit.origins import Recorded
+    from rlkit.tasks.provenance import Recorded
     from rlkit.types import Json
 
 type Note = Callable[[str], None]

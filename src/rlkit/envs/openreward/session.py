@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 from rlkit.envs.openreward.admission import Gate
 from rlkit.envs.openreward.blocks import Content, content_of, messages_of, tool_of
-from rlkit.envs.openreward.faults import SessionLost, kind_of, misconfigured, told
+from rlkit.envs.openreward.connection.faults import SessionLost, kind_of, misconfigured, told
 from rlkit.envs.openreward.scoring import candidate_of
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.types import Episode, Json, Message, Tool

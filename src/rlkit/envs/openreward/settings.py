@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlkit.envs.openreward.clients import Access
+from rlkit.envs.openreward.connection.clients import Access
+from rlkit.envs.openreward.connection.secrets import Secrets
 from rlkit.envs.openreward.rewards import RewardRule
-from rlkit.envs.openreward.secrets import Secrets
 from rlkit.envs.openreward.session import TimeLimits
 
 type OnMessage = Literal["end", "nudge"]

@@ -11,7 +11,7 @@ from typing import cast, overload
 from rlkit.env import TaskSource
 from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import UsageError
-from rlkit.sources import SequenceSource
+from rlkit.tasks.sources import SequenceSource
 from rlkit.types import Group, Json
 
 type Sizes = Mapping[str, int]

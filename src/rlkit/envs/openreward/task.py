@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rlkit.env import Env
 from rlkit.envs.openreward.admission import Gate, gate
-from rlkit.envs.openreward.clients import environment
+from rlkit.envs.openreward.connection.clients import environment
+from rlkit.envs.openreward.connection.faults import SessionLost
+from rlkit.envs.openreward.connection.servers import LocalServer
 from rlkit.envs.openreward.episode import play
-from rlkit.envs.openreward.faults import SessionLost
-from rlkit.envs.openreward.servers import LocalServer
 from rlkit.envs.openreward.session import Session, opened
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
-from rlkit.recording import RecordingPolicy
+from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.types import Episode, Json, Outcome
 
 if TYPE_CHECKING:

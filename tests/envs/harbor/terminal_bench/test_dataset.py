@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from rlkit.envs.harbor.registry import fetch
+from rlkit.envs.harbor.registries.registry import fetch
 from rlkit.envs.harbor.tasks import Selection
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json

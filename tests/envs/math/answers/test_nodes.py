@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.math.answers.faults import Malformed, Monstrous
+from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous
 from rlkit.envs.math.answers.nodes import Builder, Call, Number, Power, Symbol, number
 
 SMALL = st.fractions(min_value=-50, max_value=50, max_denominator=50)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.envs.math.answers import words
+from rlkit.envs.math.answers.lexing import words
 
 
 @pytest.mark.parametrize(

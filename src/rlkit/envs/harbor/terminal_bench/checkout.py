@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.atomic import make_folder
+from rlkit._util.files import make_folder
 from rlkit.envs.harbor.terminal_bench.git import Git, GitError, GitLimits
 from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError

@@ -15,15 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit import atomic
-from rlkit.envs.harbor.convert import convert, old_tasks
+from rlkit._util import files
+from rlkit._util.paths import cache_dir
 from rlkit.envs.harbor.tasks import Selection
 from rlkit.envs.harbor.terminal_bench.checkout import DEFAULT_LIMITS, Place, check_out, newest_commit
+from rlkit.envs.harbor.terminal_bench.convert import convert, old_tasks
 from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
 from rlkit.envs.harbor.terminal_bench.git import GitLimits
 from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError, UsageError
-from rlkit.paths import cache_dir
 from rlkit.types import Json
 
 type Note = Callable[[str], None]
@@ -81,7 +81,7 @@ def select_tasks(
     place = Place(url=entry.github_url, branch=entry.branch, commit=commit, folder=entry.dataset_path)
     dataset = keep_converted(place, name=entry.label, note=note, limits=limits)
     if newest is not None and (commit == newest or not _branch_file(entry).is_file()):
-        atomic.write_text(_branch_file(entry), commit)
+        files.write_text(_branch_file(entry), commit)
     tasks = {path.name: path for path in dataset.folder.iterdir()}
     members = set(entry.task_id_subset) if entry.task_id_subset is not None else tasks.keys() | dataset.failed.keys()
     absent = sorted(members - tasks.keys() - dataset.failed.keys())
@@ -120,7 +120,7 @@ def keep_converted(place: Place, *, name: str, note: Note, limits: GitLimits = D
     parent = _folder() / place.commit
     folder = parent / _digest(place.url, place.folder, str(CONVERSION))
     if not folder.is_dir():
-        atomic.make_folder(parent)
+        files.make_folder(parent)
         with _locked(folder.with_suffix(".lock"), lambda: note(f"waiting for a process that fetches {name}")):
             if not folder.is_dir():
                 unfinished = folder.with_suffix(".unfinished")
@@ -163,7 +163,7 @@ def _convert(place: Place, target: Path, *, name: str, note: Note, limits: GitLi
     for task in refused:
         _remove(source / task)
     done = convert(source, target / _TASKS) if len(refused) < len(tasks) else None
-    atomic.make_folder(target / _TASKS)
+    files.make_folder(target / _TASKS)
     report = {
         "url": show_url(place.url),
         "commit": place.commit,
@@ -171,7 +171,7 @@ def _convert(place: Place, target: Path, *, name: str, note: Note, limits: GitLi
         "failed": refused | dict(done.failed if done else {}),
         "differences": {} if done is None else {task: list(lines) for task, lines in done.differences.items()},
     }
-    atomic.write_text(target / _REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    files.write_text(target / _REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     shutil.rmtree(repository)
 
 
@@ -208,8 +208,8 @@ def _remove(task: Path) -> None:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    for parent, folders, files in folder.walk():
-        yield from (parent / name for name in (*folders, *files))
+    for parent, folders, names in folder.walk():
+        yield from (parent / name for name in (*folders, *names))
 
 
 def _newest(entry: Entry, *, note: Note, limits: GitLimits) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from rlkit.envs.math.answers import numeric, sets, words
-from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer
+from rlkit.envs.math.answers import numeric, sets
 from rlkit.envs.math.answers.labels import may_be_one
+from rlkit.envs.math.answers.lexing import words
+from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, NotAnAnswer
 from rlkit.envs.math.answers.nodes import PI, Builder, Expression, Number
 from rlkit.envs.math.answers.policies import DEFAULT, Policies
 from rlkit.envs.math.answers.predicates import (

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlkit.envs.math.answers.faults import Malformed, Monstrous, Unreadable
-from rlkit.envs.math.answers.lexer import Token
+from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, Unreadable
+from rlkit.envs.math.answers.lexing.lexer import Token
 from rlkit.envs.math.answers.literals import is_power_of_ten, proper_fraction
 from rlkit.envs.math.answers.nodes import (
     HALF,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from rlkit.envs.math.answers.lexer import Token
+from rlkit.envs.math.answers.lexing.lexer import Token
 
 MAX_POWER_BITS = 4_000
 """A larger power of ten is no literal."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
-from rlkit.envs.math.answers.faults import Malformed, Monstrous
+from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous
 
 type Expression = Number | Symbol | Sum | Product | Power | Call
 

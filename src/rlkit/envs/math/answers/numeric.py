@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from zlib import crc32
 
-from rlkit.envs.math.answers.faults import Monstrous
+from rlkit.envs.math.answers.lexing.faults import Monstrous
 from rlkit.envs.math.answers.nodes import ZERO, Call, Expression, Number, Power, Product, Sum, Symbol
 
 SCALES = (1.7, -0.83, 0.37, 6.1, -2.9, 0.071, 13.3, -0.29)

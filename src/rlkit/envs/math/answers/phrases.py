@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkit.envs.math.answers import words
 from rlkit.envs.math.answers.expressions import MAX_LETTERS
-from rlkit.envs.math.answers.faults import Malformed
-from rlkit.envs.math.answers.lexer import Token
+from rlkit.envs.math.answers.lexing import words
+from rlkit.envs.math.answers.lexing.faults import Malformed
+from rlkit.envs.math.answers.lexing.lexer import Token
 from rlkit.envs.math.answers.nodes import number
 from rlkit.envs.math.answers.sets import REALS
 from rlkit.envs.math.answers.values import Group, Scalar, Text, Union, Value

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from rlkit.envs.math.answers import words
 from rlkit.envs.math.answers.expressions import ExpressionParser
-from rlkit.envs.math.answers.faults import Malformed, Unreadable
-from rlkit.envs.math.answers.lexer import Token
+from rlkit.envs.math.answers.lexing import words
+from rlkit.envs.math.answers.lexing.faults import Malformed, Unreadable
+from rlkit.envs.math.answers.lexing.lexer import Token
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression, Number, Product, number
 from rlkit.envs.math.answers.values import Scalar, Suffix
 

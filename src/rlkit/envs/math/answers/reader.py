@@ -10,13 +10,13 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from rlkit.envs.math.answers import words
-from rlkit.envs.math.answers.cleaning import cleaned
 from rlkit.envs.math.answers.expressions import MAX_DEPTH
-from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
 from rlkit.envs.math.answers.labels import holds_application, label
-from rlkit.envs.math.answers.lexemes import MAX_CHARS
-from rlkit.envs.math.answers.lexer import Token, tokens
+from rlkit.envs.math.answers.lexing import words
+from rlkit.envs.math.answers.lexing.cleaning import cleaned
+from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
+from rlkit.envs.math.answers.lexing.lexemes import MAX_CHARS
+from rlkit.envs.math.answers.lexing.lexer import Token, tokens
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression
 from rlkit.envs.math.answers.phrases import MAX_WORDS, is_altered, is_clock, is_text, read_text
 from rlkit.envs.math.answers.quantities import quantity

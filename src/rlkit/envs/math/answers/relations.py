@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlkit.envs.math.answers.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
+from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
 from rlkit.envs.math.answers.nodes import (
     MINUS_ONE,
     ONE,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from rlkit.envs.math.answers.lexing.words import Unit
 from rlkit.envs.math.answers.nodes import Expression
-from rlkit.envs.math.answers.words import Unit
 
 type Value = Scalar | Group | Interval | Union | Relation | Matrix | Text | Based | Ratio
 type Suffix = Literal["", "%", "°"]

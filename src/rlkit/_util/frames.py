@@ -1,0 +1,93 @@
+"""Places in Python code, for messages: the user's own rather than those of libraries.
+
+Invariant: the place that is named is the innermost of the user's code, where there is any.
+"""
+
+from __future__ import annotations
+
+import asyncio.events
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+# Its frame calls each step of a loop.
+_EVENTS = asyncio.events.Handle._run.__code__.co_filename
+_DEEPEST_CAUSE = 20
+_DEEPEST_FRAME = 500
+
+
+class Place(NamedTuple):
+    """A line of code that runs.
+
+    Args:
+        file: its path.
+        line: its number.
+        function: the name of its function.
+    """
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's code, neither rlkit's nor a library's."""
+        return not self.file.startswith("<") and not any(self.file.startswith(folder) for folder in _libraries())
+
+
+def error_place(error: BaseException) -> Place | None:
+    """The line of the user's code at which an error, or its cause, came about; without one, the error's own last."""
+    stacks = [[Place(one.filename, one.lineno or 0, one.name) for one in _extract(cause)] for cause in _causes(error)]
+    for stack in reversed(stacks):  # the first cause comes last
+        if (own := _innermost_own(stack)) is not None:
+            return own
+    return next((stack[-1] for stack in stacks if stack), None)
+
+
+def stack_place(frame: FrameType) -> Place:
+    """The line of the user's code that a thread is in; without one, its innermost.
+
+    What called the event loop that a frame is in is not looked at.
+    """
+    stack = list[Place]()
+    outer: FrameType | None = frame
+    while outer is not None and len(stack) < _DEEPEST_FRAME:
+        code = outer.f_code
+        if code.co_name == "_run" and code.co_filename == _EVENTS:
+            break
+        stack.append(Place(code.co_filename, outer.f_lineno or 0, code.co_name))
+        outer = outer.f_back
+    return next((place for place in stack if place.is_own), stack[0] if stack else Place("<asyncio>", 0, "_run"))
+
+
+def _innermost_own(stack: Iterable[Place]) -> Place | None:
+    return next((place for place in reversed(list(stack)) if place.is_own), None)
+
+
+def _extract(error: BaseException) -> traceback.StackSummary:
+    return traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it was raised from, and so on."""
+    cause: BaseException | None = error
+    for _ in range(_DEEPEST_CAUSE):
+        if cause is None:
+            return
+        yield cause
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """The folders of rlkit, of the standard library and of installed packages."""
+    paths = sysconfig.get_paths()
+    folders = [Path(__file__).parents[1], *(paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    return tuple(f"{Path(folder).resolve()}/" for folder in folders) + tuple(f"{folder}/" for folder in folders)

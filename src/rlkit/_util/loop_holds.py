@@ -1,0 +1,182 @@
+"""Time for which one rollout held the event loop, and the line of code that held it.
+
+Invariant: the time of a long hold is known as soon as it is over, before anything else runs on the loop. A line is
+named where a thread beside the loop has seen it; the loop itself cannot look while it is held. A step that waited for
+a processor of a busy machine held nothing up by itself, and is not told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
+from rlkit._util.frames import Place, stack_place
+
+HELD_S = 0.1
+"""A shorter step of a coroutine is no hold: there are many of them, and together they are the work of the program."""
+
+TOLD_S = 0.5
+"""A hold of this length is worth a word."""
+
+_LOOK_S = 0.1
+_frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]  documented, for this
+
+
+class Charged(Protocol):
+    """A clock of one rollout, which is charged with what its rollout holds."""
+
+    name: str
+    """The environment of the rollout."""
+
+    own_held_s: float
+    """Seconds for which the rollout held the loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A long step of the event loop.
+
+    Args:
+        env: name of the environment whose code it was.
+        seconds: for which nothing else could run.
+        place: the line that was seen most often; None where none was seen.
+    """
+
+    env: str
+    seconds: float
+    place: Place | None
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A step of user code that the loop is in.
+
+    Args:
+        charged: the clocks of the rollouts that it is a step of.
+        env: name of the environment.
+        began_s: when it began.
+        places: how often which line was seen; None as long as none was, as in nearly all steps.
+    """
+
+    charged: Iterable[Charged]
+    env: str
+    began_s: float
+    places: Counter[Place] | None = None
+
+
+class LoopHolds:
+    """The holds of one event loop."""
+
+    def __init__(self) -> None:
+        self._step: _Step | None = None
+        self._tell: Callable[[Hold], None] | None = None
+        self._waited_s = 0.0  # for a processor, when the watch last met a new step
+        self.held_s = 0.0
+        """Seconds of all holds so far."""
+
+    @property
+    def now_s(self) -> float:
+        """The time of the loop without its holds: what it could hear others for."""
+        return _clock() - self.held_s
+
+    def begin(self, charged: Iterable[Charged], env: str = "") -> bool:
+        """Begin a step of user code; False inside another one, which has it."""
+        if self._step is not None:
+            return False
+        self._step = _Step(charged, env, _clock())
+        return True
+
+    def end(self) -> None:
+        """End the step that was begun, and charge it to its rollouts if it was a hold."""
+        step, self._step = self._step, None
+        if step is None or (seconds := _clock() - step.began_s) < HELD_S:
+            return
+        self.held_s += seconds
+        names = [step.env] if step.env else []
+        for clock in step.charged:
+            clock.own_held_s += seconds
+            if clock.name:  # a rollout may be timed in parts, too, which have no name
+                names.append(clock.name)
+        if self._tell is None or seconds < TOLD_S or not names:
+            return
+        if seconds - (processor_wait_s(threading.get_native_id()) - self._waited_s) >= TOLD_S:
+            place = step.places.most_common(1)[0][0] if step.places else None
+            asyncio.get_running_loop().call_soon(self._tell, Hold(names[0], seconds, place))
+
+    @contextmanager
+    def watched(self, tell: Callable[[Hold], None]) -> Generator[None]:
+        """Inside, the long holds of this thread's loop are told, with the lines that held it."""
+        before, ended = self._tell, threading.Event()
+        arguments = (threading.get_ident(), threading.get_native_id(), ended)
+        self._tell = tell
+        self._waited_s = processor_wait_s(threading.get_native_id())
+        threading.Thread(target=self._look, args=arguments, name="rlkit_holds", daemon=True).start()
+        try:
+            yield
+        finally:
+            self._tell = before
+            ended.set()
+
+    def _look(self, thread: int, native_id: int, ended: threading.Event) -> None:
+        before: _Step | None = None
+        while not ended.wait(_LOOK_S):
+            step = self._step
+            if step is None or step is not before:
+                self._waited_s = processor_wait_s(native_id)
+            before = step
+            frame = None if step is None else _frames().get(thread)
+            if step is None or frame is None:
+                continue
+            place = stack_place(frame)
+            if self._step is step:  # it is still the same: what was seen is a line of it
+                step.places = step.places or Counter[Place]()
+                step.places[place] += 1
+            del frame  # or its locals would live until the next look
+
+
+def processor_wait_s(native_id: int) -> float:
+    """Return the seconds for which a thread was ready to run and had no processor; 0 where the system does not say."""
+    try:
+        return int(Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):  # not Linux, or built without it
+        return 0.0
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
+_of_loops = WeakKeyDictionary[asyncio.AbstractEventLoop, LoopHolds]()
+
+
+def loop_holds() -> LoopHolds:
+    """The holds of the event loop that runs."""
+    loop = asyncio.get_running_loop()
+    holds = _of_loops.get(loop)
+    if holds is None:
+        holds = _of_loops[loop] = LoopHolds()
+    return holds
+
+
+@contextmanager
+def held_by(env: str) -> Generator[None]:
+    """Inside, code of an environment runs that is no rollout's: a hold of it is charged to nobody."""
+    try:
+        holds = loop_holds()
+    except RuntimeError:  # no event loop runs: there is nobody to be held up
+        yield
+        return
+    begun = holds.begin((), env)
+    try:
+        yield
+    finally:
+        if begun:
+            holds.end()

@@ -1,0 +1,122 @@
+"""How long a rollout has played, for its time limit.
+
+Invariant: a service in trouble uses up no rollout's time: neither a request that failed and is made again counts, nor
+waiting while the service answers nobody. Nor does another rollout that holds the event loop use it up; what a rollout
+holds itself counts. No moment is left out twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+from rlkit._util.loop_holds import loop_holds
+
+_LOOK_S = 1.0
+_TICK_S = 0.001
+
+
+class Request(Protocol):
+    """What is asked of a service."""
+
+    @property
+    def excused_s(self) -> float:
+        """Seconds of the wait for it that are the service's fault, up to now."""
+        ...
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds of the wait since the service last answered anybody."""
+        ...
+
+
+class Stopwatch:
+    """Counts the time of one rollout from when it is made.
+
+    Args:
+        name: the environment of the rollout, for findings.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.own_held_s = 0.0
+        self._holds = loop_holds()
+        self._started_s = self._excused_until_s = self._clock()
+        self._excused_s = 0.0
+        self._waiting: dict[Request, float] = {}  # what each was excused for when time was last left out
+
+    def _clock(self) -> float:
+        """The time of the event loop without that for which others held it."""
+        return self._holds.now_s + self.own_held_s
+
+    @property
+    def played_s(self) -> float:
+        """Seconds that count."""
+        return self._clock() - self._started_s - self._excused_s - max(map(self._new, self._waiting), default=0.0)
+
+    async def reaches(self, limit_s: float, playing: asyncio.Task[object]) -> bool:
+        """Wait until the limit is reached, which gives True, or the rollout is done, which gives False.
+
+        While the rollout waits for a request, the limit is looked at once a second. One that is reached in the middle
+        of a silence counts once the service answers somebody, and so was only slow.
+        """
+        while True:
+            left_s = limit_s - self.played_s
+            if left_s <= 0 and not any(request.silent_s > -left_s for request in self._waiting):
+                return True
+            await asyncio.wait([playing], timeout=max(left_s, _LOOK_S if self._waiting else _TICK_S))
+            if playing.done():
+                return False
+
+    def begins_to_wait(self, request: Request) -> None:
+        """From now on the rollout waits for a request."""
+        self._waiting[request] = request.excused_s
+
+    def has_waited(self, request: Request) -> None:
+        """The rollout waits for it no more."""
+        new_s = max(map(self._new, self._waiting))
+        del self._waiting[request]
+        if new_s:
+            self._excused_s += new_s
+            self._excused_until_s = self._clock()
+            self._waiting = {other: other.excused_s for other in self._waiting}
+
+    def _new(self, request: Request) -> float:
+        return min(request.excused_s - self._waiting[request], self._clock() - self._excused_until_s)
+
+
+_running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", default=frozenset())
+
+
+def running() -> frozenset[Stopwatch]:
+    """The stopwatches of the rollouts for which this task works."""
+    return _running.get()
+
+
+@contextmanager
+def timed_by(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
+    """What is asked for inside, in tasks that are made inside too, is asked for by these rollouts."""
+    token = _running.set(frozenset(stopwatches))
+    try:
+        yield
+    finally:
+        _running.reset(token)
+
+
+class waiting:  # noqa: N801  a context manager, and for every call: one made of a generator costs ten times as much
+    """Inside, the rollouts for which this task works wait for a request."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._stopwatches = running()
+
+    def __enter__(self) -> None:
+        for stopwatch in self._stopwatches:
+            stopwatch.begins_to_wait(self._request)
+
+    def __exit__(self, *_: object) -> None:
+        for stopwatch in self._stopwatches:
+            stopwatch.has_waited(self._request)

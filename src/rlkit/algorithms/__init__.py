@@ -1,0 +1,1 @@
+"""Reinforcement learning itself: advantages, losses, penalties, training data."""

@@ -1,0 +1,1 @@
+"""Conversations as tokens: chat formats, renderers, tokenizers."""

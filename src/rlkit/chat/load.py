@@ -1,0 +1,41 @@
+"""The chat format of a configured model, with its tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlkit.chat.format import ChatFormat
+from rlkit.chat.renderers import CHAT_TEMPLATE, chat_format
+from rlkit.chat.tokenizers import has_weights, load_tokenizer
+from rlkit.config.schema import Config
+from rlkit.errors import MissingError
+
+
+def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetch: bool = True) -> ChatFormat:
+    """Return the chat format of the configured model; with the embedded engine, make the model itself ready first.
+
+    Args:
+        config: of the run.
+        engine: the embedded engine runs the model.
+        note: receives what is being fetched or converted.
+        fetch: download weights that the embedded engine needs and that are not on this machine.
+
+    Raises:
+        UsageError: the configuration names a folder that has no tokenizer.
+        MissingError: the model or its tokenizer cannot be had.
+    """
+    try:
+        tokenizer = load_tokenizer(
+            config.model,
+            with_weights=engine and (fetch or has_weights(config.model, note)),
+            note=note,
+            tokenizer=config.chat.tokenizer,
+            template=config.chat.renderer == CHAT_TEMPLATE,
+        )
+    except MissingError as error:
+        if not (engine and fetch):
+            raise
+        raise MissingError(
+            f"{error}. Without TINKER_API_KEY the embedded engine runs the model, and needs its weights"
+        ) from error
+    return chat_format(config.model, tokenizer, renderer=config.chat.renderer)

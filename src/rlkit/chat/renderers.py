@@ -1,0 +1,318 @@
+"""The chat formats: tinker-cookbook's renderers, and the chat template that a tokenizer brings.
+
+Invariant: both are used through `ChatFormat` alone; which one it is makes no difference to the rest of rlkit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from rlkit.chat.format import TAIL_TOKENS, ChatFormat, Parsed, parse_text
+from rlkit.chat.thinking_budget import end_of_thinking
+from rlkit.errors import UsageError
+from rlkit.types import (
+    IMAGE_TOKEN,
+    Image,
+    ImagePart,
+    Json,
+    Message,
+    Prompt,
+    TextPart,
+    Tokens,
+    Tool,
+    ToolCall,
+    as_prompt,
+    join,
+)
+
+if TYPE_CHECKING:
+    from tinker import ModelInputChunk
+    from tinker_cookbook.renderers import Message as CookbookMessage
+    from tinker_cookbook.renderers import Renderer
+    from tinker_cookbook.tokenizer_utils import Tokenizer
+
+CHAT_TEMPLATE = "chat_template"
+"""The name under which a configuration asks for the tokenizer's own template."""
+
+
+def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None) -> ChatFormat:
+    """The format of a model's conversations.
+
+    Args:
+        model: its name, by which tinker-cookbook recommends a renderer.
+        tokenizer: of the model.
+        renderer: a renderer's name, `chat_template`, or None for the recommended one.
+
+    Raises:
+        UsageError: there is no such renderer.
+    """
+    name = renderer or _recommended(model) or CHAT_TEMPLATE
+    if name == CHAT_TEMPLATE:
+        return TemplateChat(tokenizer)
+    from tinker_cookbook.exceptions import TinkerCookbookError
+    from tinker_cookbook.image_processing_utils import get_image_processor
+    from tinker_cookbook.renderers import get_renderer
+
+    try:
+        return CookbookChat(get_renderer(name, tokenizer, model_name=model))
+    except TinkerCookbookError as error:
+        if "image_processor" not in str(error):
+            raise UsageError(f"chat.renderer: {error}") from error
+    return CookbookChat(get_renderer(name, tokenizer, get_image_processor(model), model_name=model))
+
+
+def _recommended(model: str) -> str | None:
+    from tinker_cookbook.exceptions import TinkerCookbookError
+    from tinker_cookbook.model_info import get_recommended_renderer_name
+
+    try:
+        return get_recommended_renderer_name(model)
+    except (TinkerCookbookError, KeyError, ValueError):  # a model that the table does not know
+        return None
+
+
+class TemplateChat(ChatFormat):
+    """The Jinja chat template in a tokenizer's own configuration."""
+
+    keeps_thinking = False  # most templates drop it, and one that keeps it renders a natural extension anyway
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def stop(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves the protocol
+        """The token that ends a turn."""
+        end = cast("int | None", self._tokenizer.eos_token_id)
+        return () if end is None else (end,)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
+        template = cast("object", self._tokenizer.chat_template)
+        if not template:
+            name = getattr(self._tokenizer, "name_or_path", "") or "the model"
+            raise UsageError(
+                f"the tokenizer of {name} has no chat template, and tinker-cookbook has no chat format for a model of "
+                "this name: check the name, set chat.renderer, or use policy.sample"
+            )
+        from jinja2 import TemplateError
+
+        if not _TOOL_WORDS.search(str(template)):
+            messages, tools = _tools_as_text(messages, tools), ()
+
+        try:
+            text = self._tokenizer.apply_chat_template(
+                cast("list[dict[str, str]]", [_template_message(message) for message in messages]),
+                tools=[{"type": "function", "function": dict(tool)} for tool in tools] or None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+        except TemplateError as error:
+            raise UsageError(f"the model's chat template refuses the conversation: {error}") from error
+        return as_prompt(self.encode(cast("str", text)))
+
+    def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
+        return parse_text(self.decode(completion))
+
+    def encode(self, text: str) -> Tokens:  # noqa: D102  inherited
+        return _encode(self._tokenizer, text)
+
+    def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
+        return _decode(self._tokenizer, tokens)
+
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
+        return _last_words(self._tokenizer, prompt, completion, phrase)
+
+
+_TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
+"""What a template says that has a way of writing tools."""
+
+
+def _tools_as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """A conversation whose tools and calls are written as text, in the notation that `parse_text` reads."""
+    written = [_calls_as_text(message) for message in messages]
+    if not tools:
+        return written
+    shown = "\n".join(json.dumps({"type": "function", "function": dict(tool)}) for tool in tools)
+    said = (
+        f"You may call one or more functions. These are the functions:\n<tools>\n{shown}\n</tools>\n"
+        'For each call, write: <tool_call>{"name": the function\'s name, "arguments": its arguments}</tool_call>'
+    )
+    if messages and messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{said}"}, *written[1:]]
+    return [{"role": "system", "content": said}, *written]
+
+
+def _calls_as_text(message: Message) -> Message:
+    calls = [
+        f"<tool_call>{json.dumps({'name': call['name'], 'arguments': call['arguments']})}</tool_call>"
+        for call in message.get("tool_calls", [])
+    ]
+    content = message["content"]
+    if not calls or not isinstance(content, str):
+        return message
+    return {"role": message["role"], "content": "\n".join([*([content] if content else []), *calls])}
+
+
+def _template_message(message: Message) -> dict[str, object]:
+    content = message["content"]
+    if not isinstance(content, str):
+        if any(part["type"] != "text" for part in content):
+            raise UsageError("the model's chat template takes no images: set chat.renderer to one that does")
+        content = "".join(part["text"] for part in content if part["type"] == "text")
+    plain: dict[str, object] = {**message, "content": content}
+    if "thinking" in message:
+        plain["reasoning_content"] = plain.pop("thinking")
+    if "tool_calls" in message:
+        plain["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}}
+            for call in message["tool_calls"]
+        ]
+    return plain
+
+
+class CookbookChat(ChatFormat):
+    """A renderer of tinker-cookbook."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self.stop = tuple(renderer.get_stop_sequences())  # pyright: ignore[reportAttributeAccessIssue]  one kind in, one kind out
+        self.keeps_thinking = renderer.has_extension_property
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
+        conversation = [_cookbook_message(message) for message in messages]
+        if tools:
+            conversation = self._with_tools(conversation, tools)
+        pieces = list[Prompt]()
+        images = sum(part["type"] == "image" for message in messages for part in _parts(message))
+        for chunk in self._rendered(conversation, images=images):
+            if chunk.type == "encoded_text":
+                pieces.append(as_prompt(chunk.tokens))
+            elif chunk.type == "image":
+                pieces.append(_image(chunk.data, chunk.format, chunk.length))
+            else:
+                raise UsageError(f"a conversation holds a part of type {chunk.type!r}; rlkit knows text and images")
+        prompt = join(pieces)
+        if len(prompt.images) < images:  # some leave them out and say nothing
+            raise self._blind()
+        return prompt
+
+    def _rendered(self, conversation: list[CookbookMessage], *, images: int) -> Sequence[ModelInputChunk]:
+        from tinker_cookbook.exceptions import RendererError
+
+        try:
+            return self._renderer.build_generation_prompt(conversation).chunks
+        except (NotImplementedError, AssertionError, RendererError) as error:
+            if not images:
+                raise
+            raise self._blind() from error
+
+    def _blind(self) -> UsageError:
+        return UsageError(f"chat.renderer: {type(self._renderer).__name__} takes no images: choose one that does")
+
+    def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
+        message, _ = self._renderer.parse_response(completion.tolist())
+        content = message["content"]
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        ours: Message = {
+            "role": "assistant",
+            "content": "".join(str(part.get("text", "")) for part in parts if part["type"] == "text").strip(),
+        }
+        if thinking := "".join(str(part.get("thinking", "")) for part in parts if part["type"] == "thinking").strip():
+            ours["thinking"] = thinking
+        malformed = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
+        calls = list[ToolCall]()
+        for number, call in enumerate(message.get("tool_calls", [])):
+            arguments = _arguments(call.function.arguments)
+            if arguments is None:
+                malformed.append(call.function.arguments)
+            else:
+                calls.append({"id": call.id or f"call_{number}", "name": call.function.name, "arguments": arguments})
+        if calls:
+            ours["tool_calls"] = calls
+        return Parsed(ours, tuple(malformed))
+
+    def encode(self, text: str) -> Tokens:  # noqa: D102  inherited
+        return _encode(self._renderer.tokenizer, text)
+
+    def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
+        return _decode(self._renderer.tokenizer, tokens)
+
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
+        return _last_words(self._renderer.tokenizer, prompt, completion, phrase)
+
+    def _with_tools(self, conversation: list[CookbookMessage], tools: Sequence[Tool]) -> list[CookbookMessage]:
+        from tinker_cookbook.renderers import ToolSpec, ensure_text
+
+        has_system = conversation[0]["role"] == "system"
+        system = conversation[0]["content"] if has_system else ""
+        specs = [
+            ToolSpec(name=t["name"], description=t["description"], parameters=dict(t["parameters"])) for t in tools
+        ]
+        try:
+            prefix = self._renderer.create_conversation_prefix_with_tools(specs, ensure_text(system))
+        except NotImplementedError:
+            name = type(self._renderer).__name__
+            raise UsageError(f"chat.renderer: {name} cannot show tools to the model; choose another") from None
+        return [*prefix, *conversation[1 if has_system else 0 :]]
+
+
+def _parts(message: Message) -> Sequence[TextPart | ImagePart]:
+    content = message["content"]
+    return [] if isinstance(content, str) else content
+
+
+def _image(data: bytes, encoding: str, length: int) -> Prompt:
+    if encoding not in ("png", "jpeg"):
+        raise UsageError(f"an image is encoded as {encoding!r}; the service takes png and jpeg")
+    image = Image(0, length, data, encoding)
+    return Prompt(np.full(length, IMAGE_TOKEN, np.int32), (image,))
+
+
+def _cookbook_message(message: Message) -> CookbookMessage:
+    from tinker_cookbook.renderers import ToolCall as CookbookToolCall
+
+    content = message["content"]
+    parts: list[Mapping[str, object]] = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+    if thinking := message.get("thinking"):
+        parts = [{"type": "thinking", "thinking": thinking}, *parts]
+    theirs: dict[str, object] = {
+        **{key: value for key, value in message.items() if key in ("role", "tool_call_id", "name")},
+        "content": content if isinstance(content, str) and not thinking else parts,
+    }
+    if calls := message.get("tool_calls"):
+        theirs["tool_calls"] = [
+            CookbookToolCall(
+                id=call["id"],
+                function=CookbookToolCall.FunctionBody(name=call["name"], arguments=json.dumps(call["arguments"])),
+            )
+            for call in calls
+        ]
+    return cast("CookbookMessage", theirs)
+
+
+def _arguments(text: str) -> Mapping[str, Json] | None:
+    try:
+        arguments: object = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return cast("Mapping[str, Json]", arguments) if isinstance(arguments, dict) else None
+
+
+def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
+    return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+
+def _decode(tokenizer: Tokenizer, tokens: Tokens) -> str:
+    return cast("str", tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+
+def _last_words(tokenizer: Tokenizer, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
+    """As in `ChatFormat`, from a text that has the special tokens, which tell where the model is."""
+    tail = prompt.tokens[-TAIL_TOKENS:]
+    said = cast("str", tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
+    return _encode(tokenizer, end_of_thinking(said, phrase))

@@ -1,0 +1,1 @@
+"""What commands share: arguments, options, output, signals, exit codes."""

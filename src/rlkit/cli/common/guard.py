@@ -1,0 +1,116 @@
+"""How a command ends: exceptions become one line and an exit code.
+
+Invariant: a traceback is shown only to those who ask for one; an exception that nobody expected is called a bug, and
+its traceback is kept in a file.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from pathlib import Path
+from typing import cast
+
+import typer
+
+from rlkit._util.redaction import redact
+from rlkit.cli.common.output import Output
+from rlkit.errors import RlkitError
+
+RUN_FAILED = 1
+MISSING = 3
+BUDGET_REACHED = 4
+INTERRUPTED = 130
+
+# The machine's fault or its owner's, and said well enough by the system's own message.
+_SYSTEM_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EIO,
+    errno.ENOTDIR,
+    errno.ENAMETOOLONG,
+}
+
+
+@contextmanager
+def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output]:
+    """Run the body of a command.
+
+    With `json`, stdout belongs to the results alone: whatever else prints there, such as a user's environment, goes to
+    stderr. With `dotenv`, the working directory's `.env` is part of the environment.
+
+    Raises:
+        typer.Exit: with the exit code of what the body raised.
+    """
+    output = Output(out=sys.stdout, err=sys.stderr, json=json)
+    try:
+        with redirect_stdout(sys.stderr) if json else nullcontext():
+            if dotenv:
+                from rlkit.config import export_dotenv
+
+                export_dotenv()
+            yield output
+    except (typer.Exit, typer.Abort):
+        raise
+    except KeyboardInterrupt:
+        output.note("interrupted")
+        if output.json:
+            output.data({"error": "interrupted", "type": "KeyboardInterrupt", "exit_code": INTERRUPTED})
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as raised:
+        error = _only(raised)
+        if debug:
+            output.note("".join(traceback.format_exception(error)).rstrip())
+        raise typer.Exit(_report(error, output, debug=debug)) from None
+
+
+def _only(error: Exception) -> Exception:
+    """The one exception that a group of exceptions holds, or the group."""
+    if not isinstance(error, ExceptionGroup):
+        return error
+    group = cast("ExceptionGroup[Exception]", error)
+    return _only(group.exceptions[0]) if len(group.exceptions) == 1 else group
+
+
+def _report(error: Exception, output: Output, *, debug: bool) -> int:
+    if isinstance(error, RlkitError):
+        code, message = error.exit_code, str(error)
+    elif isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
+        code, message = RUN_FAILED, f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
+    else:
+        kept = "" if debug else f"; the traceback is in {_keep(error, output)}"
+        text = " ".join(str(error).split())
+        code, message = RUN_FAILED, f"this is a bug in rlkit: {type(error).__name__}: {text}{kept}"
+    output.error(message)
+    if output.json:
+        output.data({"error": message, "type": type(error).__name__, "exit_code": code})
+    return code
+
+
+def _keep(error: Exception, output: Output) -> Path | str:
+    """The file that the traceback was written to."""
+    from rlkit._util.files import write_text
+    from rlkit._util.paths import runs_dir
+    from rlkit.cli.common.versions import rlkit_version
+
+    trace = "".join(traceback.format_exception(error))
+    head = (
+        f"rlkit {rlkit_version()}, Python {platform.python_version()}, {platform.platform()}\n{' '.join(sys.argv)}\n\n"
+    )
+    path = runs_dir() / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.txt"
+    try:
+        write_text(path, redact(head + trace))
+    except OSError as unwritable:
+        output.note(trace.rstrip())
+        return f"the lines above ({path} could not be written: {unwritable.strerror})"
+    return path

@@ -1,0 +1,101 @@
+"""What a command prints.
+
+Invariant: results go to stdout and everything else to stderr; no value of a secret in the environment goes to either; a
+reader that has gone away is not an error.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rlkit._util.redaction import redact
+
+type Data = bool | int | float | str | Sequence[Data] | Mapping[str, Data] | None
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """`text` without secrets, and without what would steer a terminal: its control characters become `?`."""
+    return _CONTROL.sub("?", redact(text).replace("\r\n", "\n"))
+
+
+def to_json(value: Data) -> str:
+    """One line of strict JSON: secrets are taken out, and numbers that JSON does not have become null."""
+    return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
+
+
+def redrawable(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `stream` is a terminal that can be redrawn."""
+    env = os.environ if environ is None else environ
+    return stream.isatty() and env.get("TERM") != "dumb"
+
+
+def coloured(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+    """Whether `stream` is a terminal that may be given colours (no-color.org)."""
+    env = os.environ if environ is None else environ
+    return redrawable(stream, env) and not env.get("NO_COLOR")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where one command prints.
+
+    Args:
+        out: results.
+        err: everything else.
+        json: the user asked for JSON.
+    """
+
+    out: TextIO
+    err: TextIO
+    json: bool = False
+
+    def line(self, text: str = "") -> None:
+        """A line of a result."""
+        _write(self.out, printable(text))
+
+    def data(self, value: Data) -> None:
+        """A result as one line of JSON."""
+        _write(self.out, to_json(value))
+
+    def note(self, text: str) -> None:
+        """Something that a person should read."""
+        _write(self.err, printable(text))
+
+    def silent(self, text: str) -> None:
+        """Nothing: what takes the place of `note` where the user wants none."""
+
+    def error(self, text: str) -> None:
+        """What went wrong."""
+        label = "\x1b[31merror:\x1b[0m" if coloured(self.err) else "error:"
+        _write(self.err, f"{label} {printable(text)}")
+
+
+def _strict(value: Data) -> Data:
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {redact(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_strict(item) for item in value]
+    return value
+
+
+def _write(stream: TextIO, text: str) -> None:
+    try:
+        stream.write(text + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        # Nobody reads any more: what follows, and the interpreter's own flush at exit, goes nowhere.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

@@ -1,0 +1,139 @@
+"""Arguments from a configuration for a function or class of the user's.
+
+Invariant: a value is never shown, since it may have come out of the environment.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import SimpleNamespace, UnionType
+from typing import Annotated, Protocol, TypeAliasType, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+
+from rlkit.config.loading.messages import told_of_type
+from rlkit.errors import ConfigError, did_you_mean
+
+
+class Load(Protocol):
+    """`load_object` with a folder to start from."""
+
+    def __call__(self, value: str, *, field: str) -> object:
+        """The object at that import path."""
+        ...
+
+
+def bind(
+    function: Callable[..., object],
+    given: Mapping[str, JsonValue],
+    *,
+    field: str,
+    offered: Mapping[str, object],
+    load: Load,
+) -> dict[str, object]:
+    """The arguments to call `function` with, checked against its signature and converted to its annotations.
+
+    Args:
+        function: a function or class.
+        given: the arguments of the configuration.
+        field: the section whose `args` they are, for messages.
+        offered: arguments that are passed where the function has a parameter of that name and `given` has not; a
+            function is passed only to a parameter that is annotated as one.
+        load: finds what a string names where the parameter is annotated as callable.
+
+    Raises:
+        ConfigError: an argument is unknown, missing or of the wrong type.
+    """
+    parameters = _parameters(function)
+    if parameters is None:
+        return dict(given)
+    named = {
+        name: parameter
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    unknown = [name for name in given if name not in named]
+    if unknown and not open_ended:
+        near = did_you_mean(unknown[0], named) or f" Known: {', '.join(named) or 'none'}"
+        raise ConfigError(f"{field}.args.{unknown[0]}: unknown argument.{near}")
+    hints = _hints(function)
+    fitting = {
+        name: value
+        for name, value in offered.items()
+        if name in named and (not callable(value) or _takes_callable(hints.get(name)))
+    }
+    arguments = fitting | dict[str, object](given)
+    for name, parameter in parameters.items():
+        needed = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        if needed and parameter.kind is not parameter.VAR_KEYWORD and name not in arguments:
+            raise ConfigError(f"{field}.args.{name}: is missing, and has no default")
+    return {
+        name: _converted(value, hints[name], field=f"{field}.args.{name}", load=load)
+        if name in given and name in named and name in hints
+        else value
+        for name, value in arguments.items()
+    }
+
+
+def _parameters(function: Callable[..., object]) -> Mapping[str, inspect.Parameter] | None:
+    """None where the function, being no Python, does not tell."""
+    if isinstance(function, type) and function.__new__ is object.__new__:
+        made_by: object = function.__init__
+        # a protocol stands in for the initialiser that a subclass of it lacks
+        if made_by is object.__init__ or getattr(made_by, "__name__", "") == "_no_init_or_replace_init":
+            return {}
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+
+
+def _hints(function: Callable[..., object]) -> dict[str, object]:
+    target: object = function.__init__ if isinstance(function, type) else function
+    names: dict[str, object] = getattr(inspect.unwrap(cast("Callable[..., object]", target)), "__globals__", {})
+    hints = dict[str, object]()
+    for name, annotation in getattr(target, "__annotations__", {}).items():
+        alone = SimpleNamespace(__annotations__={name: annotation})
+        with suppress(Exception):  # it may name what is only imported for type checkers
+            hints |= get_type_hints(alone, globalns=names, include_extras=True)
+    return hints
+
+
+def _converted(value: object, annotation: object, *, field: str, load: Load) -> object:
+    if isinstance(value, str) and _takes_callable(annotation):
+        found = load(value, field=field)
+        if not callable(found):
+            raise ConfigError(f"{field}: expected a function, and what it names is none")
+        return found
+    try:
+        adapter = TypeAdapter[object](annotation)  # pyright: ignore[reportArgumentType]  known only at run time
+        text = json.dumps(value)
+    except (PydanticUserError, TypeError, ValueError):
+        return value  # a type that pydantic does not know is the user's to check
+    try:
+        return adapter.validate_json(text, strict=True)
+    except ValidationError as strict:
+        if isinstance(value, str):
+            try:
+                return adapter.validate_python(value)  # what came out of the environment is text
+            except ValidationError:
+                pass
+        raise ConfigError(f"{field}: {told_of_type(strict, value)}") from None
+
+
+def _takes_callable(annotation: object) -> bool:
+    if isinstance(annotation, TypeAliasType):
+        return _takes_callable(annotation.__value__)
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _takes_callable(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return any(_takes_callable(option) for option in get_args(annotation))
+    if annotation is Callable or origin is Callable:
+        return True
+    return getattr(annotation, "_is_protocol", False) is True and "__call__" in vars(annotation)

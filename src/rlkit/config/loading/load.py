@@ -1,0 +1,182 @@
+"""From files and overrides to a checked configuration.
+
+Invariant: later files win over earlier ones and the command line over all; whatever is wrong is a `ConfigError` of one
+line a mistake, before anything else happens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from rlkit.config.loading.dotenv import read_dotenv
+from rlkit.config.loading.interpolate import interpolate
+from rlkit.config.loading.messages import TYPE_ERRORS, explain
+from rlkit.config.loading.nodes import (
+    Node,
+    Origin,
+    Steps,
+    dotted,
+    find,
+    from_python,
+    is_mapping,
+    merge,
+    plain,
+    replace,
+    rewrite,
+)
+from rlkit.config.loading.objects import FILE_OBJECT, missing_file
+from rlkit.config.loading.outline import locate, without_nulls
+from rlkit.config.loading.overrides import apply
+from rlkit.config.loading.resolved import Resolved
+from rlkit.config.loading.secrets import refuse_redacted, refuse_secrets
+from rlkit.config.loading.yaml_text import read_file, scalar
+from rlkit.config.schema import Config
+from rlkit.config.schema.advantage import written_out
+from rlkit.errors import ConfigError
+
+
+def load_config(
+    files: Sequence[Path],
+    overrides: Sequence[str] = (),
+    *,
+    settings: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+    envs: Iterable[str] = (),
+) -> Resolved:
+    """The configuration that files and overrides describe together.
+
+    ::
+
+        resolved = load_config([Path("base.yaml"), Path("mine.yaml")], ["sampling.stop=[a, b]", "name=null"])
+
+    Mappings are merged key by key; a list, a scalar or an empty mapping replaces what was there before it. A null in
+    place of a section stands for its defaults, also for what earlier files say: `eval=null` and `eval={}` forget what
+    they evaluate, and `eval.envs.held_out=null` takes one environment out. `${NAME}` and
+    `${NAME:-default}` in a string take a value of the environment or of `.env` in the working directory. A relative
+    `file.py:name`, or a directory of a model, is looked for beside the file that names it, then in the working
+    directory.
+
+    Args:
+        files: YAML files, merged in this order.
+        overrides: `path=value`, applied in this order on top of the files.
+        settings: values of Python, as nested mappings or sections of the schema, merged on top of all. Their strings
+            are taken as they stand.
+        environ: what `${NAME}` reads; None for the process's environment and `.env`.
+        envs: names of environments that are trained on besides, with what the configuration says of them.
+
+    Raises:
+        ConfigError: a file cannot be read, or a value is unknown, ill-typed, contradictory or a secret written out.
+    """
+    if environ is None:
+        environ = {**read_dotenv(), **os.environ}
+    root = Node({}, Origin(""))
+    for path in files:
+        read = read_file(Path(path))
+        refuse_secrets(read)
+        root = merge(root, read)
+    for override in overrides:
+        root = apply(root, override)
+        refuse_secrets(root)
+    root = interpolate(without_nulls(root), environ)
+    if settings is not None:
+        root = merge(root, from_python(settings))
+    root = rewrite(_written_out(_with_envs(without_nulls(root), envs)), _found)
+    refuse_redacted(root)
+    config, root = _checked(root)
+    return Resolved.from_nodes(config, root)
+
+
+def _with_envs(root: Node, names: Iterable[str]) -> Node:
+    """The configuration with an environment of each of these names, with its defaults where there is none."""
+    envs = find(root, ("envs",))
+    present = envs.value if envs is not None and is_mapping(envs.value) else {}
+    missing = {name: dict[str, object]() for name in names if name not in present}
+    return merge(root, from_python({"envs": missing})) if missing else root
+
+
+def _written_out(root: Node) -> Node:
+    """The configuration with the section that a bare `advantage: name` is short for, at the place of the name."""
+    envs = find(root, ("envs",))
+    named = [("envs", name, "advantage") for name in envs.value] if envs and is_mapping(envs.value) else []
+    for steps in [("advantage",), *named]:
+        node = find(root, steps)
+        if node is not None and isinstance(node.value, str):
+            section = written_out(node.value)
+            # what was added to say what the text means came from no environment variable
+            entries = {
+                key: Node(text, node.origin, node.template if text == node.value else None)
+                for key, text in section.items()
+            }
+            root = replace(root, steps, Node(entries, node.origin))
+    return root
+
+
+def _checked(root: Node) -> tuple[Config, Node]:
+    """The configuration, and its nodes with numbers where an environment variable was asked for one."""
+    try:
+        # JSON mode is strict about types, yet takes a list or mapping for what it is
+        return Config.model_validate_json(json.dumps(plain(root)), strict=True), root
+    except ValidationError as error:
+        retyped = _retyped(error, root)
+        if retyped is None:
+            raise ConfigError(explain(error, root)) from None
+    try:
+        return Config.model_validate_json(json.dumps(plain(retyped)), strict=True), retyped
+    except ValidationError as error:
+        raise ConfigError(explain(error, retyped)) from None
+
+
+def _retyped(error: ValidationError, root: Node) -> Node | None:
+    """The configuration with `${NAME}` read as YAML where a string is the wrong type; None if that changes nothing."""
+    changed = False
+    for details in error.errors(include_url=False, include_input=False, include_context=False):
+        steps = locate(details["loc"])[0]
+        node = find(root, steps)
+        if details["type"] in TYPE_ERRORS and node and node.template is not None and isinstance(node.value, str):
+            try:
+                value = scalar(node.value)
+            except ValueError:
+                continue
+            if not isinstance(value, str):
+                root, changed = replace(root, steps, Node(value, node.origin, node.template)), True
+    return root if changed else None
+
+
+def _found(steps: Steps, node: Node) -> Node:
+    """The node with the path of a user's file, or of a model's directory, made absolute."""
+    if not isinstance(node.value, str):
+        return node
+    folder = node.origin.folder
+    if steps == ("model",) and folder is not None and node.value:
+        path = folder / Path(node.value).expanduser()
+        return Node(str(path.resolve()), node.origin, node.template) if path.is_dir() else node
+    named, role = FILE_OBJECT.fullmatch(node.value), _role(steps)
+    if named is None or role is None:
+        return node
+    places = [place / Path(named["file"]).expanduser() for place in (folder, Path.cwd()) if place is not None]
+    for path in places:
+        if path.is_file():
+            return Node(f"{path.resolve()}:{named['name']}", node.origin, node.template)
+    if role == "argument":
+        return node
+    shown = node.template or named["file"]
+    raise ConfigError(
+        f"{node.origin}: {dotted(steps)}: {missing_file(shown, places, hidden=node.template is not None)}"
+    )
+
+
+def _role(steps: Steps) -> Literal["object", "argument"] | None:
+    """Whether text like `file.py:name` in a field names an object of the user's, or is an argument that may."""
+    match steps:
+        case ("envs", _, "args", *_) | ("eval", "envs", _, "args", *_):
+            return "argument"
+        case (*_, str()):
+            return "object"
+        case _:
+            return None

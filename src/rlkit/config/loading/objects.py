@@ -1,0 +1,302 @@
+"""The user's own code, by name: environments, estimators, graders.
+
+Invariant: what is wrong with it is one line that names the field and the user's own file and line; the exception itself
+is its cause. A file is loaded once, as a module that pickle finds again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+from rlkit.config.loading.arguments import bind
+from rlkit.config.loading.secrets import redact, secrets_in
+from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
+
+if TYPE_CHECKING:
+    from rlkit.config.schema import EnvConfig, EvalEnvConfig
+    from rlkit.env import Env, TaskSource
+    from rlkit.types import Json
+
+BUILT_IN = {
+    "arithmetic": "rlkit.envs.math:arithmetic",
+    "discovery": "rlkit.envs.discovery:discovery",
+    "harbor": "rlkit.envs.harbor:harbor",
+    "math": "rlkit.envs.math:maths",
+    "openreward": "rlkit.envs.openreward:openreward",
+}
+"""Environments that have a name of their own."""
+
+MOST_TASKS = 1_000_000
+"""An iterator that gives more is taken for one that never ends."""
+
+FILE_OBJECT = re.compile(r"(?P<file>[^\n]+\.py):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_MODULE_OBJECT = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.\w+)*):(?P<name>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)")
+_FORMS = "package.module:name or file.py:name"
+
+_loaded = dict[Path, tuple[int, int]]()
+"""Modification time and size of each file when it was loaded, so that a changed one is loaded again."""
+
+
+def load_object(path: str, *, field: str, base: Path | None = None) -> object:
+    """What an import path names.
+
+    Args:
+        path: `package.module:name` or `file.py:name`; the name may have dots.
+        field: the field that holds it, for messages.
+        base: the folder that a relative file starts from; the working directory by default.
+
+    Raises:
+        ConfigError: it is of another form, there is no such thing, or loading it fails.
+    """
+    base = (base or Path.cwd()).absolute()
+    if named := FILE_OBJECT.fullmatch(path):
+        module = _load_file(base / Path(named["file"]).expanduser(), shown=named["file"], field=field)
+    elif named := _MODULE_OBJECT.fullmatch(path):
+        module = _load_module(named["module"], field=field, base=base)
+    else:
+        hint = f": add what it defines, such as {path}:Name" if path.endswith(".py") else ""
+        raise ConfigError(f"{field}: {path!r} is not of the form {_FORMS}{hint}")
+    found: object = module
+    for name in named["name"].split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            own = [key for key in vars(found) if not key.startswith("_")] if hasattr(found, "__dict__") else []
+            raise ConfigError(f"{field}: {path.rpartition(':')[0]} has no {name!r}.{did_you_mean(name, own)}") from None
+    return found
+
+
+def load_envs(
+    name: str,
+    spec: EnvConfig | EvalEnvConfig,
+    *,
+    field: str,
+    seed: int,
+    base: Path | None = None,
+    note: Callable[[str], None] = lambda message: None,
+    recorded: Callable[[Json], Json] = lambda now: now,
+) -> TaskSource | Sequence[Env]:
+    """The tasks of one configured environment.
+
+    Args:
+        name: of the environment in the run; it names a built-in one where `spec.env` is null.
+        spec: which environment, and its arguments. One that takes a `seed` is given the run's, unless `args` has one.
+        field: the field that holds `spec`, for messages.
+        seed: of the run.
+        base: the folder that a relative file starts from; the working directory by default.
+        note: told what a person should know of the tasks, by an environment that takes a function of that name.
+        recorded: told what the tasks are made of, by an environment that takes a function of that name; gives what they
+            were made of when the run began.
+
+    Raises:
+        ConfigError: there is no such environment, it does not take these arguments, or what it gives is no tasks.
+    """
+    target = spec.env or name
+    where = f"{field}.env" if spec.env else field
+    if target in BUILT_IN:
+        path = BUILT_IN[target]
+    elif ":" in target or target.endswith(".py"):
+        path = target
+    else:
+        given = "" if spec.env else f"; your own: set {field}.env to {_FORMS}"
+        or_own = f", or your own as {_FORMS}" if spec.env else given
+        raise ConfigError(
+            f"{where}: there is no environment {target!r}.{did_you_mean(target, BUILT_IN)} "
+            f"Built in: {', '.join(sorted(BUILT_IN))}{or_own}"
+        )
+    found = load_object(path, field=where, base=base)
+    if not callable(found):
+        if spec.args:
+            raise ConfigError(f"{field}.args: {target} is no function or class, so it takes no arguments")
+        return _tasks(found, target, field=where)
+
+    def load(value: str, *, field: str) -> object:
+        return load_object(value, field=field, base=base)
+
+    def noted(message: str) -> None:
+        note(f"{field}: {message}")
+
+    offered: dict[str, object] = {"seed": seed, "note": noted, "recorded": recorded}
+    arguments = bind(found, spec.args, field=field, offered=offered, load=load)
+    with _blamed(field, _source(found), hidden=secrets_in(spec.args)):
+        made = found(**arguments)
+        return _tasks(made, target, field=where)
+
+
+def missing_file(shown: str, places: Sequence[Path], *, hidden: bool = False) -> str:
+    """That a file is in none of `places`, with the nearest name; nothing but `shown` is told if it is `hidden`."""
+    told = f"there is no file {shown!r}"
+    if hidden:
+        return told
+    folders = list(dict.fromkeys(_short(place.parent) for place in places))
+    for place in places:
+        names = [entry.name for entry in place.parent.glob("*.py")] if place.parent.is_dir() else []
+        near = difflib.get_close_matches(place.name, names, n=1)
+        if near:
+            return f"{told}. Did you mean {str(Path(shown).with_name(near[0]))!r}?"
+    return f"{told} (looked in {' and '.join(folders)})"
+
+
+def _tasks(made: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
+    from rlkit.env import TaskSource  # needs numpy, which reading a configuration does not
+
+    wanted = "it must be an Env, a collection of them or a TaskSource"
+    if isinstance(made, type):
+        raise ConfigError(f"{field}: {target} gave the class {made.__name__} itself: {wanted}; call the class")
+    if isinstance(made, TaskSource):
+        return made
+    if _is_env(made):
+        return [cast("Env", made)]
+    if inspect.isawaitable(made):
+        if inspect.iscoroutine(made):
+            made.close()
+        raise ConfigError(f"{field}: {target} is async: {wanted}, made by an ordinary function")
+    kind = _kind(made)
+    if isinstance(made, str | bytes | Mapping) or not isinstance(made, Iterable):
+        raise ConfigError(f"{field}: {target} gave {kind}: {wanted}")
+    tasks = list(islice(cast("Iterable[object]", made), None if isinstance(made, Sized) else MOST_TASKS + 1))
+    if len(tasks) > MOST_TASKS and not isinstance(made, Sized):
+        raise ConfigError(f"{field}: {target} gave more than {MOST_TASKS} tasks: make a TaskSource of what never ends")
+    if not tasks:
+        raise ConfigError(f"{field}: {target} gave no tasks: it must give at least one Env")
+    for index, task in enumerate(tasks):
+        if not _is_env(task):
+            raise ConfigError(f"{field}: item {index} of what {target} gave is {_kind(task)}: each must be an Env")
+    return cast("list[Env]", tasks)
+
+
+def _is_env(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "rollout", None))
+
+
+def _kind(value: object) -> str:
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
+
+
+def _load_file(path: Path, *, shown: str, field: str) -> ModuleType:
+    path = path.resolve()
+    try:
+        about = path.stat()
+    except OSError:
+        raise ConfigError(f"{field}: {missing_file(shown, [path])}") from None
+    # one name for one file, whatever else is called the same
+    name = f"rlkit_user_{path.stem}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    stamp = (about.st_mtime_ns, about.st_size)
+    if name in sys.modules and _loaded.get(path) == stamp:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{field}: {shown} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        with _importable(path.parent), _blamed(field, path):
+            spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    _loaded[path] = stamp
+    return module
+
+
+def _load_module(name: str, *, field: str, base: Path) -> ModuleType:
+    if name in sys.modules:
+        return sys.modules[name]
+    importlib.invalidate_caches()  # the module may have been written a moment ago
+    with _importable(base):
+        try:
+            found = importlib.util.find_spec(name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+                raise _blame(error, field, None) from error
+            found = None
+        except Exception as error:
+            raise _blame(error, field, None) from error
+        if found is None:
+            raise ConfigError(
+                f"{field}: there is no module {name!r}: install its package, or name a file as file.py:name"
+            )
+        with _blamed(field, Path(found.origin) if found.origin else None):
+            return importlib.import_module(name)
+
+
+@contextmanager
+def _importable(folder: Path) -> Generator[None]:
+    """Let modules beside the user's file be imported: first while it loads, last from then on (for late imports)."""
+    entry = str(folder)
+    known = entry in sys.path
+    sys.path.insert(0, entry)
+    try:
+        yield
+    finally:
+        sys.path.remove(entry)
+        if not known:
+            sys.path.append(entry)
+
+
+@contextmanager
+def _blamed(field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> Generator[None]:
+    """Turn what the user's code raises into one line, without the texts that are to stay `hidden`."""
+    try:
+        yield
+    except UsageError as error:
+        if str(error).startswith(field):
+            raise
+        raise ConfigError(f"{field}: {error}") from error
+    except RlkitError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise _blame(error, field, source, hidden=hidden) from error
+
+
+def _blame(error: BaseException, field: str, source: Path | None, *, hidden: Iterable[str] = ()) -> RlkitError:
+    """`field: file:line: Exception: message`, at the deepest line of the user's own file."""
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        return missing_extra(error.name)
+    frames = traceback.extract_tb(error.__traceback__)
+    place = ""
+    if isinstance(error, SyntaxError) and error.filename:
+        place = f"{_short(Path(error.filename))}:{error.lineno}: "
+    else:
+        own = [frame for frame in frames if source is not None and Path(frame.filename) == source]
+        if own:
+            place = f"{_short(Path(own[-1].filename))}:{own[-1].lineno}: "
+        elif source is not None:
+            place = f"{_short(source)}: "
+    told = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
+    told = redact(told, hidden=hidden)
+    return ConfigError(f"{field}: {place}{type(error).__name__}: {told} (--debug shows the whole traceback)")
+
+
+def _source(found: object) -> Path | None:
+    try:
+        file = inspect.getsourcefile(cast("Callable[..., object]", found))
+    except TypeError:
+        return None
+    return None if file is None else Path(file)
+
+
+def _short(path: Path) -> str:
+    """The path as seen from the working directory, if it lies inside."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

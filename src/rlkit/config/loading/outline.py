@@ -1,0 +1,227 @@
+"""The shape of a configuration: which fields there are, and what each may hold.
+
+Invariant: it is read off the schema, so nothing here has to change when a field is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+from rlkit.config.loading.nodes import Node, Steps, is_mapping
+from rlkit.config.schema import Config
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
+
+type Schema = Mapping[str, Json]
+
+_BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+_TYPES = {"integer": "integer", "number": "number", "boolean": "true or false", "string": "string", "null": "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a value may be.
+
+    Args:
+        type: for people: `integer ≥ 1`, `list of string`.
+        description: of a section, as a sentence.
+        fields: of a section.
+        entries: the shape of a mapping's values, where the keys are the user's own.
+        items: the shape of a list's items.
+        choices: the sections of a tagged union, by the value of their field `name`.
+        nullable: whether null is a value of its own.
+    """
+
+    type: str
+    description: str = ""
+    fields: Mapping[str, Field] = field(default_factory=dict[str, "Field"])
+    entries: Shape | None = None
+    items: Shape | None = None
+    choices: Mapping[str, Shape] = field(default_factory=dict[str, "Shape"])
+    nullable: bool = False
+
+    @property
+    def is_mapping(self) -> bool:
+        """Whether it has keys of any kind."""
+        return bool(self.fields or self.choices) or self.entries is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a section; a `required` one has no default."""
+
+    shape: Shape
+    description: str
+    default: Json
+    required: bool
+
+
+@cache
+def config_schema() -> Schema:
+    """The JSON schema of a configuration."""
+    return cast("Schema", Config.model_json_schema())
+
+
+@cache
+def outline() -> Shape:
+    """The shape of a whole configuration."""
+    return _shape(config_schema())
+
+
+def locate(location: Sequence[str | int]) -> tuple[Steps, Shape | None, str]:
+    """What a pydantic error location means.
+
+    Returns:
+        the path in the configuration (without the tag that pydantic puts after a tagged union), the shape of the value
+        that holds its last step, and the tag of that value where it is one of a union.
+    """
+    steps, shape, tag = list[str | int](), outline(), ""
+    parent: Shape | None = None
+    parent_tag = ""
+    for part in location:
+        if part == "[key]":
+            break
+        if shape is not None and part in shape.choices:
+            shape, tag = shape.choices[str(part)], str(part)
+            continue
+        steps.append(part)
+        parent, parent_tag = shape, tag
+        shape, tag = (None if shape is None else _child(shape, part)), ""
+    return tuple(steps), parent, parent_tag
+
+
+def expects_list(steps: Steps) -> bool:
+    """Whether the schema has a list at that path."""
+    shape = _at(steps)
+    return shape is not None and shape.items is not None
+
+
+def has_named_sections(steps: Steps) -> bool:
+    """Whether the schema has sections by names of the user's own at that path, as `envs` has."""
+    shape = _at(steps)
+    return shape is not None and shape.entries is not None and shape.entries.is_mapping
+
+
+def _at(steps: Steps) -> Shape | None:
+    shape: Shape | None = outline()
+    for step in steps:
+        shape = None if shape is None else _child(shape, step)
+    return shape
+
+
+def leaf_fields() -> Iterator[tuple[str, ...]]:
+    """The path of every field that stands under no name of the user's."""
+    yield from _leaves(outline(), ())
+
+
+def without_nulls(node: Node, shape: Shape | None = None) -> Node:
+    """The configuration with a null in place of a section taken to mean that section's defaults.
+
+    `sampling: null` (or `sampling:` with nothing after it) is as if it were not there. `envs: {arithmetic: null}` is
+    the environment with its defaults; on top of an environment of that name it takes that out.
+    """
+    shape = shape or outline()
+    if not is_mapping(node.value):
+        return node
+    kept = dict[str, Node]()
+    for key, child in node.value.items():
+        below = _child(shape, key)
+        resets = child.value is None and below is not None and below.is_mapping and not below.nullable
+        if resets and (shape.entries is None or child.forgets):
+            continue
+        kept[key] = Node({}, child.origin) if resets else without_nulls(child, below) if below else child
+    return Node(kept, node.origin)
+
+
+def _child(shape: Shape, step: str | int) -> Shape | None:
+    if step in shape.fields:
+        return shape.fields[str(step)].shape
+    if isinstance(step, int):
+        return shape.items
+    return shape.entries or next((c.fields[step].shape for c in shape.choices.values() if step in c.fields), None)
+
+
+def _leaves(shape: Shape, steps: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for owner in (shape, *shape.choices.values()):
+        for name, below in owner.fields.items():
+            if below.shape.fields or below.shape.choices:
+                yield from _leaves(below.shape, (*steps, name))
+            else:
+                yield (*steps, name)
+
+
+def _shape(schema: Schema) -> Shape:
+    while "$ref" in schema:
+        schema = _part(_part(config_schema(), "$defs"), str(schema["$ref"]).rsplit("/", 1)[-1])
+    description = " ".join(str(schema.get("description", "")).split())
+    if "oneOf" in schema or "anyOf" in schema:
+        return _union(schema, description)
+    match schema.get("type"):
+        case "object" if "properties" in schema:
+            return Shape("section", description, fields=_fields(schema))
+        case "object":
+            entries = _shape(_part(schema, "additionalProperties"))
+            return Shape(f"mapping of names to {entries.type}s", description, entries=entries)
+        case "array":
+            items = _shape(_part(schema, "items"))
+            return Shape(f"list of {items.type}s", description, items=items)
+        case None:
+            return Shape("value", description, nullable=True)
+        case kind:
+            return Shape(_scalar_type(str(kind), schema), description)
+
+
+def _union(schema: Schema, description: str) -> Shape:
+    if "oneOf" in schema:
+        options = [_shape(option) for option in _parts(schema, "oneOf")]
+        choices = {name: option for option in options for name in _names(option)}
+        return Shape("section", description, choices=choices)
+    options = [_shape(option) for option in _parts(schema, "anyOf")]
+    text = " or ".join(option.type for option in options)
+    others = [option for option in options if option.type != "null"]
+    first = next((option for option in others if option.is_mapping), others[0])  # beside it, text that is short for it
+    nullable = len(others) < len(options)
+    return Shape(text, description, first.fields, first.entries, first.items, first.choices, nullable)
+
+
+def _names(section: Shape) -> list[str]:
+    """The values of a section's field `name`, which say that it is the one."""
+    return [name.strip("`") for name in section.fields["name"].shape.type.split(" or ")]
+
+
+def _fields(schema: Schema) -> dict[str, Field]:
+    required = cast("Sequence[str]", schema.get("required", ()))
+    fields = dict[str, Field]()
+    for name, given in cast("Mapping[str, Schema]", schema["properties"]).items():
+        shape = _shape(given)
+        description = " ".join(str(given.get("description", shape.description)).split())
+        fields[name] = Field(shape, description, given.get("default", {} if shape.entries else None), name in required)
+    return fields
+
+
+def _scalar_type(kind: str, schema: Schema) -> str:
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in cast("Sequence[str]", schema["enum"]))
+    # a bound at the end of the 64-bit range is the machine's, not the reader's
+    bounds = [
+        f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema and _bound(schema, key) < 2**53
+    ]
+    return " ".join([_TYPES[kind], " and ".join(bounds)]).strip()
+
+
+def _bound(schema: Schema, key: str) -> float:
+    return cast("float", schema[key])
+
+
+def _part(schema: Schema, key: str) -> Schema:
+    return cast("Schema", schema[key])
+
+
+def _parts(schema: Schema, key: str) -> Sequence[Schema]:
+    return cast("Sequence[Schema]", schema[key])

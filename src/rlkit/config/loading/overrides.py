@@ -1,0 +1,121 @@
+"""Single values set from the command line: `sampling.stop=[a, b]`.
+
+Invariant: an override changes the value at its path and nothing else; its value means what it would mean in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+from rlkit.config.loading.nodes import Node, Origin, Steps, dotted, is_list, is_mapping, merge
+from rlkit.config.loading.outline import expects_list, has_named_sections
+from rlkit.config.loading.secrets import redact
+from rlkit.config.loading.yaml_text import DEEPEST_NESTING, parse
+from rlkit.errors import ConfigError, did_you_mean
+
+_INDEX = re.compile(r"[0-9]{1,6}")
+COMMAND_LINE = Origin("command line")
+
+_SEGMENT = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|'([^']*)'|([^"'.=\s][^.=]*?))\s*([.=])""", re.DOTALL)
+
+
+def apply(root: Node, override: str) -> Node:
+    """The configuration with one value set.
+
+    Args:
+        root: the configuration.
+        override: `path=value`. A path is keys and list indices with dots between; a key that has a dot itself stands in
+            quotes. The value is YAML; a mapping is merged into what is there, anything else replaces it, `{}` included.
+            Null takes away what is there.
+
+    Raises:
+        ConfigError: it is not of that form, or its path leads through something that has no fields.
+    """
+    steps, text = split(override)
+    value = _value(text, dotted(steps))
+    return _set(root, steps, value, done=())
+
+
+def split(override: str) -> tuple[tuple[str, ...], str]:
+    """The path and the text of the value.
+
+    Raises:
+        ConfigError: it is not of the form `path=value`.
+    """
+    steps, position = list[str](), 0
+    while found := _SEGMENT.match(override, position):
+        double, single, bare, end = found.groups()
+        steps.append(_unquoted(double) if double is not None else single if single is not None else bare)
+        position = found.end()
+        if end == "=":
+            return tuple(steps), override[position:]
+        if len(steps) > DEEPEST_NESTING:
+            break
+    raise ConfigError(
+        f"command line: {_shown(override)!r} is not of the form path=value, for instance sampling.max_tokens=64"
+    )
+
+
+def _unquoted(text: str) -> str:
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise ConfigError(f"command line: {_shown(text)} is not a string in double quotes as JSON writes it") from None
+
+
+def _shown(override: str) -> str:
+    text = redact(override)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _value(text: str, path: str) -> Node:
+    try:
+        node = parse(text, source=COMMAND_LINE.source, lines=False)
+    except ConfigError as error:
+        told = str(error).removeprefix(f"{COMMAND_LINE}: ")
+        raise ConfigError(f"{COMMAND_LINE}: {path}: {told}") from None
+    return Node(None, COMMAND_LINE) if node is None else node
+
+
+def _set(node: Node, steps: tuple[str, ...], value: Node, *, done: Steps) -> Node:
+    if not steps:
+        return merge(node, value)
+    step, rest = steps[0], steps[1:]
+    content = node.value
+    if content is None:
+        content = list[Node]() if _index(step) is not None and expects_list(done) else dict[str, Node]()
+    if is_list(content):
+        return Node(_set_item(content, step, rest, value, done=done), node.origin)
+    if not is_mapping(content):
+        raise ConfigError(
+            f"{COMMAND_LINE}: {dotted((*done, *steps))}: {dotted(done)} is a single value (from {node.origin}), "
+            "so nothing can be set inside it"
+        )
+    if not rest:
+        if value.value is None and step not in content and has_named_sections(done):
+            raise ConfigError(
+                f"{COMMAND_LINE}: {dotted((*done, step))}: there is none to take out.{did_you_mean(step, content)} "
+                f"{dotted((*done, step))}={{}} adds one with its defaults"
+            )
+        return Node(_entries(merge(Node(content, node.origin), Node({step: value}, COMMAND_LINE))), node.origin)
+    child = content.get(step, Node(None, COMMAND_LINE))
+    return Node({**content, step: _set(child, rest, value, done=(*done, step))}, node.origin)
+
+
+def _entries(node: Node) -> dict[str, Node]:
+    assert is_mapping(node.value)
+    return node.value
+
+
+def _set_item(items: list[Node], step: str, rest: tuple[str, ...], value: Node, *, done: Steps) -> list[Node]:
+    index = _index(step)
+    if index is None or index > len(items):
+        known = f"an index from 0 to {len(items)}, which appends" if items else "the index 0, since it is empty"
+        raise ConfigError(f"{COMMAND_LINE}: {dotted((*done, step, *rest))}: {dotted(done)} is a list, it takes {known}")
+    old = items[index] if index < len(items) else Node(None, COMMAND_LINE)
+    return [*items[:index], _set(old, rest, value, done=(*done, index)), *items[index + 1 :]]
+
+
+def _index(step: str) -> int | None:
+    return int(step) if _INDEX.fullmatch(step) else None

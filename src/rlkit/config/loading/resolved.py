@@ -1,0 +1,135 @@
+"""A configuration that was checked, with where each value came from.
+
+Invariant: `tree` and `origins` may be written anywhere: they hold no value of the environment and no credential.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self, cast
+
+from rlkit.config.loading.interpolate import escape
+from rlkit.config.loading.nodes import Node, Steps, dotted, find, scalars
+from rlkit.config.loading.secrets import without_secrets
+from rlkit.config.loading.yaml_text import scalar
+from rlkit.config.schema import Config
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
+
+DEFAULT = "default"
+PYTHON = "python"
+
+_PLAIN_TEXT = re.compile(r"[A-Za-z0-9/.$_~][A-Za-z0-9/._+\-${}:@]*(?<!:)")
+_WIDEST_VALUE = 56
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A checked configuration.
+
+    Args:
+        config: what the run uses; it may hold values of the environment, so show `tree` instead.
+        tree: the complete configuration as JSON, defaults included, with `${NAME}` as it was written.
+        origins: by the dotted path of each value in `tree`: `file:line`, `command line`, `python` or `default`.
+    """
+
+    config: Config = field(repr=False)
+    tree: Mapping[str, Json]
+    origins: Mapping[str, str]
+
+    @classmethod
+    def from_python(cls, config: Config) -> Self:
+        """Of a configuration that was made in Python. A credential in it is used, but shown as `[redacted]`."""
+        tree = cast("dict[str, Json]", without_secrets(_escaped(config.model_dump(mode="json"))))
+        given = {path for path, _ in leaves(config.model_dump(mode="json", exclude_unset=True))}
+        origins = {dotted(path): PYTHON if path in given else DEFAULT for path, _ in leaves(tree)}
+        return cls(config, tree, origins)
+
+    @classmethod
+    def from_nodes(cls, config: Config, root: Node) -> Self:
+        """Of a configuration that was read from the nodes of `root`."""
+        tree = cast("dict[str, Json]", without_secrets(config.model_dump(mode="json")))
+        for path, node in scalars(root):
+            if node.template is not None:
+                _put(tree, path, node.template)
+        origins = dict[str, str]()
+        for path, _ in leaves(tree):
+            node = find(root, path)
+            origins[dotted(path)] = DEFAULT if node is None else str(node.origin)
+        return cls(config, tree, origins)
+
+
+def leaves(value: Json, path: Steps = ()) -> Iterator[tuple[Steps, Json]]:
+    """Every scalar and every empty list or mapping, with its path."""
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from leaves(child, (*path, key))
+    elif isinstance(value, list) and value:
+        for index, child in enumerate(value):
+            yield from leaves(child, (*path, index))
+    else:
+        yield path, value
+
+
+def show_lines(resolved: Resolved) -> list[str]:
+    """The configuration as YAML, one value a line, with the origin of each in a comment."""
+    lines = list(_lines(resolved.tree, resolved.origins, ()))
+    width = min(_WIDEST_VALUE, max(len(text) for text, origin in lines if origin))
+    return [f"{text:<{width}}  # {origin}" if origin else text for text, origin in lines]
+
+
+def _lines(tree: Mapping[str, Json], origins: Mapping[str, str], path: Steps) -> Iterator[tuple[str, str]]:
+    indent = "  " * len(path)
+    for key, value in tree.items():
+        head, here = f"{indent}{_text(key)}:", (*path, key)
+        places = dict.fromkeys(origins[dotted(leaf)] for leaf, _ in leaves(value, here))
+        if isinstance(value, dict) and value:
+            yield head, ""
+            yield from _lines(value, origins, here)
+        else:
+            yield f"{head} {_text(value)}", ", ".join(places)
+
+
+def _text(value: Json) -> str:
+    """One value as YAML in one line that any version of YAML reads alike."""
+    if isinstance(value, str) and _PLAIN_TEXT.fullmatch(value) and scalar_is_text(value) and "${" not in value:
+        return value
+    if isinstance(value, float):
+        text = repr(value)
+        return text if "." in text else text.replace("e", ".0e")
+    if isinstance(value, list):
+        return f"[{', '.join(_text(item) for item in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_text(key)}: {_text(item)}' for key, item in value.items())}}}"
+    return json.dumps(value, ensure_ascii=not (isinstance(value, str) and value.isprintable()))
+
+
+def scalar_is_text(text: str) -> bool:
+    """Whether a plain scalar means a string."""
+    if text.lower() in ("y", "n", "yes", "no", "on", "off"):  # YAML 1.1 readers take these for booleans
+        return False
+    try:
+        return isinstance(scalar(text), str)
+    except ValueError:
+        return False
+
+
+def _escaped(value: Json) -> Json:
+    if isinstance(value, str):
+        return escape(value)
+    if isinstance(value, dict):
+        return {key: _escaped(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_escaped(child) for child in value]
+    return value
+
+
+def _put(tree: dict[str, Json], path: Steps, value: str) -> None:
+    holder: object = tree
+    for step in path[:-1]:
+        holder = cast("dict[str | int, object]", holder)[step]
+    cast("dict[str | int, object]", holder)[path[-1]] = value

@@ -1,0 +1,1 @@
+"""The configuration described, for editors and people."""

@@ -1,0 +1,68 @@
+"""The configuration described: for editors as a JSON schema, for people as tables.
+
+Invariant: both are made from the schema, so that they cannot say anything else than what is checked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+
+from rlkit.config.loading.outline import Field, Shape, config_schema, outline
+
+SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def schema_json() -> str:
+    """The JSON schema of a configuration file, which lets an editor complete and check it."""
+    return json.dumps({"$schema": SCHEMA_DIALECT, **config_schema()}, indent=2, ensure_ascii=False)
+
+
+def reference_markdown() -> str:
+    """Every field in Markdown tables: its key, type, default and a sentence."""
+    return "\n".join(_section("", outline())).rstrip() + "\n"
+
+
+def _section(path: str, shape: Shape, *, heading: str = "") -> Iterator[str]:
+    if path:
+        yield f"## {heading or f'`{path}`'}\n"
+        yield f"{shape.description}\n"
+    rows = {name: field for name, field in shape.fields.items() if not _has_page(name, field.shape)}
+    if rows:
+        yield "| key | type | default | |"
+        yield "| --- | --- | --- | --- |"
+        yield from _rows(path, rows)
+        yield ""
+    for name, field in shape.fields.items():
+        if not _has_page(name, field.shape):
+            continue
+        key = f"{path}.{name}" if path else name
+        if field.shape.choices and field.description:
+            yield f"## `{key}`\n"
+            yield f"{field.description}\n"
+        yield from _pages(key, field.shape)
+
+
+def _pages(path: str, shape: Shape) -> Iterator[str]:
+    if shape.fields:
+        yield from _section(path, shape)
+    elif shape.entries is not None and shape.entries.fields:
+        yield from _section(f"{path}.<name>", shape.entries)
+    for _, same in groupby(shape.choices.items(), key=lambda item: id(item[1])):
+        (tag, choice), *others = same
+        yield from _section(path, choice, heading=f"`{path}` with `name: {tag}`{', …' if others else ''}")
+
+
+def _has_page(name: str, shape: Shape) -> bool:
+    # where null stands for what is inherited, the same section has its page at the place that it is inherited from
+    inherited = shape.nullable and name in outline().fields
+    return not inherited and bool(shape.fields or shape.choices or (shape.entries and shape.entries.fields))
+
+
+def _rows(path: str, fields: Mapping[str, Field]) -> Iterator[str]:
+    for name, field in fields.items():
+        key = f"{path}.{name}" if path else name
+        default = "required" if field.required else f"`{json.dumps(field.default)}`"
+        text = field.description.replace("|", "\\|")
+        yield f"| `{key}` | {field.shape.type} | {default} | {text} |"

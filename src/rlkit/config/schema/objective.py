@@ -1,0 +1,213 @@
+"""The part of the schema that says what is optimised, and how: losses, penalties and the optimiser.
+
+Invariant: as in the rest of the schema, what would have no effect is an error, and a default carries its reason.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+from pydantic_core import PydanticCustomError
+
+from rlkit.config.schema.section import Section
+
+
+class ImportanceSamplingLoss(Section):
+    """−Σ (p/q)·A, the policy gradient corrected for the sampler's probabilities. The ratio is not bounded: with an old
+    sampler, `cispo` is the same with a bound.
+    """
+
+    name: Literal["importance_sampling"] = "importance_sampling"
+    """The loss."""
+
+
+class PPOLoss(Section):
+    """PPO's clipped surrogate, −Σ min((p/q)·A, clip(p/q)·A): a token past the bounds has no gradient any more."""
+
+    name: Literal["ppo"]
+    """The loss."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Lower bound of the ratio p/q itself, as the Tinker service takes it and has it by default."""
+    clip_high: Annotated[float, Field(ge=1)] = 1.2
+    """Upper bound of the ratio p/q, by default the service's own."""
+
+
+class CISPOLoss(Section):
+    """−Σ clip(p/q)·A·log p with the ratio held constant: truncated importance weights. Every token keeps a gradient."""
+
+    name: Literal["cispo"]
+    """The loss."""
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Lower bound of the weight p/q. At 0, the service's own, only large weights are cut, which are what adds noise."""
+    clip_high: Annotated[float, Field(ge=1)] = 4.0
+    """Upper bound of the weight p/q, by default the service's own; 1 gives no token more than its on-policy weight."""
+
+
+class DROLoss(Section):
+    """−Σ (A·log p − β/2·(log p − log q)²), which draws the policy towards the sampler's. Computed on this machine, with
+    a second pass over the batch: the service's own would draw the tokens that were not sampled, too.
+    """
+
+    name: Literal["dro"]
+    """The loss."""
+    beta: Annotated[float, Field(gt=0)] = 0.05
+    """How strongly it draws, by default as in the service's documentation."""
+
+
+class GSPOLoss(Section):
+    """PPO's clipped surrogate with one ratio for a whole sequence, the geometric mean of its sampled tokens' p/q."""
+
+    name: Literal["gspo"]
+    """The loss."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Lower bound of the sequence's ratio, by default that of the service. A mean over tokens moves little: GSPO's
+    authors clip at 0.9997."""
+    clip_high: Annotated[float, Field(ge=1)] = 1.2
+    """Upper bound of the sequence's ratio, by default that of the service; GSPO's authors clip at 1.0004."""
+
+
+class CustomLoss(Section):
+    """A function of your own, run on this machine. It costs a second pass over the batch."""
+
+    name: Literal["custom"]
+    """The loss."""
+    function: str
+    """`package.module:name` or `file.py:name` of a function from (data, log-probabilities) to (loss, metrics)."""
+
+
+_OTHERS = {
+    "stable_reinforce": "it wants to know where the service sampled each token, which rlkit does not record; "
+    "use cispo or ppo for off-policy data",
+    "cross_entropy": "it imitates and has no use for advantages; use importance_sampling",
+}
+
+
+def _of_this_kind(value: object) -> object:
+    """Refuse the losses of the Tinker service that cannot be used, with the reason."""
+    name = value.get("name") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  anything may stand in a file
+    if isinstance(name, str) and name in _OTHERS:
+        raise ValueError(f"{name} cannot be trained with: {_OTHERS[name]}")
+    return value  # pyright: ignore[reportUnknownVariableType]  the union checks it
+
+
+type LossConfig = Annotated[
+    Annotated[
+        ImportanceSamplingLoss | PPOLoss | CISPOLoss | DROLoss | GSPOLoss | CustomLoss, Field(discriminator="name")
+    ],
+    BeforeValidator(_of_this_kind),
+]
+
+
+class KLPenaltyConfig(Section):
+    """A penalty on each sampled token for how much likelier it is than under a reference. It costs a pass of the
+    reference over every sequence; its advantages are centred in the group, so that it says only which tokens went
+    further than the others.
+    """
+
+    coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Advantage for each nat of log-probability; 0 is off, since a LoRA that is trained on-policy rarely strays."""
+    discount: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """How much a token answers for the sampled tokens after it, by the power of their distance; at 0 only for itself,
+    which has the least variance."""
+    reference: str = "base"
+    """`base` for the model without an adapter, or the `tinker://…/sampler_weights/…` path of a checkpoint."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Self:
+        for name in ("discount", "reference"):
+            if not self.coefficient and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect: set coefficient above 0")
+        if self.reference != "base" and (not self.reference.startswith("tinker://") or "/weights/" in self.reference):
+            raise ValueError(
+                f"reference: {self.reference!r} is neither base nor a path of the form tinker://…/sampler_weights/…"
+            )
+        return self
+
+
+class LengthPenaltyConfig(Section):
+    """What is subtracted from an episode's reward for its length, before advantages are estimated: nothing up to
+    `from_tokens`, `coefficient` from `to_tokens` on, and linear in between. Recorded rewards stay as they are.
+    """
+
+    coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """The whole penalty, in units of the reward; 0 is off, since it trades reward for brevity."""
+    from_tokens: Annotated[int, Field(ge=0)] = 0
+    """Sampled tokens of an episode, over all its turns, that cost nothing; by default each one costs the same."""
+    to_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Sampled tokens at which the penalty is full; null for the environment's `max_tokens`, which suits one turn."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Self:
+        for name in ("from_tokens", "to_tokens"):
+            if not self.coefficient and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect: set coefficient above 0")
+        return self
+
+
+_STEP_MAX = 1000.0
+"""Beyond this the embedded engine refuses a step: weights go where no number of theirs means anything."""
+
+
+def _rate_or_auto(value: object, check: ValidatorFunctionWrapHandler) -> float | Literal["auto"]:
+    """One message for both kinds of value."""
+    try:
+        rate = check(value)
+    except ValueError:
+        raise PydanticCustomError("rate", "a number above 0, or auto") from None
+    if isinstance(rate, float) and rate > _STEP_MAX:
+        limit = f"{_STEP_MAX:g}"
+        raise PydanticCustomError("rate", "at most {limit}, the service's limit", {"limit": limit})
+    return rate
+
+
+class OptimizerConfig(Section):
+    """Adam, and its learning rate over the run."""
+
+    learning_rate: Annotated[
+        Annotated[float, Field(gt=0)] | Literal["auto"],
+        WrapValidator(_rate_or_auto),
+    ] = 1e-4
+    """LoRA wants ten times what full fine-tuning does, or more. `auto` takes what tinker-cookbook advises for the model
+    and is refused where it has no advice."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate falls from the warm-up to the end of the run; constant, so that a run can be prolonged."""
+    final_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """With `linear` and `cosine`: share of the rate that is left where the run ends; the step after the last would be
+    the first with it."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps before the first with the whole rate, over which it rises in equal parts. None: on-policy gradients are as
+    good at the start as later, and Adam's own correction keeps its first steps small."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    """Decay of the mean of gradients."""
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Decay of the mean of squared gradients: shorter than Adam's own, since the gradients of RL change quickly."""
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Added to the denominator."""
+    weight_decay: Annotated[float, Field(ge=0, le=_STEP_MAX)] = 0.0
+    """Off: the adapter starts at zero and stays small."""
+    grad_clip_norm: Annotated[float, Field(ge=0)] = 0.0
+    """Largest norm of a step's gradient; 0 is off."""
+
+    @model_validator(mode="after")
+    def _is_used(self) -> Self:
+        if self.schedule == "constant" and self.final_fraction:
+            raise ValueError("final_fraction has no effect: set schedule to linear or cosine")
+        return self
+
+    def check_steps(self, steps: int) -> None:
+        """Check that a run of so many steps has use for the warm-up and for the schedule.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if self.warmup_steps >= steps and self.warmup_steps:
+            raise ValueError(
+                f"optimizer.warmup_steps: the run's {steps} steps end before the learning rate is reached; "
+                f"set it below {steps}"
+            )
+        if self.schedule != "constant" and steps - self.warmup_steps == 1:
+            raise ValueError(
+                f"optimizer.schedule: {self.schedule} has no effect, since the learning rate falls from the second "
+                "step after the warm-up on and the run has one; set it to constant, or train for longer"
+            )

@@ -1,0 +1,65 @@
+"""What is said about turns, for environments of which it is known that each task has a single one.
+
+Invariant: what has no effect is refused, once the tasks are there to tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+from rlkit.config.schema.advantage import TurnReturnsAdvantage
+from rlkit.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
+
+
+def refuse_limit(spec: EnvConfig | EvalEnvConfig, *, field: str) -> None:
+    """Refuse a limit of turns for an environment of single turns.
+
+    Args:
+        spec: of the environment.
+        field: that holds it, for messages.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if _limits(spec):
+        raise ConfigError(f"{field}.max_turns: has no effect, since each of its tasks has a single turn; leave it out")
+
+
+def refuse_discount(config: Config, single: Set[str]) -> None:
+    """Refuse a discount of later turns where there are none.
+
+    Args:
+        config: of the run.
+        single: environments whose tasks are known to have a single turn.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for field, users in _discounts(config).items():
+        if users <= single | _cut_to_one(config):
+            raise ConfigError(
+                f"{field}: has no effect, since each task of {', '.join(sorted(users))} has a single turn; leave it out"
+            )
+
+
+def _limits(spec: EnvConfig | EvalEnvConfig) -> bool:
+    return spec.max_turns is not None
+
+
+def _cut_to_one(config: Config) -> set[str]:
+    return {name for name, spec in config.envs.items() if spec.max_turns == 1}
+
+
+def _discounts(config: Config) -> dict[str, set[str]]:
+    """By field, the environments that its discount is of."""
+    own = [(f"envs.{name}.advantage", spec.advantage, {name}) for name, spec in config.envs.items()]
+    inherit = {name for name, spec in config.envs.items() if spec.advantage is None}
+    return {
+        f"{field}.discount": users
+        for field, section, users in [("advantage", config.advantage, inherit), *own]
+        if isinstance(section, TurnReturnsAdvantage) and section.discount != 1
+    }

@@ -1,0 +1,1 @@
+"""Usage, prices, budgets and estimates."""

@@ -1,0 +1,1 @@
+"""Dry runs: everything before the first paid request."""

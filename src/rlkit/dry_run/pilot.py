@@ -1,0 +1,228 @@
+"""A few rollouts and one optimiser step on the run's own service, to see what they take.
+
+Invariant: the weights that come of it are not saved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+
+import numpy as np
+
+from rlkit._util.priority_semaphore import Slots
+from rlkit._util.seeds import derive
+from rlkit._util.threads import together
+from rlkit.algorithms.advantages import Advantages, BatchEstimator, Estimator, choose_estimators, estimated
+from rlkit.algorithms.datums import trained_tokens
+from rlkit.algorithms.losses import loss
+from rlkit.algorithms.lr_schedule import learning_rate
+from rlkit.chat.format import ChatFormat
+from rlkit.config.schema import Config
+from rlkit.cost.estimate import Band, Rollout, Speed
+from rlkit.cost.usage import Usage
+from rlkit.env import Task
+from rlkit.errors import RolloutsFailed
+from rlkit.rollout.player import Player
+from rlkit.rollout.settings import env_settings
+from rlkit.service.connect import ServiceChoice, connect, describe
+from rlkit.service.watch import PatientSampler, Watch
+from rlkit.tasks.from_config import task_source
+from rlkit.tasks.sources import Tasks
+from rlkit.training.from_config import kl_reference, preparation
+from rlkit.types import Group
+
+_SHORTER, _LONGER = 0.75, 1.5
+"""What rollouts may come to while a model learns, of what they are before; replies grow more often than they shrink."""
+
+_CROWDED = 3.0
+"""How much more a machine samples, at most, when it has the rollouts of a whole step at once."""
+
+_UNSURE = 1.5
+"""How far off what was measured once may be, as a factor."""
+
+_NUDGE = 1e-3
+"""The advantage of a rollout whose group has none, so that there is something to train on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pilot:
+    """What a few rollouts and an optimiser step took.
+
+    Args:
+        rollouts: by environment, shorter and longer ones than those that were played.
+        speed: of the service; None where nothing was sampled or trained on, so that there is nothing to measure.
+        played: rollouts.
+        seconds: in all.
+        usage: of the service.
+    """
+
+    rollouts: Mapping[str, tuple[Rollout, Rollout]]
+    speed: Speed | None
+    played: int
+    seconds: float
+    usage: Usage
+
+
+async def run_pilot(
+    config: Config,
+    tasks: Mapping[str, Tasks],
+    chat: ChatFormat,
+    choice: ServiceChoice,
+    *,
+    groups: int,
+    note: Callable[[str], None],
+) -> Pilot:
+    """Play groups of each environment on the service of a run, and train on them once.
+
+    Args:
+        config: of the run.
+        tasks: of each environment.
+        chat: the model's format.
+        choice: the service.
+        groups: of each environment.
+        note: told what is being done.
+
+    Raises:
+        RolloutsFailed: no rollout of an environment came to an end.
+        UsageError: the service does not have the reference of the KL penalty.
+        ServiceError: the service failed after retries.
+    """
+    note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe(choice)}")
+    clock = asyncio.get_running_loop().time
+    drawn, began = list[Task](), clock()
+    for name, spec in config.envs.items():
+        field, seed = f"envs.{name}.curriculum", derive(config.seed, "tasks", name)
+        source = task_source(tasks[name], spec.curriculum, field=field, seed=seed)
+        drawn += [Task(draw, name, env) for draw in range(groups) if (env := source.next()) is not None]
+    watch = Watch(note, config.service.timeout_s, seed=config.seed)
+    async with watch.looking(), connect(config.service, choice=choice, note=note) as service:
+        learner = await watch.call(
+            lambda: service.learner(
+                model=config.model, lora=config.lora, seed=config.seed, checkpoint=config.load_checkpoint
+            ),
+            "starting a training session",
+            retry=True,
+        )
+        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        weights = await watch.call(lambda: learner.sampler(0), "handing over weights", retry=True)
+        sampler = PatientSampler(weights, watch, 0)
+        settings = env_settings(config, context=context)
+        player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
+        playing = clock()
+        played = await together(player.play(task, lambda: sampler) for task in drawn)
+        played_s = clock() - playing
+        rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
+        estimators = {name: nudged(one) for name, one in choose_estimators(config, {}).items()}
+        objective = loss(config.loss)
+        reference = await kl_reference(config, service, watch)
+        prepared = preparation(config, estimators, objective, reference=reference)
+        scoring = clock()
+        ready = prepared.together(await together(prepared.prepare(group) for group in played))
+        scored_s = clock() - scoring
+        data = [datum for one in ready for datum in one.data]
+        trained_s, stepped_s = 0.0, 0.0
+        if data:
+            training = clock()
+            await watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
+            stepping = clock()
+            rate = learning_rate(config).at(1)
+            await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
+            await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
+            trained_s, stepped_s = stepping - training, clock() - stepping
+        usage = service.usage
+    valid = [episode for group in played for episode in group.episodes if episode.reward is not None]
+    speed = measured(
+        sampled=sum(episode.sampled_tokens for group in played for episode in group.episodes),
+        waited_s=sum(turn.seconds for group in played for episode in group.episodes for turn in episode.turns),
+        played_s=played_s,
+        trained=sum(len(datum.targets) for datum in data),
+        trained_s=trained_s,
+        stepped_s=stepped_s,
+        scored=0 if reference is None else sum(map(trained_tokens, valid)),
+        scored_s=scored_s,
+        own=choice.kind == "engine",
+    )
+    count = sum(len(group.episodes) for group in played)
+    return Pilot(rollouts, speed, count, clock() - began, usage)
+
+
+def measured(
+    *,
+    sampled: int,
+    waited_s: float,
+    played_s: float,
+    trained: int,
+    trained_s: float,
+    stepped_s: float,
+    scored: int,
+    scored_s: float,
+    own: bool,
+) -> Speed | None:
+    """How fast a service is, by what it did in which time; None where it did too little to say.
+
+    Args:
+        sampled: tokens.
+        waited_s: for them, summed over the completions.
+        played_s: that all rollouts took together.
+        trained: tokens.
+        trained_s: that their gradient took.
+        stepped_s: that the optimiser step and the hand-over of its weights took.
+        scored: tokens that the reference of the KL penalty was asked for; 0 without one.
+        scored_s: that this took.
+        own: the machine is the user's own, and has only so much to give; a hosted service as much as is asked of it.
+    """
+    if not (sampled and trained and min(waited_s, played_s, trained_s) > 0):
+        return None
+    stream, total, gradient = sampled / waited_s, sampled / played_s, trained / trained_s
+    source = f"measured: {total:,.0f} tokens a second sampled, {gradient:,.0f} trained on"
+    reference = None
+    if scored and scored_s > 0:
+        reference = _around(scored / scored_s)
+        source += f", {scored / scored_s:,.0f} by the reference"
+    return Speed(
+        stream=_around(stream),
+        total=Band(total / _UNSURE, total * _CROWDED) if own else None,
+        trained=_around(gradient),
+        step_s=_around(stepped_s),
+        source=source,
+        reference=reference,
+    )
+
+
+def _around(value: float) -> Band:
+    return Band(value / _UNSURE, value * _UNSURE)
+
+
+def _rollout(name: str, groups: Sequence[Group]) -> tuple[Rollout, Rollout]:
+    found = Rollout.of(groups)
+    if found is None:
+        errors = [episode.error for group in groups for episode in group.episodes if episode.error is not None]
+        raise RolloutsFailed(f"envs.{name}: no rollout of the pilot came to an end: {errors[0] if errors else ''}")
+    return found.scaled(_SHORTER), found.scaled(_LONGER)
+
+
+def nudged(one: Estimator) -> Estimator:
+    """An estimator that gives something to train on where all rewards are equal, as those of nonsense often are."""
+    if isinstance(one, BatchEstimator):
+
+        @wraps(one.function)
+        def of_step(groups: Sequence[Group]) -> Sequence[Advantages]:
+            every = estimated(one, groups)
+            return [_or_nudge(rows, group) for rows, group in zip(every, groups, strict=True)]
+
+        return BatchEstimator(of_step)
+
+    @wraps(one)
+    def of_group(group: Group) -> Advantages:
+        return _or_nudge(estimated(one, [group])[0], group)
+
+    return of_group
+
+
+def _or_nudge(rows: Advantages, group: Group) -> Advantages:
+    if any(np.any(row) for row in rows):
+        return rows
+    return np.where(np.arange(len(rows)) % 2, _NUDGE, -_NUDGE)

@@ -1,0 +1,1 @@
+"""Sampling in the engine: continuous batching, the key/value cache, token sampling."""

@@ -1,0 +1,161 @@
+"""What can be asked of a sampler, and what it answers.
+
+Invariant: every log-probability is of the model's own distribution, before temperature, top-k and top-p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.token_sampling import DrawSettings
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleRequest:
+    """What to sample.
+
+    Args:
+        prompt: [P] int64, not empty.
+        max_tokens: None for what the context window leaves.
+        top: how many of the likeliest tokens to report at every sampled token.
+        prompt_logprobs: whether to score the prompt.
+        prompt_top: how many of the likeliest tokens to report at each token of the prompt.
+        last: `prompt_logprobs` and `prompt_top` are about so many tokens at the end of the prompt; None for all.
+        targets: [P - 1, K] int64, tokens to score at each position after the first; −1 scores nothing.
+        alternatives: how many tokens to draw at each position after the first.
+    """
+
+    prompt: NDArray[np.int64]
+    samples: int
+    max_tokens: int | None
+    seed: int
+    settings: DrawSettings
+    stop: StopRule
+    top: int = 0
+    prompt_logprobs: bool = False
+    prompt_top: int = 0
+    last: int | None = None
+    targets: NDArray[np.int64] | None = None
+    alternatives: int = 0
+
+    @property
+    def asked_from(self) -> int:
+        """The first position that `prompt_logprobs` and `prompt_top` are about; the very first has no score."""
+        return max(len(self.prompt) - (len(self.prompt) if self.last is None else self.last), 1)
+
+    @property
+    def scored_from(self) -> int:
+        """The first position of the prompt at which anything is asked for, len(prompt) if nothing is."""
+        if self.targets is not None or self.alternatives:
+            return 1
+        return self.asked_from if self.prompt_logprobs or self.prompt_top else len(self.prompt)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokens:
+    """Tokens and their log-probabilities, each [n, k]; −1 and NaN where there is none."""
+
+    ids: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One completion: `tokens [C] int32`, the stop token or string included, `logprobs [C] float32`, `top [C, k]`."""
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    stopped: bool
+    top: Tokens | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PromptScores:
+    """What was asked about a prompt of P tokens.
+
+    Args:
+        logprobs: [P] float32, NaN where nothing was asked for.
+        top: [P, k].
+        targets: [P - 1, K] float32, NaN where nothing was asked for.
+        alternatives: [P - 1, k].
+    """
+
+    logprobs: NDArray[np.float32] | None = None
+    top: Tokens | None = None
+    targets: NDArray[np.float32] | None = None
+    alternatives: Tokens | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SampleResult:
+    """The answer to a request."""
+
+    samples: tuple[Sample, ...]
+    prompt: PromptScores
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """A request on its way: at most `limit` tokens a sample."""
+
+    request: SampleRequest
+    done: Callable[[SampleResult], None]
+    limit: int
+    samples: list[Sample | None]
+    prompt: PromptScores = field(default_factory=PromptScores)
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """One sample on its way.
+
+    Args:
+        number: rows that came later have greater ones.
+        reached: positions that were set aside for it before it was put back into the queue; 0 if it was not.
+    """
+
+    ticket: Ticket
+    index: int
+    number: int
+    reached: int = 0
+    random: np.random.Generator = field(init=False)
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    top: Tokens | None = None
+
+    def __post_init__(self) -> None:
+        # Sample i of seed s is sample 0 of seed s + i: several requests can be asked for as one, or one as several.
+        self.random = np.random.Generator(np.random.Philox(key=(self.ticket.request.seed + self.index) % 2**64))
+
+    @property
+    def length(self) -> int:
+        """Positions of the prompt and of what was drawn."""
+        return len(self.ticket.request.prompt) + len(self.tokens)
+
+    def keep_top(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
+        """Note the likeliest tokens [k], and their log-probabilities, where the next token is drawn."""
+        if self.top is None:
+            # For the longest sample: what is not filled in costs no memory.
+            shape = (self.ticket.limit, len(ids))
+            self.top = Tokens(np.empty(shape, np.int32), np.empty(shape, np.float32))
+        self.top.ids[len(self.tokens)], self.top.logprobs[len(self.tokens)] = ids, logprobs
+
+    def extend(self, token: int, logprob: float) -> bool:
+        """Append a drawn token; whether the sample goes on."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        ticket = self.ticket
+        stopped = ticket.request.stop.ends(self.tokens)
+        if not stopped and len(self.tokens) < ticket.limit:
+            return True
+        count = len(self.tokens)
+        top = None if self.top is None else Tokens(self.top.ids[:count], self.top.logprobs[:count])
+        ticket.samples[self.index] = Sample(
+            np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32), stopped, top
+        )
+        return False

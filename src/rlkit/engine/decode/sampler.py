@@ -1,0 +1,240 @@
+"""Continuous batching: all requests to one set of weights are decoded together, a token a step.
+
+Invariant: the tokens and log-probabilities of a sample depend on the weights, the prompt, the settings, the seed and
+the sample's index only, bit for bit (in float32 on the CPU); never on what else is in the batch, when it arrived, or
+how many threads there are.
+
+Memory is set aside for what a row has drawn and one bucket more, not for all that it may draw. When that passes what
+there is for keys and values, the newest rows go back into the queue, and draw the same tokens again later.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from rlkit._util.activity import Activity
+from rlkit.engine.decode.active_samples import Rows
+from rlkit.engine.decode.kv import bucket, kv_bytes
+from rlkit.engine.decode.prompts import Prefilled, prefill
+from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, Ticket
+from rlkit.engine.kernels.devices import Batches, batches
+from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.model.weights import Weights
+from rlkit.errors import UsageError
+
+# Likeliest tokens in an answer: 8 bytes each, several times over while it is encoded.
+_TOP_VALUES_MAX = 16 << 20
+
+
+class Decoder:
+    """Decodes requests to one set of weights, made by `rlkit.engine.model.lora.serve`.
+
+    Call `submit` whenever a request comes and `step` while `busy`.
+
+    Args:
+        size: how much to decode at a time, by default what suits the weights' device. What its keys and values may
+            come to is for all decoders together that are named to each other in `step`.
+        activity: told how many tokens of prompts are being read.
+    """
+
+    def __init__(
+        self, weights: Weights, lanes: Lanes, *, size: Batches | None = None, activity: Activity | None = None
+    ) -> None:
+        self._weights = weights
+        self._size = size or batches(weights.embedding.device)
+        self._lanes = lanes
+        self._waiting: deque[Row] = deque()
+        self._rows = Rows(weights, lanes.cores)
+        self._numbers = itertools.count()
+        self._short = False
+        self._activity = activity or Activity()
+
+    @property
+    def running(self) -> int:
+        """Replies on their way."""
+        return len(self._rows)
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that were drawn for these."""
+        return sum(len(row.tokens) for row in self._rows.running())
+
+    @property
+    def queued(self) -> int:
+        """Replies that wait for room."""
+        return len(self._waiting)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to decode."""
+        return bool(self._waiting) or self._count() > 0
+
+    def submit(self, request: SampleRequest, done: Callable[[SampleResult], None]) -> Ticket:
+        """Queue a request; `done` is called from `step` with its result.
+
+        Raises:
+            UsageError: the request cannot be answered.
+        """
+        ticket = Ticket(request, done, _check(request, self._weights), [None] * request.samples)
+        self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.samples)]
+        return ticket
+
+    @torch.inference_mode()
+    def cancel(self, ticket: Ticket) -> None:
+        """Drop a request whose result nobody wants any more; its `done` is not called."""
+        self._waiting = deque(row for row in self._waiting if row.ticket is not ticket)
+        self._rows.drop(lambda row: row.ticket is ticket)
+
+    @torch.inference_mode()
+    def step(self, *, others: Sequence[Decoder] = ()) -> None:
+        """Admit what fits, then decode one token of every row.
+
+        Args:
+            others: the busy decoders that take their memory from the same budget.
+        """
+        self._make_room(others)
+        new = self._prefill(self._admit(others))
+        (finished,) = self._lanes.run([partial(_advance, self._rows, new)])
+        for ticket in dict.fromkeys(finished):
+            samples = tuple(sample for sample in ticket.samples if sample is not None)
+            if len(samples) == len(ticket.samples):
+                ticket.done(SampleResult(samples, ticket.prompt))
+
+    def _running(self) -> list[Row]:
+        return self._rows.running()
+
+    def _make_room(self, others: Sequence[Decoder]) -> None:
+        """Put rows back while all together have outgrown the memory; one alone may take more than there is."""
+        together = (self, *others)
+        while sum(d._used_bytes() for d in together) > self._size.kv_bytes:
+            if sum(d._count() for d in together) < 2:
+                return
+            max(together, key=Decoder._used_bytes)._put_back()
+
+    def _put_back(self) -> None:
+        """Give up what the newest row has drawn, until there is room for as much of it."""
+        newest = max(self._running(), key=lambda row: row.number)
+        self._rows.drop(lambda row: row is newest)
+        self._waiting.appendleft(Row(newest.ticket, newest.index, newest.number, _positions(newest)))
+
+    def _admit(self, others: Sequence[Decoder]) -> list[Row]:
+        """Take waiting rows while rows and memory last; while memory is short, the decoder with least of it is next."""
+        room = min(self._size.rows - self._count(), len(self._waiting))
+        admitted: list[Row] = []
+        self._short = False
+        if room <= 0:
+            return admitted
+        own_bytes, others_bytes = self._used_bytes(), sum(d._used_bytes() for d in others)
+        least_bytes = min((d._used_bytes() for d in others if d._short), default=self._size.kv_bytes)
+        while len(admitted) < room and not self._short:
+            size_bytes = self._bytes(self._waiting[0])
+            fits = own_bytes <= least_bytes and own_bytes + others_bytes + size_bytes <= self._size.kv_bytes
+            if fits or not own_bytes + others_bytes:
+                own_bytes += size_bytes
+                admitted.append(self._waiting.popleft())
+            else:
+                self._short = True
+        return admitted
+
+    def _count(self) -> int:
+        return len(self._rows)
+
+    def _used_bytes(self) -> int:
+        return sum(map(self._bytes, self._running()))
+
+    def _bytes(self, row: Row) -> int:
+        return kv_bytes(self._weights.config, _positions(row), self._weights.embedding.element_size())
+
+    def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, Prefilled]]:
+        """Run the prompts of new rows through the model, equal ones once."""
+        groups: dict[bytes, list[Row]] = {}
+        for row in admitted:
+            groups.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
+        tickets = [list(dict.fromkeys(row.ticket for row in rows)) for rows in groups.values()]
+        passes = _passes(
+            [len(group[0].request.prompt) for group in tickets], self._lanes.count, self._size.prefill_tokens
+        )
+        tasks = [partial(_prefilled, self._weights, [tickets[i] for i in batch]) for batch in passes]
+        tokens = sum(len(group[0].request.prompt) for group in tickets)
+        with self._activity.under_way("tokens of prompts being read", tokens):
+            filled = [one for batch in self._lanes.run(tasks) for one in batch]
+        for group, prompt in zip(tickets, filled, strict=True):
+            for ticket, scores in zip(group, prompt.scores, strict=True):
+                ticket.prompt = scores
+        return [(row, prompt) for rows, prompt in zip(groups.values(), filled, strict=True) for row in rows]
+
+
+@torch.inference_mode()
+def _prefilled(weights: Weights, groups: Sequence[Sequence[Ticket]]) -> list[Prefilled]:
+    return prefill(weights, [[ticket.request for ticket in group] for group in groups])
+
+
+@torch.inference_mode()
+def _advance(rows: Rows, new: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
+    """Start new rows, then decode a token of all; the tickets that had a sample finished."""
+    return [*rows.start(new), *rows.decode()]
+
+
+def _positions(row: Row) -> int:
+    """How many are set aside for a row: its bucket, and the next one or what it had before, as far as it may go."""
+    most = len(row.ticket.request.prompt) + row.ticket.limit
+    return min(max(row.reached, bucket(bucket(row.length) + 1)), most)
+
+
+def _passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
+    """Neighbours, at most `tokens` or one prompt together, in about equal parts for the lanes."""
+    most = min(-(-sum(lengths) // lanes), tokens)
+    passes: list[list[int]] = []
+    room = 0
+    for index, length in enumerate(lengths):
+        if length > room:
+            passes.append([])
+            room = max(most, length)
+        passes[-1].append(index)
+        room -= length
+    return passes
+
+
+def _check(request: SampleRequest, weights: Weights) -> int:
+    """The largest number of tokens to sample."""
+    window, vocab = weights.config.max_positions, weights.config.vocab_size
+    if not len(request.prompt):
+        raise UsageError("sample: the prompt is empty")
+    if request.prompt.min() < 0 or request.prompt.max() >= vocab:
+        raise UsageError(f"sample: the prompt holds a token outside 0 … {vocab - 1}")
+    # The model's own ends are as its files have them; a token that a client means and that never comes is a mistake.
+    odd = [token for token in request.stop.tokens - weights.config.eos if not 0 <= token < vocab]
+    if odd:
+        raise UsageError(f"sample: the stop token {min(odd)} is outside 0 … {vocab - 1}")
+    targets = request.targets
+    if targets is not None and (len(targets) != len(request.prompt) - 1 or targets.min(initial=-1) < -1):
+        raise UsageError("sample: target_prompt_logprobs needs a row for each prompt token but the first")
+    if targets is not None and targets.max(initial=-1) >= vocab:
+        raise UsageError(f"sample: target_prompt_logprobs holds a token outside 0 … {vocab - 1}")
+    limit = _limit(request, window)
+    values = request.samples * limit * request.top + len(request.prompt) * request.prompt_top
+    if values > _TOP_VALUES_MAX:
+        raise UsageError(
+            f"sample: topk_sample_logprobs {request.top} for {request.samples} samples of up to {limit} tokens and "
+            f"topk_prompt_logprobs {request.prompt_top} for {len(request.prompt)} tokens may come to {values} values, "
+            f"and an answer holds at most {_TOP_VALUES_MAX}: lower max_tokens, num_samples or how many are reported"
+        )
+    return limit
+
+
+def _limit(request: SampleRequest, window: int) -> int:
+    """The largest number of tokens to sample in a context of `window`."""
+    length = len(request.prompt)
+    if length == window and request.max_tokens == 1 and request.scored_from < length:
+        return 1  # the last token that is drawn is never run, so that a prompt that fills the context can be scored
+    if length >= window:
+        raise UsageError(f"sample: {length} prompt tokens fill the context of {window}: shorten the prompt")
+    limit = window - length if request.max_tokens is None else request.max_tokens
+    if length + limit > window:
+        raise UsageError(f"sample: {length} prompt tokens and max_tokens {limit} do not fit the context of {window}")
+    return limit

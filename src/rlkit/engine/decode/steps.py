@@ -1,0 +1,172 @@
+"""One new position of many rows, through a model that is served, to the logits.
+
+Invariant: what is computed of a row depends on that row only, bit for bit (in float32 on the CPU), and not on how many
+threads share it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlkit.engine.decode.kv import KvBlock
+from rlkit.engine.kernels import decode_step
+from rlkit.engine.kernels.barrier import GIVEN_UP
+from rlkit.engine.kernels.matmul import ROWS, Packed, product
+from rlkit.engine.kernels.memory import cleared
+from rlkit.engine.kernels.thread_team import together
+from rlkit.engine.kernels.tiles import COLUMNS
+from rlkit.engine.model.lora import LayerAdapter
+from rlkit.engine.model.model import attended, mlp, project_qkv, rope_at
+from rlkit.engine.model.ops import Rope, rms_norm, rotated
+from rlkit.engine.model.weights import Layer, Weights
+
+# Numbers in a line of the cache.
+_LINE = 16
+
+
+class Steps:
+    """Decoding steps by `weights`, which are made for sampling, on so many threads."""
+
+    def __init__(self, weights: Weights, threads: int) -> None:
+        self._weights = weights
+        self._model = _model(weights)
+        # Where a product has fewer panels than there are threads, some would only wait.
+        self._threads = min(threads, -(-weights.config.hidden_size // COLUMNS))
+        self._room = cleared(0)
+
+    def run[Row](self, tokens: Sequence[int], blocks: Sequence[KvBlock[Row]]) -> Tensor:
+        """Logits [n, V] float32 after `tokens`, the newest of the rows of `blocks`, in their order.
+
+        They are overwritten by the next call.
+        """
+        padding = [0] * (-len(tokens) % ROWS)
+        embedding, config = self._weights.embedding, self._weights.config
+        x = embedding[torch.tensor([*tokens, *padding], device=embedding.device)]
+        where = [length - 1 for block in blocks for length in block.lengths]
+        rope = rope_at(config, torch.tensor(where + padding), x)
+        if self._model is None:
+            logits = product(self._layer_by_layer(x, rope, blocks), self._weights.output)
+        else:
+            logits = self._compiled(self._model, x, rope, where, blocks)
+        return logits[: len(tokens)].float()
+
+    def rest(self) -> None:
+        """Give back the memory that is kept from step to step."""
+        self._room = cleared(0)
+
+    def _layer_by_layer[Row](self, x: Tensor, rope: Rope, blocks: Sequence[KvBlock[Row]]) -> Tensor:
+        """Hidden states after the final norm, [N, E], of embeddings `x [N, E]`."""
+        weights, config = self._weights, self._weights.config
+        mixed = x.new_zeros(len(x), config.heads * config.head_dim)
+        edges = [0, *accumulate(len(block.rows) for block in blocks)]
+        for index, layer in enumerate(weights.layers):
+            qkv = project_qkv(config, layer, x)
+            if layer.rotary:
+                qkv = rotated(qkv, config.heads + config.kv_heads, rope)
+            for block, start, end in zip(blocks, edges, edges[1:], strict=False):
+                block.attend(index, qkv[start:end], mixed[start:end])
+            x = attended(layer, x, mixed, LayerAdapter.none())
+            x = x + mlp(config, layer, x, LayerAdapter.none())
+        return rms_norm(x, weights.norm, config.norm_eps)
+
+    def _compiled[Row](
+        self, model: decode_step.Model, x: Tensor, rope: Rope, where: Sequence[int], blocks: Sequence[KvBlock[Row]]
+    ) -> Tensor:
+        """Logits [N, V] of embeddings `x [N, E]`."""
+        config, count, members = self._weights.config, len(x), self._threads
+        heads, inner = config.heads + 2 * config.kv_heads, config.intermediate_size
+        longest = max(block.tokens for block in blocks)
+        streams, normed, qkv, mixed, added, both, gated, logits, scores = self._rooms(
+            (members, *x.shape),
+            (members, *x.shape),
+            (count, heads, config.head_dim),
+            (count, config.heads * config.head_dim),
+            x.shape,
+            (count, 2 * inner),
+            (count, inner),
+            (count, config.vocab_size),
+            (members, longest + _LINE),
+        )
+        mixed[len(where) :] = 0
+        rows = [(index, place) for index, block in enumerate(blocks) for place in range(len(block.rows))]
+        step = decode_step.Step(
+            counter=np.zeros(8, np.int64),
+            x=x.numpy(),
+            streams=streams,
+            normed=normed,
+            qkv=qkv,
+            mixed=mixed,
+            added=added,
+            both=both,
+            gated=gated,
+            logits=logits,
+            rope=torch.stack(rope)[:, :, 0].numpy(),
+            caches=np.stack([block.addresses() for block in blocks]),
+            tokens=np.array([block.tokens for block in blocks]),
+            rows=np.array([(*row, last) for row, last in zip(rows, where, strict=True)]),
+            shares=_even_shares(where, members),
+            scores=scores,
+        )
+
+        def give_up() -> None:
+            step.counter[0] = GIVEN_UP
+
+        together(partial(decode_step.decode, model, step, members), members, give_up=give_up)
+        return torch.from_numpy(logits)
+
+    def _rooms(self, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
+        """Arrays for a step, in the same memory as those of the one before, each in cache lines of its own."""
+        sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in shapes]
+        if len(self._room) < sum(sizes):
+            room = cleared(sum(sizes) + _LINE)
+            self._room = room[-room.ctypes.data // 4 % _LINE :]
+        starts = accumulate(sizes, initial=0)
+        return [
+            self._room[start : start + math.prod(shape)].reshape(shape)
+            for start, shape in zip(starts, shapes, strict=False)
+        ]
+
+
+def _even_shares(where: Sequence[int], members: int) -> NDArray[np.int64]:
+    """Where the rows of each of `members` begin and end, [members + 1], so that each attends to about as much."""
+    done = list(accumulate(1 + last for last in where))
+    edges = [bisect(done, done[-1] * member / members) for member in range(1, members)]
+    return np.array([0, *edges, len(where)])
+
+
+def _model(weights: Weights) -> decode_step.Model | None:
+    """The weights for compiled code, if they are packed for it."""
+    if not isinstance(weights.output, Packed):
+        return None
+    return decode_step.Model(
+        layers=np.array([_addresses(layer) for layer in weights.layers]),
+        rotary=np.array([layer.rotary for layer in weights.layers]),
+        norm=weights.norm.numpy(),
+        head=weights.output.panels,
+        eps=np.float32(weights.config.norm_eps),
+    )
+
+
+def _addresses(layer: Layer) -> list[int]:
+    parts = [cast("Tensor | Packed | None", getattr(layer, name)) for name in decode_step.ADDRESSES]
+    return [_address(part) for part in parts]
+
+
+def _address(part: Tensor | Packed | None) -> int:
+    if part is None:
+        return 0
+    numbers = part.panels if isinstance(part, Packed) else part.numpy()
+    # What is computed with addresses must lie as it is taken to lie.
+    if numbers.dtype != np.float32 or not numbers.flags.c_contiguous:
+        raise ValueError(f"a weight is {numbers.dtype} with strides {numbers.strides}, not contiguous float32")
+    return numbers.ctypes.data

@@ -1,0 +1,131 @@
+"""Drawing tokens from logits.
+
+Invariant: what a row draws depends on its own logits, settings and uniform number only, bit for bit.
+
+A token is drawn by inverting the cumulative distribution with one uniform number: first over blocks of 64 tokens, then
+inside the block, so that no cumulative sum over the whole vocabulary is needed. The log-probability that is reported is
+of the model's own distribution, before temperature, top-k and top-p: it is what the trainer computes for that token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from rlkit.engine.kernels import kernels
+from rlkit.engine.kernels.thread_team import share
+from rlkit.engine.model.ops import has_kernels
+
+# From here on only the likeliest token is drawn; float32 has no numbers that are much smaller.
+_COLDEST = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class DrawSettings:
+    """How a row draws: temperature 0 takes the likeliest token; `top_k` < 1 and `top_p` ≥ 1 keep every token."""
+
+    temperature: float = 1.0
+    top_k: int = -1
+    top_p: float = 1.0
+
+    @property
+    def filtered(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return self.top_k >= 1 or self.top_p < 1.0
+
+
+def draw(
+    logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor, *, threads: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """One token a row.
+
+    Args:
+        logits: [n, V] float32.
+        settings: n of them.
+        uniforms: [n] float64 in [0, 1).
+        threads: how many share the work, by default as many as torch would use here.
+
+    Returns:
+        tokens [n] int64 and log-probabilities [n] float32.
+    """
+    tokens, normalisers = _sampled(logits, uniforms, threads)
+    if any(s.temperature not in (0.0, 1.0) or s.filtered for s in settings):
+        tokens, _ = _sampled(_shaped(logits, settings), uniforms, threads)
+    greedy = [s.temperature == 0 for s in settings]
+    if any(greedy):
+        tokens = torch.where(torch.tensor(greedy, device=logits.device), logits.argmax(-1), tokens)
+    return tokens, (logits.gather(1, tokens[:, None])[:, 0] - normalisers).to(torch.float32)
+
+
+def _shaped(logits: Tensor, settings: Sequence[DrawSettings]) -> Tensor:
+    """`logits [n, V]` by temperature, −∞ where a row's settings leave a token out."""
+    temperatures = logits.new_tensor([max(s.temperature, _COLDEST) for s in settings])
+    shaped = (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
+    for row, s in enumerate(settings):
+        if s.filtered and s.temperature > 0:
+            shaped[row] = _filter(shaped[row], s)
+    return shaped
+
+
+def _sampled(logits: Tensor, uniforms: Tensor, threads: int | None) -> tuple[Tensor, Tensor]:
+    """A token [n] of each row of `logits [n, V]`, and the logarithm of the row's summed exponentials, [n] float64."""
+    if has_kernels(logits):
+        tokens = torch.empty(len(logits), dtype=torch.int64)
+        normalisers = torch.empty(len(logits), dtype=torch.float64)
+        numbers, aims, found, sums = logits.contiguous().numpy(), uniforms.numpy(), tokens.numpy(), normalisers.numpy()
+
+        def part(a: int, b: int) -> None:
+            kernels.choose(numbers[a:b], aims[a:b], found[a:b], sums[a:b])
+
+        share(part, len(logits), least=4, threads=threads)
+        return tokens, normalisers
+    peak = logits.amax(-1, keepdim=True)
+    sums, blocks = _block_sums(torch.exp(logits - peak))
+    normalisers = peak[:, 0].double() + sums.sum(-1).log()
+    # Weights that are not finite give no distribution: the token must be one nevertheless.
+    return _invert(sums, blocks, uniforms).clamp_(max=logits.shape[1] - 1), normalisers
+
+
+def _block_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums [n, blocks] float64 of `weights [n, V]`, and the weights as [n, blocks, 64]."""
+    missing = -weights.shape[1] % kernels.BLOCK
+    padded = functional.pad(weights, (0, missing)) if missing else weights  # a padding of nothing would be a copy
+    blocks = padded.view(len(weights), -1, kernels.BLOCK)
+    return blocks.sum(-1).double(), blocks
+
+
+def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
+    """The token at which the cumulative weight passes `uniforms` times the total; never one of weight 0."""
+    cumulative = sums.cumsum(-1)
+    aim = uniforms * cumulative[:, -1]
+    block = _first_above(cumulative, aim, sums)
+    rows = torch.arange(len(sums), device=sums.device)
+    inside = blocks[rows, block].double()
+    rest = aim - (cumulative[rows, block] - sums[rows, block])
+    return block * kernels.BLOCK + _first_above(inside.cumsum(-1), rest, inside)
+
+
+def _first_above(cumulative: Tensor, aim: Tensor, weights: Tensor) -> Tensor:
+    """The first index whose cumulative weight exceeds `aim`; if rounding leaves none, the last of positive weight."""
+    index = torch.searchsorted(cumulative, aim[:, None], right=True)[:, 0]
+    width = weights.shape[1]
+    last = width - 1 - (weights > 0).flip(-1).to(torch.uint8).argmax(-1)
+    return torch.minimum(index, last)
+
+
+def _filter(logits: Tensor, settings: DrawSettings) -> Tensor:
+    """`logits [V]` with −∞ where top-k and then top-p (Holtzman et al. 2020) leave a token out."""
+    ranked, order = logits.sort(descending=True, stable=True)
+    keep = len(ranked)
+    if settings.top_k >= 1:
+        keep = min(keep, settings.top_k)
+    if settings.top_p < 1.0:
+        before = torch.softmax(ranked[:keep].double(), 0).cumsum(0)
+        keep = int((before < settings.top_p).sum()) + 1
+    filtered = torch.full_like(logits, -torch.inf)
+    filtered[order[:keep]] = ranked[:keep]
+    return filtered

@@ -1,0 +1,1 @@
+"""Compiled computation for this processor."""

@@ -1,0 +1,250 @@
+"""A decoding step through all layers and the output layer, in one compiled call for each thread of a team.
+
+Invariant: what is computed of a row depends on that row only, bit for bit, and not on how many threads there are.
+
+The threads share every product by its columns, so that each weight is read by one of them, for all rows: reading is
+what a step of a few dozen rows waits for. They share attention by its rows. What lies between is done by each for
+itself, because what another has written is slow to read, and a layer has five or six places where they meet. Nothing
+returns to Python before the logits are there.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
+# (numba and llvmlite bring no types, and an intrinsic is called without its first argument)
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import (
+    carray,  # pyright: ignore[reportPrivateImportUsage]  documented as numba's
+    njit,
+    types,
+)
+from numba.extending import intrinsic
+
+from rlkit.engine.kernels.barrier import meet
+from rlkit.engine.kernels.decode_attention import attend
+from rlkit.engine.kernels.jit_cache import compiled
+from rlkit.engine.kernels.kernels import Floats, Integers, gate, multiply, norm, rotate
+from rlkit.engine.kernels.tiles import COLUMNS, PANEL_ROW_BYTES
+
+ADDRESSES = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "mlp_norm", "gate_up", "down")
+"""Of a layer's numbers, as `Model.layers` has them; 0 for what it lacks. Matrices are packed."""
+(_ATTENTION_NORM, _QKV, _QKV_BIAS, _Q_NORM, _K_NORM, _O, _O_BIAS, _MLP_NORM, _GATE_UP, _DOWN) = range(len(ADDRESSES))
+
+
+class Model(NamedTuple):
+    """The weights of a model of L layers, as compiled code takes them.
+
+    Args:
+        layers: [L, 10] addresses, in the order of `ADDRESSES`.
+        rotary: [L], whether a layer rotates its queries and keys.
+        norm: [E], the last.
+        head: the output layer, packed.
+        eps: of the norms.
+    """
+
+    layers: Integers
+    rotary: Any
+    norm: Floats
+    head: Floats
+    eps: np.float32
+
+
+class Step(NamedTuple):
+    """What the threads of a step have in common, of N rows of which the last may be padding.
+
+    Args:
+        counter: [8], the first of them for `meet`.
+        x: [N, E], the embeddings.
+        streams: [M, N, E], room for the residual stream of each of M threads.
+        normed: [M, N, E], room for it after a norm.
+        qkv: [N, H + 2K, D], room for queries, keys and values.
+        mixed: [N, H · D], room for what attention gives; zero where there is padding.
+        added: [N, E], room for what is added to the residual stream.
+        both: [N, 2I], room for gate and up.
+        gated: [N, I], room.
+        logits: [N, V], the result.
+        rope: [2, N, D], cosines and sines.
+        caches: [B, L, 2], addresses of the keys and values [·, K, T, D] of each of B blocks.
+        tokens: [B], their T.
+        rows: [n, 3], for each row that is no padding its block, its place there, and its new position.
+        shares: [M + 1], where the rows of each thread begin and end in attention.
+        scores: [M, at least the largest T], room.
+    """
+
+    counter: Integers
+    x: Floats
+    streams: Floats
+    normed: Floats
+    qkv: Floats
+    mixed: Floats
+    added: Floats
+    both: Floats
+    gated: Floats
+    logits: Floats
+    rope: Floats
+    caches: Integers
+    tokens: Integers
+    rows: Integers
+    shares: Integers
+    scores: Floats
+
+
+@intrinsic
+def _pointer(_context: Any, _address: Any) -> Any:
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.intp), emit
+
+
+@compiled()
+def decode(model: Model, step: Step, members: int, member: int) -> None:
+    """Do one thread's part of a step: the others must do theirs at the same time, each in a thread of its own.
+
+    Args:
+        model: the weights.
+        step: what is computed, and where.
+        members: how many threads there are.
+        member: which of them this is.
+    """
+    x, normed, width = step.streams[member], step.normed[member], step.x.shape[1]
+    qkv = step.qkv.reshape(len(x), step.qkv.shape[1] * step.qkv.shape[2])
+    q_first, q_last = _share(_count_panels(qkv.shape[1]), member, members)
+    e_first, e_last = _share(_count_panels(width), member, members)
+    g_first, _ = _share(_count_panels(step.gated.shape[1]), member, members)
+    h_first, h_last = _share(len(model.head), member, members)
+    counter, met = step.counter.ctypes.data, 0
+    # Each has a residual stream of its own: what another changes is slow to read, and slow to write again.
+    for i in range(len(x)):
+        _copy(step.x[i], x[i])
+    for index in range(len(model.layers)):
+        layer = model.layers[index]
+        norm(x, _vector(layer[_ATTENTION_NORM], width), model.eps, normed)
+        o = _panels(layer[_O], step.mixed.shape[1], width)
+        multiply(normed, _panels(layer[_QKV], width, qkv.shape[1]), qkv, q_first, q_last, _address(o, e_first))
+        met += members
+        meet(counter, met)
+        _attention(model, step, index, member)
+        met += members
+        meet(counter, met)
+        gate_up = _panels(layer[_GATE_UP], width, 2 * step.gated.shape[1])
+        multiply(step.mixed, o, step.added, e_first, e_last, _address(gate_up, g_first))
+        met += members
+        meet(counter, met)
+        bias = _vector(layer[_O_BIAS], width)
+        for i in range(len(x)):
+            _add(step.added[i], x[i])
+            _add(bias, x[i])
+        after = _address(model.head, h_first)
+        if index + 1 < len(model.layers):
+            after = _address(_panels(model.layers[index + 1, _QKV], width, qkv.shape[1]), q_first)
+        met = _feed_forward(model, step, index, members, member, met, after)
+        for i in range(len(x)):
+            _add(step.added[i], x[i])
+    norm(x, model.norm, model.eps, normed)
+    multiply(normed, model.head, step.logits, h_first, h_last, model.head.ctypes.data)
+
+
+@njit(inline="always")
+def _feed_forward(  # noqa: PLR0917  compiled
+    model: Model, step: Step, index: int, members: int, member: int, met: int, after: int
+) -> int:
+    """Compute what the feed-forward adds; how many have been counted at the meetings."""
+    layer, counter = model.layers[index], step.counter.ctypes.data
+    normed, both, gated = step.normed[member], step.both, step.gated
+    width, inner = normed.shape[1], gated.shape[1]
+    gate_up, down = _panels(layer[_GATE_UP], width, 2 * inner), _panels(layer[_DOWN], inner, width)
+    i_first, i_last = _share(_count_panels(inner), member, members)
+    e_first, e_last = _share(len(down), member, members)
+    next_panel = _address(down, e_first)
+    norm(step.streams[member], _vector(layer[_MLP_NORM], width), model.eps, normed)
+    if inner % COLUMNS:
+        first, last = _share(len(gate_up), member, members)
+        multiply(normed, gate_up, both, first, last, next_panel)
+        met += members
+        meet(counter, met)
+    else:
+        # The same columns of the gate and of what passes it: there is nothing to wait for.
+        half = len(gate_up) // 2
+        multiply(normed, gate_up, both, i_first, i_last, _address(gate_up, half + i_first))
+        multiply(normed, gate_up, both, half + i_first, half + i_last, next_panel)
+    gate(both, gated, i_first * COLUMNS, min(i_last * COLUMNS, inner))
+    met += members
+    meet(counter, met)
+    multiply(gated, down, step.added, e_first, e_last, after)
+    met += members
+    meet(counter, met)
+    return met
+
+
+@njit(inline="always")
+def _copy(source: Floats, target: Floats) -> None:
+    for j in range(len(source)):
+        target[j] = source[j]
+
+
+@njit(inline="always")
+def _add(source: Floats, target: Floats) -> None:
+    for j in range(len(source)):
+        target[j] += source[j]
+
+
+@njit(inline="always")
+def _vector(address: int, count: int) -> Floats:
+    """Numbers at an address, or none."""
+    return carray(_pointer(address), (count if address else 0,))
+
+
+@njit(inline="always")
+def _panels(address: int, inner: int, columns: int) -> Floats:
+    """A packed matrix at an address."""
+    return carray(_pointer(address), (_count_panels(columns), inner, COLUMNS))
+
+
+@njit(inline="always")
+def _count_panels(columns: int) -> int:
+    return -(-columns // COLUMNS)
+
+
+@njit(inline="always")
+def _address(panels: Floats, index: int) -> int:
+    """Of one of the panels."""
+    return panels.ctypes.data + index * panels.shape[1] * PANEL_ROW_BYTES
+
+
+@njit(inline="always")
+def _share(count: int, member: int, members: int) -> tuple[int, int]:
+    """Where the part of one member begins and ends."""
+    return count * member // members, count * (member + 1) // members
+
+
+@njit(inline="always")
+def _attention(model: Model, step: Step, index: int, member: int) -> None:
+    """Finish queries, keys and values of this thread's rows, and attend."""
+    layer = model.layers[index]
+    all_heads, size = step.qkv.shape[1:]
+    heads = step.mixed.shape[1] // size
+    kv_heads = (all_heads - heads) // 2
+    bias = _vector(layer[_QKV_BIAS], all_heads * size)
+    q_norm, k_norm = _vector(layer[_Q_NORM], size), _vector(layer[_K_NORM], size)
+    for i in range(step.shares[member], step.shares[member + 1]):
+        row = step.qkv[i]
+        flat = row.reshape(all_heads * size)
+        _add(bias, flat)
+        if len(q_norm):
+            q, k = row[:heads], row[heads : heads + kv_heads]
+            norm(q, q_norm, model.eps, q)
+            norm(k, k_norm, model.eps, k)
+        if model.rotary[index]:
+            turns = step.rope[:, i : i + 1]
+            rotate(step.qkv[i : i + 1], heads + kv_heads, turns[0], turns[1], np.float32(1))
+        block, place, last = step.rows[i]
+        tokens = step.tokens[block]
+        offset = 4 * place * kv_heads * tokens * size
+        shape = (kv_heads, tokens, size)
+        keys = carray(_pointer(step.caches[block, index, 0] + offset), shape)
+        values = carray(_pointer(step.caches[block, index, 1] + offset), shape)
+        attend(row, keys, values, last, step.scores[member], step.mixed[i])

@@ -1,0 +1,315 @@
+"""What the engine computes on a CPU, compiled for this processor.
+
+Invariant: what is computed of a row depends on that row only, bit for bit; an element of a product is one chain of
+multiply-adds over the inner dimension, in its order.
+
+The product is for weights that are only read, and a few dozen rows, where libraries reach half of what the processor
+can do, because they wait for memory. Weights lie in panels of as many columns as stay in registers for a few rows; a
+panel is used for all rows while the next one is fetched (Goto and van de Geijn 2008, with the small factor inside).
+
+The rest is what stands between the products. Loops run over a slice, from 0: an index that is computed may be negative
+for all that the compiler knows, and then it reads one number at a time.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
+# (numba and llvmlite bring no types, and an intrinsic is called without its first argument)
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+from numpy.typing import NDArray
+
+from rlkit.engine.kernels.jit_cache import compiled
+from rlkit.engine.kernels.llvm import INDEX, LANES, VECTOR, Emitter
+from rlkit.engine.kernels.tiles import COLUMNS, PANEL_ROW_BYTES, TILE_ROWS, tile
+
+type Floats = NDArray[np.float32]
+type Doubles = NDArray[np.float64]
+type Integers = NDArray[np.int64]
+
+BLOCK = 64
+"""Numbers that are summed together: so many sums at a time in a norm, and so many weights when a token is drawn."""
+
+# So many rows of the left factor stay in the cache while every panel passes by.
+_ROWS_AT_ONCE = 256
+
+
+@compiled()
+def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int, after: int) -> None:  # noqa: PLR0917  compiled
+    """Write columns of `x [N, K]` times a packed weight into `out [N, M]`.
+
+    Args:
+        x: N a multiple of `TILE_ROWS`; contiguous, as all of them.
+        panels: [⌈M / COLUMNS⌉, K, COLUMNS], aligned to 64 bytes.
+        out: the result.
+        first: the first panel whose columns are written; up to `last`, which is not.
+        after: the address of what this thread reads next, if that is known.
+    """
+    count, inner = x.shape
+    columns = out.shape[1]
+    narrow = np.empty((TILE_ROWS, COLUMNS), np.float32)
+    bytes_in = 4 * inner
+    panel_bytes = inner * PANEL_ROW_BYTES
+    for start in range(0, count, _ROWS_AT_ONCE):
+        blocks = min(_ROWS_AT_ONCE, count - start) // TILE_ROWS
+        # Each block of rows fetches its share of the next panel.
+        pace = PANEL_ROW_BYTES // blocks
+        for p in range(first, last):
+            panel = panels.ctypes.data + p * panel_bytes
+            whole = (p + 1) * COLUMNS <= columns
+            for block in range(blocks):
+                row = start + block * TILE_ROWS
+                following = panel + panel_bytes if p + 1 < last else after
+                ahead = following + block * (panel_bytes // blocks)
+                source = x.ctypes.data + row * bytes_in
+                if whole:
+                    target = out.ctypes.data + 4 * (row * columns + p * COLUMNS)
+                    tile(source, bytes_in, panel, inner, target, 4 * columns, ahead, pace)
+                else:
+                    tile(source, bytes_in, panel, inner, narrow.ctypes.data, PANEL_ROW_BYTES, ahead, pace)
+                    for i in range(TILE_ROWS):
+                        for j in range(columns - p * COLUMNS):
+                            out[row + i, p * COLUMNS + j] = narrow[i, j]
+
+
+_ZERO, _ONE, _INFINITE = np.float32(0), np.float32(1), np.float32(np.inf)
+_HALF = np.float32(0.5)
+_LOG2_E = np.float32(1.44269504)
+# −ln 2 in two parts, of which the first times a small integer is exact.
+_LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
+_LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.0)
+# 1/7! … 1/2!, moved a little so that the error is least over ±(ln 2)/2.
+_EXP_7, _EXP_6, _EXP_5 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
+_EXP_4, _EXP_3, _EXP_2 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
+_EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
+
+
+@intrinsic
+def _fused(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
+    """`a · b + c`, rounded once where the processor can."""
+
+    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return Emitter(builder).fused(*arguments)
+
+    return types.float32(*[types.float32] * 3), emit
+
+
+@intrinsic
+def _float_of_bits(_context: Any, _bits: Any) -> Any:
+    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), emit
+
+
+@njit(inline="always")
+def exponential(x: np.float32) -> np.float32:
+    """eˣ to within 2 units in the last place; 0 below −87.3 and ∞ above 88.
+
+    The C library's takes one number at a time. This is Cephes' `expf` (Moshier 1989): 2ⁿ times a polynomial.
+    """
+    bounded = min(max(x, _LOWEST), _HIGHEST)
+    n = np.floor(_fused(bounded, _LOG2_E, _HALF))
+    r = _fused(n, _LN2_LOW, _fused(n, _LN2_HIGH, bounded))
+    series = _fused(_fused(_fused(_EXP_7, r, _EXP_6), r, _EXP_5), r, _EXP_4)
+    series = _fused(_fused(series, r, _EXP_3), r, _EXP_2)
+    power = (_fused(series, r * r, r) + _ONE) * _float_of_bits((np.int32(n) + _EXPONENT_BIAS) << _MANTISSA_BITS)
+    if x < _LOWEST:
+        return _ZERO
+    if x > _HIGHEST:
+        return _INFINITE
+    return power if x == x else x  # noqa: PLR0124  not a number stays so
+
+
+@compiled()
+def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
+    """Root-mean-square norm (Zhang and Sennrich 2019, eq. 4) of the rows of `x [N, E]`, times `weight [E]`."""
+    width = x.shape[1]
+    squares = np.empty(BLOCK, np.float32)
+    for i in range(x.shape[0]):
+        row, result = x[i], out[i]
+        for j in range(BLOCK):
+            squares[j] = 0
+        for start in range(0, width, BLOCK):
+            block = row[start : start + BLOCK]
+            for j in range(len(block)):
+                squares[j] += block[j] * block[j]
+        total = _ZERO
+        for j in range(BLOCK):
+            total += squares[j]
+        scale = _ONE / np.sqrt(total / np.float32(width) + eps)
+        for j in range(width):
+            result[j] = row[j] * scale * weight[j]
+
+
+@compiled(fast=True)
+def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by_x: Floats) -> None:
+    """The gradient of `norm` at `x [N, E]` for one at its result, `by_out [N, E]`."""
+    width = x.shape[1]
+    for i in range(x.shape[0]):
+        row, by_row, result = x[i], by_out[i], by_x[i]
+        squares, along = np.float32(0), np.float32(0)
+        for j in range(width):
+            squares += row[j] * row[j]
+            along += row[j] * by_row[j] * weight[j]
+        scale = _ONE / np.sqrt(squares / np.float32(width) + eps)
+        along *= scale * scale / np.float32(width)
+        for j in range(width):
+            result[j] = scale * (by_row[j] * weight[j] - along * row[j])
+
+
+@compiled()
+def gate(both: Floats, out: Floats, first: int, last: int) -> None:
+    """SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), into `out [N, I]`.
+
+    Of `out` the columns from `first` are written, up to `last`, which is not.
+    """
+    count, width = out.shape
+    for i in range(count):
+        gates, ups, result = both[i, first:last], both[i, width + first : width + last], out[i, first:last]
+        for j in range(len(result)):
+            result[j] = gates[j] / (_ONE + exponential(-gates[j])) * ups[j]
+
+
+@compiled(fast=True)
+def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
+    """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`, which becomes that result."""
+    count, width = by_out.shape
+    for i in range(count):
+        gates, ups, row = both[i, :width], both[i, width:], by_out[i]
+        by_gates, by_ups = by_both[i, :width], by_both[i, width:]
+        for j in range(width):
+            share = _ONE / (_ONE + exponential(-gates[j]))
+            by_gates[j] = row[j] * ups[j] * share * (_ONE + gates[j] * (_ONE - share))
+            by_ups[j] = row[j] * gates[j] * share
+            row[j] = gates[j] * share * ups[j]
+
+
+@compiled()
+def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) -> None:
+    """Rotary embedding (Su et al. 2021, halves convention), in place, of the first `heads` of `rows [N, …, D]`.
+
+    Args:
+        rows: [N, heads and perhaps others, D].
+        heads: how many are rotated.
+        cos: [N, D], and `sin` alike.
+        way: 1, or −1 for the way back.
+    """
+    half = rows.shape[2] // 2
+    for i in range(rows.shape[0]):
+        cosines, sines = cos[i, :half], sin[i, :half]
+        for h in range(heads):
+            first, second = rows[i, h, :half], rows[i, h, half:]
+            for j in range(len(first)):
+                a, b = first[j], second[j]
+                first[j] = a * cosines[j] - b * (way * sines[j])
+                second[j] = b * cosines[j] + a * (way * sines[j])
+
+
+@njit(inline="always")
+def largest(row: Floats) -> np.float32:
+    """The largest number of `row [n]`, contiguous; −∞ if there is none."""
+    return _largest(row.ctypes.data, len(row))
+
+
+@intrinsic
+def _largest(_context: Any, _numbers: Any, _count: Any) -> Any:
+    """Emit the largest of so many numbers at an address; the compiler would compare one at a time."""
+
+    def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        numbers, count = arguments
+        e = Emitter(builder)
+        entry = builder.block
+        whole = builder.and_(count, e.index(-LANES))
+        loop, rest = builder.append_basic_block("loop"), builder.append_basic_block("rest")
+        lowest = ir.Constant(VECTOR, [-np.inf] * LANES)
+        builder.cbranch(builder.icmp_signed(">", whole, e.index(0)), loop, rest)
+
+        builder.position_at_end(loop)
+        start, found = builder.phi(INDEX), builder.phi(VECTOR)
+        larger = e.larger(e.load(e.at(numbers, builder.mul(start, e.index(4)))), found)
+        further = builder.add(start, e.index(LANES))
+        e.carry([(start, e.index(0), further), (found, lowest, larger)], entry, loop)
+        builder.cbranch(builder.icmp_signed("<", further, whole), loop, rest)
+
+        builder.position_at_end(rest)
+        before = builder.phi(VECTOR)
+        e.carry([(before, lowest, larger)], entry, loop)
+        last = e.load_some(e.at(numbers, builder.mul(whole, e.index(4))), builder.sub(count, whole), lowest)
+        return e.largest(e.larger(last, before))
+
+    return types.float32(types.intp, types.intp), emit
+
+
+@compiled(fast=True)
+def exponentials(rows: Floats, peaks: Floats, sums: Floats) -> None:
+    """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
+
+    Args:
+        rows: changed in place.
+        peaks: [N], the largest of each row, as a result.
+        sums: [N], the sum of the exponentials of each row, as a result.
+    """
+    for i in range(len(rows)):
+        row = rows[i]
+        peak = largest(row)
+        total = 0.0
+        for start in range(0, len(row), BLOCK):
+            block = row[start : start + BLOCK]
+            for j in range(len(block)):
+                block[j] = exponential(block[j] - peak)
+            weight = _ZERO
+            for j in range(len(block)):
+                weight += block[j]
+            total += weight
+        peaks[i], sums[i] = peak, total
+
+
+@compiled(fast=True)
+def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Doubles) -> None:
+    """Draw a token of each row of `logits [N, V]` where the cumulative weight passes its uniform number.
+
+    Args:
+        logits: −∞ for what is never drawn.
+        uniforms: [N], in [0, 1).
+        tokens: [N], the result.
+        normalisers: [N], the logarithm of the summed exponentials of each row.
+    """
+    vocab = logits.shape[1]
+    blocks = -(-vocab // BLOCK)
+    sums = np.empty(blocks, np.float64)
+    for i in range(len(logits)):
+        row = logits[i]
+        peak = largest(row)
+        total = 0.0
+        for b in range(blocks):
+            block = row[b * BLOCK : (b + 1) * BLOCK]
+            weight = _ZERO
+            for j in range(len(block)):
+                weight += exponential(block[j] - peak)
+            sums[b] = weight
+            total += sums[b]
+        # Rounding may leave nothing above the aim: then it is the last token of positive weight.
+        aim = uniforms[i] * total
+        block, before, reached = 0, 0.0, 0.0
+        for b in range(blocks):
+            if sums[b] > 0:
+                block, before = b, reached
+                reached += sums[b]
+                if reached > aim:
+                    break
+        token = block * BLOCK
+        for j in range(token, min(token + BLOCK, vocab)):
+            weight = exponential(row[j] - peak)
+            if weight > 0:
+                token = j
+                before += weight
+                if before > aim:
+                    break
+        tokens[i] = token
+        normalisers[i] = peak + np.log(total)

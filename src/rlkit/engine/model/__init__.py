@@ -1,0 +1,1 @@
+"""A model: its files, weights, adapters and forward pass."""

@@ -1,0 +1,137 @@
+"""Causal attention over packed sequences, rotary embedding included.
+
+Invariant: on the CPU in float32 it is a compiled kernel, and what is found for a sequence depends on its own rows only,
+bit for bit; elsewhere it is torch's, of the same formula.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
+from torch.nn import functional
+
+from rlkit.engine.kernels import causal_attention
+from rlkit.engine.kernels.thread_team import share
+from rlkit.engine.model.layout import Run, Span, runs
+from rlkit.engine.model.ops import Rope, has_kernels, rotate, rotated, split_heads
+
+# Less than about a tenth of a millisecond of work is not worth a thread.
+_SHARED_OPERATIONS = 10_000_000
+
+
+class Attention:
+    """Attention inside the sequences of one batch, which every layer has alike.
+
+    Args:
+        spans: where the sequences are, one behind the other, a prefix before what attends to it.
+        rope: for each row.
+        kv_heads: K.
+    """
+
+    def __init__(self, spans: Sequence[Span], rope: Rope, kv_heads: int) -> None:
+        self.kv_heads = kv_heads
+        self.end = max((span.rows.stop for span in spans), default=0)
+        """Behind it are rows of no sequence."""
+        self._spans = spans
+        self._rope = rope
+        places = [(s.start, s.length, *((s.prefix.start, s.prefix.length) if s.prefix else (0, 0))) for s in spans]
+        self._places = np.array(places, np.int64).reshape(-1, 4)
+
+    def __call__(self, rows: Tensor, *, rotary: bool) -> tuple[Tensor, Tensor]:
+        """What the queries take from the values, [N, H · D], zeros where there is no sequence; and `rows`, rotated.
+
+        Only the first may be differentiated.
+
+        Args:
+            rows: [N, H + 2K, D], queries, keys and values; not to be used afterwards, because they may be changed.
+            rotary: whether queries and keys are rotated first.
+        """
+        if has_kernels(rows):
+            rows = rows.contiguous()
+            mixed = cast("Tensor", _Attended.apply(rows, self, rotary))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+            return mixed, rows.detach()
+        if rotary:
+            rows = rotated(rows, rows.shape[1] - self.kv_heads, self._rope)
+        return _by_torch(rows, self.kv_heads, self._spans), rows.detach()
+
+    def rotate(self, rows: Tensor, *, back: bool = False) -> None:
+        """Rotate queries and keys of `rows [N, H + 2K, D]` in place."""
+        rotate(rows, rows.shape[1] - self.kv_heads, self._rope, back=back)
+
+    def compute(self, kernel: Any, rows: Tensor, *others: Tensor) -> None:
+        """Call a kernel of `causal` for all key heads, on several threads if that is worth it."""
+        kv_heads, places = self.kv_heads, self._places
+        values, *arrays = (tensor.detach().contiguous().numpy() for tensor in (rows, *others))
+        held = int((places[:, 1] * (places[:, 1] + places[:, 3])).sum())
+        operations = 2 * held * rows.shape[2] * (rows.shape[1] // kv_heads - 2)
+
+        def part(first: int, last: int) -> None:
+            kernel(values, places, kv_heads, first, last, *arrays)
+
+        share(part, kv_heads, least=-(-_SHARED_OPERATIONS // max(operations, 1)))
+
+
+class _Attended(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, attention: Attention, rotary: bool) -> Tensor:
+        if rotary:
+            attention.rotate(rows)
+            increment_version(rows)  # so that who has kept them for a gradient of its own is told
+        count, all_heads, size = rows.shape
+        heads = all_heads - 2 * attention.kv_heads
+        out, shape = torch.empty(count, heads, size), torch.empty(count, heads, 2)
+        out[attention.end :] = 0
+        attention.compute(causal_attention.attention, rows, out, shape)
+        ctx.save_for_backward(rows, out, shape)
+        ctx.attention, ctx.rotary = attention, rotary
+        return out.view(count, heads * size)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        rows, out, shape = ctx.saved_tensors
+        by_rows = torch.empty_like(rows)
+        by_rows[ctx.attention.end :] = 0
+        ctx.attention.compute(causal_attention.attention_gradient, rows, out, shape, by_out.reshape(out.shape), by_rows)
+        if ctx.rotary:
+            ctx.attention.rotate(by_rows, back=True)
+        return by_rows, None, None
+
+
+def _by_torch(rows: Tensor, kv_heads: int, spans: Sequence[Span]) -> Tensor:
+    q, k, v = split_heads(rows, kv_heads)
+    outputs: list[Tensor] = []
+    done = 0
+    for run in runs(spans):
+        done = run.rows.stop
+        qs = _by_head(q[run.rows], run)
+        ks, vs = (_behind_prefix(t, run) for t in (k, v))
+        if run.prefix is None:
+            mixed = functional.scaled_dot_product_attention(qs, ks, vs, is_causal=True, enable_gqa=True)
+        else:
+            mask = torch.ones(run.length, ks.shape[2], dtype=torch.bool, device=qs.device).tril(run.prefix.length)
+            mixed = functional.scaled_dot_product_attention(qs, ks, vs, mask, enable_gqa=True)
+        outputs.append(mixed.transpose(1, 2).reshape(run.count * run.length, -1))
+    if done < len(q):
+        outputs.append(q.new_zeros(len(q) - done, q.shape[1] * q.shape[2]))
+    return torch.cat(outputs)
+
+
+def _by_head(rows: Tensor, run: Run) -> Tensor:
+    """Rows [count · length, heads, D] as [count, heads, length, D]."""
+    return rows.reshape(run.count, run.length, -1, rows.shape[-1]).transpose(1, 2)
+
+
+def _behind_prefix(all_rows: Tensor, run: Run) -> Tensor:
+    """The keys or values [N, K, D] that a run attends to, [count, K, prefix + length, D]."""
+    own = _by_head(all_rows[run.rows], run)
+    if run.prefix is None:
+        return own
+    shared = all_rows[run.prefix.rows].transpose(0, 1).expand(run.count, -1, -1, -1)
+    return torch.cat([shared, own], 2)

@@ -1,0 +1,368 @@
+"""What a model directory says about its architecture.
+
+Invariant: a `ModelConfig` describes a model that `rlkit.engine.model.model` computes exactly; anything else is refused
+by name before a weight is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from rlkit.errors import UsageError, did_you_mean
+
+_MOST = 2**24  # no size of a dense model comes near it, so a larger one is a mistake
+_SLIDING = "sliding_attention"
+_SCALINGS = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How an architecture differs from Llama, and what its config.json may leave out."""
+
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    fused: bool = False
+    unrotated_layers: bool = False
+    always_slides: bool = False
+    """`sliding_window` counts without `use_sliding_window`."""
+    head_dim: int | None = None
+    grouped: bool = True
+    """config.json must say `num_key_value_heads`; without this it is the number of query heads."""
+    norm_eps: float = 1e-6
+    rope_theta: float = 10_000.0
+    tied: bool = False
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(grouped=False),
+    "MistralForCausalLM": _Family(always_slides=True),
+    "Phi3ForCausalLM": _Family(fused=True, always_slides=True, grouped=False, norm_eps=1e-5),
+    "Qwen2ForCausalLM": _Family(qkv_bias=True),
+    "Qwen3ForCausalLM": _Family(qk_norm=True, head_dim=128),
+    "SmolLM3ForCausalLM": _Family(unrotated_layers=True, rope_theta=2_000_000.0, tied=True),
+}
+ARCHITECTURES = tuple(_FAMILIES)
+_MAY_HAVE_BIAS = ("LlamaForCausalLM", "Qwen3ForCausalLM", "SmolLM3ForCausalLM")  # by `attention_bias`
+
+
+@dataclass(frozen=True, slots=True)
+class LinearScaling:
+    """Rotary positions divided by `factor` (Chen et al. 2023)."""
+
+    factor: float
+
+    def apply(self, frequencies: list[float]) -> list[float]:
+        """The scaled frequencies."""
+        return [frequency / self.factor for frequency in frequencies]
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Scaling:
+    """Llama 3's stretching of the rotary wavelengths (Meta, Llama 3.1 model card and reference code)."""
+
+    factor: float
+    low_frequency_factor: float
+    high_frequency_factor: float
+    original_positions: int
+
+    def apply(self, frequencies: list[float]) -> list[float]:
+        """The scaled frequencies: slow ones divided by `factor`, quick ones kept, a blend between."""
+        spread = self.high_frequency_factor - self.low_frequency_factor
+        turns = [self.original_positions * frequency / (2 * math.pi) for frequency in frequencies]
+        kept = [min(max((turn - self.low_frequency_factor) / spread, 0.0), 1.0) for turn in turns]
+        return [f * keep + f / self.factor * (1 - keep) for f, keep in zip(frequencies, kept, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class YarnScaling:
+    """YaRN (Peng et al. 2023, section 3): slow wavelengths stretched by `factor`, quick ones kept, a ramp between.
+
+    Args:
+        low: index of the first frequency on the ramp; it may lie between two.
+        high: index of the last one.
+        amplitude: what cosines and sines are multiplied by.
+    """
+
+    factor: float
+    low: float
+    high: float
+    amplitude: float
+
+    def apply(self, frequencies: list[float]) -> list[float]:
+        """The scaled frequencies."""
+        width = max(self.high - self.low, 1e-3)
+        stretched = [min(max((index - self.low) / width, 0.0), 1.0) for index in range(len(frequencies))]
+        return [f * (1 - part) + f / self.factor * part for f, part in zip(frequencies, stretched, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """The shape of a dense decoder.
+
+    Args:
+        eos: tokens that end a generation, from config.json and generation_config.json together.
+        fused: the checkpoint keeps query, key and value as one matrix, and gate and up as another.
+        o_bias: the output projection of the attention has a bias.
+        unrotated: layers without rotary embedding.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: LinearScaling | Llama3Scaling | YarnScaling | None
+    tied: bool
+    qk_norm: bool
+    qkv_bias: bool
+    o_bias: bool
+    fused: bool
+    unrotated: frozenset[int]
+    max_positions: int
+    eos: frozenset[int]
+
+    def inverse_frequencies(self) -> list[float]:
+        """Rotary angle per position, [head_dim / 2], in radians."""
+        base = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(self.head_dim // 2)]
+        return self.rope_scaling.apply(base) if self.rope_scaling else base
+
+    @property
+    def rope_amplitude(self) -> float:
+        """What the cosines and sines of the rotary embedding are multiplied by."""
+        return self.rope_scaling.amplitude if isinstance(self.rope_scaling, YarnScaling) else 1.0
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The configuration in `directory`.
+
+    Raises:
+        UsageError: config.json is missing or broken, or describes a model that the engine does not compute.
+    """
+    path = directory / "config.json"
+    raw = _Fields(path, _read_json(path))
+    architecture = next((str(name) for name in _list(raw.raw.get("architectures"))), "none")
+    family = _FAMILIES.get(architecture)
+    if family is None:
+        raise UsageError(
+            f"{path}: the embedded engine cannot run the architecture {architecture!r}; it runs "
+            f"{', '.join(ARCHITECTURES)}.{did_you_mean(architecture, ARCHITECTURES)} "
+            "Use a Tinker service (set TINKER_BASE_URL) for other models."
+        )
+    _refuse_variants(raw)
+    layers, max_positions = raw.integer("num_hidden_layers"), raw.integer("max_position_embeddings")
+    _refuse_window(raw, family, max_positions)
+    heads, hidden = raw.integer("num_attention_heads"), raw.integer("hidden_size")
+    kv_heads = raw.integer("num_key_value_heads", None if family.grouped else heads)
+    head_dim = raw.integer("head_dim", family.head_dim or hidden // heads)
+    if heads % kv_heads:
+        raise UsageError(f"{path}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    if head_dim % 2:
+        raise UsageError(f"{path}: head_dim {head_dim} is odd, so its dimensions cannot be rotated in pairs")
+    rope = raw.section("rope_parameters") or raw.section("rope_scaling") or _Fields(path, {})
+    theta = rope.number("rope_theta", raw.number("rope_theta", family.rope_theta))
+    if theta <= 1:
+        raise UsageError(f"{path}: rope_theta must be greater than 1, not {theta}")
+    biased = bool(raw.raw.get("attention_bias", False)) and architecture in _MAY_HAVE_BIAS
+    generation = directory / "generation_config.json"
+    eos = _tokens(raw.raw) | (_tokens(_read_json(generation)) if generation.exists() else frozenset[int]())
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=raw.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=raw.integer("intermediate_size"),
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=raw.number("rms_norm_eps", family.norm_eps),
+        rope_theta=theta,
+        rope_scaling=_scaling(rope, raw, theta, head_dim),
+        tied=raw.flag("tie_word_embeddings", family.tied),
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias or biased,
+        o_bias=biased,
+        fused=family.fused,
+        unrotated=_unrotated(raw, layers) if family.unrotated_layers else frozenset(),
+        max_positions=max_positions,
+        eos=eos,
+    )
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of the model in `directory`: those that its index names, or `model.safetensors`, or all.
+
+    Raises:
+        UsageError: there is none, or the index is broken or names a file that is not there.
+    """
+    index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    if not index.exists():
+        files = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+        if not files:
+            raise UsageError(f"{directory} holds no .safetensors file: the embedded engine reads no other format")
+        return files
+    weight_map = _Fields(index, _read_json(index)).section("weight_map")
+    names = sorted({str(name) for name in weight_map.raw.values()}) if weight_map else []
+    if not names or any(Path(name).name != name for name in names):
+        raise UsageError(f"{index}: weight_map must give a file of this directory for each tensor")
+    for name in names:
+        if not (directory / name).is_file():
+            raise UsageError(f"{directory} lacks {name}, which {index.name} names: fetch the model again")
+    return [directory / name for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class _Fields:
+    """A JSON object whose missing or ill-typed fields are errors that name the file."""
+
+    path: Path
+    raw: Mapping[str, object]
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+            raise UsageError(f"{self.path}: {name} must be a positive integer of at most {_MOST}, not {value!r}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise UsageError(f"{self.path}: {name} must be a positive number, not {value!r}")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.raw.get(name)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UsageError(f"{self.path}: {name} must be true or false, not {value!r}")
+        return value
+
+    def section(self, name: str) -> _Fields | None:
+        value = self.raw.get(name)
+        return _Fields(self.path, cast("dict[str, object]", value)) if isinstance(value, dict) else None
+
+
+def _refuse_variants(config: _Fields) -> None:
+    """Options of the known architectures that would change the numbers."""
+    raw = config.raw
+    quantisation = config.section("quantization_config")
+    if quantisation is not None:
+        method = quantisation.raw.get("quant_method", "an unnamed method")
+        raise UsageError(
+            f"{config.path}: the weights are quantised with {method} (quantization_config), which the embedded engine "
+            "does not read; give the unquantised model or a GGUF file"
+        )
+    rotated = (config.section("rope_parameters") or config).raw.get("partial_rotary_factor", 1.0)
+    wrong = {
+        "hidden_act": raw.get("hidden_act", "silu") not in ("silu", "swish"),
+        "mlp_bias": config.flag("mlp_bias"),
+        "partial_rotary_factor": (raw.get("partial_rotary_factor") or 1.0) != 1.0 or (rotated or 1.0) != 1.0,
+    }
+    for name in (name for name, is_wrong in wrong.items() if is_wrong):
+        value = raw.get(name, rotated)
+        raise UsageError(f"{config.path}: {name} = {value!r} is not supported by the embedded engine")
+
+
+def _refuse_window(config: _Fields, family: _Family, max_positions: int) -> None:
+    """A sliding window that some layer uses and that is shorter than the context."""
+    used = family.always_slides or (
+        config.flag("use_sliding_window") and _SLIDING in _list(config.raw.get("layer_types") or _SLIDING)
+    )
+    if not used or config.raw.get("sliding_window") is None:
+        return
+    window = config.integer("sliding_window")
+    if window < max_positions:
+        raise UsageError(
+            f"{config.path}: sliding_window = {window} is shorter than max_position_embeddings = {max_positions}; "
+            "the embedded engine computes full attention only"
+        )
+
+
+def _unrotated(config: _Fields, layers: int) -> frozenset[int]:
+    """SmolLM3: a zero in `no_rope_layers` marks a layer without rotary embedding; by default it is every fourth."""
+    given = config.raw.get("no_rope_layers")
+    if given is None:
+        interval = config.integer("no_rope_layer_interval", 4)
+        return frozenset(range(interval - 1, layers, interval))
+    marks = _list(given)
+    if len(marks) < layers or any(mark not in (0, 1) for mark in marks):
+        raise UsageError(f"{config.path}: no_rope_layers must hold a 0 or a 1 for each of the {layers} layers")
+    return frozenset(index for index in range(layers) if marks[index] == 0)
+
+
+def _scaling(
+    rope: _Fields, config: _Fields, theta: float, head_dim: int
+) -> LinearScaling | Llama3Scaling | YarnScaling | None:
+    """How `rope` scales the rotary embedding."""
+    kind = str(rope.raw.get("rope_type", rope.raw.get("type", "default")))
+    if any(isinstance(value, dict) for value in rope.raw.values()):
+        raise UsageError(f"{rope.path}: rotary embeddings that differ by layer type are not supported")
+    if kind == "linear":
+        return LinearScaling(rope.number("factor"))
+    if kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if low >= high:
+            raise UsageError(f"{rope.path}: low_freq_factor {low} must be less than high_freq_factor {high}")
+        return Llama3Scaling(rope.number("factor"), low, high, rope.integer("original_max_position_embeddings"))
+    if kind == "yarn":
+        return _read_yarn(rope, config, theta, head_dim)
+    if kind != "default":
+        raise UsageError(f"{rope.path}: rotary scaling {kind!r} is not supported; known are {', '.join(_SCALINGS)}")
+    return None
+
+
+def _read_yarn(rope: _Fields, config: _Fields, theta: float, head_dim: int) -> YarnScaling:
+    longest = config.integer("max_position_embeddings")
+    original = rope.integer("original_max_position_embeddings", longest)
+    factor = rope.number("factor", longest / original)
+
+    def amplitude(scale: float = 1.0) -> float:
+        return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+    def index_of(rotations: float) -> float:
+        """The frequency that turns so many times within the original context."""
+        return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = index_of(rope.number("beta_fast", 32.0)), index_of(rope.number("beta_slow", 1.0))
+    if rope.flag("truncate", default=True):
+        low, high = math.floor(low), math.ceil(high)
+    if rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
+        usual = amplitude(rope.number("mscale")) / amplitude(rope.number("mscale_all_dim"))
+    else:
+        usual = amplitude()
+    low, high = max(low, 0), min(high, head_dim - 1)
+    return YarnScaling(factor, low, high, rope.number("attention_factor", usual))
+
+
+def _tokens(raw: Mapping[str, object]) -> frozenset[int]:
+    return frozenset[int](token for token in _list(raw.get("eos_token_id")) if isinstance(token, int))
+
+
+def _list(value: object) -> list[object]:
+    """A JSON list, or the value as the only element of one."""
+    return cast("list[object]", value) if isinstance(value, list) else [value]
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        raw: object = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist: a model directory needs one") from None
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise UsageError(f"{path} must hold a JSON object")
+    return cast("dict[str, object]", raw)

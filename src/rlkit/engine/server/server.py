@@ -1,0 +1,185 @@
+"""The embedded engine as a server: the Tinker REST protocol on loopback.
+
+Invariant: no request, however malformed or endless, ends the server, and `stop` leaves no thread behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import uvicorn
+
+from rlkit._util.activity import Activity
+from rlkit._util.paths import engine_dir
+from rlkit.engine.server.http_limits import LimitedHttpProtocol
+from rlkit.engine.server.request_body import Bodies
+from rlkit.engine.server.routes import make_app
+from rlkit.engine.server.service import Service
+from rlkit.errors import UsageError
+
+_THREADS_MAX = 1024
+_POLL_S = 0.005
+_START_S = 300.0  # ends a hang: on a busy machine even an easy start takes long
+_GRACE_S = 5
+
+
+class EngineServer:
+    """A Tinker-compatible server in this process, on a port of its own.
+
+    Use it as a context manager::
+
+        with EngineServer() as server:
+            client = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
+
+    HTTP runs on one daemon thread, torch on another.
+
+    Args:
+        host: the address to listen on.
+        port: 0 for any free one.
+        api_key: the key that clients must send; a random one by default. It must start with `tml-`, as the SDK checks.
+        threads: how many cores torch uses; by default one for a tiny model and all of them for others.
+        device: "cpu" or "cuda"; by default the GPU if torch finds one.
+        root: where checkpoints are kept, across servers; by default `rlkit._util.paths.engine_dir()`.
+        resolve: a model's name to its directory; by default `rlkit.engine.model.models.resolve_model`.
+        models: names to advertise; others can be used too.
+        activity: told of what is being computed; by default one that nobody reads.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        api_key: str | None = None,
+        threads: int | None = None,
+        device: str | None = None,
+        root: Path | None = None,
+        resolve: Callable[[str], Path] | None = None,
+        models: Sequence[str] = (),
+        activity: Activity | None = None,
+    ) -> None:
+        self.api_key = api_key or f"tml-{secrets.token_urlsafe(24)}"
+        if not self.api_key.startswith("tml-"):
+            raise UsageError("api_key must start with 'tml-': the Tinker SDK accepts no other")
+        if not 0 <= port <= 65_535:
+            raise UsageError(f"port must be 0 … 65535, not {port}")
+        if threads is not None and not 1 <= threads <= _THREADS_MAX:
+            raise UsageError(f"threads must be between 1 and {_THREADS_MAX}, not {threads}")
+        if not host:
+            raise UsageError("host is empty, which would be every address there is: use 127.0.0.1, or 0.0.0.0 if meant")
+        self._address = (host, port)
+        self._root = (root or engine_dir()).absolute()  # whatever becomes of the working directory
+        self._service = Service(
+            resolve=resolve or _resolve,
+            root=self._root,
+            threads=threads,
+            device=device,
+            activity=activity or Activity(),
+        )
+        self._bodies = Bodies()
+        app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=LimitedHttpProtocol,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=_GRACE_S,
+            )
+        )
+        self._socket: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._url = ""
+
+    @property
+    def url(self) -> str:
+        """The base URL for clients, once the server is started."""
+        if not self._url:
+            raise UsageError("the engine has no URL before start()")
+        return self._url
+
+    def start(self) -> Self:
+        """Listen, and return once requests are answered.
+
+        Raises:
+            UsageError: the address cannot be listened on, or the server was started before.
+        """
+        if self._thread is not None:
+            raise UsageError("this engine was started before: make a new EngineServer")
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{self._root}: cannot keep checkpoints there ({error.strerror}); choose another root"
+            ) from error
+        try:
+            listener = socket.create_server(self._address)
+        except OSError as error:
+            address = f"{self._address[0]}:{self._address[1]}"
+            raise UsageError(
+                f"cannot listen on {address} ({error.strerror}): choose another port, 0 for any, or another host"
+            ) from error
+        # Connections inherit it. Without, the body of each reply waits 40 ms for its headers to be acknowledged:
+        # asyncio itself sets it only where the protocol of the listening socket was named.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        host, port = listener.getsockname()[:2]
+        self._url = f"http://{host}:{port}"
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listener)), name="rlkit-engine-http", daemon=True
+        )
+        self._service.start()
+        self._thread.start()
+        if not self._ready.wait(_START_S):
+            raise RuntimeError(f"the engine's HTTP server did not start within {_START_S} s")
+        return self
+
+    def stop(self) -> None:
+        """Answer what is open with an error and end both threads; checkpoints stay. May be called twice.
+
+        Training that runs is given up after its micro-batch, a save is finished.
+        """
+        if self._thread is None:
+            return
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop may be closed
+                self._loop.call_soon_threadsafe(self._halt)
+        self._server.should_exit = True
+        self._thread.join()
+        self._service.stop()
+
+    async def _serve(self, listener: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        while not self._server.started and not serving.done():  # noqa: ASYNC110  uvicorn offers no event
+            await asyncio.sleep(_POLL_S)
+        self._ready.set()
+        watching = asyncio.create_task(self._service.watch_sessions())
+        await serving
+        watching.cancel()
+
+    def _halt(self) -> None:
+        self._service.halt()
+        self._bodies.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _resolve(name: str) -> Path:
+    from rlkit.engine.model.models import resolve_model
+
+    return resolve_model(name)

@@ -1,0 +1,367 @@
+"""What each request becomes: what the worker does for it, and its answer.
+
+Invariant: everything here runs on the server's own thread except the jobs that it hands to the worker, and only those
+touch a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+from tinker import types
+
+from rlkit._util.activity import Activity
+from rlkit.engine.kernels.devices import torch_device
+from rlkit.engine.server.futures import Answer, GoneError, Promise, Promises, json_answer, proto_answer
+from rlkit.engine.server.request_order import Turns, fingerprint_of, new_id
+from rlkit.engine.server.runtime import Runtime, check_save
+from rlkit.engine.server.sessions import Line, ModelInfo, SamplerRef, Session, Sessions, Target
+from rlkit.engine.server.worker import Worker
+from rlkit.engine.storage.checkpoints import CheckpointStore
+from rlkit.engine.storage.session_log import Run, strings
+from rlkit.engine.storage.snapshots import scratch_folder
+from rlkit.engine.wire import training_format
+from rlkit.errors import MissingError, UsageError
+
+_log = logging.getLogger(__name__)
+
+_SWEEP_S = 60.0
+_INSTEAD = {
+    "stable_reinforce": "use importance_sampling, ppo or cispo with the sampler's log-probabilities",
+    "custom": "use forward_backward_custom with a function, which runs on the client",
+}
+_NUMBER = re.compile(r"[0-9]{1,18}")
+
+
+class Service:
+    """Everything a server does, without HTTP.
+
+    Args:
+        clock: seconds from any start, by which silent sessions end.
+        activity: told of what is being computed.
+    """
+
+    def __init__(
+        self,
+        *,
+        resolve: Callable[[str], Path],
+        root: Path,
+        threads: int | None,
+        device: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        activity: Activity | None = None,
+    ) -> None:
+        self.promises = Promises()
+        self.sessions = Sessions(clock)
+        self.store = CheckpointStore(root)
+        self._runtime = Runtime(
+            resolve, self.store, scratch_folder(root), threads, torch_device(device), activity=activity or Activity()
+        )
+        self._worker = Worker(self._runtime.advance)
+        self._turns = Turns(self.sessions, self.promises, self._worker.submit, self._worker.submit_soon)
+
+    def start(self) -> None:
+        """Clear away what a killed server left, and start the worker."""
+        self.store.sweep()
+        self._worker.start()
+
+    def halt(self) -> None:
+        """Answer what is open, and what is yet to come, with an error, and let the job that runs end early."""
+        self.promises.fail_all("the engine was stopped")
+        self._runtime.halt()
+
+    def stop(self) -> None:
+        """Stop the worker and free everything. May be called from any thread once no request comes in any more."""
+        self._runtime.halt()
+        self._worker.stop()
+        self._runtime.close()
+
+    def contexts(self) -> Mapping[str, int]:
+        """The longest context of each base model in use, in tokens, where it is known. Waits a little for look-ups."""
+        targets = [target for session in self.sessions for target in list(session.samplers.values())]
+        return self._runtime.contexts(target.ref.base_model for target in targets)
+
+    def create_session(self) -> str:
+        """A new session's id."""
+        return self.sessions.open().session_id
+
+    def finish_session(self, session_id: str) -> None:
+        """End a session: its models, unnamed sampler weights and answers go.
+
+        What the worker has begun and saves, with the steps before them, are still done.
+
+        Raises:
+            MissingError: there never was such a session.
+        """
+        session = self.sessions.end(session_id)
+        if session is not None:
+            self._forget(session)
+
+    def end_silent_sessions(self) -> None:
+        """End the sessions of clients that are gone; one that waits for a job which is running is not silent."""
+        for session in self.sessions.silent():
+            if not any(p.running and not p.done for p in self.promises.of(f"{session.session_id}:")):
+                _log.info("session %s ends: nothing was heard of its client", session.session_id)
+                self.finish_session(session.session_id)
+
+    async def watch_sessions(self) -> None:
+        """End silent sessions, for ever."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            self.end_silent_sessions()
+
+    def create_model(self, request: types.CreateModelRequest) -> Promise:
+        """Make a model with a new adapter."""
+
+        def job(_: Promise) -> Answer:
+            settings = training_format.lora_settings(request)
+            seed = None if request.lora_config is None else request.lora_config.seed
+            line.info = self._runtime.create(model_id, request.base_model, settings, seed)
+            self._note_run(model_id, line.info, request.user_metadata)
+            return json_answer({"model_id": model_id, "type": "create_model"})
+
+        model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
+
+    def load_weights(self, request: types.LoadWeightsRequest) -> Promise:
+        """Make a model from a checkpoint, or load a checkpoint into a model."""
+
+        def job(_: Promise) -> Answer:
+            training_format.check_optimizer(request.optimizer_config)
+            base = request.base_model
+            line.info = self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
+            if request.model_id is None:
+                self._note_run(model_id, line.info, request.user_metadata)
+            return json_answer({"path": request.path, "model_id": model_id, "type": "load_weights"})
+
+        if request.model_id is not None and request.seq_id is not None:
+            model_id = request.model_id
+            line = self._turns.line(model_id)
+            return self._turns.in_turn(model_id, request.seq_id, fingerprint_of(request), job)
+        if request.session_id is None or request.model_seq_id is None:
+            raise UsageError("load_weights: session_id and model_seq_id, or model_id and seq_id, are needed")
+        model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
+        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
+
+    def train(self, request: training_format.TrainRequest) -> Promise:
+        """Forward, or forward and backward."""
+
+        def job(_: Promise) -> Answer:
+            if request.loss in _INSTEAD:
+                raise UsageError(
+                    f"loss_fn {request.loss!r} is not supported by the embedded engine: {_INSTEAD[request.loss]}"
+                )
+            return proto_answer(self._runtime.train(request, self._worker))
+
+        size_bytes = sum(datum.ByteSize() for datum in request.data)
+        return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes)
+
+    def refuse(self, model_id: str, seq_id: int, message: str) -> Promise:
+        """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""
+
+        def job(_: Promise) -> Answer:
+            raise UsageError(message)
+
+        # Of what could not be read, not the same part may have been kept when it is sent again.
+        return self._turns.in_turn(model_id, seq_id, blake2b(message.encode(), digest_size=16).digest(), job)
+
+    def optim_step(self, request: types.OptimStepRequest) -> Promise:
+        """Apply the gradient."""
+
+        def job(_: Promise) -> Answer:
+            norm = self._runtime.optim_step(request.model_id, training_format.adam_settings(request))
+            return json_answer({"metrics": {"unclipped_grad_l2:mean": norm}, "type": "optim_step"})
+
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+
+    def save_weights(self, request: types.SaveWeightsRequest) -> Promise:
+        """Write a training state."""
+
+        def job(_: Promise) -> Answer:
+            if request.path is None:
+                raise UsageError("save_weights: path, the checkpoint's name, is missing")
+            path = self._runtime.save_state(
+                request.model_id,
+                request.path,
+                overwrite=request.overwrite,
+                ttl_s=request.ttl_seconds,
+                user_metadata=request.user_metadata,
+            )
+            return json_answer({"path": path, "type": "save_weights"})
+
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
+
+    def save_weights_for_sampler(self, request: types.SaveWeightsForSamplerRequest) -> Promise:
+        """Write sampler weights, or keep an unnamed copy of them for a new sampling session."""
+        session, line = self.sessions.of(request.model_id), self._turns.line(request.model_id)
+
+        def job(_: Promise) -> Answer:
+            if request.path is not None:
+                if request.kind != "snapshot":
+                    raise UsageError(f"save_weights_for_sampler: weights with a name are not {request.kind!r}")
+                path = self._runtime.save_sampler(
+                    request.model_id, request.path, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
+                )
+                return json_answer({"path": path, "type": "save_weights_for_sampler"})
+            if request.sampling_session_seq_id is None:
+                raise UsageError("save_weights_for_sampler: path or sampling_session_seq_id is needed")
+            sampler_id = new_id(session.session_id, "sample", request.sampling_session_seq_id)
+            if sampler_id in session.samplers:
+                raise UsageError(f"save_weights_for_sampler: sampling session {sampler_id!r} exists already")
+            if request.kind == "inflight":
+                session.samplers[sampler_id] = self._publish(request.model_id, line)
+            else:
+                session.samplers[sampler_id] = Target(self._runtime.snapshot(request.model_id, sampler_id))
+            return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
+
+        saves = request.path is not None  # unnamed weights go with the session
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=saves)
+
+    def save_weights_external(self, request: types.SaveWeightsExternalRequest) -> Promise:
+        """Write an adapter in the layout of `peft`, for downloading."""
+
+        def job(_: Promise) -> Answer:
+            recipients = request.age_encryption_recipients or ()
+            path = self._runtime.save_external(
+                request.model_id, request.path, ttl_s=request.ttl_seconds, recipients=recipients
+            )
+            return json_answer({"path": path, "type": "save_weights_external"})
+
+        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
+
+    def unload_model(self, request: types.UnloadModelRequest) -> Promise:
+        """Forget a model in training."""
+        session = self.sessions.of(request.model_id)
+
+        def job(_: Promise) -> Answer:
+            self._runtime.unload(request.model_id)
+            return json_answer({"model_id": request.model_id, "type": "unload_model"})
+
+        line = None
+        request_id = f"{request.model_id}#unload"
+        if self.promises.get(request_id) is None:
+            if self._turns.line(request.model_id).info is None:
+                raise MissingError(f"model {request.model_id!r} is not ready")
+            for promise in self.promises.of(f"{request.model_id}#"):
+                if not promise.running:
+                    promise.fail("the model was unloaded before the request's turn came", "user")
+            self.promises.forget(f"{request.model_id}#create")
+            line = session.lines.pop(request.model_id)
+            session.unloaded.add(request.model_id)
+        return self._turns.once(request_id, fingerprint_of(request), job, line)
+
+    def model_info(self, model_id: str) -> ModelInfo:
+        """What is known of a model that was made."""
+        info = self._turns.line(model_id).info
+        if info is None:
+            raise MissingError(f"model {model_id!r} is not ready")
+        return info
+
+    def create_sampling_session(self, request: types.CreateSamplingSessionRequest) -> str:
+        """A sampling session over a base model or a checkpoint; its id."""
+        session = self.sessions.get(request.session_id)
+        if request.model_path is not None:
+            if "/sampler_weights/" not in request.model_path:
+                raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
+            checkpoint = self.store.get(request.model_path)
+            if request.base_model not in (None, checkpoint.info.base_model):
+                trained = f"{request.model_path} was trained from {checkpoint.info.base_model!r}"
+                raise UsageError(f"create_sampling_session: {trained}, not from {request.base_model!r}")
+            ref = SamplerRef(checkpoint.info.base_model, path=request.model_path, save=checkpoint.data.name)
+        elif request.base_model is not None:
+            ref = SamplerRef(request.base_model)
+        else:
+            raise UsageError("create_sampling_session: base_model or model_path is needed")
+        sampler_id = new_id(request.session_id, "sample", request.sampling_session_seq_id)
+        known = session.samplers.setdefault(sampler_id, Target(ref))
+        if known.ref != ref:
+            raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
+        self._runtime.look_for(ref.base_model)  # soon there will be samples to take, and its context may be asked for
+        return sampler_id
+
+    def sampler(self, sampler_id: str) -> Target:
+        """What a sampling session samples from."""
+        target = self.sessions.of(sampler_id).samplers.get(sampler_id)
+        if target is None:
+            raise MissingError(f"there is no sampling session {sampler_id!r}")
+        return target
+
+    def sample(self, request: types.SampleRequest, fingerprint: bytes) -> Promise:
+        """Sample from a sampling session; equal requests have equal fingerprints."""
+        if request.sampling_session_id is None or request.seq_id is None:
+            raise UsageError("asample: sampling_session_id and seq_id are needed")
+        target = self.sampler(request.sampling_session_id)
+        for name, own in (("base_model", target.ref.base_model), ("model_path", target.ref.path)):
+            if getattr(request, name) not in (None, own):
+                raise UsageError(f"asample: {name} is not what the sampling session samples from: leave it out")
+        check_save(self.store, target.ref)
+
+        def job(promise: Promise) -> None:
+            self._runtime.sample(target, request, promise)
+
+        return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint, job)
+
+    def promise(self, request_id: str) -> Promise:
+        """The promise of a request.
+
+        Raises:
+            GoneError: the answer was there and is forgotten.
+            MissingError: there is no such request.
+        """
+        session = self.sessions.of(request_id)
+        promise = self.promises.get(request_id)
+        if promise is not None:
+            return promise
+        owner, _, number = request_id.rpartition("#")
+        line = session.lines.get(owner)
+        seq_id = int(number) if _NUMBER.fullmatch(number) else None
+        if seq_id is not None and (owner in session.samplers or (line and seq_id < line.next_seq)):
+            raise GoneError(f"the answer to request {request_id!r} is forgotten")
+        raise MissingError(f"there is no request {request_id!r}")
+
+    def cancel(self, request_id: str) -> None:
+        """Give up a sampling request, which may be known no more; it frees its place in the batch.
+
+        Raises:
+            UsageError: the request is not for samples, and others may depend on it.
+        """
+        session = self.sessions.of(request_id)
+        if request_id.rpartition("#")[0] not in session.samplers:
+            raise UsageError("cancel_future: only sampling requests can be cancelled")
+        promise = self.promises.get(request_id)
+        if promise is not None:
+            promise.fail("the request was cancelled", "user")
+            self.promises.forget(request_id)
+
+    def _forget(self, session: Session) -> None:
+        prefix = f"{session.session_id}:"
+        for promise in self.promises.of(prefix):
+            # A save that was asked for is still made; samples and what nobody will ask about are dropped.
+            is_sample = promise.request_id.rpartition("#")[0] in session.samplers
+            if is_sample or not (promise.begun or promise.outlives):
+                promise.fail("the session has ended", "user")
+            self.promises.forget(promise.request_id)
+        for line in session.lines.values():
+            line.waiting.clear()
+        self._turns.after(session.lines.values(), lambda: self._runtime.release(session.session_id))
+
+    def _note_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
+        now = self.store.clock()
+        self.store.records.add_run(Run(model_id, info.base_model, info.rank, now, strings(user_metadata)))
+
+    def _publish(self, model_id: str, line: Line) -> Target:
+        """Give the model's in-flight sampling sessions its weights as they are now. Runs on the worker."""
+        ref = self._runtime.snapshot(model_id, f"{model_id}:inflight:{secrets.token_hex(8)}")
+        if line.inflight is None:
+            line.inflight = Target(ref)
+        else:
+            self._runtime.drop_snapshot(line.inflight.ref)
+            line.inflight.ref = ref
+        return line.inflight

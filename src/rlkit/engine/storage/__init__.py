@@ -1,0 +1,1 @@
+"""Files of the engine: checkpoints, snapshots, adapters."""

@@ -1,0 +1,382 @@
+"""Saved weights and training states, on disk.
+
+Invariant: a checkpoint is there whole or not at all. It exists from the moment its `checkpoint.json` does, which is
+written last and replaced by one rename; and no name a client gives can lead outside the root.
+
+    <root>/<model id>/weights/<name>/            tinker://<model id>/weights/<name>: adapter, Adam's moments, step
+    <root>/<model id>/sampler_weights/<name>/    tinker://<model id>/sampler_weights/<name>: adapter only
+    <root>/<model id>/external_weights/<name>/   tinker://<model id>/external_weights/<name>: adapter as `peft` reads it
+
+A checkpoint's folder holds `checkpoint.json` and the folder that this names, with `tensors.safetensors` (each LoRA
+matrix by name; `adam.mean` and `adam.square`, flat) or the files of a PEFT adapter. Beside them in the root are the
+records of `records.py` and the scratch folders of `snapshots.py`.
+
+Several servers may share a root. Who reads or writes tensors holds the root's lock shared, who changes or removes a
+checkpoint holds it exclusively, and the lock of a killed process is free at once: what has no name in any
+`checkpoint.json` while nobody holds the lock was left by a killed server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from rlkit.engine.model.config import ModelConfig
+from rlkit.engine.model.lora import Adapter, LoraSettings, slots
+from rlkit.engine.storage.files import locked, sync, write_json
+from rlkit.engine.storage.session_log import MODEL_ID, Records, Run, SessionRecord
+from rlkit.engine.storage.snapshots import sweep_scratch
+from rlkit.engine.storage.tensorfile import read_tensors, write_tensors
+from rlkit.errors import MissingError, UsageError
+
+FORMAT = 3
+TTL_S = (3600, 10 * 365 * 24 * 3600)
+"""The shortest and the longest life of a checkpoint that has an end."""
+
+type Kind = Literal["weights", "sampler_weights", "external_weights"]
+
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
+_KINDS: tuple[Kind, ...] = ("weights", "sampler_weights", "external_weights")
+_PATH = re.compile(rf"tinker://({MODEL_ID.pattern})/({'|'.join(_KINDS)})/({_NAME.pattern})")
+_DATA = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What a checkpoint was trained from, and for how many steps."""
+
+    base_model: str
+    settings: LoraSettings
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """All that is known of a checkpoint without reading its tensors; times are seconds since 1970."""
+
+    path: str
+    info: CheckpointInfo
+    created: float
+    expires: float | None
+    public: bool
+    user_metadata: Mapping[str, str] | None
+    data: Path
+    size_bytes: int = 0
+
+    @property
+    def model_id(self) -> str:
+        """The training run that it belongs to."""
+        return self.path.split("/")[2]
+
+    @property
+    def id(self) -> str:
+        """`<kind>/<name>`, unique in its run."""
+        return "/".join(self.path.split("/")[3:])
+
+
+_CHECKPOINT = TypeAdapter(Checkpoint)
+
+
+class CheckpointStore:
+    """The checkpoints below a root folder, and the `records` of the runs that they belong to.
+
+    Args:
+        clock: seconds since 1970.
+    """
+
+    def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
+        self._root = root
+        self.clock = clock
+        self.records = Records(root)
+
+    def save(
+        self,
+        model_id: str,
+        kind: Literal["weights", "sampler_weights"],
+        name: str,
+        info: CheckpointInfo,
+        adapter: Adapter,
+        *,
+        moments: Tensor | None = None,
+        overwrite: bool = False,
+        ttl_s: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Write a checkpoint and return its tinker:// path.
+
+        Raises:
+            UsageError: the name or the lifetime is not allowed, or the name is taken and `overwrite` is not set.
+        """
+        tensors = {key: view.detach().contiguous() for key, view in adapter.views.items()}
+        if moments is not None:
+            tensors |= {"adam.mean": moments[0].contiguous(), "adam.square": moments[1].contiguous()}
+        return self.write(
+            model_id,
+            kind,
+            name,
+            info,
+            lambda folder: write_tensors(folder / "tensors.safetensors", tensors),
+            overwrite=overwrite,
+            ttl_s=ttl_s,
+            user_metadata=user_metadata,
+        )
+
+    def write(
+        self,
+        model_id: str,
+        kind: Kind,
+        name: str,
+        info: CheckpointInfo,
+        fill: Callable[[Path], None],
+        *,
+        overwrite: bool = False,
+        ttl_s: int | None = None,
+        user_metadata: Mapping[str, str] | None = None,
+    ) -> str:
+        """Write a checkpoint of any files and return its tinker:// path.
+
+        Args:
+            fill: puts the files into the folder that it is given.
+
+        Raises:
+            UsageError: as `save`.
+        """
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"checkpoint name {name!r}: use up to 128 letters, digits, '.', '_' and '-', not starting with '.'"
+            )
+        entry = self._entry(f"tinker://{model_id}/{kind}/{name}", info, ttl_s, user_metadata)
+        self._sweep(model_id)
+        with locked(self._root, fcntl.LOCK_SH):
+            if not overwrite and (entry.data.parent / "checkpoint.json").exists():
+                raise UsageError(f"{entry.path} exists already: choose another name or set overwrite")
+            self._commit(entry, fill)
+        self._sweep(model_id)
+        return entry.path
+
+    def copy(self, path: str, session_id: str, *, model_seq_id: int = 0, ttl_s: int | None = None) -> str:
+        """Copy a checkpoint into a run of its own, sharing the files; the copy's tinker:// path.
+
+        The same copy made again is the same: a client resends what it got no reply to.
+
+        Raises:
+            UsageError, MissingError: as `get`; also where the lifetime is not allowed.
+        """
+        model_id = f"{session_id}:train:{model_seq_id}"
+        with locked(self._root, fcntl.LOCK_SH):
+            source = self.get(path)
+            copy = self._entry(f"tinker://{model_id}/{source.id}", source.info, ttl_s, source.user_metadata)
+            if not (copy.data.parent / "checkpoint.json").exists():
+                self._commit(copy, lambda data: _link(source.data, data))
+        self.records.add_session(SessionRecord(session_id, copy.created))
+        self.records.add_run(Run(model_id, source.info.base_model, source.info.settings.rank, copy.created))
+        return copy.path
+
+    def get(self, path: str) -> Checkpoint:
+        """What is known of the checkpoint at a tinker:// path.
+
+        Raises:
+            UsageError: the path is malformed or the checkpoint is of another format.
+            MissingError: there is no such checkpoint, or it has expired.
+        """
+        file = self._folder(path) / "checkpoint.json"
+        try:
+            checkpoint = _decode(path, file)
+        except (FileNotFoundError, NotADirectoryError):
+            raise MissingError(f"{path}: there is no such checkpoint in {self._root} (any more)") from None
+        if self._expired(checkpoint):
+            raise MissingError(f"{path}: this checkpoint has expired: its ttl_seconds are over")
+        return checkpoint
+
+    def info(self, path: str) -> CheckpointInfo:
+        """What the checkpoint at a tinker:// path was trained from; raises as `get`."""
+        return self.get(path).info
+
+    def load(self, path: str, config: ModelConfig) -> tuple[Adapter, Tensor | None]:
+        """The adapter, and Adam's moments [2, P] where they were saved.
+
+        Raises:
+            UsageError, MissingError: as `get`; also where the tensors do not fit the base model.
+        """
+        with locked(self._root, fcntl.LOCK_SH):
+            checkpoint = self.get(path)
+            if checkpoint.id.startswith("external_weights/"):
+                raise UsageError(f"{path}: external weights are for downloading; load what save_state wrote")
+            tensors = read_tensors(checkpoint.data / "tensors.safetensors")
+        settings = checkpoint.info.settings
+        flat = _flatten(path, tensors, config, settings)
+        mean, square = tensors.get("adam.mean"), tensors.get("adam.square")
+        moments = None if mean is None or square is None else torch.stack([mean, square])
+        return Adapter(config, settings, flat), moments
+
+    def checkpoints(self, owner: str | None = None) -> list[Checkpoint]:
+        """The checkpoints of a model, of a session or of all, newest first, but those that this version cannot read."""
+        self._sweep(owner)
+        found = [c for folder in self._folders(owner) if (c := self._read(folder)) and not self._expired(c)]
+        return sorted(found, key=lambda checkpoint: (-checkpoint.created, checkpoint.path))
+
+    def delete(self, path: str) -> None:
+        """Remove a checkpoint; raises as `get`."""
+        with locked(self._root, fcntl.LOCK_EX):
+            _remove(self.get(path))
+
+    def set_ttl(self, path: str, ttl_s: int | None) -> None:
+        """Let a checkpoint expire in `ttl_s` seconds from now, or never.
+
+        Raises:
+            UsageError, MissingError: as `get`; also where the lifetime is not allowed.
+        """
+        expires = self._expiry(ttl_s)
+        self._amend(path, lambda checkpoint: replace(checkpoint, expires=expires))
+
+    def set_public(self, path: str, public: bool) -> None:
+        """Note whether a checkpoint is published; raises as `get`."""
+        self._amend(path, lambda checkpoint: replace(checkpoint, public=public))
+
+    def sweep(self) -> None:
+        """Remove what has expired, old records, and all that killed servers left in the root, when a server starts.
+
+        Nothing is done while any server on this root reads or writes: the next sweep will find it.
+        """
+        self._sweep(None)
+        with suppress(BlockingIOError), locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            self.records.sweep(self.clock())
+            sweep_scratch(self._root)
+
+    def _sweep(self, owner: str | None) -> None:
+        """Remove what has expired and what is half-written, of a model, of a session or of all; as `sweep`."""
+        with suppress(BlockingIOError), locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            for folder in self._folders(owner):
+                self._sweep_one(folder)
+
+    def _sweep_one(self, folder: Path) -> None:
+        if not (folder / "checkpoint.json").exists():
+            shutil.rmtree(folder)
+        elif checkpoint := self._read(folder):
+            if self._expired(checkpoint):
+                return _remove(checkpoint)
+            for entry in folder.iterdir():
+                if entry.is_dir() and entry != checkpoint.data:
+                    shutil.rmtree(entry)
+                elif entry.name.endswith(".tmp"):
+                    entry.unlink()
+        return None
+
+    def _entry(
+        self, path: str, info: CheckpointInfo, ttl_s: int | None, user_metadata: Mapping[str, str] | None
+    ) -> Checkpoint:
+        data = self._folder(path) / secrets.token_hex(8)
+        return Checkpoint(path, info, self.clock(), self._expiry(ttl_s), False, user_metadata, data)
+
+    def _commit(self, entry: Checkpoint, fill: Callable[[Path], None]) -> None:
+        folder = entry.data.parent
+        entry.data.mkdir(parents=True)
+        try:
+            fill(entry.data)
+            files = list(entry.data.iterdir())
+            for file in (*files, entry.data):
+                sync(file)
+            size_bytes = sum(file.stat().st_size for file in files)
+            write_json(folder / "checkpoint.json", _encode(replace(entry, size_bytes=size_bytes)))
+        except BaseException:
+            shutil.rmtree(entry.data, ignore_errors=True)
+            if not any(folder.iterdir()):
+                folder.rmdir()
+            raise
+        sync(folder.parent)
+
+    def _amend(self, path: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
+        with locked(self._root, fcntl.LOCK_EX):
+            write_json(self._folder(path) / "checkpoint.json", _encode(change(self.get(path))))
+
+    def _expiry(self, ttl_s: int | None) -> float | None:
+        if ttl_s is None:
+            return None
+        if not TTL_S[0] <= ttl_s <= TTL_S[1]:
+            raise UsageError(f"ttl_seconds must be {TTL_S[0]} (an hour) … {TTL_S[1]} (ten years), not {ttl_s}")
+        return self.clock() + ttl_s
+
+    def _expired(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.expires is not None and checkpoint.expires <= self.clock()
+
+    def _read(self, folder: Path) -> Checkpoint | None:
+        try:
+            return _decode(self._path(folder), folder / "checkpoint.json")
+        except (OSError, UsageError):
+            return None
+
+    def _path(self, folder: Path) -> str:
+        session_id, _, seq_id = folder.parts[-3].rpartition("_train_")
+        return f"tinker://{session_id}:train:{seq_id}/{folder.parts[-2]}/{folder.name}"
+
+    def _folder(self, path: str) -> Path:
+        match = _PATH.fullmatch(path)
+        if match is None:
+            raise UsageError(f"{path!r} is not a checkpoint path: tinker://<model id>/weights/<name> is expected")
+        folder = self.records.folder(match[1]) / match[2] / match[3]
+        if any(part.is_symlink() for part in (folder, *folder.parents[:2])):
+            raise MissingError(f"{path}: there is no such checkpoint in {self._root}: a link is not followed")
+        return folder
+
+    def _folders(self, owner: str | None) -> Iterator[Path]:
+        for run in self.records.folders(owner):
+            kinds = [run / kind for kind in _KINDS]
+            for folder in [folder for kind in kinds if not kind.is_symlink() for folder in list(kind.glob("*"))]:
+                if _PATH.fullmatch(self._path(folder)) and not folder.is_symlink():
+                    yield folder
+
+
+def _encode(checkpoint: Checkpoint) -> dict[str, object]:
+    known = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
+    return {**known, "format": FORMAT, "data": checkpoint.data.name}
+
+
+def _decode(path: str, file: Path) -> Checkpoint:
+    """Read a `checkpoint.json`; where it says anything but what would be written it is refused, never believed."""
+    text = file.read_text(encoding="utf-8")
+    try:
+        raw: dict[str, object] = json.loads(text)
+        found = _CHECKPOINT.validate_python({**raw, "path": path, "data": file.parent / str(raw["data"])})
+        if not _DATA.fullmatch(found.data.name) or _encode(found) != raw:
+            raise ValueError(FORMAT)
+        return found
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"{file}: damaged, or written by another version of rlkit (this reads format {FORMAT})"
+        ) from None
+
+
+def _remove(checkpoint: Checkpoint) -> None:
+    (checkpoint.data.parent / "checkpoint.json").unlink()
+    shutil.rmtree(checkpoint.data.parent)
+
+
+def _link(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        try:
+            os.link(file, target / file.name)
+        except OSError:  # not every file system has hard links
+            shutil.copyfile(file, target / file.name)
+
+
+def _flatten(path: str, tensors: Mapping[str, Tensor], config: ModelConfig, settings: LoraSettings) -> Tensor:
+    parts: list[Tensor] = []
+    for name, _, shape in slots(config, settings):
+        if name not in tensors or tuple(tensors[name].shape) != shape:
+            raise UsageError(f"{path}: the saved adapter does not fit the base model ({name} should be {shape})")
+        parts.append(tensors[name].flatten())
+    return torch.cat(parts)

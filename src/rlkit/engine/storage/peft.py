@@ -1,0 +1,122 @@
+"""Adapters in the layout of the `peft` package: what a client downloads.
+
+Invariant: `peft.PeftModel.from_pretrained` on the base model gives the log-probabilities of the model in training.
+
+The output layer is `lm_head`. On a model whose embedding is tied to it, `peft` adapts the output alone, as training
+did, and warns that a merge into the one matrix would change the input as well: untie before merging.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlkit._util.model_names import hub_id
+from rlkit.engine.model.lora import ALPHA, GROUPS, Adapter
+from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
+from rlkit.errors import UsageError
+
+_RECIPIENTS_MAX = 10
+_MODULES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+    "unembed": "lm_head",
+}
+
+
+def save_external(
+    store: CheckpointStore,
+    model_id: str,
+    name: str,
+    info: CheckpointInfo,
+    adapter: Adapter,
+    *,
+    ttl_s: int | None = None,
+    recipients: Sequence[str] = (),
+) -> str:
+    """Write a checkpoint that is for downloading only, and return its tinker:// path.
+
+    Args:
+        recipients: `age` or SSH public keys; with any, each file is encrypted to them and gets the suffix `.age`.
+
+    Raises:
+        UsageError: as `CheckpointStore.save`; also where a key is none, or where `peft` sees other matrices than we do.
+    """
+    if adapter.config.fused:
+        raise UsageError(
+            f"save_weights_external: the matrices of {info.base_model} are fused, and its adapter has no form in peft"
+        )
+    encrypt = _encryption(recipients)
+
+    def fill(folder: Path) -> None:
+        for file, content in _files(info, adapter):
+            if encrypt is None:
+                (folder / file).write_bytes(content)
+            else:
+                (folder / f"{file}.age").write_bytes(encrypt(content))
+
+    return store.write(model_id, "external_weights", name, info, fill, ttl_s=ttl_s)
+
+
+def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
+    """The adapter's matrices by their names in peft, as `torch.nn.Linear` has them: A `[r, in]` and B `[out, r]`."""
+    rank = adapter.settings.rank
+    tensors: dict[str, Tensor] = {}
+    for name in [name for name in adapter.views if name.endswith(".lora_A")]:
+        stem, _, group = name.removesuffix(".lora_A").rpartition(".")
+        for index, part in enumerate(GROUPS[group]):
+            a = adapter.views[name][index * rank : (index + 1) * rank]
+            b = adapter.views[f"{stem}.{part}.lora_B" if stem else f"{part}.lora_B"]
+            key = f"base_model.model.{f'model.{stem}.' if stem else ''}{_MODULES[part]}"
+            tensors[f"{key}.lora_A.weight"] = a.detach().clone()
+            tensors[f"{key}.lora_B.weight"] = b.detach().t().contiguous()
+    return tensors
+
+
+def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]]:
+    """Names and contents."""
+    from safetensors.torch import save
+
+    tensors = peft_tensors(adapter.to(torch.device("cpu")))
+    yield "adapter_model.safetensors", save(tensors, metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": hub_id(info.base_model),
+        "r": info.settings.rank,
+        "lora_alpha": int(ALPHA),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": sorted({name.split(".")[-3] for name in tensors}),
+    }
+    yield "adapter_config.json", json.dumps(config, indent=1).encode()
+
+
+def _encryption(recipients: Sequence[str]) -> Callable[[bytes], bytes] | None:
+    """What encrypts a file to public keys, None without any."""
+    if not recipients:
+        return None
+    if len(recipients) > _RECIPIENTS_MAX:
+        raise UsageError(f"age_encryption_recipients: at most {_RECIPIENTS_MAX} keys, not {len(recipients)}")
+    import pyrage
+
+    library: Any = pyrage  # it has no type information
+    try:
+        keys = [
+            (library.x25519 if key.startswith("age1") else library.ssh).Recipient.from_str(key) for key in recipients
+        ]
+    except library.RecipientError as error:
+        raise UsageError(f"age_encryption_recipients: not an age or SSH public key ({error})") from None
+    return lambda content: bytes(library.encrypt(content, keys))

@@ -1,0 +1,1 @@
+"""Training in the engine: packed sequences, losses, gradients, optimiser steps."""

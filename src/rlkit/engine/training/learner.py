@@ -1,0 +1,312 @@
+"""Gradients and optimiser steps of one LoRA model.
+
+Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it; the same
+calls in the same order give the same bits, however many lanes there are. A call that fails half-way leaves part of its
+gradient behind: no step is taken with that.
+
+Memory stays bounded whatever the batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, each of
+which goes through the model and back before the next one of its share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rlkit._util.activity import Activity
+from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.model.config import ModelConfig
+from rlkit.engine.model.lora import Adapter, slots
+from rlkit.engine.model.model import trunk
+from rlkit.engine.model.weights import Weights
+from rlkit.engine.training.lm_head import Head, Targets, head_scratch
+from rlkit.engine.training.losses import LOSSES, SEQUENCE, Loss, sequence_log_ratio
+from rlkit.engine.training.packing import Example, MicroBatch, micro_batches
+from rlkit.errors import UsageError
+
+# Micro-batches are dealt out to so many shares, each with a gradient of its own, whether or not as many lanes run them.
+_SHARES = 2
+_TO_GO = "training sequences to go"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossOutput:
+    """Log-probabilities, one float32 array of the shape of its targets for each example, and the summed loss."""
+
+    logprobs: list[NDArray[np.float32]]
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class AdamSettings:
+    """One optimiser step; weight decay is decoupled, a `grad_clip_norm` of 0 clips nothing."""
+
+    learning_rate: float
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    grad_clip_norm: float
+
+
+class Others(Protocol):
+    """Those who would compute while a long request runs: between micro-batches it asks, and gives way."""
+
+    @property
+    def should_give_way(self) -> bool:
+        """Whether it is time to; asked from any thread."""
+        ...
+
+    def give_way(self) -> None:
+        """Let them compute a while."""
+        ...
+
+
+class Learner:
+    """A model in training.
+
+    Args:
+        weights: the frozen base model.
+        adapter: what is trained.
+        lanes: where it is computed.
+        moments: [2, P], Adam's running averages of the gradient and of its square; zeros for a new model.
+        steps: optimiser steps taken.
+        activity: told how many sequences are left of a request.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        adapter: Adapter,
+        lanes: Lanes,
+        *,
+        moments: Tensor | None = None,
+        steps: int = 0,
+        activity: Activity | None = None,
+    ) -> None:
+        device = weights.embedding.device
+        self.weights = weights
+        self.adapter = adapter.to(device)
+        self.moments = torch.zeros(2, len(adapter.flat), device=device) if moments is None else moments.to(device)
+        self.steps = steps
+        self._activity = activity or Activity()
+        self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
+        self._torn = False
+        self._output = weights.output  # made here, not by each lane
+        self._lanes = lanes
+        self._tokens = batches(device).train_tokens
+        self._shares = [self._share(gradient) for gradient in self.gradients]
+
+    def _share(self, gradient: Tensor) -> Adapter:
+        """The adapter's own numbers, as leaves for autograd whose gradients are windows into `gradient [P]`."""
+        config, settings = self.adapter.config, self.adapter.settings
+        share = Adapter(config, settings, self.adapter.flat, trainable=True)
+        for name, place, shape in slots(config, settings):
+            share.views[name].grad = gradient[place].view(shape)
+        return share
+
+    def forward(self, examples: Sequence[Example], loss: Loss, *, others: Others | None = None) -> LossOutput:
+        """Losses and log-probabilities without a gradient."""
+        return self._run(examples, loss, others, backward=False)
+
+    def forward_backward(self, examples: Sequence[Example], loss: Loss, *, others: Others | None = None) -> LossOutput:
+        """As `forward`, and the gradient of the summed loss is added to what has accumulated."""
+        return self._run(examples, loss, others, backward=True)
+
+    def step(self, settings: AdamSettings) -> float:
+        """One step of AdamW (Loshchilov and Hutter 2019); returns the gradient's norm before clipping.
+
+        Raises:
+            UsageError: the gradient is not whole or not finite, and was cleared, or the weights would not be finite;
+                they are as they were.
+        """
+        gradient, torn = self.gradients.sum(0), self._torn
+        self.gradients.zero_()
+        self._torn = False
+        if torn:
+            raise UsageError(
+                "optim_step: a forward_backward before it failed half-way, so the weights were left alone and the "
+                "gradient was cleared; send all forward_backward requests of this step again"
+            )
+        norm = float(gradient.square().sum(dtype=torch.float64).sqrt())
+        if not math.isfinite(norm):
+            raise UsageError(
+                "optim_step: the accumulated gradient is not finite, so the weights were left alone and the gradient "
+                "was cleared; check advantages and log-probabilities for extreme values"
+            )
+        if 0 < settings.grad_clip_norm < norm:
+            gradient.mul_(settings.grad_clip_norm / norm)
+        steps = self.steps + 1
+        mean = self.moments[0].lerp(gradient, 1 - settings.beta1)
+        square = (self.moments[1] * settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
+        unbiased_root = (square / (1 - settings.beta2**steps)).sqrt_().add_(settings.eps)
+        flat = self.adapter.flat * (1 - settings.learning_rate * settings.weight_decay)
+        flat.addcdiv_(mean, unbiased_root, value=-settings.learning_rate / (1 - settings.beta1**steps))
+        if not bool(torch.isfinite(flat).all()) or not bool(torch.isfinite(square).all()):
+            raise UsageError(
+                f"optim_step: with learning_rate {settings.learning_rate} and weight_decay {settings.weight_decay} the "
+                "weights would not be finite, so they were left alone; use smaller ones"
+            )
+        self.steps = steps
+        self.adapter.flat.copy_(flat)
+        self.moments[0], self.moments[1] = mean, square
+        return norm
+
+    def _run(self, examples: Sequence[Example], loss: Loss, others: Others | None, *, backward: bool) -> LossOutput:
+        _check_examples(examples, loss.name, self.weights.config)
+        packed = micro_batches([example.tokens for example in examples], self._tokens, _SHARES)
+        shares = [
+            _Share(adapter, deque(batches), head_scratch(self.weights))
+            for adapter, batches in zip(self._shares, packed, strict=True)
+        ]
+        work = partial(self._run_share, examples=examples, loss=loss, others=others, backward=backward)
+        self._activity.add(_TO_GO, len(examples))
+        try:
+            while any(share.waiting for share in shares):
+                if others is not None and others.should_give_way:
+                    others.give_way()
+                self._lanes.run([partial(work, share) for share in shares])
+        except Exception:
+            self._torn |= backward
+            raise
+        finally:
+            self._activity.add(_TO_GO, sum(len(share.logprobs) for share in shares) - len(examples))
+        logprobs: dict[int, NDArray[np.float32]] = {}
+        for share in shares:
+            logprobs |= share.logprobs
+        total = math.fsum(loss for share in shares for loss in share.losses)
+        return LossOutput([logprobs[i] for i in range(len(examples))], total)
+
+    def _run_share(
+        self, share: _Share, *, examples: Sequence[Example], loss: Loss, others: Others | None, backward: bool
+    ) -> None:
+        """Run what waits, or until others should be given way."""
+        while share.waiting:
+            self._lanes.check()
+            batch = share.waiting.popleft()
+            logp, losses = self._micro_batch(share, batch, examples, loss, backward=backward)
+            share.losses.append(float(losses.sum(dtype=torch.float64)))
+            found, start = logp.cpu().numpy(), 0
+            for member in batch.members:
+                shape = examples[member.index].targets.shape
+                end = start + math.prod(shape)
+                share.logprobs[member.index] = found[start:end].reshape(shape)
+                start = end
+            self._activity.add(_TO_GO, -len(batch.members))
+            if others is not None and others.should_give_way:
+                return
+
+    def _micro_batch(
+        self, share: _Share, batch: MicroBatch, examples: Sequence[Example], loss: Loss, *, backward: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and losses, [Q] each, of all targets of the micro-batch's members, one behind the other."""
+        device = self.weights.embedding.device
+        targets = _targets(batch, examples, device)
+        # A group without contrast has advantage 0 everywhere: there is nothing to differentiate.
+        backward = backward and _may_have_gradient(loss, targets)
+        with torch.set_grad_enabled(backward):
+            tokens = torch.from_numpy(batch.tokens).to(device)
+            hidden = trunk(self.weights, tokens, batch.spans, adapter=share.adapter)
+        with torch.no_grad():
+            head = Head(self.weights.head, self._output, share.adapter.unembed(), share.scratch)
+            # The output layer wants the targets of one row together.
+            order = torch.argsort(targets.rows, stable=True)
+            if loss.by_sequence:
+                targets = _with_sequence_ratio(targets, batch, examples, _in_order(head, hidden, targets, order))
+            sorted_targets = targets.reordered(order)
+            if backward:
+                logp, losses, upstream = head.backward(hidden.detach(), sorted_targets, loss)
+            else:
+                logp, upstream = head.logprobs(hidden, sorted_targets), None
+                losses = loss(logp, sorted_targets.inputs)
+            back = torch.argsort(order)
+        if upstream is not None and hidden.requires_grad:
+            # The same gradient as `hidden.backward(upstream)`, for which torch would first import sympy: seconds.
+            (hidden * upstream).sum().backward()
+        return logp[back], losses[back]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Share:
+    """What one lane computes at a time: micro-batches, and of those that are done log-probabilities and losses."""
+
+    adapter: Adapter
+    waiting: deque[MicroBatch]
+    scratch: Tensor
+    logprobs: dict[int, NDArray[np.float32]] = field(default_factory=dict[int, NDArray[np.float32]])
+    losses: list[float] = field(default_factory=list[float])
+
+
+def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.device) -> Targets:
+    """All targets of a micro-batch's members, one behind the other."""
+    members = [(member, examples[member.index]) for member in batch.members]
+
+    def joined(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
+        return torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays])).to(device)
+
+    rows = [np.repeat(member.rows, example.targets.size // len(member.rows)) for member, example in members]
+    inputs = {name: joined([example.inputs[name] for _, example in members]) for name in members[0][1].inputs}
+    return Targets(joined(rows), joined([example.targets for _, example in members]), inputs)
+
+
+def _in_order(head: Head, hidden: Tensor, targets: Targets, order: Tensor) -> Tensor:
+    """Log-probabilities of `targets` as they stand."""
+    found = head.logprobs(hidden, targets.reordered(order))
+    return torch.empty_like(found).index_copy_(0, order, found)
+
+
+def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence[Example], logp: Tensor) -> Targets:
+    """The targets with what a loss by sequence needs to know of each sequence."""
+    sizes = [examples[member.index].targets.size for member in batch.members]
+    ends = np.cumsum(sizes).tolist()
+    ratios: list[Tensor] = []
+    for end, size in zip(ends, sizes, strict=True):
+        own = slice(end - size, end)
+        ratios.append(sequence_log_ratio(logp[own], {name: values[own] for name, values in targets.inputs.items()}))
+    return replace(targets, inputs={**targets.inputs, SEQUENCE: torch.cat(ratios)})
+
+
+def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig) -> None:
+    """Refuse what would give nonsense instead of an error, by example and field."""
+    spec = LOSSES[loss]
+    names = examples[0].inputs.keys() if examples else ()
+    for i, example in enumerate(examples):
+        length = len(example.tokens)
+        if not length:
+            raise UsageError(f"data[{i}]: model_input is empty")
+        if length > config.max_positions:
+            raise UsageError(f"data[{i}]: {length} tokens do not fit the context of {config.max_positions}")
+        for name, values in (("model_input", example.tokens), ("target_tokens", example.targets)):
+            if values.size and (values.min() < 0 or values.max() >= config.vocab_size):
+                raise UsageError(f"data[{i}]: {name} holds a token outside 0 … {config.vocab_size - 1}")
+        if example.inputs.keys() != names:
+            raise UsageError(f"data[{i}]: loss_fn_inputs differ from those of data[0]")
+        for name in spec.required:
+            if name not in example.inputs:
+                raise UsageError(f"data[{i}]: {loss} needs loss_fn_inputs[{name!r}]")
+        shape = (length, *example.targets.shape[1:2])
+        for name, values in {"target_tokens": example.targets, **example.inputs}.items():
+            if name not in ("target_tokens", *spec.required, *spec.optional):
+                raise UsageError(f"data[{i}]: {loss} takes no loss_fn_inputs[{name!r}]")
+            if values.shape != shape or not values.size:
+                raise UsageError(
+                    f"data[{i}]: {name} has shape {list(values.shape)}, but model_input has {length} tokens"
+                    + (f" and target_tokens has shape {list(example.targets.shape)}" if len(shape) == 2 else "")
+                )
+            if not np.isfinite(values).all():
+                raise UsageError(f"data[{i}]: {name} holds a value that is not finite")
+
+
+def _may_have_gradient(loss: Loss, targets: Targets) -> bool:
+    factor = targets.inputs.get("weights" if loss.name == "cross_entropy" else "advantages")
+    return loss.name == "dro" or factor is None or bool(factor.any())

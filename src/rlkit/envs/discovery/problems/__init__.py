@@ -1,0 +1,1 @@
+"""Open problems: their verifiers and local searches."""

@@ -1,0 +1,192 @@
+"""Erdős' minimum overlap problem.
+
+C₅ is the infimum, over step functions h: [0, 2] → [0, 1] with ∫h = 1, of max_k ∫ h(x)(1 − h(x + k)) dx, where 1 − h
+counts inside [0, 2] only (Swinnerton-Dyer; Haugland 2016, arXiv:1609.08000). With n equal pieces the overlap is linear
+in k between multiples of 2/n, so that the maximum over these is the maximum over all k.
+
+Invariant: a construction that is verified has exactly the value that its certificate proves, up to float64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlkit.envs.discovery.problem import (
+    Certificate,
+    Construction,
+    Invalid,
+    Pieces,
+    Problem,
+    Verified,
+    one_dimensional,
+)
+from rlkit.envs.discovery.problems.exact import correlations, decimals, scaled
+from rlkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SLACK = 1e-12
+"""How far past 0 or 1 a value may lie, from rounding; it is then moved toward ½ with all the others."""
+
+_GRID = 2.0**60
+"""Values are rounded to multiples of 2^-60, so that exact arithmetic has numbers of a bounded length."""
+_ROUNDING = 1e-15
+"""For each piece, how far a sum may be from n/2 by rounding alone. By more than that a value could be bettered."""
+_LEAST_SUM = 1e-9
+"""Below which nothing is left of the precision of heights, down to where rescaling them gives what is no number."""
+_FFT_FROM = 600
+_PLACES = 10
+
+
+@dataclass(frozen=True)
+class Erdos(Problem):
+    """The minimum overlap problem, over step functions.
+
+    Args:
+        n_points: pieces of the random step functions that a search starts from; None draws from 40 to 99.
+        max_points: pieces that a construction may have.
+        exact_n: a construction must have `n_points` pieces.
+
+    Raises:
+        UsageError: the options contradict each other.
+    """
+
+    n_points: Pieces | None = None
+    max_points: Pieces = 1000
+    exact_n: bool = False
+
+    name = "erdos"
+    minimise = True
+    symbol = "C5"
+    initial = "initial_h_values"
+    shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
+    baseline = 0.380927
+    best_known = 0.380856775  # MILO, 2026-08-31: 0.3808567743668, rounded up
+    scripted = (
+        (1, 0.3813),
+        (3, 0.38102),
+        (10, 0.3810),
+        (60, 0.380944),
+        (120, 0.380914),
+        (180, 0.380909),
+        (360, 0.380905),
+    )
+    polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
+
+    def __post_init__(self) -> None:
+        """See whether the options can hold together."""
+        if self.exact_n and self.n_points is None:
+            raise UsageError("options: exact_n needs n_points, the number of pieces that is meant")
+        if self.n_points is not None and self.n_points > self.max_points:
+            raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
+
+    def statement(self) -> str:  # noqa: D102  inherited
+        pieces = (
+            f"exactly {self.n_points} pieces" if self.exact_n else f"any number of pieces from 2 to {self.max_points}"
+        )
+        return (
+            "Erdős' minimum overlap problem asks for a step function h on [0, 2] with values in [0, 1] and integral 1 "
+            "whose greatest overlap with its own complement is as small as possible. The overlap at shift k is the "
+            "integral of h(x) * (1 - h(x + k)) over all x for which both x and x + k lie in [0, 2], and C5 is its "
+            "maximum over all real k.\n\n"
+            f"A construction is the heights of n pieces of equal width 2 / n, with {pieces}. Each height is a finite "
+            "number from 0 to 1. The verifier rescales them so that they sum to n / 2, and refuses the construction if "
+            "one of them is below 0 or above 1 then. It computes\n\n"
+            '    C5 = np.max(np.correlate(h, 1 - h, mode="full")) * 2 / n\n\n'
+            "which is exact: between multiples of 2 / n the overlap is linear in k."
+        )
+
+    def verified(self, given: Construction) -> Verified:
+        """The heights, rescaled to integral 1 and inside [0, 1], and C₅."""
+        h = one_dimensional(given, least=2, most=self.max_points)
+        if self.exact_n and len(h) != self.n_points:
+            raise Invalid(f"the construction has {len(h)} pieces, and must have {self.n_points}")
+        _in_box(h, "")
+        total = float(h.sum())
+        if total < _LEAST_SUM:
+            raise Invalid(f"the heights sum to {total:.3g}, and cannot be rescaled to sum to n / 2")
+        if abs(total - len(h) / 2) > _ROUNDING * len(h):  # what was verified before stays what it is, bit for bit
+            h *= len(h) / 2 / total
+        _in_box(h, " after rescaling to the sum n / 2")
+        h = np.round(_blended(h) * _GRID) / _GRID
+        return Verified(h, float(overlaps(h).max()))
+
+    def start(self, rng: np.random.Generator) -> Construction:
+        """As TTT-Discover: n from 40 to 99, and ½ plus uniform noise of ±0.4 without its mean, as far as that fits."""
+        count = self.n_points or int(rng.integers(40, 100))
+        noise = rng.uniform(-0.4, 0.4, count)
+        noise -= noise.mean()
+        return 0.5 + noise * min(1.0, 0.5 / float(np.abs(noise).max()))
+
+    def certificate(self, construction: Construction) -> Certificate:
+        """C₅ as a fraction."""
+        value = exact_c5(construction)
+        bound = decimals(value, places=_PLACES, up=True)
+        claim = f"C5 <= {bound}, proven exactly for the step function of these {len(construction)} heights"
+        return Certificate(claim, bound, f"{value.numerator}/{value.denominator}")
+
+    def draw(self, figure: Figure, construction: Construction) -> None:
+        """The step function, and below it the overlap at each shift."""
+        count = len(construction)
+        steps, curve = figure.subplots(2, 1)
+        steps.stairs(construction, np.linspace(0, 2, count + 1), fill=True, alpha=0.35, color="C0")
+        steps.stairs(construction, np.linspace(0, 2, count + 1), baseline=None, color="C0")
+        steps.set(xlim=(0, 2), ylim=(0, 1.05), xlabel="x", ylabel="h(x)")
+        overlap = overlaps(construction)
+        shifts = np.arange(-(count - 1), count) * 2 / count
+        curve.plot(shifts, overlap, color="C1")
+        curve.axhline(float(overlap.max()), color="0.4", linewidth=0.8, linestyle="--")
+        curve.annotate(
+            f"C5 = {overlap.max():.10f}", (0, overlap.max()), (0, 4), textcoords="offset points", ha="center"
+        )
+        curve.set(xlim=(-2, 2), ylim=(0, float(overlap.max()) * 1.15), xlabel="shift k", ylabel="overlap")
+
+
+def overlaps(h: Construction) -> Construction:
+    """[2n − 1] the overlap at the shifts −(n−1)·2/n … (n−1)·2/n, of [n] heights."""
+    count = len(h)
+    if count < _FFT_FROM:
+        return np.correlate(h, 1 - h, mode="full") * (2 / count)
+    size = 1 << (2 * count - 2).bit_length()
+    spectrum = np.fft.rfft(h, size) * np.fft.rfft((1 - h)[::-1], size)
+    return np.fft.irfft(spectrum, size)[: 2 * count - 1] * (2 / count)
+
+
+def exact_c5(h: Construction) -> Fraction:
+    """C₅ of [n] heights, rescaled exactly to ∫h = 1 and, where that leaves [0, 1] by rounding alone, moved toward ½.
+
+    Raises:
+        Invalid: it leaves [0, 1] by more.
+    """
+    heights, _ = scaled(h)
+    count, twice = len(heights), 2 * sum(heights)
+    tops = [height * count for height in heights]  # h_i = tops[i] / twice, which sum to n / 2
+    excess = max(Fraction(max(tops), twice) - 1, Fraction(-min(tops), twice), Fraction(0))
+    if excess > Fraction(SLACK):
+        raise Invalid("a height is outside [0, 1] after rescaling to the sum n / 2")
+    if excess:
+        weight = excess / (Fraction(1, 2) + excess)  # (1 − w)·h + w/2, which keeps the sum
+        kept, moved = weight.denominator - weight.numerator, weight.numerator
+        tops = [2 * kept * top + moved * twice for top in tops]
+        twice *= 2 * weight.denominator
+    overlap = max(correlations(tops, [twice - top for top in tops]))
+    return Fraction(2 * overlap, count * twice * twice)
+
+
+def _in_box(h: Construction, when: str) -> None:
+    low, high = float(h.min()), float(h.max())
+    if not (low >= -SLACK and high <= 1 + SLACK):  # so that no comparison with what is no number passes
+        worst = low if low < -SLACK else high
+        raise Invalid(f"a height is {worst:.9g}{when}; heights must lie in [0, 1]")
+
+
+def _blended(h: Construction) -> Construction:
+    """Moved toward ½ just as far as it takes to lie in [0, 1]."""
+    excess = max(float(h.max()) - 1, -float(h.min()), 0.0)
+    weight = excess / (0.5 + excess)
+    return np.clip((1 - weight) * h + weight / 2, 0, 1)

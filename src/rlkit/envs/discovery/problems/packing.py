@@ -1,0 +1,151 @@
+"""Circles in the unit square, as large as possible in the sum of their radii.
+
+Invariant: no two circles of a verified packing overlap, and none leaves the square, in exact arithmetic and without any
+slack.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, override
+
+import numpy as np
+from pydantic import Field
+
+from rlkit.envs.discovery.problem import Certificate, Construction, Invalid, Problem, Verified
+from rlkit.envs.discovery.problems.exact import decimals, scaled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHRINK = 1e-12
+"""What each radius is lessened by where circles overlap or leave the square, as rounding alone may make them."""
+
+_CLOSE = 1e-9
+"""Pairs that are further apart than this need no exact arithmetic."""
+_PLACES = 10
+_KNOWN = {26: (2.634, 2.63598308), 32: (2.936, 2.93957277)}
+"""By the number of circles, the best that was found by hand, and the best that was published."""
+_SCRIPTED = {
+    26: ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
+    32: ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
+}
+"""By the number of circles, what `packing_steps.search` reaches: the best of three seeds."""
+
+
+@dataclass(frozen=True)
+class CirclePacking(Problem):
+    """n circles of any radii in the unit square.
+
+    Args:
+        circles: n; 26 and 32 are the ones of the literature.
+    """
+
+    circles: Annotated[int, Field(ge=1)] = 26
+
+    name = "circle_packing"
+    minimise = False
+    symbol = "the sum of the radii"
+    initial = "initial_circles"
+    polish = "rlkit.envs.discovery.problems.packing_steps:polish"
+
+    @property
+    @override
+    def shape(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
+        """What a program returns, in words."""
+        return f"an array of shape ({self.circles}, 3) whose rows are x, y and radius"
+
+    @property
+    @override
+    def baseline(self) -> float | None:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
+        """The best value that was found by hand."""
+        return _KNOWN.get(self.circles, (None, None))[0]
+
+    @property
+    @override
+    def best_known(self) -> float | None:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
+        """The best value that was ever published."""
+        return _KNOWN.get(self.circles, (None, None))[1]
+
+    @property
+    @override
+    def scripted(self) -> tuple[tuple[float, float], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """What a scripted search reaches, by processor seconds."""
+        return _SCRIPTED.get(self.circles, ())
+
+    def statement(self) -> str:  # noqa: D102  inherited
+        return (
+            f"Pack {self.circles} circles into the unit square [0, 1] x [0, 1] so that the sum of their radii is as "
+            "large as possible. The circles may have different radii; they must not overlap, nor leave the square.\n\n"
+            f"A construction is {self.shape}, all finite, with radii that are not negative. The distance of two "
+            "centres must be at least the sum of their radii, and a centre at least its radius away from each side. "
+            f"Where that is not so, the verifier lessens each radius by {SHRINK:g}, for rounding, and then refuses any "
+            "overlap at all."
+        )
+
+    def verified(self, given: Construction) -> Verified:
+        """The circles, their radii lessened by `SHRINK` where they do not fit as they are, and the sum of these."""
+        if given.shape != (self.circles, 3):
+            raise Invalid(f"the array has the shape {given.shape}, and must have ({self.circles}, 3)")
+        if not np.isfinite(given).all():
+            raise Invalid("the array holds values that are not finite")
+        circles = given.astype(np.float64, copy=True)
+        if circles[:, 2].min() < 0:
+            raise Invalid(f"a radius is {circles[:, 2].min():.9g}; none may be below 0")
+        try:
+            _fit(circles)
+        except Invalid:
+            circles[:, 2] = np.maximum(circles[:, 2] - SHRINK, 0)
+            _fit(circles)
+        return Verified(circles, float(circles[:, 2].sum()))
+
+    def start(self, rng: np.random.Generator) -> Construction:
+        """Random centres, each with the largest radius that the nearest neighbour leaves, if both take half."""
+        centres = rng.uniform(0.05, 0.95, (self.circles, 2))
+        distances = np.hypot(*(centres[:, None] - centres[None]).transpose(2, 0, 1))
+        np.fill_diagonal(distances, np.inf)
+        sides = np.minimum(centres, 1 - centres).min(axis=1)
+        radii = np.minimum(distances.min(axis=1, initial=np.inf) / 2, sides)
+        return np.column_stack([centres, radii])
+
+    def certificate(self, construction: Construction) -> Certificate:
+        """The sum of the radii, rounded down; that nothing overlaps was found exactly when it was verified."""
+        numbers, exponent = scaled(construction[:, 2])
+        total = Fraction(sum(numbers), 1 << exponent)
+        bound = decimals(total, places=_PLACES, up=False)
+        claim = f"the sum of the radii of these {len(construction)} circles is at least {bound}, proven exactly"
+        return Certificate(claim, bound, f"{total.numerator}/{total.denominator}")
+
+    def draw(self, figure: Figure, construction: Construction) -> None:
+        """The circles in their square."""
+        from matplotlib.patches import Circle, Rectangle
+
+        axes = figure.add_subplot()
+        axes.add_patch(Rectangle((0, 0), 1, 1, fill=False, color="0.3"))
+        for x, y, radius in construction.tolist():
+            axes.add_patch(Circle((x, y), radius, facecolor="C0", alpha=0.35, edgecolor="C0"))
+        axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xlabel="x", ylabel="y")
+
+
+def _fit(circles: Construction) -> None:
+    if np.abs(circles).max() > 1:
+        raise Invalid("a circle leaves the square")
+    _inside(circles)
+    _apart(circles)
+
+
+def _inside(circles: Construction) -> None:
+    for x, y, radius in ((Fraction(x), Fraction(y), Fraction(r)) for x, y, r in circles.tolist()):
+        if min(x, y) < radius or max(x, y) > 1 - radius:
+            raise Invalid(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the square")
+
+
+def _apart(circles: Construction) -> None:
+    x, y, radii = circles.T
+    gaps = np.hypot(x[:, None] - x, y[:, None] - y) - (radii[:, None] + radii)
+    first, second = np.nonzero(np.triu(gaps < _CLOSE, 1))
+    for i, j in zip(first.tolist(), second.tolist(), strict=True):
+        (xi, yi, ri), (xj, yj, rj) = ([Fraction(value) for value in circles[k].tolist()] for k in (i, j))
+        if (xi - xj) ** 2 + (yi - yj) ** 2 < (ri + rj) ** 2:
+            raise Invalid(f"circles {i} and {j} overlap, by {-gaps[i, j]:.3g}")

@@ -1,0 +1,1 @@
+"""Agents of Harbor trials whose model is the policy."""

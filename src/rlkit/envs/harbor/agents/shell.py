@@ -1,0 +1,264 @@
+"""`ShellAgent`: one command a turn, for models that are too small for Terminus2's prompts and its JSON.
+
+Invariant: the conversation only grows, by the very messages that the policy gave, so that each prompt extends the exact
+tokens of the turn before. Whatever ends the loop, `run` returns, so that Harbor's verifier grades what is there, and
+`AgentEnd` says why; raised are a failure of the environment and what no repetition mends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, cast, override
+
+from harbor.agents.base import BaseAgent
+from harbor.agents.options import AgentOptions
+from harbor.environments.base import BaseEnvironment
+from harbor.models.agent.context import AgentContext
+from pydantic import Field, ValidationError
+
+from rlkit._util.json_values import text_of
+from rlkit.envs.harbor.agents.commands import (
+    END_WORD,
+    END_WORDS,
+    NO_OUTPUT,
+    CommandResult,
+    command_script,
+    read_command,
+)
+from rlkit.envs.harbor.agents.ending import EnvironmentDown, Tally
+from rlkit.envs.harbor.agents.loans import loan_of
+from rlkit.envs.harbor.verification.agent_records import write_record
+from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
+from rlkit.policy import Policy, Reply
+from rlkit.sandbox import CommandTimeout
+from rlkit.types import Message
+
+SYSTEM_PROMPT = "You work in a Linux shell. Reply with one command and nothing else. Reply exit when the task is done."
+
+ONE_TURN_PROMPT = "You work in a Linux shell. Reply with one command and nothing else."
+"""The system prompt where there is one turn: a task ends with its command, and nobody says `exit`."""
+
+TRANSCRIPT = "transcript.jsonl"
+"""In the trial's folder of the agent's logs: a message on each line."""
+
+
+type Example = Annotated[list[str], Field(min_length=2)]
+
+
+class ShellOptions(AgentOptions):
+    """The options of `ShellAgent`."""
+
+    policy: str = Field(default="", description="Key of a policy that is lent in this process.")
+    max_turns: int | None = Field(
+        default=None, ge=1, description="Replies of the model in each step of a task; by default no limit but time."
+    )
+    system_prompt: str | None = Field(default=None, description="The first message; empty for none, null for its own.")
+    examples: list[Example] = Field(
+        default_factory=list["Example"],
+        description="Worked examples, each an instruction and the commands that carry it out and print nothing.",
+    )
+    output_chars: int = Field(default=2000, ge=1, description="Characters of a command's output that are shown.")
+    command_timeout_s: int = Field(default=30, ge=1, description="Seconds that a command may take.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply; less than the run's, if given.")
+    temperature: float | None = Field(default=None, ge=0, description="Instead of the run's.")
+
+    @classmethod
+    def read(cls, options: Mapping[str, object]) -> ShellOptions:
+        """Read options as a configuration gives them.
+
+        Raises:
+            UsageError: one is unknown, or has a wrong value.
+        """
+        for name in sorted(options.keys() - cls.model_fields.keys()):
+            raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
+        try:
+            settings = cls.model_validate(dict(options))
+        except ValidationError as error:
+            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
+            raise UsageError(f"agent options: {'; '.join(faults)}") from None
+        for place, (_, *commands) in enumerate(settings.examples):
+            if settings.max_turns is not None and len(commands) > settings.max_turns:
+                count = len(commands)
+                raise UsageError(
+                    f"agent options: examples.{place}: {count} commands, and max_turns is {settings.max_turns}"
+                )
+        return settings
+
+
+class ShellAgent(BaseAgent):
+    """An agent that runs one command a turn and shows the model its output.
+
+    A reply is the command: its first fenced block, or else its first line. `exit`, `done` and an empty reply end the
+    episode. Each command runs in a shell of its own, in the directory where the one before it ended.
+
+    Args:
+        logs_dir: the trial's folder of the agent's logs.
+        model_name: for Harbor's records.
+        options: as in `ShellOptions`, and what Harbor gives to each agent.
+
+    Raises:
+        UsageError: an option is unknown or has a wrong value, or no policy is lent by its key.
+    """
+
+    options_model: ClassVar[type[AgentOptions] | None] = ShellOptions
+
+    def __init__(self, logs_dir: Path, model_name: str | None = None, **options: Any) -> None:
+        super().__init__(logs_dir, model_name, **options)
+        self._settings = cast("ShellOptions", self.options)
+        loan = loan_of(self._settings.policy)
+        self._policy = loan.policy
+        self._tallies: list[Tally] = []
+        loan.runs.append(self._tallies)
+
+    @classmethod
+    @override
+    def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> ShellOptions:
+        return ShellOptions.read(kwargs or {})
+
+    @staticmethod
+    @override
+    def name() -> str:
+        return "shell"
+
+    @override
+    def version(self) -> str:
+        return "1"
+
+    @override
+    async def setup(self, environment: BaseEnvironment) -> None:
+        pass
+
+    @override
+    async def run(self, instruction: str, environment: BaseEnvironment, context: AgentContext) -> None:
+        tally = Tally()
+        self._tallies.append(tally)
+        episode = _Episode(self._policy, environment, self._settings, tally)
+        try:
+            await episode.play(instruction)
+        except (EnvironmentDown, UsageError, MissingError) as error:
+            tally.ended_by(error)
+            raise
+        except (LimitReached, ServiceError) as error:
+            tally.ended_by(error)
+        except Exception as error:
+            self.logger.exception("the agent's own code failed")
+            tally.ended_by(error)
+        finally:
+            context.n_input_tokens, context.n_cache_tokens = episode.prompt_tokens, 0
+            context.n_output_tokens = episode.completion_tokens
+            context.metadata = {"end": tally.reason, "end_detail": tally.detail}
+            lines = "".join(f"{json.dumps(message)}\n" for message in episode.messages)
+            write_record(self.logs_dir / TRANSCRIPT, lines.encode(), self.logger)
+
+
+class _Episode:
+    """One conversation with the policy, and the shell that it is about."""
+
+    def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, tally: Tally) -> None:
+        self.messages: list[Message] = []
+        self.prompt_tokens = self.completion_tokens = 0
+        self._policy, self._environment, self._settings, self._tally = policy, environment, settings, tally
+        self._max_tokens = min(settings.max_tokens or policy.max_tokens, policy.max_tokens)
+        context = policy.context_tokens
+        self._room = self._max_tokens if context is None else min(self._max_tokens, max(context // 4, 1))
+        self._folder = ""
+        self._mark = uuid.uuid4().hex
+
+    async def play(self, instruction: str) -> None:
+        """Let the policy work until it says that it has done, or has had its turns."""
+        self.messages = _opening(self._settings, instruction)
+        limit = self._settings.max_turns
+        for _ in range(limit) if limit else itertools.count():
+            reply = await self._ask()
+            if (answer := await self._answer(reply)) is None:
+                return
+            self.messages.append({"role": "user", "content": answer})
+        if limit == 1:  # nothing was cut short: there was to be one command
+            self._tally.ended("completed", "the agent has had its one turn")
+        else:
+            self._tally.ended("max_turns", f"the agent has had its {limit} turns (max_turns)")
+
+    async def _ask(self) -> Reply:
+        started = time.monotonic()
+        try:
+            reply = await self._policy.chat(
+                self.messages, max_tokens=self._max_tokens, temperature=self._settings.temperature, room=self._room
+            )
+        finally:
+            self._tally.llm_s += time.monotonic() - started
+        count = len(reply.turn.completion)
+        self.prompt_tokens += len(reply.tokens) - count
+        self.completion_tokens += count
+        self.messages.append(reply.message)
+        self._tally.turns += 1
+        return reply
+
+    async def _answer(self, reply: Reply) -> str | None:
+        """Carry a reply out, and return what the model is shown of it; None where it has ended the episode."""
+        if reply.truncated:
+            self._tally.truncated_turns += 1
+            return f"(nothing was run: the reply was cut off after {len(reply.turn.completion)} tokens)"
+        command = read_command(reply.text)
+        if command is None:
+            self._tally.parse_errors += 1
+            return "(nothing was run: the reply holds no command)"
+        if command in END_WORDS:
+            self._tally.ended("completed", f"the model said {command!r}" if command else "the model said nothing more")
+            return None
+        return await self._run(command)
+
+    async def _run(self, command: str) -> str:
+        limit_s = self._settings.command_timeout_s
+        script = command_script(command, folder=self._folder, mark=self._mark)
+        started = time.monotonic()
+        try:
+            execution = await self._environment.exec(script, timeout_sec=limit_s)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if _is_command_timeout(error, limit_s=limit_s, elapsed_s=time.monotonic() - started):
+                return f"(the command was ended after {limit_s} s)"
+            raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {text_of(error)}") from error
+        printed = (execution.stdout or "") + (execution.stderr or "")
+        result = CommandResult.read(printed, execution.return_code, mark=self._mark)
+        self._folder = self._folder if result.folder is None else result.folder
+        return result.observation(self._settings.output_chars)
+
+
+def _is_command_timeout(error: Exception, *, limit_s: int, elapsed_s: float) -> bool:
+    """Whether an environment says that the command's own time was over.
+
+    Environments have no type in common for that: Harbor's engines raise a plain `RuntimeError` with these words at its
+    beginning. A `TimeoutError` before the time was over is one of the environment's connection.
+    """
+    if isinstance(error, CommandTimeout):
+        return True
+    if isinstance(error, TimeoutError):
+        return elapsed_s >= limit_s
+    words = rf"(oc )?command timed out after {limit_s} seconds"
+    return type(error) is RuntimeError and re.match(words, str(error), re.IGNORECASE) is not None
+
+
+def _opening(settings: ShellOptions, instruction: str) -> list[Message]:
+    messages: list[Message] = []
+    one_turn = settings.max_turns == 1
+    own = ONE_TURN_PROMPT if one_turn else SYSTEM_PROMPT
+    if system := own if settings.system_prompt is None else settings.system_prompt:
+        messages.append({"role": "system", "content": system})
+    for task, *commands in settings.examples:
+        messages.append({"role": "user", "content": task})
+        for command in commands:
+            messages.append({"role": "assistant", "content": command})
+            if not one_turn:
+                messages.append({"role": "user", "content": NO_OUTPUT})
+        if not one_turn:
+            messages.append({"role": "assistant", "content": END_WORD})
+    messages.append({"role": "user", "content": instruction.strip()})
+    return messages

@@ -1,0 +1,267 @@
+"""Small tasks about files, each solved by a command or two: the ground on which the smallest models learn a shell.
+
+Invariant: the tasks follow from `FileTasks` alone. Training and held-out tasks share no name of a file or folder, no
+word and no instruction.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rlkit._util.seeds import derive
+from rlkit.errors import UsageError, did_you_mean
+from rlkit.types import Json
+
+type Part = Literal["train", "held-out"]
+
+PARTS: tuple[Part, ...] = ("train", "held-out")
+
+_TRAIN_NAMES = """
+    apple bread cloud stone river music photo paper table green night chair water horse plant glass wheel smoke beach
+    train clock storm brush flame grass heart juice knife lemon money north ocean piano queen radio salad tiger uncle
+    voice whale yacht zebra angel bride cabin daisy earth fence
+"""
+_HELD_OUT_NAMES = """
+    amber beard candy dream eagle field ghost honey image jewel kitty light mango nurse olive pearl quilt robot shell
+    tower urban valve wagon youth
+"""
+NAMES: Mapping[Part, Sequence[str]] = {"train": _TRAIN_NAMES.split(), "held-out": _HELD_OUT_NAMES.split()}
+"""Names of files and folders, and words in files; the two parts share none."""
+
+MOST_VARIANTS = 20
+"""Of a kind of task, in each part: fewer than there are held-out names, so that there are as many folders to make."""
+
+
+type Variants = Annotated[int, Field(ge=1, le=MOST_VARIANTS)]
+
+
+class FileTasks(BaseModel):
+    """Which tasks there are.
+
+    Args:
+        variants: training tasks of each kind.
+        held_out: tasks of each kind for evaluation.
+        seed: decides the names.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    variants: Variants = 12
+    held_out: Variants = 4
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Json]) -> FileTasks:
+        """Read the settings as a configuration gives them.
+
+        Raises:
+            UsageError: one is unknown, or has a wrong value.
+        """
+        for name in settings.keys() - cls.model_fields.keys():
+            raise UsageError(f"file_tasks.{name}: there is no such setting.{did_you_mean(name, cls.model_fields)}")
+        try:
+            return cls.model_validate(dict(settings))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise UsageError(
+                f"file_tasks.{fault['loc'][0]}: {settings[str(fault['loc'][0])]!r}: {fault['msg']}"
+            ) from None
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """A task.
+
+    Args:
+        task_id: its part, its level and kind, and a number.
+        instruction: one line or two, for the model.
+        files: texts of the files that are there at the beginning, by path.
+        solution: commands.
+        checks: conditions of the shell in the folder of work, all of which hold once it is solved.
+    """
+
+    task_id: str
+    instruction: str
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+    solution: tuple[str, ...] = ()
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One thing to do; its fields are as those of `FileTask`."""
+
+    instruction: str
+    solution: str
+    checks: tuple[str, ...]
+    files: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class _Names:
+    """Names that are all different, in an order that a seed decides."""
+
+    def __init__(self, part: Part, rng: random.Random) -> None:
+        self._left = rng.sample(NAMES[part], len(NAMES[part]))
+        self.rng = rng
+
+    def word(self) -> str:
+        return self._left.pop()
+
+    def file(self) -> str:
+        return f"{self.word()}.txt"
+
+
+def _make_folder(names: _Names) -> _Step:
+    name = names.word()
+    return _Step(f"Make a directory named {name}.", f"mkdir {name}", (f"is_folder {name}",))
+
+
+def _delete_file(names: _Names) -> _Step:
+    name, other, word = names.file(), names.file(), names.word()
+    files = {name: f"{names.word()}\n", other: f"{word}\n"}
+    return _Step(f"Delete the file {name}.", f"rm {name}", (f"is_gone {name}", f"holds {other} {word}"), files)
+
+
+def _rename_file(names: _Names) -> _Step:
+    old, new, word = names.file(), names.file(), names.word()
+    checks = (f"is_gone {old}", f"holds {new} {word}")
+    return _Step(f"Rename the file {old} to {new}.", f"mv {old} {new}", checks, {old: f"{word}\n"})
+
+
+def _copy_file(names: _Names) -> _Step:
+    name, copy, word = names.file(), names.file(), names.word()
+    checks = (f"holds {name} {word}", f"holds {copy} {word}")
+    return _Step(f"Copy the file {name} to {copy}.", f"cp {name} {copy}", checks, {name: f"{word}\n"})
+
+
+def _write_word(names: _Names) -> _Step:
+    word, name = names.word(), names.file()
+    instruction = f"Write the word {word} into the file {name}."
+    return _Step(instruction, f"echo {word} > {name}", (f"holds {name} {word}",))
+
+
+def _append_word(names: _Names) -> _Step:
+    word, name, first = names.word(), names.file(), names.word()
+    checks = (f"holds {name} {first} {word}",)
+    instruction = f"Add the word {word} to the end of the file {name}."
+    return _Step(instruction, f"echo {word} >> {name}", checks, {name: f"{first}\n"})
+
+
+def _empty_file(names: _Names) -> _Step:
+    name = names.file()
+    return _Step(f"Create an empty file named {name}.", f"touch {name}", (f"holds {name}",))
+
+
+def _move_file(names: _Names) -> _Step:
+    name, folder, other, word = names.file(), names.word(), names.file(), names.word()
+    checks = (f"is_gone {name}", f"holds {folder}/{name} {word}", f"holds {folder}/{other} {other[:-4]}")
+    files = {name: f"{word}\n", f"{folder}/{other}": f"{other[:-4]}\n"}
+    return _Step(f"Move the file {name} into the directory {folder}.", f"mv {name} {folder}", checks, files)
+
+
+def _sort_lines(names: _Names) -> _Step:
+    name, into, words = names.file(), names.file(), sorted(names.word() for _ in range(4))
+    shuffled = names.rng.sample(words, len(words))
+    if shuffled == words:
+        shuffled.reverse()
+    checks = (f"holds {name} {' '.join(shuffled)}", f"holds {into} {' '.join(words)}")
+    instruction = f"Sort the lines of {name} into the file {into}."
+    return _Step(instruction, f"sort {name} > {into}", checks, {name: "".join(f"{word}\n" for word in shuffled)})
+
+
+def _count_lines(names: _Names) -> _Step:
+    name, into, count = names.file(), names.file(), names.rng.randint(3, 12)
+    text = "".join(f"{names.word()}\n" for _ in range(count))
+    instruction = f"Count the lines of {name} and write the number into the file {into}."
+    return _Step(instruction, f"wc -l < {name} > {into}", (f"holds {into} {count}",), {name: text})
+
+
+def _folder_and_file(names: _Names) -> _Step:
+    folder, name, word = names.word(), names.file(), names.word()
+    instruction = f"Make a directory named {folder} and write the word {word} into the file {folder}/{name}."
+    solution = f"mkdir {folder} && echo {word} > {folder}/{name}"
+    return _Step(instruction, solution, (f"holds {folder}/{name} {word}",))
+
+
+def _number_lines(names: _Names) -> _Step:
+    name, last = names.file(), names.rng.randint(4, 30)
+    numbers = " ".join(map(str, range(1, last + 1)))
+    instruction = f"Write the numbers from 1 to {last} into the file {name}, one on each line."
+    return _Step(instruction, f"seq {last} > {name}", (f"holds {name} {numbers}",))
+
+
+type _Kind = Callable[[_Names], _Step]
+type _Steps = Callable[[_Names], list[_Step]]
+
+_SINGLE: Mapping[str, _Kind] = {
+    "make-folder": _make_folder,
+    "delete-file": _delete_file,
+    "rename-file": _rename_file,
+    "copy-file": _copy_file,
+    "write-word": _write_word,
+}
+
+
+def _two_commands(names: _Names) -> list[_Step]:
+    return [make(names) for make in names.rng.sample(list(_SINGLE.values()), 2)]
+
+
+def _single(make: _Kind) -> _Steps:
+    return lambda names: [make(names)]
+
+
+_LEVELS: Mapping[int, Mapping[str, _Steps]] = {
+    1: {name: _single(make) for name, make in _SINGLE.items()},
+    2: {
+        "append-word": _single(_append_word),
+        "empty-file": _single(_empty_file),
+        "move-file": _single(_move_file),
+        "sort-lines": _single(_sort_lines),
+    },
+    3: {"two-commands": _two_commands},
+    4: {
+        "count-lines": _single(_count_lines),
+        "folder-and-file": _single(_folder_and_file),
+        "number-lines": _single(_number_lines),
+    },
+}
+"""Kinds of tasks by level: one plain command; a less common one; two of level 1, one after the other; several things
+that one line of the shell does at once."""
+
+
+def file_tasks(settings: FileTasks) -> Iterator[FileTask]:
+    """Yield the tasks, `train/1-make-folder-00` and so on."""
+    for part in PARTS:
+        count = settings.variants if part == "train" else settings.held_out
+        for level, kinds in _LEVELS.items():
+            for kind, make in kinds.items():
+                yield from _variants(part, f"{level}-{kind}", count, settings.seed, make)
+
+
+def _variants(part: Part, kind: str, count: int, seed: int, make: _Steps) -> Iterator[FileTask]:
+    instructions = set[str]()
+    draw = 0
+    while len(instructions) < count:
+        steps = make(_Names(part, random.Random(derive(seed, "file_tasks", part, kind, draw))))
+        draw += 1
+        instruction = " Then ".join(_continued(step.instruction, place) for place, step in enumerate(steps))
+        if instruction in instructions:
+            continue
+        task_id = f"{part}/{kind}-{len(instructions):02}"
+        instructions.add(instruction)
+        yield FileTask(
+            task_id,
+            instruction,
+            files={path: text for step in steps for path, text in step.files.items()},
+            solution=tuple(step.solution for step in steps),
+            checks=tuple(check for step in steps for check in step.checks),
+        )
+
+
+def _continued(sentence: str, place: int) -> str:
+    return sentence[0].lower() + sentence[1:] if place else sentence

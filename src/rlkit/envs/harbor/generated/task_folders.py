@@ -1,0 +1,139 @@
+"""The folders of generated tasks: Harbor plays what is on the disk.
+
+Invariant: a folder of tasks is there whole or not at all, also where two processes write it at one time. A task's tests
+accept what its instruction asks for and nothing less.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from rlkit._util.paths import cache_dir
+from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasks, file_tasks
+from rlkit.errors import UsageError
+
+_LEFTOVER_S = 3600.0
+"""Age of a temporary folder that no process writes any more: writing takes seconds."""
+
+_SETTINGS = """schema_version = "1.4"
+
+[metadata]
+difficulty = "easy"
+level = {level}
+
+[metadata.rlkit]
+tested_folders = ["/app"]
+
+[agent]
+timeout_sec = 600.0
+
+[verifier]
+timeout_sec = 60.0
+
+[environment]
+build_timeout_sec = 300.0
+cpus = 1
+memory_mb = 1024
+network_mode = "no-network"
+"""
+
+_TESTS = r"""#!/bin/bash
+# holds FILE WORD...: the file has a word on each line, and nothing else; the last line may lack its end.
+holds() {{
+  local file=$1 lines
+  shift
+  [ -f "$file" ] && [ ! -L "$file" ] || return 1
+  [ $# -gt 0 ] || {{ [ ! -s "$file" ]; return; }}
+  lines=$(printf '%s\n' "$@")
+  printf '%s\n' "$lines" | cmp -s - "$file" || printf '%s' "$lines" | cmp -s - "$file"
+}}
+is_gone() {{ [ ! -e "$1" ] && [ ! -L "$1" ]; }}
+is_folder() {{ [ -d "$1" ] && [ ! -L "$1" ]; }}
+check() {{ "$@" || {{ echo "not so: $*"; reward=0; }}; }}
+
+reward=1
+cd /app || reward=0
+{checks}
+echo $reward > /logs/verifier/reward.txt
+"""
+
+
+def task_files(task: FileTask) -> Mapping[str, str]:
+    """Return the texts of the files of Harbor's task folder, by path."""
+    level = task.task_id.partition("/")[2][0]
+    dockerfile = "FROM ubuntu:24.04\n\nWORKDIR /app\n" + ("COPY files/ ./\n" if task.files else "")
+    return {
+        "task.toml": _SETTINGS.format(level=level),
+        "instruction.md": f"{task.instruction}\n",
+        "environment/Dockerfile": dockerfile,
+        **{f"environment/files/{path}": text for path, text in task.files.items()},
+        "tests/test.sh": _TESTS.format(checks="\n".join(f"check {check}" for check in task.checks)),
+        "solution/solve.sh": "#!/bin/bash\nset -e\ncd /app\n" + "".join(f"{line}\n" for line in task.solution),
+    }
+
+
+def cached_file_tasks(settings: FileTasks) -> Path:
+    """Return the folder in rlkit's cache that holds the tasks, which are written unless they are there."""
+    texts = _texts(settings)
+    digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
+    target = cache_dir() / "file-tasks" / digest
+    _remove_leftovers(target.parent, now_s=time.time())
+    if not (target.is_dir() and any(target.iterdir())):
+        with suppress(FileExistsError):  # another process was faster
+            _write(texts, target)
+    return target
+
+
+def _remove_leftovers(folder: Path, *, now_s: float) -> None:
+    """Remove what processes left that were killed while they wrote; a younger folder may be in use."""
+    for path in folder.glob(".*.tmp"):
+        with suppress(FileNotFoundError):  # another process was faster
+            if now_s - path.stat().st_mtime > _LEFTOVER_S:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def write_file_tasks(settings: FileTasks, target: Path) -> int:
+    """Write the tasks to a folder that is not there yet, or is empty, and return how many they are.
+
+    Raises:
+        UsageError: the folder holds something, or cannot be written.
+    """
+    target = target.expanduser().absolute()
+    try:
+        return _write(_texts(settings), target)
+    except FileExistsError:
+        raise UsageError(f"--to: {target} is there and not empty; take another folder") from None
+    except NotADirectoryError:
+        raise UsageError(f"--to: {target} is or lies in a file; take another folder") from None
+    except OSError as error:
+        raise UsageError(f"--to: {target} cannot be written: {error.strerror}; take another folder") from error
+
+
+def _texts(settings: FileTasks) -> Mapping[str, Mapping[str, str]]:
+    return {task.task_id: task_files(task) for task in file_tasks(settings)}
+
+
+def _write(texts: Mapping[str, Mapping[str, str]], target: Path) -> int:
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        for name, files in texts.items():
+            for path, text in files.items():
+                file = temporary / name / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text)
+        try:
+            temporary.rename(target)
+        except OSError as error:
+            if target.is_dir() and any(target.iterdir()):
+                raise FileExistsError(target) from error
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return len(texts)

@@ -1,0 +1,139 @@
+"""Datasets of registries: Harbor's, and terminal-bench 1's.
+
+Invariant: all tasks are on this machine before the first of them is played. Harbor's own client reads what has Harbor's
+form.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlkit.envs.harbor.registries.registry_files import read_rows
+from rlkit.envs.harbor.terminal_bench.entries import REGISTRY_URL, find_entry, is_entry, is_published
+from rlkit.envs.harbor.urls import show_url
+from rlkit.errors import MissingError, RlkitError, UsageError
+from rlkit.types import Json
+
+if TYPE_CHECKING:
+    from harbor.models.trial.config import TaskConfig
+
+    from rlkit.envs.harbor.tasks import Selection
+
+HARBOR_REGISTRY_NAME = "Harbor's registry"
+
+
+def fetch(
+    dataset: str,
+    selection: Selection,
+    *,
+    registry: str | None,
+    note: Callable[[str], None] = lambda message: None,
+    recorded: Callable[[Json], Json] = lambda now: now,
+) -> dict[str, Path]:
+    """Fetch the tasks of a dataset that are selected, unless this machine has them.
+
+    Args:
+        dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a package of Harbor's.
+        selection: of its tasks.
+        registry: a file or a URL, in Harbor's form or terminal-bench 1's. None for the published registry that has the
+            dataset: terminal-bench 1's where it lists that name and version, otherwise Harbor's.
+        note: told of progress, and of what a task of terminal-bench 1 loses.
+        recorded: told the commit of a version that follows a branch; gives that of when the run began.
+
+    Returns:
+        The folders by the names of the tasks.
+
+    Raises:
+        MissingError: the registry or a repository cannot be reached, or Harbor's has no such dataset.
+        UsageError: nothing is selected, or the registry cannot be read or has no such dataset.
+    """
+    name, version = parse_dataset(dataset)
+    source = registry or (REGISTRY_URL if is_published(name, version) else None)
+    if source is None or source == _harbors_url():
+        return _fetch_from_harbor(dataset, selection, None, named=HARBOR_REGISTRY_NAME)
+    rows = read_rows(source, note=note)
+    entries = [row for row in rows if is_entry(row)]
+    others = [row for row in rows if not is_entry(row)]
+    if not entries or (others and not any(isinstance(row, dict) and row.get("name") == name for row in entries)):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "registry.json"
+            path.write_text(json.dumps(others), encoding="utf-8")
+            return _fetch_from_harbor(dataset, selection, path, named=show_url(source))
+    from rlkit.envs.harbor.terminal_bench.dataset import select_tasks
+
+    entry = find_entry(entries, name, version, registry=show_url(source))
+    return select_tasks(entry, selection, note=note, recorded=recorded)
+
+
+def parse_dataset(dataset: str) -> tuple[str, str | None]:
+    """Split a dataset into its name and its version, which may be missing.
+
+    Raises:
+        UsageError: it is not of the form `name@version`.
+    """
+    name, _, version = dataset.replace("==", "@").partition("@")
+    if not name.strip() or "@" in version:
+        raise UsageError(f"dataset: {dataset!r} is not of the form name@version")
+    return name.strip(), version.strip() or None
+
+
+def _harbors_url() -> str:
+    from harbor.constants import DEFAULT_REGISTRY_URL
+
+    return DEFAULT_REGISTRY_URL
+
+
+def _fetch_from_harbor(dataset: str, selection: Selection, path: Path | None, *, named: str) -> dict[str, Path]:
+    try:
+        return _in_a_loop_of_its_own(_fetch(dataset, selection, path))
+    except RlkitError:
+        raise
+    except Exception as error:  # of the network, of git, of files, or Harbor's own
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise MissingError(
+            f"dataset: {dataset} cannot be had from {named} ({why}): check the name and the network, or give the "
+            "folder of its tasks as tasks_dir"
+        ) from error
+
+
+async def _fetch(dataset: str, selection: Selection, path: Path | None) -> dict[str, Path]:
+    from harbor.models.job.config import DatasetConfig
+    from harbor.tasks.client import TaskClient
+
+    name, version = parse_dataset(dataset)
+    packaged = "/" in name
+    config = DatasetConfig(
+        name=name,
+        version=None if packaged else version,
+        ref=version if packaged else None,
+        registry_path=path,
+    )
+    listed = await config.get_task_configs()
+    tasks = {_name(task): task for task in listed}
+    if len(tasks) < len(listed):
+        name, count = Counter(map(_name, listed)).most_common(1)[0]
+        raise MissingError(f"dataset: {dataset} has {count} tasks named {name!r}: give their folders as tasks_dir")
+    chosen = [tasks[one] for one in selection.of(list(tasks))]
+    fetched = await TaskClient().download_tasks(task_ids=[task.get_task_id() for task in chosen])
+    return {_name(task): path for task, path in zip(chosen, _paths(fetched.paths), strict=True)}
+
+
+def _paths(paths: Sequence[Path]) -> list[Path]:
+    return [path.expanduser().absolute() for path in paths]
+
+
+def _name(task: TaskConfig) -> str:
+    return task.get_task_id().get_name()
+
+
+def _in_a_loop_of_its_own[T](work: Coroutine[object, object, T]) -> T:
+    """Tasks are loaded by an ordinary function, which an event loop may be waiting for."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, work).result()

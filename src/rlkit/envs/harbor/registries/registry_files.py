@@ -1,0 +1,123 @@
+"""Registry files of datasets, from a path or a URL.
+
+Invariant: a registry that was read from a URL once can be read again without a network, whatever else was answered
+since. No credential of a URL is in a message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import cast
+
+from rlkit._util import files
+from rlkit._util.paths import cache_dir
+from rlkit.envs.harbor.urls import hide_credentials, is_malformed, show_url
+from rlkit.errors import MissingError, UsageError
+from rlkit.types import Json
+
+_WAITS_S = (1.0, 3.0)
+_LIMIT_S = 30.0
+
+
+def read_rows(
+    registry: str, *, note: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
+) -> Sequence[Json]:
+    """Read the rows of a registry: objects with a name, which may be of any form.
+
+    Args:
+        registry: file or URL.
+        note: told of trouble with the network.
+        sleep: waits so many seconds before another attempt.
+
+    Raises:
+        MissingError: the URL cannot be read, and never was.
+        UsageError: there is no such file, it is no list of datasets in JSON, or the URL is none of HTTP.
+    """
+    if _is_url(registry):
+        _check_url(registry)
+        return _download(registry, note, sleep)
+    try:
+        text = Path(registry).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise UsageError(f"registry: {registry} cannot be read: {reason}") from None
+    try:
+        return _parse(text)
+    except _NoRegistryError as error:
+        raise UsageError(f"registry: {registry} {error}") from None
+
+
+class _NoRegistryError(Exception):
+    """A text is no registry; the message goes on from the name of the text."""
+
+
+def _parse(text: str) -> Sequence[Json]:
+    try:
+        rows: object = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _NoRegistryError(f"is no JSON: {error}") from None
+    if not isinstance(rows, list):
+        raise _NoRegistryError(f"must be a list of datasets, and not of type {type(rows).__name__}")
+    rows = cast("list[Json]", rows)
+    for index, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not isinstance(row.get("name"), str):
+            raise _NoRegistryError(f"must be a list of datasets, and row {index} has no name")
+    return rows
+
+
+def _is_url(registry: str) -> bool:
+    return "://" in registry
+
+
+def _check_url(url: str) -> None:
+    scheme = url.partition("://")[0]
+    if scheme.lower() not in ("http", "https"):
+        raise UsageError(
+            f"registry: {show_url(url)} has the scheme {scheme!r}: give a URL of the scheme http or https, or the path "
+            "of a file"
+        )
+    if is_malformed(url):
+        raise _malformed(url)
+
+
+def _malformed(url: str) -> UsageError:
+    return UsageError(f"registry: {show_url(url)} is malformed: check it, and percent-encode a user and password in it")
+
+
+def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], None]) -> Sequence[Json]:
+    import httpx
+
+    copy = cache_dir() / "registries" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    shown, reason = show_url(url), ""
+    for wait_s in (*_WAITS_S, None):
+        try:
+            answer = httpx.get(url, timeout=_LIMIT_S, follow_redirects=True)
+            if answer.is_success:
+                rows = _parse(answer.text)
+                files.write_text(copy, answer.text)
+                return rows
+            reason, again = f"HTTP status {answer.status_code}", answer.is_server_error
+        except _NoRegistryError as error:  # such as the login page of a network
+            reason, again = f"the answer {error}", False
+        except httpx.InvalidURL:
+            raise _malformed(url) from None
+        except httpx.HTTPError as error:
+            reason = hide_credentials(str(error)) or type(error).__name__
+            again = isinstance(error, httpx.TransportError)
+        if not again or wait_s is None:
+            break
+        note(f"registry: {shown} cannot be read ({reason}); trying again in {wait_s:g} s")
+        sleep(wait_s)
+    if copy.is_file():
+        with suppress(_NoRegistryError):
+            rows = _parse(copy.read_text(encoding="utf-8"))
+            note(f"registry: {shown} cannot be read ({reason}): taking it as it was when this machine last read it")
+            return rows
+    raise MissingError(
+        f"registry: {shown} cannot be read ({reason}): check the network, or give a file of yours as registry"
+    )

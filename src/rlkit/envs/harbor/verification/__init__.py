@@ -1,0 +1,1 @@
+"""Verification that the agent cannot reach."""

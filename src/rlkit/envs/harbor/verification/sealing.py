@@ -1,0 +1,256 @@
+"""Sealing verification from the agent: what it left running cannot write a reward, nor the tests that decide on it.
+
+Invariant: no verifier starts before its environment was sealed; an environment that cannot be is a failure of the
+environment, never a reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol, cast, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from harbor.environments.base import BaseEnvironment
+from harbor.models.task.config import TaskOS
+from harbor.models.trial.paths import EnvironmentPaths
+
+from rlkit._util.threads import in_thread
+from rlkit.envs.harbor.verification.agent_records import records_of
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.sandbox.spec import shared_paths
+
+TABLE = "rlkit"
+"""The table of a task's `[metadata]` that says what of the agent's work is verified."""
+
+OWN_FOLDERS = tuple(
+    str(path) for path in (EnvironmentPaths.verifier_dir, EnvironmentPaths.tests_dir, EnvironmentPaths.agent_dir)
+)
+"""Folders that a verifier's view has to itself."""
+
+_PROGRAM_FOLDERS = frozenset({"bin", "etc", "lib", "lib32", "lib64", "sbin", "usr"})
+"""Folders at the root of an image with its programs, libraries and settings."""
+
+_SEAL_S = 60
+
+# Prints number:start-time of each process of a container but for the shell that lists them and its ancestors.
+_LIST = """
+list() {
+  own=" $$ "; up=$$
+  while [ "${up:-0}" -gt 1 ]; do
+    line=$(cat "/proc/$up/stat" 2>/dev/null) || break
+    set -- ${line##*)}; up=$2; own="$own$up "
+  done
+  for folder in /proc/[0-9]*; do
+    number=${folder#/proc/}
+    case "$own" in *" $number "*) [ "$number" = 1 ] || continue;; esac
+    line=$(cat "$folder/stat" 2>/dev/null) || continue
+    set -- ${line##*)}
+    [ "$2" = "$$" ] || echo "$number:${20}"
+  done
+}
+"""
+# Stops everything at once but this shell and the first process, so that nothing can start another process meanwhile.
+# Then what is kept goes on, as do the shell's ancestors, and all else is signalled.
+_SIGNAL = """
+kill -STOP -1
+up=$$
+while [ "${up:-0}" -gt 1 ]; do
+  line=$(cat "/proc/$up/stat" 2>/dev/null) || break
+  set -- ${line##*)}; up=$2
+  kill -CONT "$up"
+done
+for process in $(list); do
+  case " $kept " in
+    *" $process "*) kill -CONT "${process%:*}" ;;
+    *) kill -"$signal" "${process%:*}" ;;
+  esac
+done
+exit 0
+"""
+_RENEW = """
+for folder in $folders; do
+  parent=${folder%/*}
+  if [ -n "$parent" ] && { [ -L "$parent" ] || [ ! -d "$parent" ]; }; then rm -rf "$parent"; fi
+  if [ -L "$folder" ] || [ ! -d "$folder" ]; then rm -rf "$folder"; fi
+  mkdir -p "$folder" || exit 1
+  rm -rf "$folder"/* "$folder"/.[!.]* "$folder"/..?* || exit 1
+  chown 0:0 "$folder" && chmod 755 "$folder" || exit 1
+done
+"""
+
+
+@dataclass(frozen=True)
+class TestedWork:
+    """The part of the agent's work that a task's tests look at.
+
+    Args:
+        folders: folders of the sandbox that its tests see; they see the image as it was in the place of all else. None
+            for everything.
+        processes: whether processes that the agent leaves running are part of its work.
+    """
+
+    __test__ = False  # pytest would take it for a class of tests
+
+    folders: tuple[str, ...] | None = None
+    processes: bool = False
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, object]) -> TestedWork:
+        """Read the table `[metadata.rlkit]` of a task.
+
+        Raises:
+            UsageError: a key is unknown, or its value is of another type.
+        """
+        table = metadata.get(TABLE, {})
+        fields = cast("Mapping[str, object]", table) if isinstance(table, Mapping) else {"": table}
+        for key in fields:
+            if key not in ("tested_folders", "tested_processes"):
+                raise UsageError(
+                    f"task.toml: [metadata.{TABLE}] has tested_folders and tested_processes, and no {key!r}"
+                )
+        folders, processes = fields.get("tested_folders"), fields.get("tested_processes", False)
+        if not isinstance(processes, bool):
+            raise UsageError(f"task.toml: metadata.{TABLE}.tested_processes must be true or false, not {processes!r}")
+        return cls(None if folders is None else _folder_paths(folders), processes)
+
+
+def _folder_paths(folders: object) -> tuple[str, ...]:
+    paths = cast("list[object]", folders) if isinstance(folders, list) else [folders]
+    if not isinstance(folders, list) or not all(isinstance(path, str) and path.startswith("/") for path in paths):
+        raise UsageError(
+            f"task.toml: metadata.{TABLE}.tested_folders must be a list of absolute paths, not {folders!r}"
+        )
+    try:
+        return shared_paths([str(path) for path in paths], own=OWN_FOLDERS)
+    except UsageError as error:
+        raise UsageError(f"task.toml: metadata.{TABLE}.tested_folders: {error}") from None
+
+
+@runtime_checkable
+class SealableEnvironment(Protocol):
+    """An environment that gives the verifier a view of its own."""
+
+    unsealed: str
+    """Why it cannot, as far as it is known; empty where it can."""
+
+    async def seal(self, work: TestedWork, user: str | int | None) -> None:
+        """Have commands and transfers from now on go to a view that shows this work to a verifier."""
+        ...
+
+    async def unseal(self) -> None:
+        """Have them go to the agent's side again."""
+        ...
+
+
+_own_processes = WeakKeyDictionary[BaseEnvironment, frozenset[str]]()
+
+
+async def note_processes(environment: BaseEnvironment) -> None:
+    """Note the processes that an environment starts with, before an agent has been in it."""
+    if not _has_view(environment) and environment.os != TaskOS.WINDOWS:
+        listed = await environment.exec(f"{_LIST}\nlist", user="root", timeout_sec=_SEAL_S)
+        if listed.return_code == 0:
+            _own_processes[environment] = frozenset((listed.stdout or "").split())
+
+
+async def restore_logs(environment: BaseEnvironment, folder: Path) -> None:
+    """Give the tests the agent's logs as they were when its work was over, with the records that it wrote on this side.
+
+    Args:
+        environment: the sealed environment.
+        folder: the trial's folder of the agent's logs.
+    """
+    if (records := records_of(environment)) is not None:
+        await in_thread(records.restore)
+    if not environment.capabilities.mounted:
+        await environment.upload_dir(folder, str(EnvironmentPaths.for_os(environment.os).agent_dir))
+
+
+@asynccontextmanager
+async def sealed(
+    environment: BaseEnvironment, work: TestedWork, *, user: str | int | None, is_last: bool
+) -> AsyncGenerator[None]:
+    """Keep what the agent left running from a verification.
+
+    Args:
+        environment: the agent's environment.
+        work: the part of the agent's work that is tested.
+        user: the user that the tests run as; None for the image's own.
+        is_last: whether the agent's work is over. Where its processes have to be kept away, they are ended then, and
+            halted otherwise.
+
+    Raises:
+        EnvironmentFault: it cannot be sealed.
+    """
+    if isinstance(environment, SealableEnvironment) and not environment.unsealed:
+        await environment.seal(work, user)
+        try:
+            yield
+        finally:
+            await environment.unseal()
+        return
+    if environment.os == TaskOS.WINDOWS:  # its folders are Harbor's to empty
+        yield
+        return
+    ends_processes = not work.processes
+    if ends_processes:
+        await _signal_processes(environment, "KILL" if is_last else "STOP")
+    try:
+        await _renew_folders(environment, user)
+        yield
+    finally:
+        if ends_processes and not is_last:
+            await _signal_processes(environment, "CONT")
+
+
+def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
+    """Say what an agent can still forge in an environment, a line each; nothing where all is sealed.
+
+    Args:
+        has_view: whether the environment gives a verifier a view of its own.
+        work: the part of the agent's work that is tested.
+    """
+    open_ends: list[str] = []
+    programs = [folder for folder in work.folders or () if PurePosixPath(folder).parts[1] in _PROGRAM_FOLDERS]
+    if has_view and programs:
+        open_ends.append(
+            f"the tests run programs and settings from {', '.join(programs)}, which the agent can change: name only "
+            "the folders of its own work in metadata.rlkit.tested_folders"
+        )
+    if not has_view or work.folders is None:
+        fix = "list metadata.rlkit.tested_folders in task.toml" if has_view else "use a separate verifier environment"
+        open_ends.append(f"the tests run programs and settings that the agent can change: {fix}")
+    if not has_view and work.processes:
+        open_ends.append(
+            "processes that the agent leaves running can write rewards and tests, since tested_processes is set: "
+            "use a separate verifier environment"
+        )
+    return tuple(open_ends)
+
+
+def _has_view(environment: BaseEnvironment) -> bool:
+    return isinstance(environment, SealableEnvironment) and not environment.unsealed
+
+
+async def _signal_processes(environment: BaseEnvironment, signal: str) -> None:
+    kept = _own_processes.get(environment)
+    if kept is None:
+        raise EnvironmentFault("the environment's own processes are not known, so the agent's cannot be told apart")
+    await _run_as_root(environment, f"{_LIST}\nkept='{' '.join(sorted(kept))}'\nsignal={signal}\n{_SIGNAL}")
+
+
+async def _renew_folders(environment: BaseEnvironment, user: str | int | None) -> None:
+    paths = EnvironmentPaths.for_os(environment.os)
+    renew = f"folders='{paths.tests_dir} {paths.verifier_dir}'\n{_RENEW}"
+    if user not in (None, "root", 0, "0"):
+        renew += f"chown {user} {paths.verifier_dir}\n"
+    await _run_as_root(environment, renew)
+
+
+async def _run_as_root(environment: BaseEnvironment, script: str) -> None:
+    done = await environment.exec(script, user="root", timeout_sec=_SEAL_S)
+    if done.return_code != 0:
+        raise EnvironmentFault(f"the environment could not be sealed: {(done.stderr or done.stdout or '').strip()}")

@@ -1,0 +1,1 @@
+"""Connections to OpenReward: the SDK, clients, servers, secrets."""

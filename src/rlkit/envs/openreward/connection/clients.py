@@ -1,0 +1,96 @@
+"""Connections to servers: one pool for each event loop and server.
+
+Invariant: the key of the OpenReward platform goes to the platform, and to no server that a target names by its URL
+unless that was asked for. What a pool holds is closed when its event loop ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from rlkit._util.threads import in_thread
+from rlkit.envs.openreward.connection import sdk
+from rlkit.envs.openreward.connection.target import Target
+from rlkit.errors import MissingError
+
+if TYPE_CHECKING:
+    from openreward.api.environments.client import AsyncEnvironment, AsyncEnvironmentsAPI
+
+KEY_VARIABLE = "OPENREWARD_API_KEY"
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a server is reached.
+
+    Args:
+        target: the environment.
+        send_key: send the platform's key to a server that is named by its URL, too.
+    """
+
+    target: Target
+    send_key: bool = False
+
+    @property
+    def key(self) -> str | None:
+        """What is sent as the API key; None for nothing.
+
+        Raises:
+            MissingError: there is none, and it is needed.
+        """
+        if self.target.base_url is not None and not self.send_key:
+            return None
+        key = os.environ.get(KEY_VARIABLE)
+        if not key:
+            raise MissingError(
+                f"{KEY_VARIABLE} is not set, and {self.target.name} is sent it; make a key at "
+                "https://openreward.ai/keys and set it in the environment or in .env"
+            )
+        return key
+
+
+_pools = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Access, "AsyncEnvironmentsAPI"]]()
+_keepers = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]]()
+
+
+async def environment(access: Access) -> AsyncEnvironment:
+    """The SDK's handle of an environment, on this event loop.
+
+    Raises:
+        MissingError: there is no key for the platform.
+    """
+    await in_thread(sdk.load)
+    loop = asyncio.get_running_loop()
+    pool = _pools.setdefault(loop, {})
+    if access not in pool:
+        pool[access] = _api(access)
+    if (keeper := _keepers.get(loop)) is None or keeper.done():
+        _keepers[loop] = loop.create_task(_closed_at_the_end(loop))
+    target = access.target
+    return pool[access].get(target.name, variant=target.variant, base_url=target.base_url)
+
+
+def _api(access: Access) -> AsyncEnvironmentsAPI:
+    from openreward import AsyncOpenReward
+    from openreward.api.environments.client import AsyncEnvironmentsAPI
+
+    if access.target.base_url is not None:
+        # Made by itself: the SDK's client would take the key from the environment, and send it along.
+        return AsyncEnvironmentsAPI(base_url=access.target.base_url, api_key=access.key)  # pyright: ignore[reportArgumentType]  without a key it sends none
+    return AsyncOpenReward(api_key=access.key).environments
+
+
+async def _closed_at_the_end(loop: asyncio.AbstractEventLoop) -> None:
+    """Wait until the run or the event loop ends, which cancels what is left, and close what is open."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        _keepers.pop(loop, None)
+        for api in _pools.pop(loop, {}).values():
+            with suppress(OSError):
+                await api.aclose()

@@ -1,0 +1,161 @@
+"""Servers on this machine that a run starts, and ends.
+
+Invariant: a server that was started here ends when the last task that uses it goes, and with this process, however that
+ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from rlkit.envs.openreward.connection import keeper
+from rlkit.errors import UsageError
+
+_PORT = "{port}"
+_POLL_S = 0.05
+_HEALTH_S = 2.0
+_END_S = keeper.GRACE_S + 2.0
+_TAIL_CHARS = 300
+
+_started = weakref.WeakValueDictionary[tuple[str, ...], "LocalServer"]()
+_starting = threading.Lock()
+
+
+class LocalServer:
+    """A server that runs for as long as this object is held.
+
+    Args:
+        command: with the port in it.
+        port: that it listens on.
+        within_s: it answers within this time.
+
+    Raises:
+        UsageError: it does not.
+    """
+
+    def __init__(self, command: Sequence[str], port: int, *, within_s: float) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        log = tempfile.TemporaryFile()  # noqa: SIM115  the server's, for as long as it runs
+        line = [sys.executable, "-I", keeper.__file__, *command]
+        try:
+            process = subprocess.Popen(
+                line,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # or a Ctrl-C would end it while the run finishes its step
+            )
+        except OSError as error:
+            raise UsageError(f"server: {command[0]} cannot be started: {error.strerror}") from error
+        self._process, self._log, self._shown = process, log, shlex.join(command)
+        self.close = weakref.finalize(self, _ended, process, log)
+        try:
+            _wait(process, self.url, log, shown=shlex.join(command), within_s=within_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def check(self) -> None:
+        """Look whether it still runs.
+
+        Raises:
+            UsageError: it has ended, though it is still needed.
+        """
+        if self._process.poll() is not None and self.close.alive:
+            raise UsageError(_gone(self._process, self._log, self._shown))
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """In another process it is None: that one must not end it."""
+        return type(None), ()
+
+
+def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServer:
+    """The server that a command starts; the one that runs already, where it is the same command.
+
+    Args:
+        command: with `{port}` where it is told the port to listen on. Its first word `python` is the Python of rlkit.
+        within_s: it answers within this time.
+
+    Raises:
+        UsageError: the command has no place for a port, cannot be run, or starts nothing that answers.
+    """
+    try:
+        words = tuple(shlex.split(command) if isinstance(command, str) else command)
+    except ValueError as error:
+        raise UsageError(f"server: {command!r} is no command: {error}") from None
+    if not words or not any(_PORT in word for word in words):
+        raise UsageError(
+            f"server: {shlex.join(words)!r} does not say where the port goes; write {_PORT}, as in "
+            "`python server.py --port {port}`"
+        )
+    key = (str(Path.cwd()), *words)
+    with _starting:
+        running = _started.get(key)
+        if running is None or not running.close.alive:
+            port = _free_port()
+            program = sys.executable if words[0] == "python" else words[0]
+            line = [program, *(word.replace(_PORT, str(port)) for word in words[1:])]
+            _started[key] = running = LocalServer(line, port, within_s=within_s)
+        return running
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: IO[bytes], *, shown: str, within_s: float) -> None:
+    until_s = time.monotonic() + within_s
+    while not _answers(url):
+        if process.poll() is not None:
+            raise UsageError(_gone(process, log, shown))
+        if time.monotonic() > until_s:
+            raise UsageError(f"server: `{shown}` does not answer at {url}/health within {within_s:g} s: {_tail(log)}")
+        time.sleep(_POLL_S)
+
+
+def _gone(process: subprocess.Popen[bytes], log: IO[bytes], shown: str) -> str:
+    return f"server: `{shown}` ended with exit code {process.returncode}: {_tail(log)}"
+
+
+def _answers(url: str) -> bool:
+    try:
+        # No proxy: it is on this machine.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{url}/health", timeout=_HEALTH_S) as answer:
+            return answer.status == 200
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _tail(log: IO[bytes]) -> str:
+    log.seek(0, os.SEEK_END)
+    log.seek(max(0, log.tell() - 4 * _TAIL_CHARS))
+    lines = log.read().decode(errors="replace").split("\n")
+    said = " ".join(" ".join(lines).split())
+    return f"…{said[-_TAIL_CHARS:]}" if len(said) > _TAIL_CHARS else said or "it said nothing"
+
+
+def _ended(process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:  # it ends its own command when it is gone, too
+        process.kill()
+        process.wait()
+    log.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

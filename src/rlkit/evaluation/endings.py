@@ -1,0 +1,78 @@
+"""What an evaluation says of single tasks, and of how episodes ended.
+
+Invariant: everything is counted from the episodes alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rlkit.metrics.metrics import SOLVED
+from rlkit.types import Episode, Group
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """A task that was evaluated.
+
+    Args:
+        env: name of the environment.
+        task: the task's id.
+        attempts: episodes, those that failed included.
+        solved: episodes with a reward of at least 1.
+        reward: the mean over the episodes that did not fail; None without one.
+        ended: how many episodes ended how.
+    """
+
+    env: str
+    task: str
+    attempts: int
+    solved: int
+    reward: float | None
+    ended: Mapping[str, int]
+
+
+def task_scores(groups: Sequence[Group]) -> list[TaskScore]:
+    """One for each task, in the order of the evaluation."""
+    scores = list[TaskScore]()
+    for group in groups:
+        rewards = group.rewards[group.valid]
+        scores.append(
+            TaskScore(
+                env=group.env,
+                task=group.task,
+                attempts=len(group.episodes),
+                solved=int((rewards >= SOLVED).sum()),
+                reward=float(rewards.mean()) if len(rewards) else None,
+                ended=dict(Counter(map(ending, group.episodes))),
+            )
+        )
+    return scores
+
+
+def endings(scores: Sequence[TaskScore]) -> dict[str, int]:
+    """How many episodes ended how, the most frequent first."""
+    total = Counter[str]()
+    for score in scores:
+        total.update(score.ended)
+    return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+
+
+def ending(episode: Episode) -> str:
+    """How an episode ended, in a word.
+
+    `solved` where its reward is full; else what its environment says in `info["ended"]`, such as a cause, or its
+    status. Of one that failed, `failed: ` and the word before the first colon of its error.
+    """
+    if episode.reward is None:
+        found = _NAME.match(episode.error or "")
+        return f"failed: {found[0]}" if found and (episode.error or "")[found.end() :].startswith(":") else "failed"
+    if episode.reward >= SOLVED:
+        return "solved"
+    said = episode.info.get("ended")
+    return said if isinstance(said, str) and said else episode.status

@@ -1,0 +1,1 @@
+"""Rollouts: playing environments with a policy, and recording every token."""

@@ -1,0 +1,141 @@
+"""One rollout, or the scoring of a group, at the boundary where an environment's faults become data.
+
+Invariant: whatever an environment does, playing it ends: with an outcome, or with a line that says why there is none.
+What the service or the configuration did wrong is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from rlkit._util.json_values import readable, text_of
+from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit.env import Env, GroupScorer
+from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
+from rlkit.policy import Policy
+from rlkit.rollout.task_guard import Exited, begin, contained, stop, tasks_contained
+from rlkit.rollout.validation import as_outcome, as_scores
+from rlkit.types import Episode, Outcome
+
+
+async def outcome_of(
+    env: Env, policy: Policy, *, timeout_s: float, name: str = ""
+) -> tuple[Outcome | None, str | None]:
+    """Play an environment; its outcome, or why it failed.
+
+    Args:
+        env: the task to play.
+        policy: the handle that it samples through.
+        timeout_s: the limit in seconds, as `Stopwatch` counts them.
+        name: the environment's name in the run; by default that of its class.
+
+    Raises:
+        ServiceError: the service failed after retries.
+        UsageError: the environment and the model do not fit together.
+        MissingError: something that has to be installed is not there.
+    """
+    return await _bounded(
+        lambda: env.rollout(policy),
+        lambda result: as_outcome(result, of=type(env).__name__),
+        what=f"{type(env).__name__}.rollout",
+        doing="the rollout",
+        timeout_s=timeout_s,
+        name=name or type(env).__name__,
+    )
+
+
+async def scores_of(
+    env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float, name: str = ""
+) -> tuple[list[float] | None, str | None]:
+    """The rewards of a group's episodes as its environment compares them, or why that failed; neither if it does not.
+
+    Args:
+        env: that they are of.
+        episodes: those that did not fail.
+        timeout_s: that it may take, as `Stopwatch` counts them.
+        name: the environment's name in the run; by default that of its class.
+
+    Raises:
+        ServiceError: as for `outcome_of`, as all the others.
+    """
+    return await _bounded(
+        lambda: env.score_group(episodes),
+        lambda result: as_scores(result, count=len(episodes), of=type(env).__name__),
+        what=f"{type(env).__name__}.score_group",
+        doing="scoring the group",
+        timeout_s=timeout_s,
+        name=name or type(env).__name__,
+    )
+
+
+async def _bounded[T](
+    call: Callable[[], object], read: Callable[[object], T], *, what: str, doing: str, timeout_s: float, name: str
+) -> tuple[T | None, str | None]:
+    """What a method of an environment's gave, read; or why there is nothing."""
+    stopwatch = Stopwatch(name)
+    stopped = True
+    with tasks_contained():
+        # A task of its own, or it could cancel the group's.
+        playing = asyncio.create_task(contained(_awaited(call, read, what, stopwatch), stopwatch))
+        try:
+            late = await stopwatch.reaches(timeout_s, playing)
+        finally:
+            if not playing.done():
+                stopped = await stop([playing])
+    took_long = f"{doing} took longer than {timeout_s:g} s (timeout_s)"
+    if late:
+        return None, took_long if stopped else f"{took_long} and ignored its cancellation"
+    try:
+        result = cast("T", playing.result())
+        if stopwatch.played_s > timeout_s:  # it held the event loop, so that nothing could interrupt it
+            return None, took_long
+        return result, None
+    except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last is a signal's
+        raise
+    except asyncio.CancelledError:
+        return None, "the environment cancelled its own rollout"
+    except BaseException as error:  # an environment may raise anything; the record says what
+        if (ours := _ours(error)) is not None:
+            raise ours from error
+        return None, _described(error)
+
+
+async def _awaited(
+    call: Callable[[], object], read: Callable[[object], object], what: str, stopwatch: Stopwatch
+) -> object:
+    """Await a method and read its result: the texts of the user's own objects are the user's code, too."""
+    begin()
+    with timed_by([stopwatch]):
+        playing = call()
+        if not inspect.isawaitable(playing):
+            name = what.rpartition(".")[2]
+            raise RewardError(f"{what} is an ordinary function; write `async def {name}`")
+        return read(await playing)
+
+
+def _ours(error: BaseException) -> BaseException | None:
+    """What is not the environment's fault, among what its tasks raised."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error if isinstance(error, ServiceError | UsageError | MissingError) else None
+    group = cast("BaseExceptionGroup[BaseException]", error)
+    return next((found for inner in group.exceptions if (found := _ours(inner)) is not None), None)
+
+
+def _described(error: BaseException) -> str:
+    match error:
+        case EnvironmentFault():  # said on purpose
+            return text_of(error)
+        case LimitReached():
+            return f"{text_of(error)}; an environment that catches rlkit.LimitReached can grade what is there"
+        case Exited():
+            return _described(error.error)
+        case BaseExceptionGroup():  # a line has room for one
+            return _described(error.exceptions[0])
+        case _:
+            frames = traceback.extract_tb(error.__traceback__)
+            where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+            return readable(f"{type(error).__name__}: {text_of(error)}{where}")

@@ -1,0 +1,1 @@
+"""Runners of a model's programs."""

@@ -1,0 +1,183 @@
+"""The way to a service before it has opened a session: retries for a limited time, and one line if it fails.
+
+Invariant: nobody waits longer than `timeout_s` for a service that has not answered yet, the user reads its address
+while waiting, and the error names the address and the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from urllib.parse import urlsplit
+
+from rlkit._util.threads import in_thread
+from rlkit.errors import ConfigError, ServiceUnreachable
+
+_ATTEMPT_S = 10.0
+"""Limit of one request: one that was lost is repeated well before a minute is over."""
+
+_QUIET_S = 2.0
+_BACKOFF_S = 0.5
+_BACKOFF_MAX_S = 5.0
+_NOT_IMPLEMENTED = 501
+_MARGIN_S = 0.5
+"""An attempt that keeps its own limit says more than one that is cut off."""
+
+
+class Unreachable(Exception):
+    """One attempt to reach a service failed; the text is the reason, in a phrase."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """Reaches a service that may not be there yet.
+
+    Args:
+        url: base URL of the service.
+        source: phrase that says where the address comes from.
+        timeout_s: limit in seconds for each thing that is tried.
+        note: receives one line for the user while a service does not answer.
+    """
+
+    url: str
+    source: str
+    timeout_s: float
+    note: Callable[[str], None]
+
+    @property
+    def address(self) -> str:
+        """The URL without a user name or a password, which may be a key."""
+        return public_address(self.url)
+
+    async def wait_for_answer(self) -> None:
+        """Return once the service answers anything but an error of its own.
+
+        Raises:
+            ConfigError: the address is no URL.
+            ServiceUnreachable: the service did not answer in time.
+        """
+        await in_thread(import_module, "httpx")  # seconds on a busy machine, which are not the service's
+        await self.retry(lambda limit_s: in_thread(ask_health, self.url, limit_s), "cannot be reached")
+
+    async def retry[T](
+        self, attempt: Callable[[float], Awaitable[T]], failure: str, *, hint: Callable[[], str] = lambda: "no answer"
+    ) -> T:
+        """Return the result of the first attempt that succeeds.
+
+        Args:
+            attempt: gets its limit in seconds, and raises `Unreachable` to be called again.
+            failure: predicate of the error, such as "cannot be reached".
+            hint: returns the reason where no attempt ended in time, and so none gave one.
+
+        Raises:
+            ServiceUnreachable: no attempt succeeded in time.
+        """
+        clock = asyncio.get_running_loop().time
+        until_s, delay_s = clock() + self.timeout_s, _BACKOFF_S
+        reason, told = "", False
+
+        def tell() -> None:
+            nonlocal told
+            if not told:
+                told = True
+                why = reason or "no answer yet"
+                self.note(f"waiting up to {self.timeout_s:g} s for the service at {self.address}: {why}")
+
+        timer = asyncio.get_running_loop().call_later(_QUIET_S, tell)
+        try:
+            while (left_s := until_s - clock()) > 0:
+                limit = asyncio.timeout(left_s + _MARGIN_S)
+                try:
+                    async with limit:
+                        return await attempt(left_s)
+                except Unreachable as error:
+                    reason = str(error)
+                except TimeoutError:
+                    if not limit.expired():
+                        raise
+                    break
+                tell()
+                await asyncio.sleep(min(delay_s, max(0.0, until_s - clock())))
+                delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
+        finally:
+            timer.cancel()
+        raise ServiceUnreachable(
+            f"the service at {self.address} ({self.source}) {failure}: {reason or hint()}; gave up after "
+            f"{self.timeout_s:g} s (service.connect_timeout_s)"
+        )
+
+
+def public_address(url: str) -> str:
+    """A URL without its user name, password, query and fragment."""
+    try:
+        parts = urlsplit(url)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
+    except ValueError:
+        return url.rpartition("@")[2]
+
+
+def ask_health(url: str, timeout_s: float) -> None:
+    """Ask a service whether it is there; blocks.
+
+    Any answer but a server error will do: a service may want a key for this, or not know the question.
+
+    Raises:
+        ConfigError: the address is no URL.
+        Unreachable: there is no answer, or it is a server error.
+    """
+    import httpx
+
+    limit_s = min(timeout_s, _ATTEMPT_S)
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=limit_s, follow_redirects=True)
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise ConfigError(
+            f"service.base_url (or TINKER_BASE_URL): {public_address(url)!r} is no address of a service ({error}); "
+            "it begins with http:// or https://"
+        ) from error
+    except (httpx.HTTPError, OSError, ValueError) as error:
+        raise Unreachable(_reason(error, limit_s)) from error
+    if answer.is_server_error and answer.status_code != _NOT_IMPLEMENTED:
+        request_id = answer.headers.get("x-request-id")
+        raise Unreachable(f"it answered {answer.status_code}" + (f" (request {request_id})" if request_id else ""))
+
+
+def _reason(error: Exception, limit_s: float) -> str:
+    import httpx
+
+    for cause in _causes(error):
+        if isinstance(cause, OSError) and (reason := _system_reason(cause)):
+            return reason
+    match error:
+        case httpx.ConnectTimeout():
+            return f"no connection within {limit_s:.3g} s"
+        case httpx.TimeoutException():
+            return f"it accepts connections, but sent no answer within {limit_s:.3g} s"
+        case _:
+            return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def _system_reason(error: OSError) -> str:
+    """Return the reason that an error of the system gives, or an empty string."""
+    match error:
+        case socket.gaierror():
+            return f"its name cannot be resolved ({error.strerror})"
+        case ssl.SSLCertVerificationError():
+            return f"TLS: its certificate is not valid ({error.verify_message})"
+        case ssl.SSLError():
+            return f"TLS: {error.reason or error}"
+        case _:
+            return (error.strerror or "").lower()
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the exceptions that led to one, the innermost first."""
+    chain = list[BaseException]()
+    while error is not None and error not in chain:
+        chain.append(error)
+        error = error.__cause__ or error.__context__
+    yield from reversed(chain)

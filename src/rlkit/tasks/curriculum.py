@@ -1,0 +1,256 @@
+"""Which task of one environment comes next, by how often each was solved of late.
+
+Invariant: the order of tasks is a function of the seed and of the draws and observations so far, in their order; every
+task can come again, whatever its solve rate, and `next` always gives one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlkit.algorithms.reward_scale import EQUAL
+from rlkit.env import Env, TaskSource, own_id
+from rlkit.errors import UsageError
+from rlkit.tasks.sources import shuffled
+from rlkit.types import Group, Json
+
+
+class SolveRates:
+    """How often each task was solved, with more weight on what was seen last.
+
+    A group's share of solved episodes is s: those with a reward of at least `solved`, among those that did not fail. A
+    task's rate p is the s of its first group, and then p + `newest` · (s − p): an exponential moving mean. A group in
+    which every episode failed says nothing about the task, and changes nothing.
+
+    Args:
+        ids: of the tasks.
+        solved: reward from which on an episode counts as solved.
+        newest: weight of the newest group, above 0 and up to 1.
+    """
+
+    def __init__(self, ids: Iterable[str], *, solved: float, newest: float) -> None:
+        self._index = {name: index for index, name in enumerate(ids)}
+        self._solved = solved - EQUAL * abs(solved)  # a sum of rewards that is equal but for rounding counts
+        self._newest = newest
+        self.rates: NDArray[np.float64] = np.zeros(len(self._index))
+        """[N] from 0 to 1; 0 where no group was seen."""
+        self.groups: NDArray[np.int64] = np.zeros(len(self._index), np.int64)
+        """[N] groups that were seen."""
+
+    def observe(self, group: Group) -> None:
+        """Learn from a finished group.
+
+        Raises:
+            UsageError: it is of none of the tasks.
+        """
+        index = self._index.get(group.task)
+        if index is None:
+            raise UsageError(
+                f"a group of {group.task!r} is of none of the curriculum's tasks: a task_id must not change"
+            )
+        rewards = group.rewards[group.valid]
+        if not len(rewards):
+            return
+        share = float(np.mean(rewards >= self._solved))
+        if self.groups[index]:
+            self.rates[index] += self._newest * (share - self.rates[index])
+        else:
+            self.rates[index] = share
+        self.groups[index] += 1
+
+    def metrics(self) -> dict[str, float]:
+        """The share of the tasks of which a group was seen, and the mean solve rate of these."""
+        seen = self.groups > 0
+        known = {"seen": float(seen.mean())}
+        return known | {"solve_rate": float(self.rates[seen].mean())} if seen.any() else known
+
+    def state(self) -> Mapping[str, Json]:
+        """The rate and the number of groups of each task of which one was seen."""
+        seen = ((name, index) for name, index in self._index.items() if self.groups[index])
+        return {name: [float(self.rates[index]), int(self.groups[index])] for name, index in seen}
+
+    def load(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state` gave.
+
+        Raises:
+            UsageError: it has a task that there is none of.
+        """
+        self.rates[:], self.groups[:] = 0, 0
+        for name, found in state.items():
+            if name not in self._index:
+                raise UsageError(f"there was a task {name!r}, and now there is none")
+            index = self._index[name]
+            self.rates[index], self.groups[index] = cast("tuple[float, int]", found)
+
+
+class FilterSource(TaskSource):
+    """The tasks of a sequence in epochs, shuffled anew in each, without those that are too hard or too easy.
+
+    A task is left out while its solve rate lies outside [`low`, `high`] and `min_groups` of its groups were seen. The
+    task at place i of the sequence is played all the same in each epoch e where (e + i) is a multiple of `recheck`,
+    which keeps its rate up to date. Where all are left out, epochs go by without a draw until one of them has its turn,
+    within `recheck` of them. Filters of this kind: Bae et al., "Online Difficulty Filtering for Reasoning Oriented
+    Reinforcement Learning", 2025 (arXiv 2504.03380).
+
+    Args:
+        envs: the tasks.
+        rates: of these tasks.
+        low: least rate of a task that is played.
+        high: largest rate of a task that is played.
+        min_groups: groups that are seen before a task may be left out.
+        recheck: epochs, at least 1.
+        seed: of the shuffling.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[Env],
+        rates: SolveRates,
+        *,
+        low: float,
+        high: float,
+        min_groups: int,
+        recheck: int,
+        seed: int,
+    ) -> None:
+        self._envs = envs
+        self._rates = rates
+        self._low, self._high = low, high
+        self._min_groups = min_groups
+        self._recheck = recheck
+        self._seed = seed
+        self._passed = 0  # places, over all epochs, whether or not their task was drawn
+        self._order = self._shuffled(0)
+
+    def next(self) -> Env:  # noqa: D102  inherited
+        while True:
+            epoch, place = divmod(self._passed, len(self._envs))
+            if place == 0:
+                self._order = self._shuffled(epoch)
+            self._passed += 1
+            index = self._order[place]
+            if not self._left_out(index) or (epoch + index) % self._recheck == 0:
+                return self._envs[index]
+
+    def observe(self, group: Group) -> None:  # noqa: D102  inherited
+        self._rates.observe(group)
+
+    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
+        return {"passed": self._passed, "rates": self._rates.state()}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
+        self._passed = cast("int", _part(state, "passed"))
+        self._rates.load(cast("Mapping[str, Json]", _part(state, "rates")))
+        self._order = self._shuffled(self._passed // len(self._envs))
+
+    def metrics(self) -> dict[str, float]:
+        """What is known of the tasks, and the shares of them that are left out as too hard and as too easy."""
+        known = self._rates.groups >= self._min_groups
+        hard, easy = known & (self._rates.rates < self._low), known & (self._rates.rates > self._high)
+        return self._rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
+
+    def _left_out(self, index: int) -> bool:
+        seen = self._rates.groups[index] >= self._min_groups
+        return bool(seen and not self._low <= self._rates.rates[index] <= self._high)
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        return shuffled(len(self._envs), seed=self._seed, epoch=epoch)
+
+
+class TargetSource(TaskSource):
+    """Draws each time from all tasks, with weights that are the larger, the nearer the solve rate is to a target.
+
+    The weight at solve rate p and target t is exp(−s · KL(t‖p)), with the divergence t ln(t/p) + (1−t) ln((1−t)/(1−p))
+    of two coins and the sharpness s: 1 at the target, and falling on either side of it to 0 at p = 0 and p = 1. With
+    t = ½ and s = 2 it is 4p(1−p), the learnability of Rutherford et al., "No Regrets", 2024 (arXiv 2408.15099), and of
+    Foster et al., "Learning to Reason at the Frontier of Learnability", 2025 (arXiv 2502.12272); as there, a share of
+    the draws takes any task alike. A task of which no group was seen has the weight 1. Where every weight is 0, all
+    draws take any task alike.
+
+    Args:
+        envs: the tasks.
+        rates: of these tasks.
+        target: above 0 and below 1.
+        sharpness: above 0.
+        explore: share of the draws that take any task alike.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self, envs: Sequence[Env], rates: SolveRates, *, target: float, sharpness: float, explore: float, seed: int
+    ) -> None:
+        self._envs = envs
+        self._rates = rates
+        self._target = target
+        self._sharpness = sharpness
+        self._explore = explore
+        self._seed = seed
+        self._drawn = 0
+        self._shares: NDArray[np.float64] | None = None  # summed up to each task; None when a rate has changed
+
+    def next(self) -> Env:  # noqa: D102  inherited
+        if self._shares is None:
+            self._shares = self._summed()
+        place = np.random.default_rng([self._seed, self._drawn]).random()
+        self._drawn += 1
+        return self._envs[int(self._shares.searchsorted(place, side="right"))]
+
+    def probabilities(self) -> NDArray[np.float64]:
+        """[N] float64: the probability of each task to be drawn next."""
+        target, rates = self._target, self._rates.rates
+        with np.errstate(divide="ignore"):  # the weight at a rate of 0 or 1 is 0
+            divergence = target * (np.log(target) - np.log(rates))
+            divergence += (1 - target) * (np.log1p(-target) - np.log1p(-rates))
+            weights = np.where(self._rates.groups > 0, np.exp(-self._sharpness * divergence), 1.0)
+        total, alike = weights.sum(), 1 / len(self._envs)
+        if total == 0:
+            return np.full(len(self._envs), alike)
+        return (1 - self._explore) * weights / total + self._explore * alike
+
+    def observe(self, group: Group) -> None:  # noqa: D102  inherited
+        self._rates.observe(group)
+        self._shares = None
+
+    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
+        return {"drawn": self._drawn, "rates": self._rates.state()}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
+        self._drawn = cast("int", _part(state, "drawn"))
+        self._rates.load(cast("Mapping[str, Json]", _part(state, "rates")))
+        self._shares = None
+
+    def metrics(self) -> dict[str, float]:
+        """What is known of the tasks, and how many of them the draws go to: 1 / Σ p² of N."""
+        return self._rates.metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
+
+    def _summed(self) -> NDArray[np.float64]:
+        summed: NDArray[np.float64] = self.probabilities().cumsum()
+        return summed / summed[-1]  # the last is 1 exactly, and so above every place
+
+
+def distinct_ids(envs: Iterable[Env]) -> list[str]:
+    """The `task_id` of each task, by which a curriculum knows its groups.
+
+    Raises:
+        UsageError: a task has none, or two have the same.
+    """
+    first = dict[str, int]()
+    for index, env in enumerate(envs):
+        name = own_id(env)
+        if name is None:
+            raise UsageError(f"task {index} has no task_id, by which a curriculum would know its groups: give it one")
+        if (other := first.setdefault(name, index)) != index:
+            raise UsageError(
+                f"tasks {other} and {index} have the same task_id, {name!r}: a curriculum needs different ones"
+            )
+    return list(first)
+
+
+def _part(state: Mapping[str, Json], name: str) -> Json:
+    if name not in state:
+        raise UsageError(f"the state has no {name!r}: it is not of this curriculum")
+    return state[name]

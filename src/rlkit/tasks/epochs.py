@@ -1,0 +1,77 @@
+"""Epochs as steps: how many tasks a run has, and how many steps draw each of them so many times.
+
+Invariant: in a run of E epochs, every task of every environment is drawn E times, and none more often.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from rlkit.config.schema import Config
+from rlkit.env import Env, TaskSource
+from rlkit.errors import ConfigError, UsageError
+from rlkit.tasks.sources import Tasks, listed
+
+
+def countable(tasks: Tasks, *, field: str) -> Sequence[Env]:
+    """The tasks of an environment as a list.
+
+    Args:
+        tasks: of the environment.
+        field: of the environment, for messages.
+
+    Raises:
+        UsageError: it is a task source, which does not say how many it has.
+    """
+    if isinstance(tasks, TaskSource) and not isinstance(tasks, Sequence):
+        raise UsageError(
+            f"epochs: how many tasks {field} has is not known, since a {type(tasks).__name__} is a task source; say "
+            "how long to train with `steps` instead"
+        )
+    return listed(tasks)
+
+
+def draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | None:
+    """How many tasks a run draws of each environment; None without `epochs`.
+
+    Args:
+        config: of the run.
+        tasks: of each environment.
+
+    Raises:
+        UsageError: the number of tasks of an environment is not known.
+    """
+    if config.epochs is None:
+        return None
+    return {name: config.epochs * len(countable(one, field=f"envs.{name}")) for name, one in tasks.items()}
+
+
+def with_steps(
+    config: Config, tasks: Mapping[str, Tasks], *, note: Callable[[str], None] = lambda message: None
+) -> Config:
+    """The configuration with the number of steps that `epochs` come to, at most: those of full size and the rest.
+
+    Args:
+        config: of the run; without `epochs` it stays as it is.
+        tasks: of each environment.
+        note: told how long the run is.
+
+    Raises:
+        ConfigError: the learning rate has no use for so few steps.
+        UsageError: the number of tasks of an environment is not known.
+    """
+    counts = draws(config, tasks)
+    if counts is None:
+        return config
+    total, groups = sum(counts.values()), config.batch.groups
+    steps = math.ceil(total / groups)
+    try:
+        config.optimizer.check_steps(steps)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    last = f", the last of them with {total % groups}" if total % groups else ""
+    epochs = config.epochs or 1
+    times = {1: "once", 2: "twice"}.get(epochs, f"{epochs} times")
+    note(f"epochs: {total // epochs} tasks, each drawn {times}, are {steps} steps of {groups}{last}")
+    return config.model_copy(update={"steps": steps})

@@ -1,0 +1,111 @@
+"""The tasks of a run's environments, and the sources that draw them, from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from rlkit.config import load_envs
+from rlkit.config.schema import Config
+from rlkit.config.schema.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
+from rlkit.config.schema.turns import refuse_discount, refuse_limit
+from rlkit.env import Env, SingleTurnEnv, TaskSource
+from rlkit.errors import UsageError
+from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
+from rlkit.tasks.decontamination import kept_apart
+from rlkit.tasks.epochs import countable
+from rlkit.tasks.provenance import Origins
+from rlkit.tasks.sources import SequenceSource, Tasks, as_source, listed
+
+
+def run_tasks(
+    config: Config,
+    given: Mapping[str, Tasks],
+    *,
+    tested: Mapping[str, str],
+    note: Callable[[str], None],
+    origins: Origins,
+) -> dict[str, Tasks]:
+    """The tasks of each environment of a run; those of a collection may be used again and again.
+
+    Tasks of a collection that are evaluated are left out; a source of the user's own gives what it gives.
+
+    Args:
+        config: of the run.
+        given: made in Python, by name; the others are loaded as the configuration says.
+        tested: what is evaluated, from `contents`.
+        note: told what a person should know of the tasks.
+        origins: of the run: what the tasks were made of when it began.
+
+    Raises:
+        ConfigError: an environment cannot be loaded, or something is set that its tasks have no use for.
+        UsageError: all tasks of an environment are evaluated.
+    """
+    found = dict[str, Tasks]()
+    for name, spec in config.envs.items():
+        field = f"envs.{name}"
+        if name in given:
+            made = given[name]
+        else:
+            made = load_envs(name, spec, field=field, seed=config.seed, note=note, recorded=origins.recorded(field))
+        found[name] = (
+            made if isinstance(made, TaskSource) else _not_tested(listed(made), tested, field=field, note=note)
+        )
+    single = [name for name, tasks in found.items() if single_turn(tasks)]
+    for name in single:
+        refuse_limit(config.envs[name], field=f"envs.{name}")
+    refuse_discount(config, set(single))
+    return found
+
+
+def _not_tested(
+    envs: Sequence[Env], tested: Mapping[str, str], *, field: str, note: Callable[[str], None]
+) -> Sequence[Env]:
+    kept = kept_apart(envs, tested, field=field) if tested else envs
+    if len(kept) < len(envs):
+        note(f"{field}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
+    return kept
+
+
+def single_turn(tasks: Tasks) -> bool:
+    """Whether it is known that each task has a single turn; of a source of the user's own it is not."""
+    if isinstance(tasks, TaskSource):
+        return False
+    return all(isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in listed(tasks))
+
+
+def task_source(
+    tasks: Tasks, section: CurriculumConfig | None, *, field: str, seed: int, epochs: int | None = None
+) -> TaskSource:
+    """What decides which task of an environment comes next.
+
+    Args:
+        tasks: of the environment.
+        section: its curriculum.
+        field: the field that holds it, for messages.
+        seed: of the draws.
+        epochs: times that each task is drawn; None for ever. A curriculum leaves it out.
+
+    Raises:
+        UsageError: these are no tasks, or a curriculum has no use for them.
+    """
+    if epochs is not None:
+        return SequenceSource(countable(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
+    if section is None:
+        return as_source(tasks, seed=seed)
+    if isinstance(tasks, TaskSource) and not isinstance(tasks, Sequence):
+        raise UsageError(
+            f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
+            "chooses by itself; leave the curriculum out, or give a collection of tasks"
+        )
+    envs = listed(tasks)
+    if len(envs) < 2:
+        raise UsageError(f"{field}: has no effect: it chooses between tasks, and needs two at least, not {len(envs)}")
+    try:
+        rates = SolveRates(distinct_ids(envs), solved=section.solved, newest=section.newest)
+    except UsageError as error:
+        raise UsageError(f"{field}: {error}") from None
+    match section:
+        case FilterCurriculum(low=low, high=high, min_groups=least, recheck=epochs):
+            return FilterSource(envs, rates, low=low, high=high, min_groups=least, recheck=epochs, seed=seed)
+        case TargetCurriculum(target=target, sharpness=sharpness, explore=explore):
+            return TargetSource(envs, rates, target=target, sharpness=sharpness, explore=explore, seed=seed)

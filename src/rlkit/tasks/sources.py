@@ -1,0 +1,232 @@
+"""Which task comes next: a shuffled sequence, and a mixture of several sources.
+
+Invariant: the order of tasks is a function of the seed and of what `observe` was told, never of timing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from rlkit._util.loop_holds import held_by
+from rlkit._util.seeds import derive
+from rlkit.env import Env, Task, TaskSource
+from rlkit.errors import EnvironmentFault, MissingError, UsageError
+from rlkit.types import Group, Json
+
+type Tasks = TaskSource | Iterable[Env]
+"""What a user may give: a source of their own, or any collection of tasks."""
+
+
+class SequenceSource(TaskSource):
+    """The tasks of a sequence, shuffled anew in each epoch, each task once an epoch.
+
+    Args:
+        envs: the tasks.
+        seed: of the shuffling.
+        epochs: how many there are; None for ever.
+    """
+
+    def __init__(self, envs: Iterable[Env], *, seed: int, epochs: int | None = None) -> None:
+        self._envs = list(envs)
+        if not self._envs:
+            raise UsageError("there are no tasks: give at least one Env")
+        self._seed = seed
+        self._epochs = epochs
+        self._drawn = 0
+        self._order = self._shuffled(0)
+
+    @property
+    def remaining(self) -> int | None:
+        """Draws that are left; None without an end."""
+        return None if self._epochs is None else max(0, self._epochs * len(self._envs) - self._drawn)
+
+    def next(self) -> Env | None:  # noqa: D102  inherited
+        if self.remaining == 0:
+            return None
+        epoch, index = divmod(self._drawn, len(self._envs))
+        if index == 0:
+            self._order = self._shuffled(epoch)
+        self._drawn += 1
+        return self._envs[self._order[index]]
+
+    def observe(self, group: Group) -> None:
+        """Nothing to learn: the order is fixed."""
+
+    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
+        return {"drawn": self._drawn} if self._epochs is None else {"drawn": self._drawn, "tasks": len(self._envs)}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state_dict` gave.
+
+        Raises:
+            UsageError: the number of tasks is another one, and with it the length of the run.
+        """
+        before, now = state.get("tasks"), len(self._envs)
+        if self._epochs is not None and before not in (None, now):
+            raise UsageError(f"there were {before} tasks when the run began, and now there are {now}")
+        self._drawn = cast("int", state["drawn"])
+        self._order = self._shuffled(self._drawn // len(self._envs))
+
+    def _shuffled(self, epoch: int) -> list[int]:
+        return shuffled(len(self._envs), seed=self._seed, epoch=epoch)
+
+
+def shuffled(count: int, *, seed: int, epoch: int) -> list[int]:
+    """The numbers 0 … `count` − 1 in the order of an epoch."""
+    return np.random.default_rng([seed, epoch]).permutation(count).tolist()
+
+
+def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
+    """A source from what a user may give: a source of their own, or any collection of tasks."""
+    return tasks if isinstance(tasks, TaskSource) else SequenceSource(listed(tasks), seed=seed)
+
+
+def listed(tasks: Tasks) -> list[Env]:
+    """The tasks of a collection; one task alone is a collection of one.
+
+    Raises:
+        UsageError: it is no collection, or something in it is no task.
+    """
+    if is_env(tasks):
+        return [cast("Env", tasks)]
+    if isinstance(tasks, str) or not isinstance(tasks, Iterable):
+        raise UsageError(f"envs: a value of type {type(tasks).__name__} is no collection of tasks")
+    found = list(tasks)
+    for index, task in enumerate(found):
+        if not is_env(task):
+            kind = f"the class {task.__name__} itself" if isinstance(task, type) else f"of type {type(task).__name__}"
+            raise UsageError(f"envs: task {index} is {kind}: each must be an Env, an object with `async def rollout`")
+    return found
+
+
+def is_env(value: object) -> bool:
+    """Whether it can be played: an object, not a class, with a `rollout`."""
+    return not isinstance(value, type) and callable(getattr(value, "rollout", None))
+
+
+class Mixture:
+    """Several sources, each drawn from in proportion to its weight.
+
+    Args:
+        sources: by name of the environment.
+        weights: by the same names; only their ratios count. None draws from each in proportion to what it has left, as
+            if all tasks were shuffled together; the sources are then of the class `SequenceSource` and have an end.
+        seed: of the choice between sources.
+    """
+
+    def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float] | None, seed: int) -> None:
+        self._sources = dict(sources)
+        self._weights = None if weights is None else dict(weights)
+        self._seed = seed
+        self._drawn = 0
+        self._exhausted: set[str] = set()
+
+    @property
+    def drawn(self) -> int:
+        """How many tasks were drawn."""
+        return self._drawn
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every source is known to have run dry."""
+        return not self._names_left()
+
+    def keep_in(self, folder: Path) -> None:
+        """Give each source a folder of its own in this one."""
+        for name, source in self._sources.items():
+            with _blamed(name):
+                source.keep_in(folder / name)
+
+    def draw(self, count: int) -> Sequence[Task]:
+        """The next tasks; fewer than `count` only when every source has run dry."""
+        tasks = list[Task]()
+        while len(tasks) < count and (names := self._names_left()):
+            name = self._choose(names)
+            with _blamed(name):
+                env = self._sources[name].next()
+            if env is None:
+                self._exhausted.add(name)
+                continue
+            tasks.append(Task(self._drawn, name, env))
+            self._drawn += 1
+        return tasks
+
+    def observe(self, group: Group) -> None:
+        """Pass a finished group on to its source."""
+        with _blamed(group.env):
+            self._sources[group.env].observe(group)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of the sources, under `env/<name>/tasks/…`."""
+        metrics = dict[str, float]()
+        for name, source in self._sources.items():
+            with _blamed(name):
+                metrics |= {f"env/{name}/tasks/{key}": float(value) for key, value in source.metrics().items()}
+        return metrics
+
+    def state_dict(self) -> Mapping[str, Json]:
+        """The place in the sequence of draws, and every source's own state."""
+        states = dict[str, Mapping[str, Json]]()
+        for name, source in self._sources.items():
+            with _blamed(name):
+                states[name] = source.state_dict()
+            try:
+                json.dumps(states[name])
+            except (TypeError, ValueError) as error:
+                raise EnvironmentFault(f"the state of the task source of {name} is no JSON: {error}") from error
+        return {"drawn": self._drawn, "exhausted": sorted(self._exhausted), "sources": states}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on from a state that `state_dict` gave.
+
+        Raises:
+            UsageError: a source says that it cannot.
+            EnvironmentFault: a source fails.
+        """
+        self._drawn = cast("int", state["drawn"])
+        self._exhausted = set(cast("Sequence[str]", state["exhausted"]))
+        for name, own in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
+            try:
+                with _blamed(name):
+                    self._sources[name].load_state_dict(own)
+            except EnvironmentFault as error:
+                if isinstance(error.__cause__, UsageError):
+                    raise UsageError(f"envs.{name}: {error.__cause__}") from error
+                raise
+
+    def _names_left(self) -> list[str]:
+        """The sources that may give another task."""
+        if self._weights is None:
+            return [name for name, count in self._remaining().items() if count]
+        return [name for name in self._sources if name not in self._exhausted]
+
+    def _remaining(self) -> dict[str, int]:
+        """How many tasks each source gives until its end."""
+        return {name: cast("SequenceSource", source).remaining or 0 for name, source in self._sources.items()}
+
+    def _choose(self, names: list[str]) -> str:
+        if len(names) == 1:
+            return names[0]
+        shares = self._remaining() if self._weights is None else self._weights
+        weights = np.array([shares[name] for name in names], np.float64)
+        weights /= weights.max()  # or the sum of two large ones may be no number
+        rng = np.random.default_rng(derive(self._seed, "mixture", self._drawn, len(names)))
+        return names[int(rng.choice(len(names), p=weights / weights.sum()))]
+
+
+@contextmanager
+def _blamed(name: str) -> Generator[None]:
+    """What a source raises is the user's own, unless it says what is to be installed."""
+    try:
+        with held_by(name):
+            yield
+    except MissingError:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(f"the task source of {name} failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,1 @@
+"""Tools around runs: doctor, audit, export, scaffold."""

@@ -1,0 +1,359 @@
+"""What is wrong with this machine, and how to mend it.
+
+Invariant: it looks and changes nothing; of a key it reads whether it is there and has the right shape, and tells only
+its name. Nothing heavy is imported before the service is asked or the engine tried.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rlkit._util import paths
+from rlkit.errors import RlkitError
+from rlkit.tools.probes import Answer, ask_program, ask_within
+
+if TYPE_CHECKING:
+    from rlkit.service.connect import ServiceChoice
+
+PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "harbor", "openreward")
+KEYS = ("TINKER_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENREWARD_API_KEY")
+
+SERVICE_TIMEOUT_S = 5.0
+FOLDER_TIMEOUT_S = 20.0
+DOCKER_TIMEOUT_S = 20.0
+PROGRAMS_TIMEOUT_S = 120.0
+ENGINE_TIMEOUT_S = 900.0
+"""Its kernels are compiled the first time, on a busy machine for minutes."""
+
+ENGINE_PROBE = (sys.executable, "-m", "rlkit.tools.engine_probe")
+LITTLE_DISK_BYTES = 5 * 10**9
+NO_DISK_BYTES = 500 * 10**6
+GB = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Args:
+        subject: what it is.
+        status: `fail` stops a run, `warn` may.
+        detail: what was found.
+        fix: what to do, where something is not well.
+    """
+
+    subject: str
+    status: Literal["ok", "warn", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def _ignore(message: str) -> None:
+    """Tell nobody."""
+
+
+def examine(
+    *, engine: bool = True, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] = _ignore
+) -> Iterator[Finding]:
+    """Look at everything that a run with the default settings needs, one thing after the other.
+
+    Args:
+        engine: also start the embedded engine with a tiny random model and draw one sample, which takes some seconds.
+        environ: the environment variables.
+        say: receives a line now and then while something takes long.
+    """
+    from rlkit.config.schema import ServiceConfig
+    from rlkit.service.connect import choose
+
+    choice = choose(ServiceConfig(), environ=environ)
+    needed = choice.kind == "engine"
+    yield python()
+    yield from packages()
+    yield keys(environ)
+    yield service(choice)
+    yield _limited("default model", lambda: default_model(needed=needed))
+    yield _limited("runs folder", runs_folder)
+    yield docker()
+    yield from optional_parts()
+    yield programs(say=say)
+    yield sandbox()
+    if engine:
+        yield embedded_engine(needed=needed, say=say)
+
+
+def _limited(subject: str, look: Callable[[], Finding]) -> Finding:
+    """Look at folders, which may be on a disk that does not answer."""
+    found = ask_within(look, timeout_s=FOLDER_TIMEOUT_S)
+    if isinstance(found, Finding):
+        return found
+    return Finding(subject, "fail", found, "see whether the disk of RLKIT_RUNS_DIR and of the caches answers")
+
+
+def python() -> Finding:
+    """The interpreter."""
+    from packaging.specifiers import SpecifierSet
+
+    found = platform.python_version()
+    try:
+        wanted = metadata.metadata("rlkit")["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return Finding("python", "ok", found)
+    if SpecifierSet(wanted).contains(found, prereleases=True):
+        return Finding("python", "ok", found)
+    return Finding("python", "fail", f"{found}, but rlkit needs {wanted}", "run `uv python install 3.12`")
+
+
+def packages() -> Iterator[Finding]:
+    """The packages that rlkit stands on, against the versions that it was made for."""
+    from packaging.requirements import Requirement
+
+    try:
+        wanted = {r.name: r for r in map(Requirement, metadata.requires("rlkit") or []) if r.marker is None}
+    except metadata.PackageNotFoundError:
+        yield Finding("rlkit", "fail", "not installed, only importable", "run `uv sync`, or `pip install .`")
+        wanted = dict[str, Requirement]()
+    for name in PACKAGES:
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            if name != "rlkit":
+                yield Finding(name, "fail", "not installed", "run `uv sync`, or `pip install .`")
+            continue
+        range_ = wanted[name].specifier if name in wanted else None
+        if range_ is None or range_.contains(found, prereleases=True):
+            yield Finding(name, "ok", found)
+        else:
+            yield Finding(name, "fail", f"{found}, but rlkit needs {range_}", f"install '{wanted[name]}'")
+
+
+def keys(environ: Mapping[str, str]) -> Finding:
+    """Which keys are set, by name."""
+    present = [name for name in KEYS if environ.get(name)]
+    absent = [name for name in KEYS if not environ.get(name)]
+    detail = "; ".join(
+        f"{word} {', '.join(names)}" for word, names in (("set:", present), ("not set:", absent)) if names
+    )
+    for name in present:
+        value = environ[name]
+        if value != value.strip() or value[0] in "'\"":
+            return Finding("keys", "warn", detail, f"{name} has quotes or spaces around it: set it again without them")
+    tinker = environ.get("TINKER_API_KEY", "tml-")
+    if tinker and not tinker.startswith(("tml-", "eyJ")):
+        return Finding("keys", "warn", detail, "TINKER_API_KEY does not begin with tml-: copy the key again")
+    return Finding("keys", "ok", detail)
+
+
+def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> Finding:
+    """The service that a run would use, and whether it answers."""
+    if choice.kind == "engine":
+        return Finding("service", "ok", f"the embedded engine ({choice.reason})")
+    if choice.base_url is None:
+        from tinker.lib.base_url import DEFAULT_BASE_URL
+
+        url = DEFAULT_BASE_URL
+    else:
+        url = choice.base_url
+    import_module("httpx")  # seconds on a busy machine, which are not the service's
+    problem = ask_within(lambda: _ask(url, timeout_s), timeout_s=timeout_s + 1)
+    if problem is None:
+        return Finding("service", "ok", f"{url} answers ({choice.reason})")
+    fix = "check the address and the network, or unset what chooses it to use the embedded engine"
+    return Finding("service", "fail", f"{url} ({choice.reason}): {problem}", fix)
+
+
+def default_model(*, needed: bool) -> Finding:
+    """Where the default model is, or would come from."""
+    from rlkit.config.schema import DEFAULT_MODEL
+
+    subject = "default model"
+    own = paths.cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
+    if (own / "config.json").is_file():
+        return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {own}")
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(DEFAULT_MODEL, "config.json")
+    if isinstance(cached, str):
+        return Finding(subject, "ok", f"{DEFAULT_MODEL} is in {Path(cached).parent}")
+    detail = f"{DEFAULT_MODEL} will be fetched when it is first used, from the Hugging Face hub or the package index"
+    return Finding(subject, "ok" if not needed else "warn", detail, "run once with a network connection" * needed)
+
+
+def embedded_engine(
+    *,
+    needed: bool,
+    timeout_s: float = ENGINE_TIMEOUT_S,
+    command: Sequence[str] = ENGINE_PROBE,
+    say: Callable[[str], None] = _ignore,
+) -> Finding:
+    """Start the engine and let the Tinker SDK draw a sample from it, in a process of its own.
+
+    Args:
+        needed: without it nothing can run.
+        timeout_s: limit in seconds.
+        command: tries it; the last line that it prints says what it is doing, or what is wrong.
+        say: receives a line now and then while it goes on.
+    """
+    started = time.monotonic()
+    answer = ask_program(
+        command, timeout_s=timeout_s, progress=lambda line, seconds: say(f"engine: {line} ({seconds:.0f} s)")
+    )
+    if answer.code == 0:
+        return Finding("engine", "ok", f"started and sampled in {time.monotonic() - started:.1f} s")
+    problem = answer.last_line or f"it ended with code {answer.code} and said nothing"
+    if answer.code is None:
+        problem = f"not ready within {timeout_s:g} s; last: {answer.last_line or 'nothing'}"
+    fix = "run `rlkit serve --debug` to see why; with a Tinker service the engine is not needed"
+    return Finding("engine", "fail" if needed else "warn", problem, fix)
+
+
+def runs_folder() -> Finding:
+    """Whether runs can be written, and how much space there is."""
+    folder = paths.runs_dir()
+    standing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    elsewhere = "set RLKIT_RUNS_DIR to a folder that can be written"
+    if not standing.is_dir():
+        return Finding("runs folder", "fail", f"{folder}: {standing} is not a folder", elsewhere)
+    try:
+        tempfile.TemporaryFile(dir=standing).close()
+    except OSError as error:
+        return Finding("runs folder", "fail", f"{folder} cannot be written: {error.strerror}", elsewhere)
+    free = shutil.disk_usage(standing).free
+    detail = f"{folder}, {free / GB:.1f} GB free"
+    if free < LITTLE_DISK_BYTES:
+        fix = "free some space, or set RLKIT_RUNS_DIR to a larger disk"
+        return Finding("runs folder", "fail" if free < NO_DISK_BYTES else "warn", detail, fix)
+    return Finding("runs folder", "ok", detail)
+
+
+def docker(*, timeout_s: float = DOCKER_TIMEOUT_S) -> Finding:
+    """Ask Docker's engine whether it answers, and its client whether it has compose, which Harbor needs."""
+    only = "only Harbor tasks in local containers need it"
+    if shutil.which("docker") is None:
+        return Finding("docker", "warn", "not found", f"{only}: install Docker")
+
+    def problem(what: str, answer: Answer) -> str:
+        if answer.code is None:
+            return f"`{what}` gave no answer within {timeout_s:g} s"
+        return f"`{what}`: {answer.last_line or f'it ended with code {answer.code}'}"
+
+    info = ask_program(["docker", "info", "--format", "{{.ServerVersion}}"], timeout_s=timeout_s)
+    if info.code != 0:
+        fix = f"{only}: start its engine, and see that this user may use it (the group docker)"
+        return Finding("docker", "warn", problem("docker info", info), fix)
+    compose = ask_program(["docker", "compose", "version", "--short"], timeout_s=timeout_s)
+    if compose.code != 0:
+        fix = f"{only}: install the plugin docker-compose-plugin"
+        return Finding("docker", "warn", problem("docker compose version", compose), fix)
+    return Finding("docker", "ok", f"engine {info.last_line}, compose {compose.last_line}")
+
+
+def optional_parts() -> Iterator[Finding]:
+    """Name the packages that only some runs need, and what of them is installed."""
+    try:
+        extras = metadata.metadata("rlkit").get_all("Provides-Extra") or []
+    except metadata.PackageNotFoundError:
+        return
+    for extra in extras:
+        absent = [name for name in _needed_by(extra) if not _installed(name)]
+        if not absent:
+            yield Finding(f"extra {extra}", "ok", "installed")
+        elif extra != "all":
+            fix = f"if you want it, run `uv sync --extra {extra}`"
+            yield Finding(f"extra {extra}", "ok", f"optional, and not installed: {', '.join(absent)}", fix)
+
+
+def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None] = _ignore) -> Finding:
+    """What is between the machine and the programs that a model writes for `discovery`, each layer tried."""
+    import asyncio
+
+    from rlkit.sandbox.runners.fork_server import ForkServer, default_level
+    from rlkit.sandbox.runners.programs import LEVELS, Isolation
+
+    subject = "model programs"
+    found = list[Isolation]()
+
+    def look() -> None:
+        server = ForkServer(workers=1, min_isolation="none", preload=())
+        try:
+            found.append(asyncio.run(server.isolation()))
+        finally:
+            server.close()
+
+    problem = ask_within(
+        look, timeout_s=timeout_s, progress=lambda seconds: say(f"model programs: still trying ({seconds:.0f} s)")
+    )
+    if not found:
+        fix = "only the environment `discovery` needs it: use another machine, or runner: ray"
+        return Finding(subject, "warn", f"cannot be run: {problem}", fix)
+    detail = f"isolation {found[0].level!r}: {found[0]}"
+    if LEVELS.index(found[0].level) >= LEVELS.index("os"):
+        return Finding(subject, "ok", detail)
+    needed = f"`discovery` wants {default_level()!r} unless min_isolation says otherwise"
+    fix = f"{needed}; with Linux 5.13 or later, Landlock and seccomp they cannot read your files or use the network"
+    return Finding(subject, "warn", detail, fix)
+
+
+def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
+    """Start a local sandbox, and see whether its verifier can be sealed from the agent."""
+    import asyncio
+
+    from rlkit.sandbox import Sandbox, Spec, image
+
+    subject = "local sandbox"
+
+    async def open_view() -> str:
+        sandbox = await Sandbox.start(Spec(trees=image.trees(image.base(image.HOST))))
+        try:
+            if not sandbox.unsealed:
+                await (await sandbox.open_view(own=("/tests",))).run("true")
+            return sandbox.unsealed
+        finally:
+            await sandbox.stop()
+
+    def look() -> Finding:
+        try:
+            unsealed = asyncio.run(open_view())
+        except (RlkitError, OSError) as error:
+            fix = "only Harbor's tasks without a container engine need it: use another environment, such as docker"
+            return Finding(subject, "warn", str(error), fix)
+        if unsealed:
+            detail = f"starts, and verification is not sealed ({unsealed}): the agent's processes are ended before it"
+            return Finding(subject, "warn", detail, "use a kernel of 5.19 or later with Landlock")
+        return Finding(subject, "ok", "starts, and verification is sealed from what an agent leaves running")
+
+    answer = ask_within(look, timeout_s=timeout_s)
+    return answer if isinstance(answer, Finding) else Finding(subject, "warn", answer, "see why with --debug")
+
+
+def _needed_by(extra: str) -> Iterator[str]:
+    from packaging.requirements import Requirement
+
+    for requirement in map(Requirement, metadata.requires("rlkit") or []):
+        if requirement.marker and requirement.marker.evaluate({"extra": extra}):
+            yield requirement.name
+
+
+def _installed(name: str) -> bool:
+    try:
+        metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _ask(url: str, timeout_s: float) -> str | None:
+    import httpx
+
+    answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
+    # A service may want a key even for this: it is there all the same.
+    return None if answer.is_success or answer.status_code in (401, 403) else f"it answered {answer.status_code}"

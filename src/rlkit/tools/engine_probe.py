@@ -1,0 +1,48 @@
+"""A sample from the engine with a tiny random model, in a process of its own: `python -m rlkit.tools.engine_probe`.
+
+Invariant: the last line that it prints says what it is doing, or why it failed; it prints no traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+
+def main() -> int:
+    """Start the engine, draw a sample through the Tinker SDK, and return the exit code."""
+    try:
+        _tell("loading torch and the Tinker SDK")
+        import tinker
+
+        from rlkit.engine import EngineServer
+        from rlkit.testing import byte_model
+
+        with tempfile.TemporaryDirectory(prefix="rlkit-doctor-", ignore_cleanup_errors=True) as folder:
+            model = byte_model(Path(folder) / "model")
+            _tell(
+                "starting the engine; the first time, its kernels are compiled, which takes minutes on a busy machine"
+            )
+            with EngineServer(resolve=lambda _: model, root=Path(folder) / "engine") as server:
+                client = tinker.ServiceClient(base_url=server.url, api_key=server.api_key)
+                sampler = client.create_sampling_client(base_model=str(model)).result()
+                prompt = tinker.ModelInput.from_ints([104, 105])
+                parameters = tinker.SamplingParams(max_tokens=4, seed=0)
+                drawn = sampler.sample(prompt, num_samples=1, sampling_params=parameters).result()
+                client.close("success").result()
+        if drawn.sequences[0].tokens:
+            return 0
+        _tell("the engine gave an empty sample")
+    except Exception as error:  # whatever is broken is reported, however it is broken
+        text = (str(error).strip().splitlines() or [""])[0]
+        _tell(f"{type(error).__name__}: {text}".rstrip(": "))
+    return 1
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""Weights that were trained, as files that other programs load.
+
+Invariant: a folder that is there is whole; whatever goes wrong leaves none behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rlkit._util.files import write_text
+from rlkit._util.model_names import hub_id
+from rlkit._util.threads import in_thread
+from rlkit.config.schema import ServiceConfig
+from rlkit.errors import MissingError, ServiceError, UsageError
+from rlkit.service.connect import Address, choose, reachable
+from rlkit.service.sdk import TinkerService
+
+type Form = Literal["adapter", "merged", "raw"]
+"""A LoRA adapter in the layout of `peft`, a whole model in that of `transformers`, or the files of the service."""
+
+
+async def export(
+    path: str,
+    directory: Path,
+    *,
+    form: Form = "adapter",
+    service: ServiceConfig | None = None,
+    note: Callable[[str], None] = lambda message: None,
+) -> None:
+    """Write a checkpoint as files: through tinker-cookbook's `weights`, which knows the models of the service.
+
+    Args:
+        path: a `tinker://…/weights/…` path, of training state.
+        directory: to be made.
+        form: an adapter, for serving beside its base model; the model with the adapter merged into it; or the files as
+            the service keeps them, for which the base model is not needed.
+        service: that has the checkpoint; by default the one that a run without settings would use.
+        note: receives one line for the user while the service does not answer.
+
+    Raises:
+        UsageError: there is no such checkpoint, the directory is there already or cannot be written, or the model has
+            no such form.
+        MissingError: the service cannot be reached, or the base model cannot be had.
+        ServiceError: the service failed.
+    """
+    if not path.startswith("tinker://") or "/weights/" not in path:
+        raise UsageError(f"{path!r} is no training state, a path like tinker://…/weights/…; only that can be exported")
+    directory = _free(directory)
+    config = service or ServiceConfig()
+    choice = choose(config)
+    async with reachable(config, choice=choice, note=note) as at:
+        async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
+            model = await connection.model_of(path)
+        source = "" if form == "raw" else await in_thread(_source, model, choice.kind == "engine")
+        await in_thread(_write, path, directory, _Base(source, hub_id(model)), form, at)
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The base model of a checkpoint.
+
+    Args:
+        source: where tinker-cookbook finds it: a folder, or a name on the hub.
+        hub_id: its name on the hub, if it has one that is known.
+    """
+
+    source: str
+    hub_id: str | None
+
+
+def _free(directory: Path) -> Path:
+    """The place that a directory is to be made at, checked before anything is fetched for it.
+
+    Raises:
+        UsageError: something is there already, or nothing can be written there.
+    """
+    try:
+        place = directory.resolve()
+        if directory.is_symlink() or place.exists():
+            raise UsageError(f"{directory} is there already: choose another name")
+        parent = next(one for one in place.parents if one.exists())
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=parent):
+            return place
+    except (OSError, RuntimeError) as error:  # the latter of links that lead nowhere but to themselves
+        raise _unwritable(directory, error) from error
+
+
+def _unwritable(directory: Path, error: Exception) -> UsageError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return UsageError(f"{directory} cannot be written: {reason}")
+
+
+def _write(path: str, directory: Path, base: _Base, form: Form, at: Address) -> None:
+    made = [one for one in directory.parents if not one.exists()]
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # Beside the target, so that it gets its name at once when it is whole.
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
+            adapter, whole = Path(folder) / "adapter", Path(folder) / "made"
+            _download(path, whole if form == "raw" else adapter, at)
+            if form != "raw":
+                _build(base.source, adapter, whole, form)
+            if form == "adapter":
+                _name_base(whole / "adapter_config.json", base.hub_id)
+            mode = whole.stat().st_mode & 0o666
+            for file in filter(Path.is_file, whole.rglob("*")):
+                file.chmod(mode)  # safetensors writes for its owner alone
+            whole.rename(directory)
+            made.clear()
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    finally:
+        with suppress(OSError):  # somebody else may have put something there meanwhile
+            for one in made:
+                one.rmdir()
+
+
+def _download(path: str, adapter: Path, at: Address) -> None:
+    from tinker_cookbook import weights
+    from tinker_cookbook.exceptions import WeightsDownloadError
+
+    try:
+        with _key(at.api_key), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of the SDK, about how tinker-cookbook calls it
+            weights.download(tinker_path=path, output_dir=str(adapter), base_url=at.base_url)
+    except WeightsDownloadError as error:
+        reason = f" ({_first(error.__cause__)})" if isinstance(error.__cause__, Exception) else ""
+        raise ServiceError(f"downloading {path}: {_first(error)}{reason}") from error
+
+
+def _source(model: str, engine: bool) -> str:
+    """Return where tinker-cookbook finds a base model: a folder, or a name on the hub."""
+    if not engine:
+        return model
+    from rlkit.engine.model.models import resolve_model
+
+    return str(resolve_model(model))
+
+
+def _build(base: str, adapter: Path, made: Path, form: Form) -> None:
+    from tinker_cookbook import weights
+    from tinker_cookbook.exceptions import TinkerCookbookError
+
+    build = weights.build_hf_model if form == "merged" else weights.build_lora_adapter
+    try:
+        build(base_model=base, adapter_path=str(adapter), output_path=str(made))
+    except OSError as error:  # also of the hub, whose errors are derived from it
+        raise MissingError(f"the base model {base} cannot be loaded: {_first(error)}") from error
+    except (TinkerCookbookError, ValueError, KeyError) as error:
+        raise UsageError(f"{base} has no {form} form: {_first(error)}") from error
+
+
+def _name_base(config: Path, name: str | None) -> None:
+    """Say which model an adapter belongs to: tinker-cookbook writes where it found that one on this machine."""
+    settings = json.loads(config.read_text())
+    write_text(config, json.dumps({**settings, "base_model_name_or_path": name}, indent=2) + "\n")
+
+
+@contextmanager
+def _key(api_key: str | None) -> Generator[None]:
+    """Let tinker-cookbook, which can be given no key, find this one."""
+    if api_key is None:
+        yield
+        return
+    before = os.environ.get("TINKER_API_KEY")
+    os.environ["TINKER_API_KEY"] = api_key
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TINKER_API_KEY"]
+        else:
+            os.environ["TINKER_API_KEY"] = before
+
+
+def _first(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,49 @@
+"""A new project: an environment, its configuration, a test that passes at once, and a README.
+
+Invariant: nothing that exists is overwritten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from rlkit._util.files import write_text
+from rlkit.errors import UsageError
+
+FILES = ("README.md", "config.yaml", "env.py", "test_env.py")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
+
+
+def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
+    """Write the files of a new project and return their paths.
+
+    Args:
+        directory: is made, and must be empty if it exists.
+        name: of the environment in the configuration; made from the directory's name by default.
+
+    Raises:
+        UsageError: the directory holds something, or the name has characters other than letters, digits, `.`, `_`, `-`.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise UsageError(f"{directory} is a file: name a folder that does not exist or is empty")
+    if directory.is_dir() and any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty: name a folder that does not exist or is empty")
+    chosen = _default_name(directory) if name is None else name
+    if not _NAME.fullmatch(chosen):
+        raise UsageError(f"--name: {chosen!r} must begin with a letter or digit and hold only those, '.', '_' and '-'")
+    templates = files("rlkit.tools") / "templates" / "init"
+    written: list[Path] = []
+    for file in FILES:
+        text = Template((templates / f"{file}.tmpl").read_text(encoding="utf-8")).substitute(name=chosen)
+        write_text(directory / file, text)
+        written.append(directory / file)
+    return written
+
+
+def _default_name(directory: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9_.\-]+", "-", directory.resolve().name).strip("-._") or "env"

@@ -1,0 +1,1 @@
+"""Services that show runs."""

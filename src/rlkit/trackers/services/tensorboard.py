@@ -1,0 +1,120 @@
+"""TensorBoard, without TensorBoard: its files of events are a few fields of protobuf in a simple frame.
+
+    tensorboard --logdir RUN/tensorboard
+
+Invariant: a reader sees whole records only; a file that is there is never written to again. What a new file says of a
+step takes the place of what others have said of it and of later ones.
+
+The frame is TensorFlow's `TFRecord`: a length of eight bytes, its checksum, the record and its checksum, all of them
+little-endian; a checksum is a CRC-32C that is rotated by 15 bits and increased by a constant.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from rlkit._util import files
+from rlkit.trackers.feed import Step, Told
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
+
+_CASTAGNOLI = 0x82F63B78
+_MASK_DELTA = 0xA282EAD8
+_UINT32 = 0xFFFFFFFF
+
+# Fields of tensorflow.Event, SessionLog, Summary and Summary.Value.
+_WALL_TIME, _STEP, _FILE_VERSION, _SUMMARY, _SESSION_LOG = 1, 2, 3, 5, 7
+_STATUS, _START = 1, 1
+_VALUE = 1
+_TAG, _SIMPLE_VALUE = 1, 2
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class TensorboardSink:
+    """Writes a run's metrics as events.
+
+    Args:
+        directory: where; None for a folder of the run's own.
+    """
+
+    def __init__(self, *, directory: Path | None) -> None:
+        self._directory = directory
+        self._file: BinaryIO | None = None
+        self._begun = False
+
+    def open(self, run: Told, state: Mapping[str, Json]) -> Mapping[str, Json]:  # noqa: D102  of the protocol
+        folder = self._directory or run.directory / "tensorboard"
+        files.make_folder(folder)
+        now = time.time()
+        # TensorBoard reads the files of a folder in the order of their names, and each to its end.
+        self._file = (folder / f"events.out.tfevents.{now:.6f}.rlkit").open("xb", buffering=0)
+        self._write(_field(_WALL_TIME, _FIXED64, struct.pack("<d", now)) + _text(_FILE_VERSION, b"brain.Event:2"))
+        return {}
+
+    def step(self, step: Step) -> None:  # noqa: D102  of the protocol
+        at = _field(_WALL_TIME, _FIXED64, struct.pack("<d", time.time())) + _field(_STEP, _VARINT, _varint(step.number))
+        if not self._begun:  # what other files have of this step and of later ones is left out by a reader
+            self._write(at + _text(_SESSION_LOG, _field(_STATUS, _VARINT, _varint(_START))))
+            self._begun = True
+        self._write(at + _text(_SUMMARY, b"".join(_text(_VALUE, _value(*metric)) for metric in step.metrics.items())))
+
+    def close(self, status: str) -> None:  # noqa: D102  of the protocol
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, event: bytes) -> None:
+        assert self._file is not None  # opened before
+        length = struct.pack("<Q", len(event))
+        framed = length + _checksum(length) + event + _checksum(event)
+        files.append(self._file, framed)
+
+
+def _value(tag: str, number: float) -> bytes:
+    return _text(_TAG, tag.encode()) + _field(_SIMPLE_VALUE, _FIXED32, struct.pack("<f", number))
+
+
+def _text(number: int, content: bytes) -> bytes:
+    return _field(number, _BYTES, _varint(len(content)) + content)
+
+
+def _field(number: int, kind: int, content: bytes) -> bytes:
+    return _varint(number << 3 | kind) + content
+
+
+def _varint(number: int) -> bytes:
+    groups = bytearray()
+    while number > 0x7F:
+        groups.append(number & 0x7F | 0x80)
+        number >>= 7
+    groups.append(number)
+    return bytes(groups)
+
+
+def _checksum(data: bytes) -> bytes:
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK_DELTA) & _UINT32)
+
+
+def crc32c(data: bytes) -> int:
+    """The CRC-32C (Castagnoli) of some bytes; that of `b"123456789"` is 0xE3069283."""
+    crc, table = _UINT32, _table()
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ _UINT32
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    rows = list[int]()
+    for index in range(256):
+        row = index
+        for _ in range(8):
+            row = row >> 1 ^ (_CASTAGNOLI if row & 1 else 0)
+        rows.append(row)
+    return tuple(rows)

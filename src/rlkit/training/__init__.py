@@ -1,0 +1,1 @@
+"""Training: the trainer, its loop, schedules, weights and checkpoints."""

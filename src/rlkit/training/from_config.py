@@ -1,0 +1,117 @@
+"""What a configuration means for the parts of a run.
+
+Invariant: a part gets its own small settings and never the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rlkit.algorithms.advantages import Estimator
+from rlkit.algorithms.datums import Preparation
+from rlkit.algorithms.kl_penalty import KLPenalty, Score
+from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.shaping import LengthPenalty, Normalization
+from rlkit.config.schema import Config
+from rlkit.service import Service
+from rlkit.service.watch import Watch
+from rlkit.training.model_selection import Aim, Selection
+from rlkit.training.schedule import Pace
+from rlkit.training.step import Streaming
+from rlkit.types import Floats, Prompt
+
+
+def pace(config: Config, *, streaming: Streaming | None = None) -> Pace:
+    """Return how much a run plays ahead.
+
+    Args:
+        config: of the run.
+        streaming: from the function of that name.
+    """
+    ahead = config.schedule.mode == "async"
+    return Pace(
+        groups=config.batch.groups,
+        steps=config.step_count,
+        max_staleness=config.schedule.max_staleness if ahead else 0,
+        in_order=config.schedule.staleness == "strict" if ahead else streaming != "ready_groups",
+        replace=config.batch.replace_uninformative,
+        replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
+    )
+
+
+def streaming(config: Config, *, repeatable: bool) -> Streaming | None:
+    """Return how the gradients of a step are divided that are requested while its groups are in play; None: not at all.
+
+    The requests to a service that repeats its numbers do not depend on timing. With another service that would gain
+    nothing, and would cost most of the time that the schedule saves: a step would wait for its slowest group before it
+    computes the gradients of the groups drawn later.
+
+    Args:
+        config: of the run.
+        repeatable: the service gives the same answers to the same requests.
+    """
+    if config.schedule.mode != "stream":
+        return None
+    return "each_group" if repeatable else "ready_groups"
+
+
+def preparation(
+    config: Config, estimators: Mapping[str, Estimator], loss: Loss, *, reference: Score | None
+) -> Preparation:
+    """How groups become training sequences.
+
+    Args:
+        config: the run's.
+        estimators: by environment.
+        loss: of the run.
+        reference: of the KL penalty, where there is one.
+    """
+    batch, length, kl = config.batch, config.length_penalty, config.kl_penalty
+    penalties = {
+        name: LengthPenalty(length.coefficient, length.from_tokens, config.full_penalty_tokens(name))
+        for name in (config.envs if length.coefficient else ())
+    }
+    normalization = None
+    if batch.normalize != "none":
+        tokens = batch.normalize_tokens or config.sampling.max_tokens
+        normalization = Normalization(batch.normalize, batch.groups / batch.substeps, tokens)
+    return Preparation(
+        estimators,
+        loss.needs_every_sequence,
+        batch.max_tokens,
+        batch.too_long,
+        length_penalty=penalties,
+        clip=batch.clip_advantages,
+        kl_penalty=None if reference is None else KLPenalty(reference, kl.coefficient, kl.discount),
+        normalization=normalization,
+    )
+
+
+async def kl_reference(config: Config, service: Service, watch: Watch) -> Score | None:
+    """The reference of the KL penalty, watched over and retried; None without a penalty.
+
+    Raises:
+        UsageError: the service has no such checkpoint.
+        ServiceError: the service failed after retries.
+    """
+    if not config.kl_penalty.coefficient:
+        return None
+    path = None if config.kl_penalty.reference == "base" else config.kl_penalty.reference
+    scorer = await watch.call(
+        lambda: service.scorer(model=config.model, checkpoint=path), "loading the reference", retry=True
+    )
+
+    async def score(prompt: Prompt, last: int) -> Floats:
+        return await watch.call(lambda: scorer.logprobs(prompt, last=last), "asking the reference", retry=True)
+
+    return score
+
+
+def selection(config: Config, measured: Sequence[tuple[int, Mapping[str, float]]]) -> Selection:
+    """Which weights are the best, after these steps."""
+    best = config.best
+    aim = Aim(config.best_metric, best.lower, best.patience, best.min_gain, best.goal)
+    made = Selection(aim, config.checkpoint.keep_last, config.checkpoint.keep_best)
+    for step, metrics in measured:
+        made.tell(step, metrics)
+    return made

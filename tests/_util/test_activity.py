@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from rlkit._util.activity import Activity, activity_of_run, running_activity
+
+
+def test_counts_that_are_not_zero_are_told_in_the_order_of_their_first_report() -> None:
+    activity = Activity()
+    activity.put("replies in progress", 30)
+    activity.put("tokens in them", 1204)
+    activity.add("programs")
+    activity.put("replies in progress", 0)
+    assert str(activity) == "tokens in them: 1,204, programs: 1"
+    assert str(Activity()) == ""
+
+
+def test_work_is_counted_until_it_ends_and_also_where_it_fails() -> None:
+    activity = Activity()
+    with activity.under_way("programs", 2), activity.under_way("programs"):
+        assert activity.counts == {"programs": 3}
+    assert not activity.counts
+    with pytest.raises(ValueError, match="wrong"), activity.under_way("programs"):
+        raise ValueError("wrong")
+    assert not activity.counts
+
+
+def test_reports_of_many_threads_are_all_counted() -> None:
+    activity = Activity()
+    threads = [
+        threading.Thread(target=lambda: [activity.add("programs", n % 2 * 2 - 1) for n in range(1001)])
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert activity.counts == {"programs": -8}
+
+
+def test_work_is_reported_to_the_run_that_it_is_done_for() -> None:
+    first, second = Activity(), Activity()
+    with activity_of_run(first):
+        assert running_activity() is first
+        with activity_of_run(second):
+            running_activity().add("programs")
+        assert running_activity() is first
+    running_activity().add("programs")  # outside of a run it goes nowhere
+    assert not first.counts
+    assert second.counts == {"programs": 1}

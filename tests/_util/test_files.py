@@ -1,0 +1,177 @@
+"""What a writer has returned from is on the disk: the content, and the name under which it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rlkit._util import files
+from rlkit.errors import RunFailed
+from rlkit.store import lines
+from rlkit.store.journal import Journal, Kind, segments
+
+
+class Disk:
+    """Knows by their inodes what was flushed to it: how much of a file, and which names of a folder."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, root: Path) -> None:
+        self._root = root
+        self._fsync = os.fsync
+        self._sizes: dict[int, int] = {}
+        self._names: dict[int, set[tuple[str, int]]] = {}
+        monkeypatch.setattr(os, "fsync", self._flush)
+
+    def assert_holds(self, path: Path) -> None:
+        """What stands there now would still be there if the power were cut."""
+        assert self._sizes.get(path.stat().st_ino) == path.stat().st_size, path
+        while path != self._root:
+            held = self._names.get(path.parent.stat().st_ino, set())
+            assert (path.name, path.stat().st_ino) in held, f"the name of {path}"
+            path = path.parent
+
+    def _flush(self, file: int) -> None:
+        about = os.fstat(file)
+        self._sizes[about.st_ino] = about.st_size
+        for folder in [self._root, *self._root.rglob("*")]:
+            if folder.is_dir() and folder.stat().st_ino == about.st_ino:
+                self._names[about.st_ino] = {(path.name, path.stat().st_ino) for path in folder.iterdir()}
+        self._fsync(file)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Disk:
+    return Disk(monkeypatch, tmp_path)
+
+
+def test_a_file_that_is_replaced_stays_so(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folders" / "file"
+    for data in (b"old", b"newer"):
+        files.write_bytes(path, data)
+        disk.assert_holds(path)
+    assert path.read_bytes() == b"newer"
+
+
+def test_a_file_system_that_flushes_no_folders_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    number = errno.EINVAL
+
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    files.write_text(tmp_path / "file", "text")
+    number = errno.EIO
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        files.write_text(tmp_path / "file", "text")
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The system writes what fits and refuses the rest, as on a disk that is nearly full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_an_append_that_fails_halfway_is_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    lines.append(path, {"step": 1})
+    whole = path.read_bytes()
+    with files_of_at_most(len(whole) + 5), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        lines.append(path, {"step": 2})
+    assert path.read_bytes() == whole
+    lines.append(path, {"step": 3})
+    assert lines.read(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_a_record_that_fails_halfway_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
+    async def run() -> None:
+        journal = Journal(tmp_path, segment=1)
+        journal.append(Kind.EPISODE, b"whole")
+        size = path.stat().st_size
+        with files_of_at_most(size + 5), pytest.raises(RunFailed, match=os.strerror(errno.EFBIG)):
+            journal.append(Kind.EPISODE, b"lost")
+        assert path.stat().st_size == size
+        await journal.close()
+
+    path = tmp_path / "000001.log"
+    asyncio.run(run())
+
+
+def test_the_first_line_of_a_file_brings_its_name_to_the_disk(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    for number in range(2):
+        lines.append(path, {"step": number})
+        disk.assert_holds(path)
+
+
+def test_lines_that_a_killed_process_left_are_on_the_disk_once_they_are_mended(disk: Disk, tmp_path: Path) -> None:
+    for name, text in {"whole": "{}\n", "torn": '{}\n{"st'}.items():
+        path = tmp_path / name
+        path.write_text(text)
+        lines.mend(path)
+        disk.assert_holds(path)
+        assert lines.read(path) == [{}]
+
+
+def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is_open(
+    disk: Disk, tmp_path: Path
+) -> None:
+    folder = tmp_path / "journal"
+
+    async def killed() -> None:
+        journal = Journal(folder, segment=1)
+        for kind in (Kind.STEP, Kind.STEP, Kind.EPISODE):
+            journal.append(kind, b"{}")
+        for number, path in segments(folder):
+            with pytest.raises(AssertionError):
+                disk.assert_holds(path)
+            copy = folder / f"{number + 10:06d}.log"
+            copy.write_bytes(path.read_bytes()[: -1 if number == 3 else None])
+        await journal.close()
+
+    async def opened() -> None:
+        journal = Journal(folder, segment=13)
+        for number, path in segments(folder):
+            disk.assert_holds(path)
+            assert bool(path.stat().st_size) == (number != 13)
+        await journal.close()
+
+    asyncio.run(killed())
+    asyncio.run(opened())
+
+
+def test_segments_that_are_complete_are_on_the_disk_with_the_one_that_is_written(disk: Disk, tmp_path: Path) -> None:
+    folder = tmp_path / "journal"
+
+    async def run() -> None:
+        journal = Journal(folder, segment=1)
+        for kind in (Kind.EPISODE, Kind.STEP, Kind.EPISODE, Kind.STEP, Kind.EPISODE):
+            journal.append(kind, b"{}")
+        await journal.sync()
+        assert [number for number, _ in segments(folder)] == [1, 2, 3]
+        for _, path in segments(folder):
+            disk.assert_holds(path)
+        await journal.close()
+
+    asyncio.run(run())
+
+
+def test_a_journal_that_cannot_be_flushed_is_not_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(RunFailed, match=os.strerror(errno.EIO)):
+        Journal(tmp_path, segment=1)  # a file that is left open would be a warning

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import gc
+
+from rlkit._util.gc_tuning import rare_collections
+
+
+def test_the_collector_is_as_it_was_once_the_last_run_has_ended() -> None:
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+    first, second = rare_collections(), rare_collections()
+    first.__enter__()
+    assert gc.get_freeze_count() > frozen
+    second.__enter__()
+    assert gc.get_threshold()[0] > before[0]
+    first.__exit__(None, None, None)
+    assert gc.get_threshold()[0] > before[0], "one still runs"
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == before
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_collector_that_is_switched_off_stays_so() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(0, 10, 10)
+    try:
+        with rare_collections():
+            assert gc.get_threshold()[0] == 0
+        assert gc.get_threshold() == (0, 10, 10)
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_what_becomes_garbage_inside_is_still_found() -> None:
+    class Knot:
+        freed = 0
+
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            Knot.freed += 1
+
+    with rare_collections():
+        for _ in range(30_000):
+            Knot()
+        assert Knot.freed > 10_000

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import math
+from enum import IntEnum, StrEnum
+from pathlib import PurePosixPath
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit._util.json_values import Unwritable, plain, readable, shown, text_of
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+class Number(IntEnum):
+    ONE = 1
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"a": [1, (2, None)], 3: True}, {"a": [1, [2, None]], "3": True}),
+        ({None: 1, True: 2, 0.5: 3}, {"null": 1, "true": 2, "0.5": 3}),
+        (np.float32(1.5), 1.5),
+        (np.int64(3), 3),
+        (math.nan, "nan"),
+        (10**30, str(10**30)),
+        (PurePosixPath("a"), "PurePosixPath('a')"),
+        ("b\udcff", "b\\udcff"),
+        ({"b\udcff": Colour.RED}, {"b\\udcff": "red"}),
+        (Number.ONE, 1),
+    ],
+    ids=str,
+)
+def test_what_json_does_not_have_is_written_as_text(value: object, expected: object) -> None:
+    assert plain(value) == expected
+    json.dumps(plain(value), allow_nan=False).encode()
+
+
+def test_what_cannot_be_written_says_why() -> None:
+    circle: list[object] = []
+    circle.append({"again": circle})
+    with pytest.raises(Unwritable, match="it holds itself"):
+        plain(circle)
+    with pytest.raises(Unwritable, match=r"it has the key tuple \('a', 1\), which is no text"):
+        plain({("a", 1): 2})
+    with pytest.raises(Unwritable, match="it holds a Mute whose repr raises RuntimeError"):
+        plain([Mute()])
+    with pytest.raises(Unwritable):
+        plain(1 << 100_000)  # Python refuses to write it in digits
+
+
+def test_any_value_can_be_shown() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert shown("x" * 100) == "str " + repr("x" * 100)[:57] + "..."
+    assert shown(Mute()) == "Mute whose repr raises RuntimeError"
+    assert text_of(Silent()) == "<a Silent whose text cannot be had: ValueError>"
+
+
+@given(st.text(st.characters(exclude_categories=[])))
+def test_every_text_can_be_written_and_a_proper_one_stays_as_it_is(text: str) -> None:
+    readable(text).encode()
+    if not any(0xD800 <= ord(letter) < 0xE000 for letter in text):
+        assert readable(text) == text

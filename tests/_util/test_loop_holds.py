@@ -1,0 +1,246 @@
+"""A rollout that holds the event loop is charged for it, its siblings are not, and its line is named."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rlkit
+from rlkit._util.loop_holds import TOLD_S, held_by, loop_holds, processor_wait_s
+from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit.cli.app import app
+from rlkit.rollout.boundary import outcome_of
+from rlkit.service.watch import SILENCE_S, Watch
+from rlkit.testing import ScriptedPolicy, VirtualClock, run_virtual
+from rlkit.types import Outcome
+from tests.simulation import Simulation, Word
+
+HERE = __file__
+
+
+def hold(seconds: float) -> None:
+    """What `time.sleep` is on a real clock."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualClock)
+    loop.jump(seconds)
+
+
+class Blocking(rlkit.Env):
+    """Holds the loop, so many times, and awaits in between."""
+
+    def __init__(self, seconds: float, times: int = 1) -> None:
+        self.seconds = seconds
+        self.times = times
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        for _ in range(self.times):
+            hold(self.seconds)
+            await asyncio.sleep(0.01)
+        return 1.0
+
+
+class AtOnce(Blocking):
+    """Holds the loop in its only step."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        hold(self.seconds)
+        return 1.0
+
+
+class InTask(Blocking):
+    """Holds the loop in a task of its own."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        return await asyncio.create_task(super().rollout(policy))
+
+
+class Waiting(rlkit.Env):
+    """Takes a second, of which it holds nothing."""
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        await asyncio.sleep(1)
+        return 1.0
+
+
+def play(*envs: rlkit.Env, timeout_s: float) -> list[tuple[Outcome | None, str | None]]:
+    """Side by side, on virtual time."""
+
+    async def main() -> list[tuple[Outcome | None, str | None]]:
+        policy = ScriptedPolicy([])
+        return await asyncio.gather(*(outcome_of(env, policy, timeout_s=timeout_s) for env in envs))
+
+    return run_virtual(main())
+
+
+@pytest.mark.parametrize("kind", [Blocking, AtOnce, InTask])
+def test_siblings_of_a_rollout_that_holds_the_loop_do_not_pay_for_it(kind: type[Blocking]) -> None:
+    played = play(*(kind(3) for _ in range(8)), *(Waiting() for _ in range(24)), timeout_s=4)
+    assert [error for _, error in played] == [None] * 32
+
+
+@pytest.mark.parametrize("kind", [Blocking, AtOnce, InTask])
+def test_who_holds_the_loop_is_charged_with_it(kind: type[Blocking]) -> None:
+    (_, late), *others = play(kind(5), Waiting(), Waiting(), timeout_s=4)
+    assert late == "the rollout took longer than 4 s (timeout_s)"
+    assert [error for _, error in others] == [None, None]
+
+
+def test_holds_of_one_rollout_add_up() -> None:
+    (_, late), (_, other) = play(Blocking(1.5, times=4), Waiting(), timeout_s=4)
+    assert (late, other) == ("the rollout took longer than 4 s (timeout_s)", None)
+
+
+def test_a_sibling_that_never_ends_is_late_all_the_same() -> None:
+    class Endless(rlkit.Env):
+        async def rollout(self, policy: rlkit.Policy) -> float:
+            await asyncio.Event().wait()
+            return 1.0
+
+    (_, endless), *_ = play(Endless(), *(Blocking(3) for _ in range(8)), timeout_s=4)
+    assert endless == "the rollout took longer than 4 s (timeout_s)"
+
+
+@pytest.mark.parametrize("held_s", [10.0, 2 * SILENCE_S])
+def test_a_hold_within_a_silence_of_the_service_is_left_out_once(held_s: float) -> None:
+    async def main() -> tuple[float, float]:
+        watch, stopwatch = Watch(lambda note: None, timeout_s=3600), Stopwatch()
+
+        async def sibling() -> float:
+            await asyncio.sleep(100)
+            hold(held_s)
+            return 1.0
+
+        class Sibling(rlkit.Env):
+            async def rollout(self, policy: rlkit.Policy) -> float:
+                return await sibling()
+
+        other = asyncio.create_task(outcome_of(Sibling(), ScriptedPolicy([]), timeout_s=1000))
+        with timed_by([stopwatch]):
+            await watch.call(lambda: asyncio.sleep(600 + held_s), "sampling")
+        await asyncio.sleep(10)
+        await other
+        return stopwatch.played_s, asyncio.get_running_loop().time()
+
+    played_s, taken_s = run_virtual(main())
+    assert (played_s, taken_s) == pytest.approx((10, 610 + held_s))
+
+
+def test_a_hold_is_no_silence_of_the_service() -> None:
+    async def main() -> float:
+        watch = Watch(lambda note: None, timeout_s=3600)
+
+        class Asking(rlkit.Env):
+            async def rollout(self, policy: rlkit.Policy) -> float:
+                asking = asyncio.create_task(watch.call(lambda: asyncio.sleep(20), "sampling"))
+                await asyncio.sleep(0)
+                hold(SILENCE_S)
+                await asking
+                return 1.0
+
+        _, error = await outcome_of(Asking(), ScriptedPolicy([]), timeout_s=SILENCE_S)
+        assert error == f"the rollout took longer than {SILENCE_S:g} s (timeout_s)"  # it held the loop itself
+        return watch.silences_s(loop_holds().now_s)
+
+    assert run_virtual(main()) == 0
+
+
+def test_code_of_an_environment_that_is_no_rollout_is_charged_to_nobody() -> None:
+    async def main() -> float:
+        stopwatch = Stopwatch()
+        with held_by("words"):
+            hold(5)
+        return stopwatch.played_s
+
+    assert run_virtual(main()) == 0
+
+
+def test_a_hold_within_a_part_that_is_timed_too_is_told_of_the_environment() -> None:
+    async def main() -> list[str]:
+        holds, names = loop_holds(), list[str]()
+        with holds.watched(lambda told: names.append(told.env)):
+            for charged in ((Stopwatch("words"), Stopwatch()), (Stopwatch(), Stopwatch("words")), (Stopwatch(),)):
+                assert holds.begin(charged)
+                hold(1)
+                holds.end()
+            await asyncio.sleep(0)
+        return names
+
+    assert run_virtual(main()) == ["words", "words"]
+
+
+def test_a_step_that_waited_for_a_processor_is_told_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = iter([7.0, 10.0, 10.8])
+    monkeypatch.setattr("rlkit._util.loop_holds.processor_wait_s", lambda native_id: next(waits))
+    monkeypatch.setattr("rlkit._util.loop_holds._LOOK_S", 1000.0)  # no look disturbs the count
+
+    async def main() -> list[float]:
+        holds, seconds = loop_holds(), list[float]()
+        with holds.watched(lambda told: seconds.append(told.seconds)):
+            for _ in range(2):
+                assert holds.begin((Stopwatch("words"),))
+                hold(4)
+                holds.end()
+            await asyncio.sleep(0)
+        return seconds
+
+    assert run_virtual(main()) == [4]  # of the second step, 3.8 s were no fault of its own
+
+
+def test_the_wait_for_a_processor_is_what_the_system_counts() -> None:
+    assert processor_wait_s(threading.get_native_id()) >= 0
+    assert processor_wait_s(-1) == 0
+
+
+def wait_to_be_seen(count: int) -> None:
+    """Block the thread until the thread beside the loop has seen it so many times: no time limit is at stake here."""
+    step = loop_holds()._step  # pyright: ignore[reportPrivateUsage]
+    assert step is not None
+    ended_s = time.monotonic() + 300
+    while (step.places is None or step.places.total() < count) and time.monotonic() < ended_s:
+        time.sleep(TOLD_S)  # the line that is named
+
+
+class Grading(Word):
+    """Blocks in the grader of two tasks."""
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        if self.task_id in ("task-1", "task-2"):
+            wait_to_be_seen(3)
+        return super().grade(reply)
+
+
+def test_the_line_that_blocks_is_told_with_its_environment_and_doctor_knows_it_later(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", tasks=[Grading(number) for number in range(4)])
+    run.settings = {"batch": {"groups": 4, "group_size": 2}, "steps": 1, "rollouts": {"timeout_s": 3000}}
+
+    async def main() -> None:  # virtual time stands still in a step: let it pass as real time does
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualClock)
+        began_s = time.monotonic()
+        loop.time = lambda: loop._now_s + time.monotonic() - began_s  # type: ignore[method-assign]
+        await run.trainer().train()
+
+    run_virtual(main())
+    line = next(
+        n for n, text in enumerate(Path(HERE).read_text().splitlines(), 1) if "# the line that is named" in text
+    )
+    place = f"{HERE}:{line} in wait_to_be_seen"
+    (note,) = [note for note in run.ears.notes if "blocking" in note]
+    assert note.startswith(f"step 1: blocking in words: {place} held the event loop once, for ")
+    assert "asyncio.to_thread" in note
+    result: Any = CliRunner().invoke(app, ["doctor", str(run.directory), "--json"], prog_name="rlkit")
+    (finding,) = json.loads(result.stdout)["findings"]
+    assert (finding["name"], finding["env"], finding["first"]) == ("blocking", "words", 1)
+    assert finding["evidence"].startswith(f"{place} held the event loop 4 times, for ")
+
+
+def test_a_hold_without_a_watch_is_told_to_nobody_and_left_out_all_the_same() -> None:
+    played = play(Blocking(3), Waiting(), timeout_s=4)
+    assert [error for _, error in played] == [None, None]

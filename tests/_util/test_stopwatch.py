@@ -1,0 +1,131 @@
+"""What counts against the time limit of a rollout, on virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+
+import pytest
+
+from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit.errors import ServiceError
+from rlkit.service.watch import SILENCE_S, Watch
+from rlkit.testing import run_virtual
+
+type Call = Callable[[Watch], Coroutine[object, object, object]]
+
+
+def failing(until_s: float) -> Call:
+    """A call that fails at once until then, and is made again."""
+
+    async def make() -> None:
+        if asyncio.get_running_loop().time() < until_s:
+            raise ServiceError("busy")
+
+    return lambda watch: watch.call(make, "sampling", retry=True)
+
+
+def taking(seconds: float) -> Call:
+    return lambda watch: watch.call(lambda: asyncio.sleep(seconds), "sampling")
+
+
+def played(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) -> tuple[float, float]:
+    """How long a rollout of these calls, all at once, and of 10 s of its own has played and has taken.
+
+    Args:
+        answers_every_s: the service meanwhile answers somebody else.
+    """
+
+    async def run() -> tuple[float, float]:
+        watch = Watch(lambda note: None, timeout_s=timeout_s)
+
+        async def others() -> None:
+            while answers_every_s:
+                await taking(answers_every_s)(watch)
+
+        elsewhere = asyncio.create_task(others())
+        stopwatch = Stopwatch()
+        with timed_by([stopwatch]):
+            await asyncio.gather(*(call(watch) for call in calls))
+        await asyncio.sleep(10)
+        elsewhere.cancel()
+        return stopwatch.played_s, asyncio.get_running_loop().time()
+
+    return run_virtual(run())
+
+
+@pytest.mark.parametrize(("requests", "counts_s"), [(1, 0), (2, 600), (3, 1200), (5, 2400)])
+def test_a_silence_is_left_out_once_however_many_requests_wait_in_it(requests: int, counts_s: float) -> None:
+    async def run() -> float:
+        watch, stopwatch = Watch(lambda note: None, timeout_s=3600), Stopwatch()
+
+        async def others() -> None:  # the service is silent for 600 s, and then it is not
+            await asyncio.sleep(600)
+            while True:
+                await taking(10)(watch)
+
+        elsewhere = asyncio.create_task(others())
+        with timed_by([stopwatch]):
+            await asyncio.gather(*(taking(600 * number)(watch) for number in range(1, requests + 1)))
+        elsewhere.cancel()
+        return stopwatch.played_s
+
+    assert run_virtual(run()) == pytest.approx(counts_s, abs=1)
+
+
+def test_a_call_that_is_slow_counts() -> None:
+    assert played(taking(30)) == (40, 40)
+    assert played(taking(300), answers_every_s=20) == (310, 310)
+
+
+@pytest.mark.parametrize("answers_every_s", [0, 20])
+def test_a_call_that_failed_and_is_made_again_does_not_count(answers_every_s: float) -> None:
+    counted, taken = played(failing(1500), answers_every_s=answers_every_s)
+    assert counted == pytest.approx(10)
+    assert taken > 1500
+
+
+def test_a_call_that_nobody_answers_does_not_count() -> None:
+    assert played(taking(1500)) == (10, 1510)
+
+
+def test_calls_that_wait_for_the_same_are_left_out_once() -> None:
+    assert played(taking(1500), taking(1500), taking(1400)) == (10, 1510)
+
+
+def test_a_call_that_fails_for_ever_while_others_are_answered_counts_in_the_end() -> None:
+    counted, taken = played(failing(1000), answers_every_s=20, timeout_s=400)
+    assert counted == pytest.approx(taken - 400)
+
+
+def limit_reached(call: Call, *, limit_s: float, answers_at_s: float = 0.0) -> float | None:
+    """When a rollout that makes a call reaches its limit; None where it is done first."""
+
+    async def run() -> float | None:
+        watch = Watch(lambda note: None, timeout_s=3600)
+        stopwatch = Stopwatch()
+
+        async def rollout() -> None:
+            with timed_by([stopwatch]):
+                await call(watch)
+
+        playing = asyncio.create_task(rollout())
+        elsewhere = asyncio.create_task(taking(answers_at_s)(watch)) if answers_at_s else playing
+        reached = await stopwatch.reaches(limit_s, playing)
+        now_s = asyncio.get_running_loop().time()
+        playing.cancel()
+        await asyncio.gather(playing, elsewhere, return_exceptions=True)
+        return now_s if reached else None
+
+    return run_virtual(run())
+
+
+def test_a_limit_shorter_than_a_silence_waits_for_what_comes_of_it() -> None:
+    assert SILENCE_S > 30
+    assert limit_reached(taking(1500), limit_s=20) is None
+    assert limit_reached(failing(1500), limit_s=20) is None
+    assert limit_reached(taking(1500), limit_s=20, answers_at_s=30) == pytest.approx(30, abs=2)
+
+
+def test_without_a_call_the_limit_is_exact() -> None:
+    assert limit_reached(lambda watch: asyncio.sleep(100), limit_s=20) == 20

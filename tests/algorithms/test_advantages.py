@@ -1,0 +1,461 @@
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlkit
+from rlkit.algorithms.advantages import (
+    ESTIMATORS,
+    BatchEstimator,
+    by_turn,
+    choose_estimators,
+    estimated,
+    estimator,
+    report,
+    title,
+)
+from rlkit.algorithms.datums import Preparation, Prepared
+from rlkit.algorithms.estimators import batch_std, entropic_adaptive, group_mean, pkpo
+from rlkit.config import Config, load_config
+from rlkit.config.loading.objects import load_object
+from rlkit.config.schema.advantage import CustomAdvantage, PkpoAdvantage, _Choice
+from rlkit.dry_run.pilot import nudged
+from rlkit.errors import ConfigError, EnvironmentFault
+from rlkit.testing import Fault, World
+from rlkit.types import Group
+from tests.builders import episode, group, turn
+from tests.simulation import Simulation, Talk, Word
+
+SETTINGS = {
+    name: section
+    for section in get_args(get_args(_Choice.__value__)[0])
+    if section is not CustomAdvantage
+    for name in get_args(section.model_fields["name"].annotation)
+}
+
+
+def test_every_estimator_has_a_section_and_its_defaults() -> None:
+    assert set(SETTINGS) == set(ESTIMATORS)
+    for name, section in SETTINGS.items():
+        configured, named = estimator(section(name=name)), estimator(name)
+        if isinstance(configured, partial):
+            parameters = signature(named).parameters
+            assert configured.func is named
+            assert configured.keywords == {key: parameters[key].default for key in configured.keywords}
+            assert set(configured.keywords) == set(section.model_fields) - {"name"} == set(parameters) - {"group"}
+        else:
+            assert configured is named
+
+
+def test_settings_reach_the_formula() -> None:
+    played = group([0, 1, 3])
+    assert estimator(PkpoAdvantage(name="pkpo", k=2))(played).tolist() == pkpo(played, k=2).tolist()
+    assert estimator(PkpoAdvantage(name="pkpo", k=2))(played).tolist() != pkpo(played, k=3).tolist()
+
+
+def test_an_unknown_estimator_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"advantage: there is no estimator 'grop'\. Did you mean 'grpo'"):
+        estimator("grop")
+
+
+def test_an_estimator_is_a_function_at_an_import_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import numpy as np\ndef ones(group):\n    return np.ones(len(group.episodes))\n")
+    assert estimator("mine.py:ones", base=tmp_path)(group([1, 2])).tolist() == [1, 1]
+
+
+def test_one_advantage_an_episode_is_spread_over_its_turns() -> None:
+    two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
+    whole = group([1, 0])
+    whole = type(whole)("env", "task", 0, (two, whole.episodes[1]))
+    rows = by_turn(np.array([0.5, -0.5]), whole)
+    assert [row.tolist() for row in rows] == [[0.5, 0.5], [-0.5]]
+
+
+def test_a_failed_episode_is_never_trained_on_whatever_the_estimator_says() -> None:
+    rows = by_turn(np.array([1.0, 1.0]), group([1.0, None]))
+    assert [row.tolist() for row in rows] == [[1.0], [0.0]]
+
+
+def test_a_masked_episode_is_never_trained_on_whatever_the_estimator_says() -> None:
+    two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
+    played = Group("env", "task", 0, (replace(two, masked=True), replace(two, member=1)))
+    for values in (np.array([0.5, -0.5]), [np.array([0.5, 0.5]), np.array([-0.5, -0.5])]):
+        assert [row.tolist() for row in by_turn(values, played)] == [[0.0, 0.0], [-0.5, -0.5]]
+    (rows,) = estimated(lambda group: np.ones(2), [played])
+    assert [row.tolist() for row in rows] == [[0.0, 0.0], [1.0, 1.0]]
+
+
+@pytest.mark.parametrize("bad", [np.array([1.0]), np.array([np.nan, 0.0]), [np.ones(3), np.ones(1)]])
+def test_an_estimator_that_gives_nonsense_is_refused(bad) -> None:
+    with pytest.raises(EnvironmentFault):
+        by_turn(bad, group([1, 0]))
+
+
+def test_an_advantage_that_32_bits_cannot_hold_is_refused_and_not_trained_as_infinity() -> None:
+    with pytest.raises(EnvironmentFault, match=r"an advantage of -1e\+300 for a group of env, too large"):
+        by_turn(np.array([1.0, -1e300]), group([1, 0]))
+
+
+MINE = """
+import sys
+import numpy as np
+import torch
+
+def nothing(group): pass
+def number(group): return 1.0
+def zero_dimensions(group): return np.array(1.0)
+def mapping(group): return {0: 1.0, 1: 0.0}
+def text(group): return "ab"
+def words(group): return ["a", "b"]
+def lazy(group): return (reward for reward in group.rewards)
+async def later(group): return group.rewards
+def few(group): return [1.0]
+def many(group): return np.ones((2, 3))
+def ragged(group): return [[1.0, 2.0], [1.0]]
+def holes(group): return [1.0, None]
+def imaginary(group): return np.array([1j, 2j])
+def nan(group): return np.array([0.0, np.nan])
+def infinite(group): return [np.inf, 0.0]
+def graded(group): return [torch.ones(1, requires_grad=True), 0.0]
+def raises(group): raise KeyError("mine")
+def leaves(group): sys.exit(3)
+class Own:
+    def __call__(self, group): return None
+own = Own()
+tensor = lambda group: torch.tensor([1.0, -1.0])
+"""
+
+MUST = "it must return 2 numbers for the 2 episodes of a group of env, or as many arrays with a number for each turn"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nothing", f"returned None: {MUST}"),
+        ("number", f"returned a value of type float: {MUST}"),
+        ("zero_dimensions", f"returned a value of type ndarray: {MUST}"),
+        ("mapping", f"returned a value of type dict: {MUST}"),
+        ("text", f"returned a value of type str: {MUST}"),
+        ("words", f"returned a value of type str for episode 0: {MUST}"),
+        ("lazy", f"returned a value of type generator: {MUST}"),
+        ("later", f"returned a coroutine, as it is an async function: {MUST}"),
+        ("few", f"returned 1 advantage: {MUST}"),
+        ("many", f"returned 3 advantages for the 1 turn of episode 0: {MUST}"),
+        ("ragged", f"returned 2 advantages for the 1 turn of episode 0: {MUST}"),
+        ("holes", f"returned None for episode 1: {MUST}"),
+        ("imaginary", f"returned a value of type complex128 for episode 0: {MUST}"),
+        ("nan", f"returned nan for episode 1: {MUST}, all of them finite"),
+        ("infinite", f"returned inf for episode 0: {MUST}, all of them finite"),
+        ("graded", f"returned a value of type Tensor for episode 0: {MUST}"),
+        ("raises", "failed on a group of env: KeyError: 'mine' at "),
+        ("leaves", "failed on a group of env: SystemExit: 3 at "),
+    ],
+)
+def test_what_is_wrong_with_an_estimator_of_ones_own_is_told(name: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    mine = estimator(f"mine.py:{name}", base=tmp_path)
+    with pytest.raises(EnvironmentFault) as failed:
+        asyncio.run(Preparation({"env": mine}).prepare(group([0, 1])))
+    line = str(failed.value)
+    assert line.startswith(f"the advantage estimator {name} (mine.py:")
+    assert told in line
+    assert "\n" not in line
+    # What a dry run makes of it has its name too.
+    with pytest.raises(EnvironmentFault, match=rf"the advantage estimator {name} \(mine\.py:"):
+        asyncio.run(Preparation({"env": nudged(mine)}).prepare(group([0, 1])))
+
+
+def test_an_estimator_that_is_an_object_is_known_by_its_class_and_a_built_in_one_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    with pytest.raises(EnvironmentFault, match="the advantage estimator Own returned None"):
+        asyncio.run(Preparation({"env": estimator("mine.py:own", base=tmp_path)}).prepare(group([0, 1])))
+    assert title(estimator(PkpoAdvantage(name="pkpo", k=2))) == "pkpo"
+    assert title(nudged(ESTIMATORS["batch_std"])) == "batch_std"
+
+
+def test_whatever_is_like_an_array_is_an_answer(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    found = estimated(estimator("mine.py:tensor", base=tmp_path), [group([0, 1])])
+    assert [row.tolist() for row in found[0]] == [[1.0], [-1.0]]
+    assert [row.tolist() for row in by_turn([True, 0], group([0, 1]))] == [[1.0], [0.0]]
+
+
+# What estimators report
+
+
+@given(st.lists(st.integers(0, 6), max_size=10), st.sampled_from([0.1, math.log(2), 2.0]))
+def test_a_temperature_search_is_saturated_where_its_weights_stay_too_near_to_equal(
+    values: list[int], kl: float
+) -> None:
+    found = report(partial(entropic_adaptive, kl=kl), group([float(value) for value in values]))
+    if len(set(values)) < 2:
+        assert not found
+        return
+    advantages = entropic_adaptive(group([float(value) for value in values]), kl=kl, clip=1e300)
+    weights = (advantages + 1) / (advantages + len(values))
+    reached = sum(w * math.log(w * len(values)) for w in weights if w > 0)
+    wanted = min(kl, 0.9 * math.log(len(values)))
+    if abs(reached - wanted) < 1e-6 and math.log(len(values) / values.count(max(values))) == pytest.approx(wanted):
+        return  # at the limit itself rounding decides
+    assert found == {"saturated": float(reached < wanted * (1 - 1e-6))}
+
+
+def test_only_the_valid_episodes_are_searched_where_validity_is_taken_apart() -> None:
+    played = group([0.0, 0.0, 0.0, 2.0, 2.0, 1.0, None])
+    assert report(ESTIMATORS["entropic_adaptive"], played) == {"saturated": 0.0}
+    assert report(ESTIMATORS["entropic_valid_aware"], played) == {"saturated": 1.0}
+    assert report(nudged(ESTIMATORS["entropic_valid_aware"]), played) == {"saturated": 1.0}
+    assert report(ESTIMATORS["entropic_valid_aware"], group([0.0, 0.0])) == {}
+    assert report(group_mean, played) == {}
+
+
+def test_the_share_of_saturated_searches_is_a_metric_of_the_environment(tmp_path: Path) -> None:
+    envs = {"words": {"advantage": "entropic_adaptive"}, "sums": {"env": "arithmetic"}}
+    batch = {"groups": 6, "group_size": 5}
+    run = Simulation(tmp_path / "run", settings={"steps": 3, "envs": envs, "batch": batch})
+    run.train()
+    saved = pd.read_parquet(run.directory / "episodes")
+    for line in run.lines():
+        of_step = saved[(saved.step == line["step"]) & saved.final & (saved.env == "words")]
+        ties = [
+            (len(rewards), int((rewards == rewards.max()).sum()))
+            for _, rewards in of_step.groupby("draw").reward
+            if rewards.nunique() > 1
+        ]
+        shares = [best > n / 2 for n, best in ties]
+        assert line["env/words/advantage/saturated"] == line["env/all/advantage/saturated"] == np.mean(shares)
+        assert "env/sums/advantage/saturated" not in line
+
+
+# Whole steps
+
+
+def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
+    preparation = Preparation({"a": BatchEstimator(batch_std), "b": BatchEstimator(batch_std), "c": group_mean})
+    groups = [group(values, env=env) for env, values in (("a", [0, 1]), ("b", [0, 9]), ("a", [5, 5]), ("c", [0, 8]))]
+    alone = [asyncio.run(preparation.prepare(one)) for one in groups]
+    together = preparation.together(alone)
+    deviation = float(np.std([0, 1, 5, 5]))
+    wanted = [[-0.5 / deviation, 0.5 / deviation], [-1, 1], [0, 0], [-4, 4]]
+    for one, values in zip(together, wanted, strict=True):
+        np.testing.assert_allclose(np.concatenate(one.advantages), values)
+    assert [len(one.data) for one in together] == [len(one.data) for one in alone] == [2, 2, 0, 2]
+    assert together[3] is alone[3]
+    np.testing.assert_allclose(together[0].data[1].advantages.max(), 0.5 / deviation, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (
+            lambda groups: [np.zeros(2)] * 3,
+            "returned advantages for 3 of 1 groups of env: it must return those of each",
+        ),
+        (
+            lambda groups: None,
+            "returned None for the groups of env: it must return those of each group of the step, 1 here",
+        ),
+        (lambda groups: [None], r"returned None: it must return 2 numbers for the 2 episodes of a group of env"),
+        (lambda groups: [np.full(2, np.nan)], "returned nan for episode 0: .* all of them finite"),
+        (lambda groups: 1 / 0, "failed on a group of env: ZeroDivisionError"),
+    ],
+)
+def test_what_is_wrong_with_an_estimator_of_whole_steps_is_told(function, told: str) -> None:
+    with pytest.raises(EnvironmentFault, match=told):
+        asyncio.run(Preparation({"env": BatchEstimator(function)}).prepare(group([0, 1])))
+
+
+def configured(**settings: object) -> Config:
+    return load_config([], settings={"envs": {"a": {"env": "arithmetic"}}, **settings}).config
+
+
+@pytest.mark.parametrize("name", ["batch_std", "reinforce_pp_baseline"])
+def test_the_schedule_stream_has_no_use_for_an_estimator_of_whole_steps(name: str, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = configured(advantage=f"{tmp_path}/own.py:step", schedule={"mode": "stream"})
+    with pytest.raises(
+        ConfigError, match=r"envs\.a: the estimator step \(own\.py:\d+\) needs .* schedule\.mode to sync"
+    ):
+        choose_estimators(config, {})
+    with pytest.raises(ConfigError, match=rf"envs\.a: the estimator {name} needs"):
+        choose_estimators(configured(schedule={"mode": "stream"}), {"a": ESTIMATORS[name]})
+    assert choose_estimators(config, {"a": group_mean}) == {"a": group_mean}
+    assert choose_estimators(configured(advantage=name), {}) == {"a": ESTIMATORS[name]}
+
+
+# Runs
+
+SMALL = {"pkpo": {"name": "pkpo", "k": 2}}  # than the groups of these runs
+
+
+class Spell(Word):
+    """Rewards that are hardly ever equal, for estimators that have no scale where most are."""
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        return float(sum(map(ord, reply.text)) % 97)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_learns_with_every_estimator(name: str, mode: str, tmp_path: Path) -> None:
+    settings = {"steps": 2, "advantage": SMALL.get(name, name), "schedule": {"mode": mode}}
+    run = Simulation(tmp_path / "run", settings=settings, tasks=[Spell(number) for number in range(9)])
+    assert run.train().status == "completed"
+    assert [line["optim/skipped"] for line in run.lines()] == [0, 0]
+
+
+def test_the_steepness_of_entropic_weights_is_that_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played, prepare = list[tuple[Group, Prepared]](), Preparation.prepare
+
+    async def noted(self: Preparation, of: Group) -> Prepared:
+        played.append((of, await prepare(self, of)))
+        return played[-1][1]
+
+    monkeypatch.setattr(Preparation, "prepare", noted)
+    for beta in (0.5, 2.0):
+        played.clear()
+        settings = {"steps": 2, "advantage": {"name": "entropic", "beta": beta}}
+        Simulation(tmp_path / str(beta), settings=settings).train()
+        assert any(len(set(of.rewards)) > 1 for of, _ in played)
+        for of, prepared in played:
+            weights = np.exp(beta * of.rewards)
+            others = (weights.sum() - weights) / (len(weights) - 1)
+            assert [float(row[0]) for row in prepared.advantages] == pytest.approx(np.minimum(weights / others - 1, 16))
+
+
+def test_a_run_in_turns_learns_from_their_returns(tmp_path: Path) -> None:
+    settings = {"steps": 2, "advantage": {"name": "turn_returns", "discount": 0.5}}
+    run = Simulation(tmp_path / "run", settings=settings, tasks=[Talk(number) for number in range(9)])
+    assert run.train().status == "completed"
+    other = Simulation(tmp_path / "other", settings={"steps": 2}, tasks=[Talk(number) for number in range(9)])
+    other.train()
+    assert run.weights()[0] != other.weights()[0]
+
+
+OWN = """
+import numpy as np
+import rlkit
+
+seen = {"each": set(), "steps": []}
+
+def each(group):
+    seen["each"].add(group.env)
+    return np.nan_to_num(group.rewards - np.nanmean(group.rewards))
+
+@rlkit.BatchEstimator
+def step(groups):
+    seen["steps"].append([group.env for group in groups])
+    return [np.nan_to_num(group.rewards - np.nanmean(group.rewards)) for group in groups]
+"""
+
+
+def test_each_environment_has_its_own_estimator(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    envs = {
+        "words": {"advantage": f"{tmp_path}/own.py:step"},
+        "sums": {"env": "arithmetic", "advantage": f"{tmp_path}/own.py:each"},
+        "more": {"env": "arithmetic"},
+    }
+    batch = {"groups": 6, "group_size": 3, "substeps": 2}
+    run = Simulation(tmp_path / "run", settings={"steps": 2, "envs": envs, "batch": batch, "advantage": "grpo"})
+    assert run.train().status == "completed"
+    seen = load_object(f"{tmp_path}/own.py:seen", field="seen")
+    assert isinstance(seen, dict)
+    assert seen["each"] == {"sums"}
+    assert {env for groups in seen["steps"] for env in groups} == {"words"}
+    assert max(len(groups) for groups in seen["steps"]) > 1
+
+
+def test_a_run_with_an_estimator_of_whole_steps_is_gone_on_with_as_if_nothing_had_been(tmp_path: Path) -> None:
+    settings = {"steps": 4, "advantage": "batch_std", "batch": {"groups": 4, "group_size": 3, "substeps": 2}}
+    expected = Simulation(tmp_path / "whole", settings=settings)
+    expected.train()
+    run = Simulation(tmp_path / "run", settings=settings)
+    run.train_until(expected.virtual_s * 0.6)
+    assert len(run.lines()) < 4
+    run.train(resume=True)
+    assert run.weights() == expected.weights()
+
+
+def test_an_estimator_of_whole_steps_that_fails_ends_the_run_by_name(tmp_path: Path) -> None:
+    def broken(groups: Sequence[Group]) -> list[np.ndarray]:
+        if len(groups) > 1:
+            raise KeyError("mine")
+        return [np.array([1.0, 0.0, -1.0])]
+
+    run = Simulation(tmp_path / "run", settings={"steps": 2}, estimators={"words": BatchEstimator(broken)})
+    with pytest.raises(
+        rlkit.EnvironmentFault, match=r"estimator broken \(.*\) failed on a group of words: KeyError: 'mine'"
+    ):
+        run.train()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_whichever_call_fails_a_step_is_estimated_of_the_same_groups(mode: str, tmp_path: Path) -> None:
+    schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
+    batch = {"groups": 4, "group_size": 3, "substeps": 2}
+    settings = {"advantage": "reinforce_pp_baseline", "batch": batch, "schedule": schedule}
+    expected = Simulation(tmp_path / "whole", settings=settings)
+    expected.train()
+    calls = sum(expected.world.calls[call] for call in ("load", "sample", "gradient", "step", "save"))
+    for number in range(2, calls + 1, 3):
+        world = World(faults=[Fault("broken", at=number)])
+        run = Simulation(tmp_path / f"{number}", world, settings=settings)
+        assert run.train().status == "completed"
+        assert run.weights() == expected.weights(), number
+
+
+def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
+    tasks = [Spell(0)]
+    with pytest.raises(rlkit.UsageError, match="a value of type int is no name, no function and no mapping"):
+        rlkit.train(envs=tasks, advantage=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"advantage\.betta: is no field of entropic"):
+        rlkit.train(envs=tasks, advantage={"name": "entropic", "betta": 1})
+    with pytest.raises(ConfigError, match=r"found 'grop'\. Did you mean 'grpo'"):
+        rlkit.train(envs=tasks, advantage="grop")
+    with pytest.raises(ConfigError, match=r"set schedule\.mode to sync"):
+        rlkit.train(envs=tasks, advantage=BatchEstimator(batch_std), schedule={"mode": "stream"})
+
+
+@pytest.mark.parametrize(
+    ("rewards", "given", "said"),
+    [
+        ([1.0], [1.0, 2.0], "2 advantages: it must return 1 number for the 1 episode of a group of env, or as many"),
+        ([1.0, 0.0], [1.0], "1 advantage: it must return 2 numbers for the 2 episodes of a group of env, or as many"),
+        ([1.0, 0.0], [[1.0], [1.0, 2.0]], "2 advantages for the 1 turn of episode 1: it must return 2 numbers"),
+        ([1.0, 0.0], [1.0, float("nan")], "nan for episode 1: .*, all of them finite"),
+        ([1.0, 0.0], [float("-inf"), 1.0], "-inf for episode 0: .*, all of them finite"),
+        ([1.0, 0.0], [1.0, "two"], "a value of type str for episode 1: "),
+    ],
+)
+def test_what_an_estimator_returns_instead_is_told_in_numbers(rewards: list[float], given: object, said: str) -> None:
+    with pytest.raises(EnvironmentFault, match=f"the advantage estimator mine returned (an? )?{said}"):
+        by_turn(given, group(rewards), of="mine")
+
+
+@pytest.mark.parametrize("largest", [3.4e38, -3.4e38])
+def test_an_advantage_that_32_bits_just_hold_is_taken(largest: float) -> None:
+    assert [row.tolist() for row in by_turn([largest, 0.0], group([1, 0]))] == [[largest], [0.0]]
+
+
+def test_the_line_at_which_an_estimator_failed_is_told() -> None:
+    def broken(group: Group) -> np.ndarray:
+        return np.array([1.0]) / group.no_such_thing  # type: ignore[attr-defined]  on purpose
+
+    place = f"{Path(__file__).name}:{broken.__code__.co_firstlineno + 1}"
+    with pytest.raises(EnvironmentFault, match=rf"AttributeError: .* at .*{place}$"):
+        estimated(broken, [group([1, 0])])

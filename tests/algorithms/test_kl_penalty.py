@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.algorithms.advantages import BatchEstimator
+from rlkit.algorithms.datums import Preparation, Prepared, episode_data
+from rlkit.algorithms.estimators import group_mean
+from rlkit.algorithms.kl_penalty import KLPenalty, discounted
+from rlkit.algorithms.shaping import LengthPenalty, Normalization
+from rlkit.errors import ServiceError
+from rlkit.testing.world import digest
+from rlkit.types import Datum, Floats, Group, Prompt
+from tests.builders import episode, group, turn
+
+
+async def score(prompt: Prompt, last: int) -> Floats:
+    """A reference: the log-probability of a token follows from all tokens up to it."""
+    tokens = prompt.tokens.tolist()
+    every = [-5 * digest(*tokens[: place + 1]) / 2**64 for place in range(len(tokens))]
+    return np.array(every[-last:], np.float32)
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> list[Datum]:
+    """The sequences of a group: several turns, forced tokens, none sampled at all."""
+    data = list[Datum]()
+    for member in range(draw(st.integers(1, 4))):
+        turns = [
+            turn(
+                draw(st.lists(st.integers(1, 99), min_size=1, max_size=4)),
+                draw(st.lists(st.integers(1, 99), min_size=1, max_size=5)),
+                forced=draw(st.integers(0, 5)),
+                parent=index - 1 if index else None,
+            )
+            for index in range(draw(st.integers(1, 3)))
+        ]
+        played = episode(1.0, member=member, turns=turns)
+        data += episode_data(played, np.full(len(turns), draw(st.integers(-2, 2)), np.float64))
+    return data
+
+
+def by_hand(data: Sequence[Datum], coefficient: float, discount: float) -> tuple[list[list[float]], list[float]]:
+    """The penalised advantages of every position, and all drifts, one number at a time."""
+    drifts = dict[tuple[int, int], float]()
+    for number, datum in enumerate(data):
+        whole = [*datum.prompt.tokens.tolist(), int(datum.targets[-1])]
+        for place in range(len(datum.targets)):
+            if datum.mask[place]:
+                reference = np.float32(-5 * digest(*whole[: place + 2]) / 2**64)
+                drifts[number, place] = float(datum.logprobs[place]) - float(reference)
+    mean = sum(drifts.values()) / max(len(drifts), 1)
+    rows = list[list[float]]()
+    for number, datum in enumerate(data):
+        row = datum.advantages.astype(float).tolist()
+        sampled = [place for place in range(len(row)) if datum.mask[place]]
+        for first, place in enumerate(sampled):
+            for distance, later in enumerate(sampled[first:]):
+                row[place] += coefficient * discount**distance * (mean - drifts[number, later])
+        rows.append(row)
+    return rows, list(drifts.values())
+
+
+@given(sequences(), st.floats(0.01, 3), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_the_penalty_is_the_centred_drift_of_each_sampled_token(
+    data: list[Datum], coefficient: float, discount: float
+) -> None:
+    penalty = KLPenalty(score, coefficient, discount)
+    asked = asyncio.run(penalty.drifts(data))
+    found = penalty.applied(data, asked)
+    rows, drifts = by_hand(data, coefficient, discount)
+    for datum, row in zip(found, rows, strict=True):
+        np.testing.assert_allclose(datum.advantages, row, rtol=1e-4, atol=1e-4)
+        assert not datum.advantages[~datum.mask].any()
+    np.testing.assert_allclose(np.concatenate(asked), drifts, atol=1e-6)
+    if not discount:
+        added = sum(
+            float((b.advantages - a.advantages).sum(dtype=np.float64)) for a, b in zip(data, found, strict=True)
+        )
+        assert added == pytest.approx(0, abs=1e-3)
+
+
+@given(st.lists(st.floats(-3, 3), max_size=8), st.floats(0, 1))
+def test_discounted_sums_are_those_of_their_definition(values: list[float], discount: float) -> None:
+    expected = [
+        sum(discount**later * value for later, value in enumerate(values[place:])) for place in range(len(values))
+    ]
+    np.testing.assert_allclose(discounted(np.array(values, np.float64), discount), expected, atol=1e-9)
+
+
+def prepared(played: Group, **more: object) -> Prepared:
+    return asyncio.run(Preparation({"env": group_mean}, kl_penalty=KLPenalty(score, 1.0), **more).prepare(played))  # type: ignore[arg-type]
+
+
+def test_episodes_with_equal_rewards_are_trained_on_for_the_penalty_but_still_count_as_uninformative() -> None:
+    same = group([1, 1])
+    longer = Group("env", "task", 0, (same.episodes[0], episode(1, member=1, turns=[turn([9], [8, 7])])))
+    found = prepared(longer)
+    assert len(found.data) == 2
+    assert any(datum.advantages.any() for datum in found.data)
+    assert not found.teaches
+    assert prepared(group([0, 1])).teaches
+
+
+def test_a_failed_episode_is_not_asked_for() -> None:
+    found = prepared(group([1, None, 0]))
+    assert len(found.data) == 2
+    assert found.drifts is not None
+    assert [len(drift) for drift in found.drifts] == [2, 2]
+
+
+def test_the_same_group_is_penalised_in_the_same_way_again() -> None:
+    first, again = prepared(group([1, 0, 2])), prepared(group([1, 0, 2]))
+    assert [datum.advantages.tolist() for datum in first.data] == [datum.advantages.tolist() for datum in again.data]
+
+
+def test_a_group_that_is_estimated_with_others_keeps_its_penalty_and_asks_no_more() -> None:
+    asked = list[int]()
+
+    async def counting(prompt: Prompt, last: int) -> Floats:
+        asked.append(last)
+        return await score(prompt, last)
+
+    def minus_the_steps_mean(groups: Sequence[Group]) -> list[np.ndarray]:
+        mean = float(np.mean([one.rewards.mean() for one in groups]))
+        return [one.rewards - mean for one in groups]
+
+    preparation = Preparation(
+        {"env": BatchEstimator(minus_the_steps_mean)},
+        kl_penalty=KLPenalty(counting, 1.0, 0.5),
+        length_penalty={"env": LengthPenalty(0.5, 0, 4)},
+        clip=0.6,
+        normalization=Normalization("token", 2, 1),
+    )
+    alone = [asyncio.run(preparation.prepare(one)) for one in (group([1, 0]), group([3, 3], draw=1))]
+    count = len(asked)
+    first, second = preparation.together(alone)
+    assert len(asked) == count == 4
+    assert [row.tolist() for row in first.advantages] == [[-0.6], [-0.6]]  # its rewards of 0.75 and −0.25 less 1.5
+    assert [row.tolist() for row in second.advantages] == [[0.6], [0.6]]
+    assert first.length_penalty == 0.25
+    by_kl = alone[1].data[0].advantages * 2 * 4  # alone, its equal rewards have no advantage
+    np.testing.assert_allclose(second.data[0].advantages * 2 * 4, by_kl + 0.6 * second.data[0].mask, atol=1e-6)
+
+
+def test_a_reference_that_has_no_number_for_a_token_is_the_services_fault() -> None:
+    async def nothing(prompt: Prompt, last: int) -> Floats:
+        return np.full(last, np.nan, np.float32)
+
+    preparation = Preparation({"env": group_mean}, kl_penalty=KLPenalty(nothing, 1.0))
+    with pytest.raises(ServiceError, match="no log-probability for a sampled token"):
+        asyncio.run(preparation.prepare(group([0, 1])))

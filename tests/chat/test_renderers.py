@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlkit.chat.format import ChatFormat
+from rlkit.chat.renderers import CookbookChat, TemplateChat, chat_format
+from rlkit.engine.model.models import load_tokenizer
+from rlkit.errors import UsageError
+from rlkit.policy import Limits
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.testing import tiny_model
+from rlkit.types import IMAGE_TOKEN, Completion, Message, Prompt, Sampling, StopReason, Tool, ToolCall
+
+TOOL: Tool = {
+    "name": "add",
+    "description": "Add two numbers.",
+    "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory):
+    return load_tokenizer(tiny_model(tmp_path_factory.mktemp("tiny") / "model"))
+
+
+@pytest.fixture(
+    scope="module", params=["chat_template", "qwen3", "qwen3_disable_thinking", "role_colon", "qwen3_instruct"]
+)
+def chat(request: pytest.FixtureRequest, tokenizer) -> ChatFormat:
+    return chat_format("mine", tokenizer, renderer=request.param)
+
+
+def tokens(chat: ChatFormat, text: str) -> list[int]:
+    return chat.encode(text).tolist()
+
+
+class Says:
+    """A sampler that gives the same tokens each time."""
+
+    version = 0
+
+    def __init__(self, completion: list[int], stop: StopReason = "stop") -> None:
+        self.completion, self.stop = completion, stop
+        self.prompts = list[Prompt]()
+
+    async def sample(self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1) -> list[Completion]:
+        self.prompts.append(prompt)
+        drawn = np.array(self.completion, np.int32)
+        return [Completion(drawn, np.zeros(len(drawn), np.float32), self.stop)]
+
+
+def converse(chat: ChatFormat, sampler: Says, *questions: str) -> RecordingPolicy:
+    policy = RecordingPolicy(
+        sampler=lambda: sampler, chat=chat, sampling=Sampling(max_tokens=99), seed=lambda turn: turn, limits=Limits()
+    )
+
+    async def play() -> None:
+        messages = list[Message]()
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            messages.append((await policy.chat(messages)).message)
+
+    asyncio.run(play())
+    return policy
+
+
+def ending(chat: ChatFormat) -> list[int]:
+    stop = chat.stop[0]
+    return [stop] if isinstance(stop, int) else tokens(chat, stop)
+
+
+def test_a_follow_up_extends_the_exact_tokens_even_where_the_text_would_be_tokenised_otherwise(
+    chat: ChatFormat,
+) -> None:
+    letters = [token for letter in "hello there" for token in tokens(chat, letter)]
+    assert letters != tokens(chat, "hello there")
+    sampler = Says([*letters, *ending(chat)])
+    policy = converse(chat, sampler, "one", "two", "three")
+    assert [turn.parent for turn in policy.turns] == [None, 0, 1]
+    for before, after in zip(sampler.prompts, sampler.prompts[1:], strict=False):
+        assert after.tokens[: len(before)].tolist() == before.tokens.tolist()
+        assert after.tokens[len(before) : len(before) + len(sampler.completion)].tolist() == sampler.completion
+
+
+def test_where_the_tokens_agree_the_extension_is_what_the_format_renders(chat: ChatFormat) -> None:
+    sampler = Says([*tokens(chat, "hello"), *ending(chat)])
+    converse(chat, sampler, "one", "two")
+    rendered = chat.render(
+        [
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "hello"},
+            {"role": "user", "content": "two"},
+        ]
+    )
+    after_reply = [chat.decode(prompt.tokens).split("hello")[1] for prompt in (sampler.prompts[1], rendered)]
+    assert after_reply[0] == after_reply[1]
+
+
+def test_what_is_put_after_a_reply_is_what_the_format_would_write_however_long_the_conversation(
+    chat: ChatFormat,
+) -> None:
+    letters = [token for letter in "hello there" for token in tokens(chat, letter)]
+    sampler = Says([*letters, *ending(chat)])
+    questions = ["one", "Here is a longer one.\n\nWith two paragraphs. ", "{}", "four"]
+    converse(chat, sampler, *questions)
+    messages = list[Message]()
+    for question, prompt in zip(questions, sampler.prompts, strict=True):
+        messages.append({"role": "user", "content": question})
+        written, rendered = (chat.decode(one.tokens).split("hello there") for one in (prompt, chat.render(messages)))
+        assert (len(written), written[-1]) == (len(rendered), rendered[-1])
+        messages.append({"role": "assistant", "content": "hello there"})
+
+
+def test_a_truncated_reply_is_closed_before_the_conversation_goes_on(chat: ChatFormat) -> None:
+    cut = Says(tokens(chat, "hello"), stop="length")
+    policy = converse(chat, cut, "one", "two")
+    whole = Says([*tokens(chat, "hello"), *ending(chat)])
+    converse(chat, whole, "one", "two")
+    assert policy.turns[1].parent == 0
+    assert cut.prompts[1].tokens.tolist() == whole.prompts[1].tokens.tolist()
+
+
+@pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])
+def test_a_format_that_drops_thinking_starts_a_new_segment(tokenizer, renderer: str) -> None:
+    chat = chat_format("mine", tokenizer, renderer=renderer)
+    sampler = Says([*tokens(chat, "<think>\nhm\n</think>\n\nhello"), *ending(chat)])
+    policy = converse(chat, sampler, "one", "two")
+    assert [turn.parent for turn in policy.turns] == [None, None]
+
+
+@pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])
+def test_tools_are_shown_and_calls_are_read(tokenizer, renderer: str) -> None:
+    chat = chat_format("mine", tokenizer, renderer=renderer)
+    prompt = chat.render([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}], [TOOL])
+    shown = tokenizer.decode(prompt.tokens.tolist())
+    assert "Add two numbers." in shown
+    assert "Be brief." in shown
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
+    parsed = chat.parse(np.array([*tokens(chat, f"Adding. {call}"), *ending(chat)], np.int32))
+    assert parsed.message["content"] == "Adding."
+    (made,) = parsed.message.get("tool_calls", [])
+    assert (made["name"], made["arguments"]) == ("add", {"a": 2, "b": 2})
+    broken = chat.parse(np.array([*tokens(chat, '<tool_call>\n{"name": \n</tool_call>'), *ending(chat)], np.int32))
+    assert len(broken.malformed) == 1
+
+
+@pytest.mark.parametrize("renderer", ["chat_template", "qwen3"])
+def test_thinking_is_kept_apart_from_the_answer(tokenizer, renderer: str) -> None:
+    chat = chat_format("mine", tokenizer, renderer=renderer)
+    parsed = chat.parse(np.array([*tokens(chat, "<think>\nhm\n</think>\n\n4"), *ending(chat)], np.int32))
+    assert parsed.message["content"] == "4"
+    assert parsed.message.get("thinking") == "hm"
+
+
+def test_the_recommended_renderer_is_the_default(tokenizer) -> None:
+    assert isinstance(chat_format("Qwen/Qwen3-8B", tokenizer), CookbookChat)
+    assert isinstance(chat_format("me/my-model", tokenizer), TemplateChat)
+
+
+def test_an_unknown_renderer_is_one_clear_line(tokenizer) -> None:
+    with pytest.raises(UsageError, match=r"chat\.renderer: Unknown renderer: qwen33"):
+        chat_format("mine", tokenizer, renderer="qwen33")
+
+
+def test_a_template_without_images_says_so(tokenizer) -> None:
+    message: Message = {"role": "user", "content": [{"type": "image", "image": "x.png"}]}
+    with pytest.raises(UsageError, match="takes no images"):
+        TemplateChat(tokenizer).render([message])
+
+
+def test_a_model_without_a_template_can_still_be_sampled(tmp_path: Path) -> None:
+    folder = tiny_model(tmp_path / "model")
+    for name in ("chat_template.jinja",):
+        (folder / name).unlink(missing_ok=True)
+    plain = load_tokenizer(folder)
+    plain.chat_template = None
+    chat = TemplateChat(plain)
+    assert chat.decode(chat.encode("hello")) == "hello"
+    with pytest.raises(UsageError, match="no chat template"):
+        chat.render([{"role": "user", "content": "hello"}])
+
+
+@pytest.mark.parametrize("renderer", ["qwen3", "qwen3_instruct", "kimi_k2", "nemotron3"])
+def test_a_renderer_that_cannot_show_images_says_so(tokenizer, renderer: str) -> None:
+    from PIL import Image
+    from tinker_cookbook.renderers import get_renderer
+
+    chat = CookbookChat(get_renderer(renderer, tokenizer))
+    file = BytesIO()
+    Image.new("RGB", (8, 8), "red").save(file, "PNG")
+    dot = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+    call: ToolCall = {"id": "call_0", "name": "add", "arguments": {}}
+    conversation: list[Message] = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "tool_call_id": "call_0", "content": [{"type": "image", "image": dot}]},
+    ]
+    with pytest.raises(UsageError, match=r"chat\.renderer: .* takes no images: choose one that does"):
+        chat.render(conversation, [TOOL])
+    chat.render([*conversation[:2], {**conversation[2], "content": "a dot"}], [TOOL])
+
+
+def test_images_of_a_conversation_become_part_of_the_prompt(tokenizer) -> None:
+    from tinker.types import EncodedTextChunk, ImageChunk
+    from tinker_cookbook.renderers import Renderer, get_renderer
+    from tinker_cookbook.renderers.base import RenderedMessage
+
+    text = get_renderer("qwen3_instruct", tokenizer)
+
+    class Seeing(type(text)):  # type: ignore[misc]  a cookbook renderer that shows its images to the service
+        def render_message(self, message, ctx) -> RenderedMessage:
+            if isinstance(message["content"], str):
+                return super().render_message(message, ctx)
+            parts = [
+                ImageChunk(data=part["image"].encode(), format="png", expected_tokens=3)
+                if part["type"] == "image"
+                else EncodedTextChunk(tokens=tokenizer.encode(part["text"], add_special_tokens=False))
+                for part in message["content"]
+            ]
+            return RenderedMessage(header=EncodedTextChunk(tokens=[5]), output=parts)
+
+    renderer: Renderer = Seeing(tokenizer)
+    chat = CookbookChat(renderer)
+    seen: Message = {
+        "role": "user",
+        "content": [{"type": "text", "text": "look"}, {"type": "image", "image": "cat"}, {"type": "text", "text": "!"}],
+    }
+    sampler = Says([*tokens(chat, "a cat"), *ending(chat)])
+    policy = RecordingPolicy(
+        sampler=lambda: sampler, chat=chat, sampling=Sampling(max_tokens=99), seed=lambda turn: turn, limits=Limits()
+    )
+
+    async def play() -> None:
+        reply = await policy.chat([seen])
+        await policy.chat([seen, reply.message, {"role": "user", "content": "sure?"}])
+
+    asyncio.run(play())
+    first, second = sampler.prompts
+    (image,) = first.images
+    assert (image.data, image.length) == (b"cat", 3)
+    assert first.tokens[image.start : image.start + 3].tolist() == [IMAGE_TOKEN] * 3
+    assert second.images == first.images
+    assert [turn.parent for turn in policy.turns] == [None, 0]
+    assert policy.turns[1].prompt.images == ()
+
+
+def test_a_template_without_tools_has_them_and_their_calls_written_as_text(byte_model_dir: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(byte_model_dir)
+    tokenizer.chat_template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}[assistant]"
+    chat = TemplateChat(tokenizer)
+    tool: Tool = {"name": "look", "description": "Look.", "parameters": {}}
+    call: ToolCall = {"id": "c", "name": "look", "arguments": {"at": 1}}
+    messages: list[Message] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Go."},
+        {"role": "assistant", "content": "Well.", "tool_calls": [call]},
+        {"role": "tool", "content": "a cat", "tool_call_id": "c"},
+    ]
+    text = chat.decode(chat.render(messages, [tool]).tokens)
+    assert text.startswith("[system]Be brief.\n\nYou may call one or more functions.")
+    assert '{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}' in text
+    asked = 'Well.\n<tool_call>{"name": "look", "arguments": {"at": 1}}</tool_call>'
+    assert f"[user]Go.[assistant]{asked}[tool]a cat[assistant]" in text
+    assert chat.parse(chat.encode(asked)).message["tool_calls"][0]["arguments"] == {"at": 1}
+    assert chat.decode(chat.render(messages[:2]).tokens) == "[system]Be brief.[user]Go.[assistant]"

@@ -1,0 +1,205 @@
+"""A reply whose thinking has used up its tokens is ended, and the answer is sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rlkit
+from rlkit.algorithms.datums import episode_data
+from rlkit.chat.format import ChatFormat
+from rlkit.chat.renderers import chat_format
+from rlkit.chat.thinking_budget import end_of_thinking
+from rlkit.chat.tokenizers import load_tokenizer
+from rlkit.errors import ConfigError
+from rlkit.metrics.metrics import group_metrics
+from rlkit.policy import Limits, Reply
+from rlkit.rollout.recorder import RecordingPolicy
+from rlkit.testing import ByteChat
+from rlkit.testing.policies import ScriptedSampler
+from rlkit.tools.audit import audit
+from rlkit.types import BudgetForcing, Group, Message, Prompt, Sampling, Tokens
+from tests.builders import episode
+
+PHRASE = " ... enough."
+ANALYSIS = "<|start|>assistant<|channel|>analysis<|message|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+ASKED: list[Message] = [{"role": "user", "content": "What is 6 * 7?"}]
+FORCING = BudgetForcing(PHRASE, context_tokens=400, spare_tokens=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "appended"),
+    [
+        (f"{ANALYSIS}I think", f"{PHRASE}<|end|>{FINAL}"),
+        (f"{ANALYSIS}so<|end|>", FINAL),
+        (f"{ANALYSIS}x<|end|>{FINAL}4", ""),
+        (f"{FINAL}old<|return|><|start|>user<|message|>q<|end|>{ANALYSIS}I", f"{PHRASE}<|end|>{FINAL}"),
+        (f"{ANALYSIS}x<|end|><|start|>", FINAL.removeprefix("<|start|>")),
+        (f"{ANALYSIS}x<|end|><|start|>assistant", "<|channel|>final<|message|>"),
+        (f"{ANALYSIS}x<|end|><|start|>assistant<|channel|>final", "<|message|>"),
+        ("<|start|>assistant<|channel|>analysis", f"<|message|>{PHRASE}<|end|>{FINAL}"),
+        ("<think>\nI think", f"{PHRASE}\n</think>\n\n"),
+        ("<think>\nI think\n</think>\n\n4", ""),
+        ("<think>\n\n</think>\n\nThe answer", ""),
+        ("The answer", PHRASE),
+    ],
+)
+def test_what_ends_the_thinking_is_the_model_familys_own(text: str, appended: str) -> None:
+    assert end_of_thinking(text, PHRASE) == appended
+
+
+class Author:
+    """Thinks for ever, and answers once the thinking was ended; keeps what it was asked with."""
+
+    def __init__(self, thinking: str, *, ended: str, answer: str) -> None:
+        self.thinking, self.ended, self.answer = thinking, ended, answer
+        self.seeds: list[int] = []
+
+    def __call__(self, prompt: str, /, *, seed: int) -> str:
+        self.seeds.append(seed)
+        return self.answer if prompt.endswith(self.ended) else self.thinking
+
+
+def asked(
+    chat: ChatFormat, author: Callable[..., str], *, max_tokens: int = 40, forcing: BudgetForcing | None = FORCING
+) -> tuple[Reply, RecordingPolicy, ScriptedSampler]:
+    sampler = ScriptedSampler(author, chat=chat, version=3)  # pyright: ignore
+    policy = RecordingPolicy(
+        sampler=lambda: sampler,
+        chat=chat,
+        sampling=Sampling(max_tokens, forcing=forcing),
+        seed=lambda turn: 100 + turn,
+        limits=Limits(max_turns=1, context_tokens=1000),
+    )
+    return asyncio.run(policy.chat(ASKED)), policy, sampler
+
+
+def test_the_answer_is_in_the_same_turn_and_what_was_forced_is_marked() -> None:
+    author = Author("<think>" + "x" * 500, ended="</think>\n\n", answer="42")
+    reply, policy, sampler = asked(ByteChat(), author)
+    assert reply.text == "42"
+    assert reply.thinking.endswith("... enough.")
+    (turn,) = policy.turns
+    assert (turn.stop, turn.version) == ("stop", 3)
+    told = len(f"{PHRASE}\n</think>\n\n")
+    np.testing.assert_array_equal(np.flatnonzero(~turn.sampled), np.arange(40, 40 + told))
+    assert not turn.logprobs[~turn.sampled].any()
+    assert (turn.logprobs[turn.sampled] == -1).all()
+    first, second = sampler.asked
+    whole = np.concatenate([first.prompt.tokens, turn.completion[: 40 + told]])
+    np.testing.assert_array_equal(second.prompt.tokens, whole)
+    assert second.sampling.max_tokens == 400 - len(whole) - 10
+    assert len(set(author.seeds)) == 2
+
+
+def test_forced_tokens_carry_no_advantage_and_the_rest_does() -> None:
+    _, policy, _ = asked(ByteChat(), Author("<think>" + "x" * 500, ended="</think>\n\n", answer="42"))
+    played = replace(episode(1.0), turns=policy.turns)
+    (datum,) = episode_data(played, np.array([2.5]))
+    turn = policy.turns[0]
+    advantages = datum.advantages[-len(turn.completion) :]
+    np.testing.assert_array_equal(advantages, np.where(turn.sampled, 2.5, 0))
+
+
+def test_a_reply_that_ends_by_itself_or_without_the_setting_is_left_alone() -> None:
+    author = Author("<think>short</think>done", ended="never", answer="")
+    assert asked(ByteChat(), author)[0].text == "done"
+    reply, policy, _ = asked(ByteChat(), Author("x" * 500, ended="y", answer=""), forcing=None)
+    assert (reply.truncated, len(policy.turns[0].completion)) == (True, 40)
+
+
+def test_where_the_context_has_no_room_the_reply_stays_cut_off() -> None:
+    small = replace(FORCING, context_tokens=70)
+    reply, policy, sampler = asked(ByteChat(), Author("x" * 500, ended="y", answer=""), forcing=small)
+    assert reply.truncated
+    assert policy.turns[0].sampled.all()
+    assert len(sampler.asked) == 1
+
+
+def test_how_often_it_happens_is_a_metric() -> None:
+    _, forced, _ = asked(ByteChat(), Author("<think>" + "x" * 500, ended="</think>\n\n", answer="42"))
+    _, free, _ = asked(ByteChat(), Author("fine", ended="never", answer=""))
+    played = [replace(episode(1.0, member=n), turns=one.turns) for n, one in enumerate((forced, free))]
+    metrics = group_metrics([Group("env", "task", 0, tuple(played))], prefix="env")
+    assert metrics["env/env/budget_forced"] == 0.5
+    assert "env/env/budget_forced" not in group_metrics([Group("env", "task", 0, (played[1],))], prefix="env")
+
+
+@pytest.mark.parametrize(
+    ("model", "renderer", "thinking"),
+    [
+        ("openai/gpt-oss-20b", None, "<|channel|>analysis<|message|>Let me think"),
+        ("Qwen/Qwen3-8B", None, "<think>\nLet me think"),
+        ("Qwen/Qwen3-8B", "qwen3_instruct", "Let me think"),
+    ],
+)
+def test_real_formats_read_the_answer_and_keep_the_thinking_apart(
+    model: str, renderer: str | None, thinking: str
+) -> None:
+    tokenizer = load_tokenizer(model, with_weights=False, note=lambda message: None)
+    chat = chat_format(model, tokenizer, renderer=renderer)
+
+    def tokens(text: str) -> Tokens:
+        return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    prompt: Prompt = chat.render(ASKED)
+    thought = tokens(thinking + " about it" * 20)
+    told = chat.last_words(prompt, thought, PHRASE)
+    stop = np.array([one for one in chat.stop if isinstance(one, int)][:1], np.int32)
+    answer = np.concatenate([tokens("The answer is 42."), stop])
+    message = chat.parse(np.concatenate([thought, told, answer])).message
+    text = str(message["content"])
+    assert text.endswith("The answer is 42.")
+    if renderer != "qwen3_instruct":
+        assert text == "The answer is 42."
+        assert "enough" in message.get("thinking", "")
+    assert not len(chat.last_words(prompt, np.concatenate([thought, told, tokens("The")]), PHRASE)) or (
+        renderer == "qwen3_instruct"
+    )
+
+
+class Say(rlkit.SingleTurnEnv):
+    def __init__(self, number: int) -> None:
+        self.task_id = str(number)
+
+    def prompt(self) -> list[Message]:
+        return [{"role": "user", "content": self.task_id}]
+
+    def grade(self, reply: Reply) -> float:
+        return len(reply.text) % 3
+
+
+def test_a_run_trains_on_both_parts_and_the_record_agrees(
+    byte_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
+    result = rlkit.train(
+        model=str(byte_model_dir),
+        envs=[Say(number) for number in range(2)],
+        steps=1,
+        batch={"groups": 2, "group_size": 3},
+        sampling={"max_tokens": 6, "budget_forcing": {"context_window_tokens": 128, "phrase": PHRASE}},
+        trackers=[],
+    )
+    (line,) = [json.loads(line) for line in (result.directory / "metrics.jsonl").read_text().splitlines()]
+    assert line["env/all/budget_forced"] > 0.5
+    assert line["env/all/tokens/max"] > 6
+    assert abs(line["optim/kl_sample_train_v1"]) < 1e-6  # each log-probability belongs to its token
+    (found,) = asyncio.run(audit(result.directory, max_tokens=None, excess="truncate")).values()
+    assert found.mismatch is None
+    assert found.tokens == line["env/all/tokens/mean"] * 6
+
+
+def test_a_window_without_room_for_an_answer_is_refused() -> None:
+    from rlkit.config import load_config
+
+    values = ["envs.a.env=arithmetic", "sampling.max_tokens=100", "sampling.budget_forcing.context_window_tokens=100"]
+    with pytest.raises(ConfigError, match="leaves no room"):
+        load_config([], values)

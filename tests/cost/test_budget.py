@@ -1,0 +1,296 @@
+"""A run uses no more than it may, and goes on when it may use more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import rlkit
+from rlkit._util.threads import in_thread
+from rlkit.config import load_config
+from rlkit.cost.budget import Budget, Limits
+from rlkit.cost.prices import FREE, Price, price_of
+from rlkit.cost.usage import Usage
+from rlkit.errors import ConfigError
+from rlkit.testing import Latency, SimulatedTinker, World, run_virtual
+from rlkit.types import Prompt, Sampling
+from tests.simulation import Simulation, Talk, Word
+
+HELD_OUT = {"envs": {"held_out": {"env": f"{__file__}:HELD_OUT_TASKS", "tasks": 3}}, "every": 1}
+HELD_OUT_TASKS = [Word(number) for number in range(100, 103)]
+SCHEDULES = {"sync": {}, "stream": {"mode": "stream"}, "async": {"mode": "async", "max_staleness": 2}}
+
+
+def spent(run: Simulation) -> dict[str, float]:
+    return json.loads((run.directory / "usage.json").read_text())
+
+
+def tokens(run: Simulation) -> float:
+    return sum(value for name, value in spent(run).items() if name.endswith("_tokens"))
+
+
+def rollout(run: Simulation) -> int:
+    """Tokens of the longest rollout: of its prompts, sampled and trained on."""
+    return max(
+        sum(2 * len(turn["prompt"]) + 2 * len(turn["completion"]) for turn in turns)
+        + sum(
+            (len(turns) - 1 - place) * (len(turn["prompt"]) + len(turn["completion"]))
+            for place, turn in enumerate(turns)
+        )
+        for turns in pd.read_parquet(run.directory / "episodes").turns
+    )
+
+
+def overshoot(run: Simulation, limit: int) -> float:
+    """What was used beyond the limit; nothing may be left over that would have been enough for more."""
+    assert tokens(run) > 0.8 * limit
+    return tokens(run) - limit
+
+
+def test_what_a_step_used_does_not_depend_on_how_slow_the_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def used(directory: Path) -> list[dict[str, float]]:
+        run = Simulation(directory)
+        run.train()
+        return [{name: value for name, value in line.items() if name.startswith("usage/")} for line in run.lines()]
+
+    async def slowly(function: Callable[..., object], *args: object) -> object:
+        await asyncio.sleep(5)  # threads take no virtual time
+        return await in_thread(function, *args)
+
+    expected = used(tmp_path / "fast")
+    monkeypatch.setattr("rlkit.training.loop.in_thread", slowly)
+    assert used(tmp_path / "slow") == expected
+
+
+@pytest.mark.parametrize("staleness", [1, 8])
+def test_the_training_of_what_waits_for_a_slow_service_is_counted(staleness: int, tmp_path: Path) -> None:
+    settings = {
+        "steps": 40,
+        "schedule": {"mode": "async", "max_staleness": staleness},
+        "batch": {"groups": 8, "group_size": 4},
+        "rollouts": {"max_live": 4},
+        "budget_tokens": 4000,
+    }
+    run = Simulation(tmp_path, World(), Latency(gradient_s=60.0), settings=settings)
+    assert run.train().status == "budget"
+    assert overshoot(run, 4000) <= 4 * rollout(run)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(
+    ("evaluated", "substeps"),
+    [(False, 1), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 2, marks=pytest.mark.slow)],
+)
+def test_a_run_ends_at_its_budget_and_goes_on_with_a_larger_one(
+    schedule: str, evaluated: bool, substeps: int, tmp_path: Path
+) -> None:
+    settings = {
+        "steps": 8,
+        "schedule": SCHEDULES[schedule],
+        "batch": {"groups": 4, "group_size": 3, "substeps": substeps},
+        "rollouts": {"max_live": 5},
+    } | ({"eval": HELD_OUT} if evaluated else {})
+    tasks = [Talk(number) for number in range(60)]
+    expected = Simulation(tmp_path / "whole", World(), settings=settings, tasks=tasks)
+    expected.train()
+    whole = tokens(expected)
+    for share in (0.2, 0.7):
+        limit = int(whole * share)
+        run = Simulation(tmp_path / f"{share}", World(), settings=settings | {"budget_tokens": limit}, tasks=tasks)
+        result = run.train()
+        assert result.status == "budget"
+        assert result.reason.startswith("budget_tokens: ")
+        assert result.steps < 8
+        assert result.checkpoint is None or result.checkpoint.step == result.steps
+        assert overshoot(run, limit) <= 5 * rollout(expected)
+        run.settings = settings
+        assert run.train(resume=True).status == "completed"
+        # Elsewhere, which weights a rollout sees, or which substep gets a group, depends on when it is done.
+        if schedule == "sync" or (schedule, substeps) == ("stream", 1):
+            assert run.weights() == expected.weights()
+        episodes = pd.read_parquet(run.directory / "episodes")
+        assert not episodes.duplicated(["draw", "member", "attempt"]).any()
+
+
+@pytest.mark.parametrize("schedule", ["sync", "async"])
+def test_what_the_reference_of_a_penalty_will_be_asked_is_counted(schedule: str, tmp_path: Path) -> None:
+    settings = {
+        "steps": 30,
+        "schedule": SCHEDULES[schedule],
+        "batch": {"groups": 1, "group_size": 16},
+        "rollouts": {"max_live": 1},
+        "kl_penalty": {"coefficient": 0.1},
+        "budget_tokens": 3300,
+    }
+    run = Simulation(tmp_path, World(), settings=settings)
+    assert run.train().status == "budget"
+    assert tokens(run) - 3300 <= 1.5 * rollout(run)  # the reference is asked for it, too
+
+
+def test_a_run_that_goes_on_counts_what_training_on_earlier_episodes_takes(tmp_path: Path) -> None:
+    settings = {
+        "steps": 30,
+        "schedule": {"mode": "stream"},
+        "batch": {"groups": 2, "group_size": 16},
+        "rollouts": {"max_live": 1},
+    }
+    run = Simulation(tmp_path, World(), settings=settings | {"budget_tokens": 3000})
+    run.train()
+    for limit in (3020, 3050):
+        run.settings = settings | {"budget_tokens": limit}
+        assert run.train(resume=True).status == "budget"
+        assert tokens(run) - limit <= rollout(run)
+
+
+def test_what_was_played_when_the_budget_ended_is_not_played_again(tmp_path: Path) -> None:
+    settings = {"steps": 4, "rollouts": {"max_live": 2}, "batch": {"groups": 2, "group_size": 4}}
+    whole = Simulation(tmp_path / "whole", World(), settings=settings)
+    whole.train()
+    run = Simulation(tmp_path / "run", World(), settings=settings | {"budget_tokens": int(tokens(whole) / 2)})
+    run.train()
+    run.settings = settings
+    run.train(resume=True)
+    assert run.world.calls["samples"] == whole.world.calls["samples"]
+    assert tokens(run) == pytest.approx(tokens(whole), rel=0.1)  # both count; only steps can be taken again
+
+
+def test_a_budget_that_is_used_up_stays_so(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 9, "budget_tokens": 1000})
+    first = run.train()
+    samples = run.world.calls["samples"]
+    again = run.train(resume=True)
+    assert (again.status, again.steps) == ("budget", first.steps)
+    assert run.world.calls["samples"] == samples
+
+
+def test_a_run_whose_count_is_damaged_goes_on_and_counts_anew(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 1})
+    run.train()
+    (run.directory / "usage.json").write_bytes(b'{"requests": \xff')
+    run.settings = {"steps": 2}
+    assert run.train(resume=True).steps == 2
+    assert any("usage.json is damaged" in note and "not counted" in note for note in run.ears.notes)
+    run.train(resume=True)
+    assert sum("not counted" in note for note in run.ears.notes) == 1
+
+
+def test_hours_count_over_all_processes(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 500, "max_hours": 0.02})
+    result = run.train()
+    assert result.reason.startswith("max_hours: the run has taken 0.02 of 0.02 hours")
+    assert 72 <= run.virtual_s < 100
+    run.settings = {"steps": 500, "max_hours": 0.03}
+    run.train(resume=True)
+    assert 0 < run.virtual_s < 60
+
+
+def test_a_budget_that_ends_in_the_last_evaluation_leaves_a_completed_run(tmp_path: Path) -> None:
+    settings = {"steps": 2, "eval": {**HELD_OUT, "every": 0}}
+    whole = Simulation(tmp_path / "whole", World(), settings=settings)
+    whole.train()
+    trained = sum(value for name, value in whole.lines()[-1].items() if name.startswith("usage/") and "_tokens" in name)
+    run = Simulation(tmp_path / "run", World(), settings=settings | {"budget_tokens": int(trained) + 1})
+    run.settings = {**run.settings, "rollouts": {"max_live": 1}}
+    result = run.train()
+    assert (result.status, result.steps) == ("completed", 2)
+    assert any("budget_tokens" in note for note in run.ears.notes)
+
+
+def test_dollars_are_tokens_times_prices(tmp_path: Path) -> None:
+    prices = {"prefill": 1e4, "cached": 1e3, "sample": 3e4, "train": 2e4}
+    run = Simulation(tmp_path / "run", World(), settings={"steps": 50, "prices": prices, "budget_usd": 100.0})
+    result = run.train()
+    assert result.status == "budget"
+    used = spent(run)
+    usd = (
+        sum(
+            used[f"{kind}_tokens"] * price
+            for kind, price in zip(("prefill", "cached", "sampled", "trained"), prices.values(), strict=True)
+        )
+        / 1e6
+    )
+    assert usd >= 100
+    assert result.metrics["usage/usd"] <= usd
+    assert f"budget_usd: about ${usd:,.2f} of $100.00" in result.reason or "budget_usd" in result.reason
+
+
+def test_a_request_counts_as_the_service_bills_it() -> None:
+    async def run() -> Usage:
+        async with SimulatedTinker(latency=Latency(mean_tokens=1e9)) as service:
+            sampler = await service.sampler(model="m")
+            prompt = Prompt(pd.Series([1, 2, 3, 4, 5]).to_numpy("int32"))
+            await sampler.sample(prompt, Sampling(max_tokens=7), seed=0, num_samples=3)
+            return service.usage
+
+    assert run_virtual(run()) == Usage(requests=1, prefill_tokens=5, cached_tokens=10, sampled_tokens=21)
+
+
+def test_what_a_run_used_is_what_its_episodes_hold(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", World(), settings={"rollouts": {"coalesce": "never"}})
+    run.train()
+    turns = [turn for turns in pd.read_parquet(run.directory / "episodes").turns for turn in turns]
+    used = spent(run)
+    assert used["sampled_tokens"] == sum(len(turn["completion"]) for turn in turns)
+    assert used["prefill_tokens"] == sum(len(turn["prompt"]) for turn in turns)  # of one turn each
+    last = run.lines()[-1]
+    assert last["usage/sampled_tokens"] == used["sampled_tokens"]
+    assert last["usage/trained_tokens"] == used["trained_tokens"] > 0
+
+
+def test_the_usage_of_processes_adds_up() -> None:
+    async def run() -> None:
+        clock = asyncio.get_running_loop().time
+        first = Budget(Limits(), price=FREE, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, before={})
+        await asyncio.sleep(10)
+        second = Budget(
+            Limits(tokens=28), price=None, used=lambda: Usage(1, 2, 3, 4, 5), clock=clock, before=first.state_dict()
+        )
+        await asyncio.sleep(5)
+        assert second.usage == Usage(2, 4, 6, 8, 10)
+        assert second.seconds == 15
+        assert second.reached == "budget_tokens: 28 of 28 tokens are used"
+        assert "usage/usd" in first.metrics()
+        assert "usage/usd" not in second.metrics()
+
+    run_virtual(run())
+
+
+def config(**settings: object) -> object:
+    return load_config([], settings={"envs": {"words": {}}, **settings}).config
+
+
+def test_prices_are_those_of_the_service_that_is_used() -> None:
+    known = price_of(config(model="Qwen/Qwen3-8B"), "hosted")  # type: ignore[arg-type]  a Config
+    assert known == Price(0.195, 0.039, 0.60, 0.44, "2026-10-07")
+    assert price_of(config(model="Qwen/Qwen3-8B"), "url") is None  # type: ignore[arg-type]  a Config
+    assert price_of(config(), "engine") == FREE  # type: ignore[arg-type]  a Config
+    given = config(prices={"prefill": 1, "sample": 2, "train": 3})
+    assert price_of(given, "url") == Price(1, 1, 2, 3)  # type: ignore[arg-type]  a Config
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "said"),
+    [
+        ({"budget_usd": 5}, "engine", "budget_usd has no effect: the embedded engine costs nothing"),
+        ({"prices": {"prefill": 1, "sample": 2, "train": 3}}, "engine", "prices has no effect"),
+        ({"budget_usd": 5, "model": "Qwen/Qwen3-8b"}, "hosted", "Did you mean 'Qwen/Qwen3-8B'"),
+        ({"budget_usd": 5, "model": "Qwen/Qwen3-8B"}, "url", "the price of Qwen/Qwen3-8B is not known"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_is_refused(settings: dict[str, object], kind: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        price_of(config(**settings), kind)  # type: ignore[arg-type]  a Config, and a kind
+
+
+def test_a_refused_limit_leaves_no_folder_behind(tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", World(), settings={"budget_usd": 5})
+    with pytest.raises(rlkit.ConfigError, match="the price of simulated is not known"):
+        run.train()
+    assert not run.directory.exists()

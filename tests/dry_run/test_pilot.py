@@ -1,0 +1,95 @@
+"""A pilot says what it measured, and nothing of what it could not."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+
+import pytest
+
+import rlkit
+from rlkit.config import load_config
+from rlkit.cost.estimate import Band, Speed
+from rlkit.dry_run.pilot import Pilot, measured, run_pilot
+from rlkit.service import Service
+from rlkit.service.connect import ServiceChoice
+from rlkit.testing import ByteChat, Latency, SimulatedTinker, run_virtual
+from tests.simulation import Word
+
+SERVICE = ServiceChoice("url", "http://127.0.0.1:9", "it is simulated")
+DONE: dict[str, float] = {
+    "waited_s": 10.0, "played_s": 5.0, "trained_s": 2.0, "stepped_s": 1.0, "scored_s": 4.0
+}  # fmt: skip
+
+
+def speed(
+    *, sampled: int = 100, trained: int = 200, scored: int = 0, own: bool = False, **seconds: float
+) -> Speed | None:
+    times = DONE | seconds
+    return measured(
+        sampled=sampled,
+        waited_s=times["waited_s"],
+        played_s=times["played_s"],
+        trained=trained,
+        trained_s=times["trained_s"],
+        stepped_s=times["stepped_s"],
+        scored=scored,
+        scored_s=times["scored_s"],
+        own=own,
+    )
+
+
+def test_a_speed_is_what_was_done_in_its_time() -> None:
+    found = speed(scored=400, own=True)
+    assert found is not None
+    assert found.stream == Band(10 / 1.5, 10 * 1.5)
+    assert found.total == Band(20 / 1.5, 20 * 3)
+    assert found.trained == Band(100 / 1.5, 100 * 1.5)
+    assert found.reference == Band(100 / 1.5, 100 * 1.5)
+    assert found.source == "measured: 20 tokens a second sampled, 100 trained on, 100 by the reference"
+    other = speed()
+    assert other is not None
+    assert (other.total, other.reference) == (None, None)
+
+
+@pytest.mark.parametrize("nothing", ["sampled", "trained"])
+def test_where_nothing_was_sampled_or_trained_there_is_no_speed(nothing: str) -> None:
+    assert (speed(sampled=0) if nothing == "sampled" else speed(trained=0)) is None
+
+
+@pytest.mark.parametrize("instant", ["waited_s", "played_s", "trained_s"])
+def test_what_took_no_time_says_nothing_of_a_speed(instant: str) -> None:
+    assert speed(**{instant: 0.0}) is None
+
+
+def piloted(monkeypatch: pytest.MonkeyPatch, **more: object) -> Pilot:
+    service = SimulatedTinker(latency=Latency())
+
+    def connect(*_: object, **__: object) -> AbstractAsyncContextManager[Service]:
+        return service
+
+    monkeypatch.setattr("rlkit.dry_run.pilot.connect", connect)
+    config = load_config([], settings={"model": "simulated", "envs": {"words": {}}} | more).config
+    tasks: dict[str, list[rlkit.Env]] = {"words": [Word(1), Word(2)]}
+    return run_virtual(run_pilot(config, tasks, ByteChat(), SERVICE, groups=2, note=lambda message: None))
+
+
+def test_the_reference_of_a_penalty_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = piloted(monkeypatch)
+    found = piloted(monkeypatch, kl_penalty={"coefficient": 0.1})
+    assert plain.speed is not None
+    assert plain.speed.reference is None
+    assert found.speed is not None
+    assert found.speed.reference is not None
+    assert found.speed.reference.low > 0
+    assert "by the reference" in found.speed.source
+    assert found.usage.prefill_tokens > plain.usage.prefill_tokens
+
+
+def test_a_pilot_with_nothing_to_train_on_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = piloted(monkeypatch, batch={"max_tokens": 2, "too_long": "drop"})
+    assert (found.speed, found.played) == (None, 16)
+    assert found.usage.trained_tokens == 0
+
+
+def test_an_estimator_of_whole_steps_sees_the_groups_of_a_pilot_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert piloted(monkeypatch, advantage="batch_std").speed is not None

@@ -1,0 +1,119 @@
+"""What several attempts at each task say of a model, and how sure it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlkit.evaluation.scores import score, score_metrics, scores
+from rlkit.types import Episode, Group, Json
+
+NONE: Mapping[str, Json] = {}
+
+
+def group(
+    rewards: Sequence[float | None], *, answers: Sequence[str | None] | None = None, labels: Mapping[str, Json] = NONE
+) -> Group:
+    episodes = list[Episode]()
+    for member, reward in enumerate(rewards):
+        info: dict[str, Json] = {"labels": labels} if labels else {}
+        if answers is not None:
+            info["answer"] = answers[member]
+        episodes.append(Episode(member, 0, (), "failed" if reward is None else "completed", reward, {}, info, 1.0))
+    return Group("maths", "task", 0, tuple(episodes))
+
+
+@given(st.lists(st.lists(st.sampled_from([0.0, 1.0, None]), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_pass_at_k_is_the_mean_over_all_choices_of_k(rewards: list[list[float | None]]) -> None:
+    found = scores([group(row) for row in rewards])
+    valid = [[reward for reward in row if reward is not None] for row in rewards]
+    for name, value in found.items():
+        kind, _, k = name.partition("_at_")
+        if kind == "pass":
+            tasks = [row for row in valid if len(row) >= int(k)]
+            expected = np.mean([np.mean([max(some) for some in combinations(row, int(k))]) for row in tasks])
+            assert value.mean == pytest.approx(expected)
+            assert value.tasks == len(tasks)
+        if kind == "avg":
+            assert value.mean == pytest.approx(np.mean([np.mean(row) for row in valid if row]))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "answers", "expected"),
+    [
+        ([1, 1, 0], ["4", "4", "5"], 1.0),
+        ([1, 0, 0], ["4", "5", "5"], 0.0),
+        ([1, 0, 0, 1], ["4", "5", "5", "4"], 0.5),  # as many for the one as for the other
+        ([1, 0, 0], ["4", None, None], 1.0),  # who says nothing has no vote
+        ([0, 0], [None, None], 0.0),
+    ],
+)
+def test_the_answer_that_most_attempts_give_counts(
+    rewards: list[float], answers: list[str | None], expected: float
+) -> None:
+    found = scores([group(rewards, answers=answers)])
+    assert found[f"maj_at_{len(rewards)}"].mean == expected
+
+
+def test_without_answers_or_with_one_attempt_there_is_no_majority() -> None:
+    assert not any("maj" in name for name in scores([group([1, 0])]))
+    assert not any("maj" in name for name in scores([group([1], answers=["4"])]))
+
+
+def test_where_everything_failed_there_is_no_score() -> None:
+    assert scores([group([None, None])]) == {}
+    assert score_metrics([group([None, None])], prefix="eval") == {}
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
+def test_an_interval_holds_the_mean_and_stays_between_0_and_1(values: list[float]) -> None:
+    found = score(values)
+    assert 0 <= found.low <= found.mean <= found.high <= 1
+    if len(values) > 1:
+        assert found.high > found.low
+
+
+def test_with_one_attempt_each_it_is_the_interval_of_wilson() -> None:
+    # 30 of 101 tasks; the variance that is estimated from them is that of 100
+    found = score([1.0] * 30 + [0.0] * 71)
+    p, n, z = 30 / 101, 100, 1.959963984540054
+    half = z / (1 + z**2 / n) * math.sqrt(p * (1 - p) / n + z**2 / (4 * n**2))
+    middle = (p + z**2 / (2 * n)) / (1 + z**2 / n)
+    assert (found.low, found.high) == (pytest.approx(middle - half), pytest.approx(middle + half))
+
+
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.5, 0.9])
+def test_nineteen_intervals_of_twenty_hold_the_true_value(p: float) -> None:
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(500):
+        chances = rng.beta(p * 4, (1 - p) * 4, size=60)  # tasks differ, and each is tried four times
+        found = score((rng.binomial(4, chances) / 4).tolist())
+        held += found.low <= p <= found.high
+    assert 0.92 <= held / 500 <= 0.99
+
+
+def test_each_value_of_a_label_has_scores_of_its_own() -> None:
+    groups = [
+        group([1, 1], labels={"level": "Level 1", "subject": "A/B"}),
+        group([0, 1], labels={"level": "Level 2", "subject": "A/B"}),
+        group([0, 0], labels={"level": "Level 2", "subject": "A/B"}),
+    ]
+    metrics = score_metrics(groups, prefix="eval")
+    assert metrics["eval/maths/avg_at_2"] == metrics["eval/all/avg_at_2"] == 0.5
+    assert metrics["eval/maths/level/Level 1/avg_at_2"] == 1
+    assert metrics["eval/maths/level/Level 2/pass_at_2"] == 0.5
+    assert metrics["eval/maths/level/Level 2/tasks"] == 2
+    assert not any("subject" in key for key in metrics)  # a label of one value divides nothing
+    assert not any(key.startswith("eval/all/level") for key in metrics)
+
+
+def test_a_label_of_very_many_values_divides_nothing() -> None:
+    groups = [group([1], labels={"number": str(number)}) for number in range(21)]
+    assert not any("number" in key for key in score_metrics(groups, prefix="eval"))

@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlkit
+from rlkit.algorithms.datums import Preparation
+from rlkit.algorithms.estimators import group_mean
+from rlkit.algorithms.losses import loss
+from rlkit.algorithms.records import Update
+from rlkit.config.schema.objective import PPOLoss
+from rlkit.metrics import diagnostics as module
+from rlkit.metrics.diagnostics import Finding, Line, Lookout, findings
+from rlkit.metrics.metrics import update_metrics
+from rlkit.store import blocking_findings, lines
+from tests.builders import group
+from tests.simulation import Simulation, Word
+
+HEALTHY = {
+    "groups": 8.0,
+    "episodes": 64.0,
+    "failed": 1.0,
+    "retries": 2.0,
+    "reward/mean": 0.5,
+    "reward/std": 0.4,
+    "groups/mixed": 0.7,
+    "groups/all_good": 0.1,
+    "groups/all_bad": 0.2,
+    "stop/length": 0.05,
+    "truncated": 0.1,
+    "retried/groups": 2.0,
+    "retried/gap": 0.05,
+}
+OPTIM = {"optim/kl_sample_train_v1": 0.0004, "optim/kl_sample_train_v2": 0.0005, "optim/entropy": 0.6}
+
+
+def line(step: int, **changed: float) -> Line:
+    """A healthy step; a name with __ for / changes a number of the environment `sums`, or the one of that name."""
+    given = {name.replace("__", "/"): value for name, value in changed.items()}
+    of_env = HEALTHY | {name: value for name, value in given.items() if name in HEALTHY}
+    metrics = {f"env/{env}/{name}": value for env in ("sums", "all") for name, value in of_env.items()}
+    metrics |= OPTIM | {name: value for name, value in given.items() if name not in HEALTHY}
+    return step, metrics
+
+
+def run(count: int, changed: Callable[[int], Mapping[str, float]] = lambda step: {}) -> list[Line]:
+    return [line(step, **changed(step)) for step in range(1, count + 1)]
+
+
+def only(found: list[Finding], name: str, env: str = "sums") -> Finding:
+    (one,) = found
+    assert (one.name, one.env) == (name, env)
+    assert one.action
+    return one
+
+
+def evaluated(step: int, reward: float) -> dict[str, float]:
+    return {"eval__all__reward__mean": reward, "eval__all__reward__std": 0.4, "eval__all__groups": 400.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "evidence", "action"),
+    [
+        (
+            "dead_groups",
+            {"groups__mixed": 0.1, "groups__all_good": 0.9, "groups__all_bad": 0.0},
+            "in steps 16 to 25, 90% of the groups were all good and 0% all bad",
+            "harder",
+        ),
+        (
+            "dead_groups",
+            {"groups__mixed": 0.1, "groups__all_good": 0.0, "groups__all_bad": 0.9},
+            "0% of the groups were all good and 90% all bad",
+            "easier",
+        ),
+        ("truncation", {"stop__length": 0.3}, "in steps 16 to 25, 30% of the turns", "envs.sums.max_tokens"),
+        ("truncation", {"truncated": 0.3}, "in steps 16 to 25, 30% of the episodes", "envs.sums.max_turns"),
+        ("infrastructure_failures", {"retries": 10.0}, "in steps 16 to 25, 110 of 740 rollouts failed", "`error`"),
+        (
+            "retry_bias",
+            {"retried__gap": 0.5},
+            "in 50 groups of steps 1 to 25, episodes that were played again got 0.5 more than the others, 6.2 standard",
+            "leaves behind",
+        ),
+        ("retry_bias", {"retried__gap": -0.5}, "got 0.5 less than the others", "leaves behind"),
+    ],
+)
+def test_what_is_wrong_with_an_environment_is_found(
+    name: str, changed: dict[str, float], evidence: str, action: str
+) -> None:
+    found = only(findings(run(25, lambda step: changed)), name)
+    assert evidence in found.evidence
+    assert action in found.action
+    assert found.last == 25
+    assert str(found).startswith(f"{name} in sums: ")
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"groups__mixed": 0.21},
+        {
+            "groups__mixed": 0.0,
+            "episodes": 8.0,
+            "failed": 0.0,
+            "retries": 0.0,
+        },  # groups of one, with a loss of one's own
+        {"stop__length": 0.19, "truncated": 0.19},
+        {"retries": 5.0},
+        {"retried__gap": 0.3},
+        {"retried__gap": 0.5, "retried__groups": 0.5},
+        {"optim__entropy": 0.01},  # from the beginning
+        {"optim__kl_sample_train_v2": 0.01},
+        {"eval__all__reward__mean": 0.1, "eval__all__reward__std": 0.4, "eval__all__groups": 400.0},
+    ],
+)
+def test_what_is_within_its_bounds_is_not_found(changed: dict[str, float]) -> None:
+    assert findings(run(25, lambda step: changed)) == []
+
+
+def test_every_finding_is_on_the_page() -> None:
+    page = (Path(__file__).parents[1].parent / "docs" / "metrics.md").read_text().partition("## Findings")[2]
+    rules = re.findall(r"^def _(\w+)\(seen: _Seen", inspect.getsource(module), re.MULTILINE)
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, blocking_findings.NAME])
+    assert len(rules) == 8
+
+
+def test_one_odd_step_is_no_finding() -> None:
+    odd = {"groups__mixed": 0.0, "stop__length": 1.0, "retries": 50.0, "optim__entropy": 0.0}
+    assert findings(run(30, lambda step: odd | {"optim__kl_sample_train_v2": 0.09} if step == 20 else {})) == []
+
+
+def test_a_finding_keeps_the_steps_at_which_it_held() -> None:
+    found = only(findings(run(60, lambda step: {"stop__length": 0.9} if 20 < step <= 30 else {})), "truncation")
+    assert (found.first, found.last) == (22, 38)
+
+
+def test_a_model_that_is_certain_because_it_is_right_has_not_collapsed() -> None:
+    solved = {"groups__mixed": 0.3, "groups__all_good": 0.7, "groups__all_bad": 0.0}
+    assert findings(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step, **solved})) == []
+    assert findings(run(40, lambda step: {"optim__entropy": 0.04 * 0.93**step})) == []
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_an_evaluation_that_is_only_noisy_does_not_diverge(every: int) -> None:
+    false = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+
+        def rising(step: int, rng: np.random.Generator = rng) -> dict[str, float]:
+            measured = evaluated(step, 0.5 + rng.normal(0, 0.02)) if step % every == 0 else {}
+            return {"reward__mean": 0.2 + step / 150, **measured}
+
+        false += bool(findings(run(100, rising)))
+    assert false <= 3
+
+
+def test_entropy_that_collapses_is_found() -> None:
+    found = only(findings(run(40, lambda step: {"optim__entropy": 0.6 * 0.93**step})), "entropy_collapse", "all")
+    assert "after 0.483 in steps 1 to 5" in found.evidence
+    assert findings(run(40, lambda step: {"optim__entropy": 0.6 * 0.97**step})) == []
+
+
+def test_a_kl_that_grows_is_found_and_one_that_is_rounding_is_not() -> None:
+    grown = findings(run(30, lambda step: {"optim__kl_sample_train_v2": 0.001 * 1.07**step}))
+    assert "after 0.0012 in steps 1 to 5" in only(grown, "sampler_trainer_kl", "all").evidence
+    assert "learning rate" in grown[0].action
+    tiny = {"optim__kl_sample_train_v1": 1e-7}
+    assert findings(run(30, lambda step: tiny | {"optim__kl_sample_train_v2": 1e-6 * step})) == []
+
+
+def test_a_kl_that_is_too_large_from_the_beginning_is_found_and_stale_weights_are_blamed() -> None:
+    stale = {"optim__kl_sample_train_v1": -0.05, "batch__staleness__mean": 1.5}
+    found = only(findings(run(5, lambda step: stale)), "sampler_trainer_kl", "all")
+    assert "0.05 nats a token; healthy runs stay below 0.01" in found.evidence
+    assert found.action == "lower schedule.max_staleness"
+
+
+def test_an_evaluation_that_falls_while_the_reward_rises_is_found() -> None:
+    def diverging(step: int) -> dict[str, float]:
+        own = {"reward__mean": 0.3 + step / 100}
+        return own | evaluated(step, 0.5 - abs(step - 10) / 50) if step % 5 == 0 else own
+
+    found = only(findings(run(30, diverging)), "evaluation_diverges", "all")
+    assert found.evidence.startswith("the evaluation fell from 0.5 in step 10 to 0.1 in step 30, while the reward")
+    assert "step 10" in found.action
+    rising = run(30, lambda step: {"reward__mean": 0.3 + step / 100} | evaluated(step, 0.5 + step / 100))
+    assert findings(rising) == []
+    both = run(30, lambda step: {"reward__mean": 0.6 - step / 100} | evaluated(step, 0.5 - step / 100))
+    assert findings(both) == []
+
+
+def test_an_evaluation_that_falls_from_the_beginning_is_found() -> None:
+    before = {f"eval/all/{name}": value for name, value in (("reward/mean", 0.5), ("reward/std", 0.4), ("groups", 400))}
+    after = run(30, lambda step: {"reward__mean": 0.3 + step / 100} | evaluated(step, 0.35))
+    assert "in step 0" in only(findings([(0, before), *after]), "evaluation_diverges", "all").evidence
+
+
+SHARE = st.floats(0, 0.19)
+
+
+@given(
+    st.integers(0, 150),
+    st.fixed_dictionaries(
+        {
+            "groups__mixed": st.floats(0.2, 1),
+            "stop__length": SHARE,
+            "truncated": SHARE,
+            "failed": st.floats(0, 3),
+            "retries": st.floats(0, 3),
+            "reward__mean": st.floats(-1e6, 1e6),
+            "retried__gap": st.floats(-0.1, 0.1),
+            "optim__entropy": st.floats(0, 10),
+            "optim__kl_sample_train_v1": st.floats(-0.009, 0.009),
+            "optim__kl_sample_train_v2": st.floats(0, 0.009),
+            "eval__all__reward__mean": st.floats(-1e6, 1e6),
+            "eval__all__reward__std": st.floats(0, 1e6),
+            "eval__all__groups": st.floats(1, 100),
+        }
+    ),
+)
+def test_a_run_that_stays_as_it_is_and_is_healthy_has_no_findings(count: int, metrics: dict[str, float]) -> None:
+    assert findings(run(count, lambda step: metrics)) == []
+
+
+KEYS = [*line(1)[1], "eval/all/reward/mean", "eval/all/reward/std", "eval/all/groups", "batch/staleness/mean"]
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(KEYS), st.floats()), max_size=30))
+def test_whatever_the_metrics_are_nothing_breaks_and_each_is_told_once(metrics: list[dict[str, float]]) -> None:
+    lookout = Lookout()
+    told = [finding for step, one in enumerate(metrics) for finding in lookout.add(step, one)]
+    assert len({(finding.name, finding.env) for finding in told}) == len(told)
+    every = findings(enumerate(metrics))
+    assert [(one.name, one.env, one.first) for one in told] == [(one.name, one.env, one.first) for one in every]
+    assert all(one.first <= one.last and one.evidence and one.action for one in every)
+
+
+@pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf, None])
+def test_a_single_kl_that_is_no_finite_number_is_found(kl: float | None) -> None:
+    trained = {"optim__tokens": 100.0}
+    broken = run(6, lambda step: trained)
+    step, metrics = broken[3]
+    others = {key: value for key, value in metrics.items() if key != "optim/kl_sample_train_v1"}
+    broken[3] = (step, others if kl is None else {**others, "optim/kl_sample_train_v1": kl})
+    found = only(findings(broken), "no_kl", "all")
+    assert (found.first, found.last) == (4, 4)
+    assert found.evidence.startswith("in step 4, KL(sampler‖trainer) was no finite number")
+    assert findings(run(6, lambda step: trained)) == []
+
+
+@pytest.mark.parametrize(
+    "trained", [[-math.inf, -1.0], [math.nan, -1.0], [-math.inf, -math.inf], [math.inf, -math.inf]]
+)
+def test_a_trainer_without_a_probability_for_a_token_is_found_and_breaks_nothing(trained: list[float]) -> None:
+    played = group([1.0, 0.0])
+    data = asyncio.run(Preparation({"env": group_mean}).prepare(played)).data
+    rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(data, trained, strict=True)]
+    update = Update(data, rows, {}, loss(PPOLoss(name="ppo")), 1e-4)
+    assert [one.name for one in findings([(1, update_metrics(update))])] == ["no_kl"]
+
+
+class Same(Word):
+    """Every reply is worth nothing, and some break it."""
+
+    def grade(self, reply: rlkit.Reply) -> float:
+        if sum(map(ord, reply.text)) % 4 == 0:
+            raise ValueError("broken")
+        return 0.0
+
+
+def test_a_run_tells_each_finding_once_and_its_folder_tells_the_same(tmp_path: Path) -> None:
+    settings = {"steps": 8, "sampling": {"max_tokens": 10}, "batch": {"groups": 2, "group_size": 3}}
+    ill = Simulation(tmp_path / "ill", settings=settings, tasks=[Same(number) for number in range(80)])
+    ill.train()
+    found = findings(lines.numbers(ill.directory / "metrics.jsonl"))
+    assert {one.name for one in found} == {"dead_groups", "truncation", "infrastructure_failures"}
+    told = [note for note in ill.ears.notes if " in words: " in note]
+    assert [note.split(" in ")[0] for note in told] == [f"step {one.first}: {one.name}" for one in found]
+    ill.settings = {**settings, "steps": 12}
+    ill.train(resume=True)
+    assert [note for note in ill.ears.notes if " in words: " in note] == told
+
+
+def test_a_run_that_goes_well_tells_nothing_of_its_environment(tmp_path: Path) -> None:
+    well = Simulation(tmp_path / "well", settings={"steps": 8}, tasks=[Word(number) for number in range(80)])
+    well.train()
+    # The simulated service makes up its log-probabilities, so sampler and trainer are far apart.
+    assert {one.name for one in findings(lines.numbers(well.directory / "metrics.jsonl"))} == {"sampler_trainer_kl"}
+    assert len([note for note in well.ears.notes if "sampler_trainer_kl" in note]) == 1
+
+
+def test_lines_that_are_being_written_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert lines.numbers(path) == []
+    path.write_text('{"step": 1, "a": 0.5, "b": null}\n{"step": 2, "a"')
+    assert lines.numbers(path) == [(1, {"a": 0.5})]
+    path.write_text('{"a": 0.5}\n')
+    with pytest.raises(rlkit.UsageError, match="has no step"):
+        lines.numbers(path)
+
+
+def test_numbers_that_are_not_finite_are_no_evidence() -> None:
+    assert findings(run(30, lambda step: {"stop__length": math.nan, "optim__kl_sample_train_v2": math.inf})) == []

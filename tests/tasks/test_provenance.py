@@ -1,0 +1,70 @@
+"""What tasks were made of when a run began is what they are told to be made of when it goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rlkit.config import load_config
+from rlkit.errors import UsageError
+from rlkit.tasks.provenance import Origins
+from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
+from rlkit.training.trainer import RLTrainer
+from rlkit.types import Json
+from tests.simulation import Word
+
+MADE_OF: list[Json] = []
+"""What the environment below was told that its tasks were made of, at each loading."""
+
+
+def words(size: int, recorded: Callable[[Json], Json]) -> list[Word]:
+    MADE_OF.append(recorded({"size": size}))
+    return [Word(1), Word(2)]
+
+
+def train(directory: Path, size: int, *, resume: bool = False, steps: int = 1) -> None:
+    place = "tests.tasks.test_provenance:words"
+    settings = {
+        "model": "simulated",
+        "envs": {"words": {"env": place, "args": {"size": size}}},
+        "eval": {"envs": {"held_out": {"env": place, "args": {"size": -size}, "tasks": 2}}},
+        "batch": {"groups": 2, "group_size": 2},
+        "steps": steps,
+    }
+    trainer = RLTrainer(
+        load_config([], settings=settings),  # pyright: ignore[reportArgumentType]  JSON
+        directory=directory,
+        resume=resume,
+        service=SimulatedTinker(),
+        chat=ByteChat(),
+    )
+    run_virtual(trainer.train())
+
+
+def test_an_environment_is_told_what_was_recorded_when_the_run_began(tmp_path: Path) -> None:
+    MADE_OF.clear()
+    train(tmp_path / "run", 1)
+    train(tmp_path / "run", 2, resume=True, steps=2)
+    train(tmp_path / "other", 3)
+    # The evaluation is loaded first.
+    assert MADE_OF == [{"size": -1}, {"size": 1}, {"size": -1}, {"size": 1}, {"size": -3}, {"size": 3}]
+    kept = json.loads((tmp_path / "run" / "tasks.json").read_text())
+    assert kept == {"eval.envs.held_out": {"size": -1}, "envs.words": {"size": 1}}
+
+
+def test_nothing_is_left_of_another_run_where_there_is_nothing_to_record(tmp_path: Path) -> None:
+    made = Origins()
+    made.recorded("envs.words")({"size": 1})
+    made.write(tmp_path)
+    Origins().write(tmp_path)
+    assert not (tmp_path / "tasks.json").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tasks.json").write_text(content)
+    with pytest.raises(UsageError, match=r"tasks\.json"):
+        Origins(tmp_path)

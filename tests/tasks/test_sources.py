@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rlkit
+from rlkit.env import Task
+from rlkit.errors import EnvironmentFault, UsageError
+from rlkit.policy import Policy
+from rlkit.tasks.sources import Mixture, SequenceSource, as_source
+from tests.simulation import Word
+
+
+def source(count: int, *, seed: int = 0) -> SequenceSource:
+    return SequenceSource(list(range(count)), seed=seed)  # type: ignore[arg-type]  any object stands for a task
+
+
+class Played:
+    async def rollout(self, policy):
+        return 1.0
+
+
+class Dry(rlkit.TaskSource):
+    """A source that gives three tasks and then no more."""
+
+    def __init__(self) -> None:
+        self.left = 3
+
+    def next(self):
+        self.left -= 1
+        return self.left if self.left >= 0 else None
+
+    def observe(self, group) -> None: ...
+
+    def state_dict(self):
+        return {"left": self.left}
+
+    def load_state_dict(self, state) -> None:
+        self.left = state["left"]
+
+
+@given(st.integers(1, 20), st.integers(0, 1000))
+def test_each_epoch_plays_every_task_once(count: int, seed: int) -> None:
+    tasks = source(count, seed=seed)
+    for _ in range(3):
+        assert sorted(tasks.next() for _ in range(count)) == list(range(count))
+
+
+@given(st.integers(1, 20), st.integers(0, 50))
+def test_a_restored_source_goes_on_where_it_was(count: int, drawn: int) -> None:
+    first, second = source(count), source(count)
+    for _ in range(drawn):
+        first.next()
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [first.next() for _ in range(30)] == [second.next() for _ in range(30)]
+
+
+def test_no_tasks_is_refused() -> None:
+    with pytest.raises(UsageError, match="no tasks"):
+        source(0)
+
+
+def test_one_task_alone_is_a_collection_of_one() -> None:
+    assert isinstance(as_source(Played(), seed=0).next(), Played)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([5], "task 0 is of type int"),
+        ([Played(), Played], "task 1 is the class Played itself"),
+        ("arithmetic", "type str is no collection"),
+        (5, "type int is no collection"),
+        ([], "no tasks"),
+    ],
+)
+def test_what_is_no_task_is_refused_before_anything_starts(given, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        as_source(given, seed=0)
+
+
+def test_a_source_that_raises_is_named() -> None:
+    class Broken(Dry):
+        def next(self):
+            raise OSError("disk")
+
+    with pytest.raises(EnvironmentFault, match="the task source of a failed: OSError: disk"):
+        Mixture({"a": Broken()}, weights={"a": 1}, seed=0).draw(1)
+
+
+def test_ten_thousand_draws_of_a_mixture_match_its_weights_and_repeat_with_its_seed() -> None:
+    weights, total = {"a": 1.0, "b": 3.0, "c": 0.5}, 10_000
+
+    def draws(seed: int) -> list[tuple[str, object]]:
+        mixture = Mixture({name: source(5 + len(name)) for name in weights}, weights=weights, seed=seed)
+        return [(task.name, task.env) for task in mixture.draw(total)]
+
+    drawn = draws(4)
+    assert drawn == draws(4)
+    assert drawn != draws(5)
+    counts = Counter(name for name, _ in drawn)
+    for name, weight in weights.items():
+        share = weight / sum(weights.values())
+        # 4 deviations of the binomial distribution: one seed in ten thousand would fail
+        assert abs(counts[name] - total * share) < 4 * (total * share * (1 - share)) ** 0.5
+
+
+def test_a_restored_mixture_goes_on_where_it_was() -> None:
+    def mixture() -> Mixture:
+        return Mixture({"a": source(5), "b": Dry()}, weights={"a": 1, "b": 1}, seed=4)
+
+    first, second = mixture(), mixture()
+    first.draw(9)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert first.draw(20) == second.draw(20)
+
+
+def test_a_mixture_gives_fewer_tasks_only_when_every_source_is_dry() -> None:
+    mixture = Mixture({"a": Dry(), "b": Dry()}, weights={"a": 1, "b": 1}, seed=0)
+    assert len(mixture.draw(4)) == 4
+    assert [task.draw for task in mixture.draw(10)] == [4, 5]
+    assert not mixture.draw(1)
+
+
+class Named:
+    def __init__(self, name: object) -> None:
+        self.name = name
+        self.asked = 0
+
+    @property
+    def task_id(self) -> object:
+        self.asked += 1
+        if isinstance(self.name, BaseException):
+            raise self.name
+        return self.name
+
+    async def rollout(self, policy: Policy) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "known_as"), [("sum", "sum"), (3, "3"), ("b\udcff", "b\\udcff"), (ValueError(), "7"), (SystemExit(), "7")]
+)
+def test_a_task_has_a_name_that_can_be_recorded_and_is_asked_for_it_once(name: object, known_as: str) -> None:
+    env = Named(name)
+    task = Task(7, "e", env)
+    assert [task.id, task.id] == [known_as, known_as]
+    assert env.asked == 1
+
+
+def test_weights_may_be_as_large_as_numbers_are() -> None:
+    sources = {name: SequenceSource([Word(0)], seed=0) for name in ("a", "b")}
+    drawn = Mixture(sources, weights={"a": 1e308, "b": 1e308}, seed=0).draw(50)
+    assert {task.name for task in drawn} == {"a", "b"}

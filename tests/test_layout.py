@@ -1,0 +1,151 @@
+"""The layout of the package: imports point down, folders are small, and nothing goes round in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "rlkit"
+
+FLOORS = (
+    ("types", "errors"),
+    ("_util", "policy"),
+    ("env", "engine", "sandbox"),
+    ("config",),
+    ("algorithms", "chat", "launch"),
+    ("cost", "metrics", "rollout", "tasks"),
+    ("service", "store"),
+    ("envs", "testing"),
+    ("check", "tools", "trackers"),
+    ("evaluation", "redteam"),
+    ("training",),
+    ("api", "dry_run"),
+    ("cli",),
+    ("__main__",),
+)
+"""From the bottom. A module imports from its own folder and from floors below; imports for types alone count too."""
+
+ROOT_MODULES = {"types", "env", "policy", "errors", "api"}
+FOLDER_MAX = 14
+
+
+@dataclass(frozen=True)
+class Import:
+    """An import of one module of the package by another."""
+
+    path: Path
+    line: int
+    importer: str
+    imported: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT.parents[1])}:{self.line}: {self.importer} imports {self.imported}"
+
+
+@cache
+def modules() -> Mapping[str, Path]:
+    """The package's modules by their dotted names below `rlkit`; scripts that run inside a sandbox are one folder."""
+    found = dict[str, Path]()
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if path != ROOT / "__init__.py" and "templates" not in parts:
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported_modules(node: ast.AST, importer: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:  # only scripts inside a sandbox, which run without the package
+            package = importer.split(".")[: -node.level]
+            base = ".".join(["rlkit", *package, *([node.module] if node.module else [])])
+        names = [f"{base}.{alias.name}" for alias in node.names]
+    else:
+        return
+    for name in names:
+        if name.startswith("rlkit."):
+            inner = name.removeprefix("rlkit.")
+            yield inner if inner in modules() else inner.rpartition(".")[0]
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    return tuple(
+        Import(path, getattr(node, "lineno", 0), importer, imported)
+        for importer, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text()))
+        for imported in imported_modules(node, importer)
+        if imported and imported != importer
+    )
+
+
+def unit(module: str) -> str:
+    """The folder or root module that a module belongs to."""
+    return module.partition(".")[0]
+
+
+def test_imports_point_down() -> None:
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+    upward = [
+        one
+        for one in imports()
+        if unit(one.importer) != unit(one.imported) and floor[unit(one.imported)] >= floor[unit(one.importer)]
+    ]
+    assert not upward, "\n".join(map(str, upward))
+
+
+def test_every_folder_has_its_floor() -> None:
+    assert Counter(name for names in FLOORS for name in names) == Counter({unit(name) for name in modules()})
+
+
+@pytest.mark.parametrize("folder", sorted({name.rpartition(".")[0] for name in modules()}))
+def test_no_imports_of_a_folder_go_in_a_circle(folder: str) -> None:
+    prefix = f"{folder}." if folder else ""
+    below = defaultdict[str, set[str]](set)
+    for one in imports():
+        if one.importer.startswith(prefix) and one.imported.startswith(prefix):
+            pair = unit(one.importer.removeprefix(prefix)), unit(one.imported.removeprefix(prefix))
+            if pair[0] != pair[1]:
+                below[pair[0]].add(pair[1])
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        circle: list[str] = error.args[1]
+        lines = [
+            str(one)
+            for one in imports()
+            for above, under in zip(circle[1:], circle, strict=False)
+            if one.importer.startswith(prefix + above) and one.imported.startswith(prefix + under)
+        ]
+        pytest.fail(f"{' -> '.join(reversed(circle))}:\n" + "\n".join(lines))
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    below = defaultdict[str, set[str]](set)
+    for one in imports():
+        below[one.importer].add(one.imported)
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(reversed(error.args[1])))
+
+
+def test_folders_are_small() -> None:
+    names = [name for name, path in modules().items() if path.name != "__init__.py"]
+    sizes = Counter(name.rpartition(".")[0] for name in names)
+    large = {folder: size for folder, size in sizes.items() if size > FOLDER_MAX}
+    assert not large, f"at most {FOLDER_MAX} modules in a folder; split {large}"
+
+
+def test_the_root_holds_the_trunk_of_the_api_alone() -> None:
+    root = {path.stem for path in ROOT.glob("*.py")} - {"__init__", "__main__"}
+    assert root == ROOT_MODULES
