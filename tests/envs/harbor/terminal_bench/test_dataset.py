@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -179,6 +180,21 @@ def test_a_task_that_is_a_link_or_has_one_to_nowhere_is_left_out(upstream: Upstr
         "nowhere": "its link loop leads nowhere",
         "unnameable": "its link loop leads nowhere",
     }
+
+
+def test_a_full_disk_is_no_fault_of_a_task_and_is_not_kept(
+    upstream: Upstream, notes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reason = f"[Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}: '/cache/tests'"
+
+    def copytree_on_a_full_disk(source: Path, target: Path) -> None:
+        raise shutil.Error([(source, target, reason)])
+
+    with monkeypatch.context() as full:
+        full.setattr("rlkit.envs.harbor.terminal_bench.convert.shutil.copytree", copytree_on_a_full_disk)
+        with pytest.raises(MissingError, match="disk is full"):
+            fetched(upstream, notes)
+    assert "answer" in fetched(upstream, notes)
 
 
 def test_without_a_network_a_branch_is_at_the_last_commit_that_was_converted(

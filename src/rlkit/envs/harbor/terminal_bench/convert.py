@@ -19,10 +19,11 @@ import yaml
 from pydantic import ValidationError
 from yaml.error import MarkedYAMLError
 
+from rlkit._util import files
 from rlkit.envs.harbor.tasks import OLD_TASK_FILE, broken
 from rlkit.envs.harbor.terminal_bench.build_contexts import context_fault
 from rlkit.envs.harbor.terminal_bench.fidelity import PYTEST, differences, parser_of
-from rlkit.errors import UsageError
+from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 
 # terminal-bench 1 reads the lines below pytest's first summary, and looks at no exit code. The output goes to a file: a
@@ -92,6 +93,7 @@ def convert(source: Path, target: Path) -> Converted:
 
     Raises:
         UsageError: `source` holds no such task, or `target` is inside it or cannot be written.
+        MissingError: the disk is full.
     """
     source, target = source.expanduser().absolute(), target.expanduser().absolute()
     if not source.is_dir():
@@ -144,13 +146,27 @@ def _convert_task(source: Path, target: Path) -> str | None:
         try:
             shutil.copytree(source, staged)
         except OSError as error:  # such as a link that leads nowhere
+            _require_room(str(error))
             return f"its files cannot be read: {' '.join(str(error).split())}"
         (staged / "solution.yaml").unlink(missing_ok=True)  # the mapper refuses a task for it
         mapped = TerminalBenchMapper().map(staged.parent, target)
     why = " ".join(mapped.failed[0][1].split()) if mapped.failed else _finish(source, made)
     if why is not None:  # a half of a task would be in the way of a second try
         shutil.rmtree(made, ignore_errors=True)
+        _require_room(why)
     return why
+
+
+def _require_room(reason: str) -> None:
+    """Refuse to go on if a task failed for want of room, which is no fault of the task's.
+
+    The reason is looked at as text, since `shutil` and Harbor's mapper give no error numbers.
+
+    Raises:
+        MissingError: the disk is full.
+    """
+    if any(os.strerror(number) in reason for number in files.FULL):
+        raise MissingError("the disk is full, and the tasks cannot be converted: make room, then try again")
 
 
 def _problem_of(source: Path) -> str | None:
