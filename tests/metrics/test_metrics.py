@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from zlib import crc32
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rlkit
@@ -455,9 +456,13 @@ def test_rewards_that_differ_only_by_rounding_are_equal() -> None:
 @given(
     st.lists(st.lists(st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)), min_size=1), max_size=5)
 )
+@example([[-9e307, 9e307, *6 * [0.0], -9e307, 9e307, *6 * [0.0]]])  # partial sums are infinite, with both signs
+@example([[1.7e308, 1.7e308, -1.7e308, 1.7e308]])
 def test_whatever_the_rewards_shares_are_shares(rewards: list[list[float | None]]) -> None:
     found = group_metrics([group(one) for one in rewards], prefix="env")
     if any(reward is not None for one in rewards for reward in one):
+        assert math.isfinite(found["env/all/reward/mean"])
+        assert math.isfinite(found["env/all/reward/std"])
         shares = [found[f"env/all/groups/{kind}"] for kind in ("mixed", "all_good", "all_bad")]
         assert sum(shares) == pytest.approx(1)
         quantiles = [found[f"env/all/reward/{name}"] for name in ("min", "p10", "p50", "p90", "max")]

@@ -7,7 +7,7 @@ it can be recounted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import comb
+from math import comb, isfinite
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,7 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         return metrics
     turns = [turn for episode in valid for turn in episode.turns]
     rewards = np.array([episode.reward for episode in valid], dtype=np.float64)
-    with np.errstate(over="ignore"):  # rewards near the ends of the float range; the store writes null for infinity
-        mean, deviation = float(rewards.mean()), float(rewards.std())
+    mean, deviation = _mean_and_deviation(rewards)
     metrics |= {
         f"{prefix}/reward/mean": mean,
         f"{prefix}/reward/std": deviation,
@@ -91,6 +90,17 @@ def _named(prefix: str, groups: Sequence[Group]) -> dict[str, float]:
         **_retried(prefix, groups),
     }
     return {f"{prefix}/{key}": value for key, value in _own(valid).items()} | metrics  # ours are not replaced
+
+
+def _mean_and_deviation(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the mean and the standard deviation of [n] finite values; both are finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(values.mean()), float(values.std())
+    if isfinite(deviation):
+        return mean, deviation
+    scale = float(np.abs(values).max())
+    scaled = values / scale  # near the ends of the float range a sum, or a square, overflows
+    return float(scaled.mean()) * scale, min(float(scaled.std()), 1.0) * scale
 
 
 def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
