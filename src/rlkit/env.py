@@ -75,7 +75,7 @@ class Task:
 
 
 def own_id(env: Env) -> str | None:
-    """What the env calls itself; None where it has no name or cannot say it."""
+    """Return the name that the env gives itself; None without one, or where reading it fails."""
     try:
         own = getattr(env, "task_id", _NAMELESS)
         return None if own is _NAMELESS else readable(str(own))

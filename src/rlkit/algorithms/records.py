@@ -24,7 +24,7 @@ class Played:
 
     @property
     def teaches(self) -> bool:
-        """Whether its episodes differ, so that there is something to learn from them."""
+        """True where the group is usable and its episodes differ, so that there is something to learn."""
         return self.usable and self.prepared.teaches
 
 
@@ -38,7 +38,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What came of a step.
+    """Result of a step.
 
     Args:
         data: that it trained on.

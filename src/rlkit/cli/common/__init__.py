@@ -1,1 +1,1 @@
-"""What commands share: arguments, options, output, signals, exit codes."""
+"""Parts that commands share: arguments, options, output, signals, exit codes."""

@@ -233,7 +233,7 @@ class _Episode:
 
 
 def _is_command_timeout(error: Exception, *, limit_s: int, elapsed_s: float) -> bool:
-    """Whether an environment says that the command's own time was over.
+    """Return whether an environment reports that the command exceeded its time limit.
 
     Environments have no type in common for that: Harbor's engines raise a plain `RuntimeError` with these words at its
     beginning. A `TimeoutError` before the time was over is one of the environment's connection.

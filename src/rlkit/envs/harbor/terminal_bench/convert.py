@@ -170,7 +170,10 @@ def _require_room(reason: str) -> None:
 
 
 def _problem_of(source: Path) -> str | None:
-    """What is wrong with the files that each task has; the mapper's own words name places that nobody can look at."""
+    """Return the fault in the files that each task must have; None without one.
+
+    The mapper's own messages name temporary files, which are gone when a person reads them.
+    """
     from harbor.mappers.terminal_bench import TerminalBenchTaskConfig
 
     if not (source / "run-tests.sh").is_file():
