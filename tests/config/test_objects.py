@@ -214,7 +214,7 @@ def test_an_argument_that_does_not_fit_is_named(name: str, args: Mapping[str, ob
     ("name", "told"),
     [
         ("empty", "gave no tasks"),
-        ("none", "gave None: it must be an Env, a collection of them or a TaskSource"),
+        ("none", "gave None: it must be an Env, a collection of them or a subclass of rlkit.TaskSource"),
         ("text", "gave a value of type str"),
         ("mapping", "gave a value of type dict"),
         ("strings", "item 0 of what my_env.py:strings gave is a value of type str: each must be an Env"),

@@ -153,7 +153,7 @@ def missing_file(shown: str, places: Sequence[Path], *, hidden: bool = False) ->
 def _tasks(made: object, target: str, *, field: str) -> TaskSource | Sequence[Env]:
     from rlkit.env import TaskSource  # needs numpy, which reading a configuration does not
 
-    wanted = "it must be an Env, a collection of them or a TaskSource"
+    wanted = "it must be an Env, a collection of them or a subclass of rlkit.TaskSource"
     if isinstance(made, type):
         raise ConfigError(f"{field}: {target} gave the class {made.__name__} itself: {wanted}; call the class")
     if isinstance(made, TaskSource):
