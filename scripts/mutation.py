@@ -115,7 +115,7 @@ TESTS = {
         "-k",
         "not test_resume or substeps or stream or learning",
     ],
-    "training/weights.py": [_DATA, _RESUME, "tests/test_faults.py", "-k", f"test_types or {_RECOVERED}"],
+    "training/learner.py": [_DATA, _RESUME, "tests/test_faults.py", "-k", f"test_types or {_RECOVERED}"],
 }
 """The tests of each module as pytest takes them: those that tell most in the least time."""
 

@@ -52,11 +52,12 @@ def test_a_turn_with_unequal_arrays_cannot_be_made() -> None:
 
 
 MODULES = ["algorithms.advantages", "algorithms.datums", "algorithms.records", "env", "rollout.player", "types"]
-MODULES += ["store.history", "store.journal", "store.table", "training.schedule", "training.step", "training.weights"]
-CHANGING = {"Counts", "Player", "Making", "History", "_Budget"}
+MODULES += ["store.history", "store.journal", "store.table", "training.schedule", "training.step", "training.learner"]
+MODULES += ["training.groups", "training.resume", "training.run"]
+CHANGING = {"Counts", "Player", "PendingStep", "_Submission", "History", "_Budget"}
 """Those whose purpose is to be changed."""
 WITH_ARRAYS = {"Prepared", "Played", "Taken", "Update", "StepGroup", "Prompt", "Turn", "Episode", "Group", "Datum"}
-WITH_ARRAYS |= {"Completion", "Making", "History", "_Estimated", "_Sequences", "_Playing"}
+WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_Estimated", "_Sequences", "_Playing"}
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -16,8 +16,9 @@ from rlkit.errors import UsageError
 from rlkit.store import holds_run
 from rlkit.tasks.sources import Tasks, is_env
 from rlkit.trackers import RunResult, Tracker
+from rlkit.training.from_config import named_directory
 from rlkit.training.stop import StopSignal
-from rlkit.training.trainer import RLTrainer, named_directory
+from rlkit.training.trainer import RLTrainer
 
 CLEAN_UP_S = 10.0
 """How long a run that was interrupted twice may take to clean up."""

@@ -24,7 +24,8 @@ from rlkit.config.schema.track import DocentConfig, TensorboardConfig, TrackConf
 from rlkit.service.connect import ServiceChoice, choose, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers.sinks import chosen, sink
-from rlkit.training.trainer import RLTrainer, named_directory
+from rlkit.training.from_config import named_directory
+from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum
 from tests.simulation import Word
 

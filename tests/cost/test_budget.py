@@ -65,7 +65,7 @@ def test_what_a_step_used_does_not_depend_on_how_slow_the_disk_is(
         return await in_thread(function, *args)
 
     expected = used(tmp_path / "fast")
-    monkeypatch.setattr("rlkit.training.loop.in_thread", slowly)
+    monkeypatch.setattr("rlkit.training.run.in_thread", slowly)
     assert used(tmp_path / "slow") == expected
 
 

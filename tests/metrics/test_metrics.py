@@ -21,10 +21,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import rlkit
+from rlkit.config.schema.operation import CheckpointConfig
 from rlkit.metrics.metrics import departure, group_metrics, throughput
+from rlkit.service.watch import Watch
 from rlkit.store import RunStore
 from rlkit.testing import Latency, World
 from rlkit.trackers import Broadcast
+from rlkit.training.checkpoints import Saver
+from rlkit.training.model_selection import Aim, Selection
 from rlkit.training.reporter import Reporter
 from rlkit.types import Group
 from tests.builders import episode, group, turn
@@ -511,16 +515,26 @@ def test_the_departure_is_the_larger_estimate() -> None:
     assert departure({"optim/kl_sample_train_v1": -0.02, "optim/kl_sample_train_v2": 0.01}) == 0.02
 
 
+def reporter_of(store: RunStore, ears: Ears) -> Reporter:
+    """Return a reporter of a run that keeps all checkpoints and has no metric to be the best in."""
+
+    async def delete(path: str) -> None:
+        raise AssertionError(f"{path} is to be deleted, and all are to be kept")
+
+    trackers, selection = Broadcast([ears]), Selection(Aim())
+    watch = Watch(trackers.note, timeout_s=1.0)
+    checkpoints = Saver(CheckpointConfig(), store, trackers, watch, selection=selection, delete=delete)
+    return Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
+
+
 def test_leaving_the_healthy_range_is_told_once_each_time(tmp_path: Path) -> None:
     ears = Ears()
     resolved = rlkit.load_config([], settings={"model": "simulated", "envs": {"words": {}}})
     with RunStore(tmp_path / "run", resolved=resolved) as store:
-        reporter = Reporter(store, Broadcast([ears]), reported=lambda step, metrics: None)
+        reporter = reporter_of(store, ears)
         for step, kl in enumerate([0.001, 0.02, 0.03, None, 0.03, 0.009, 0.011], 1):
             reporter.add(step, {"x": 0.0} if kl is None else {"optim/kl_sample_train_v2": kl})
-        Reporter(store, Broadcast([ears]), reported=lambda step, metrics: None).add(
-            8, {"optim/kl_sample_train_v2": 0.02}
-        )  # after a resumption
+        reporter_of(store, ears).add(8, {"optim/kl_sample_train_v2": 0.02})  # after a resumption
     told = [note.partition(":")[0] for note in ears.notes if ": KL(" in note]
     assert told == ["step 2", "step 7"]
     assert "KL(sampler‖trainer) is 0.02 nats a token" in ears.notes[0]

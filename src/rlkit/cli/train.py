@@ -36,7 +36,7 @@ def run(
     """Train, and print how it ended. Returns the exit code."""
     resolved = resolve(arguments, name=name)
     from rlkit.store import holds_run
-    from rlkit.training.trainer import named_directory
+    from rlkit.training.from_config import named_directory
 
     again = resume and holds_run(named_directory(resolved.config))
     return _train(resolved, output, directory=None, resume=again, quiet=quiet, panel=panel, openreward=openreward)

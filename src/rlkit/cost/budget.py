@@ -55,7 +55,6 @@ class Budget:
         limits: of the run.
         price: of its model; needed for `limits.usd`.
         used: what the service was asked for by this process.
-        pending: what training on what was played will still take.
         clock: seconds; its zero does not matter.
         before: what `state_dict` gave for the processes before.
     """
@@ -66,7 +65,6 @@ class Budget:
         *,
         price: Price | None,
         used: Callable[[], Usage],
-        pending: Callable[[], Usage] = Usage,
         clock: Callable[[], float],
         before: Mapping[str, Json],
     ) -> None:
@@ -75,13 +73,21 @@ class Budget:
         self._limits = limits
         self._price = price
         self._used = used
-        self._pending = pending
+        self._pending = list[Callable[[], Usage]]()
         self._clock = clock
         self._began_s = clock()
         known = {name: int(value) for name, value in before.items() if isinstance(value, int)}
         self._before = Usage(**{field.name: known.get(field.name, 0) for field in fields(Usage)})
         seconds = before.get("seconds", 0.0)
         self._before_s = float(seconds) if isinstance(seconds, int | float) else 0.0
+
+    def expect(self, pending: Callable[[], Usage]) -> None:
+        """Count what is certain to be used as if it were used already, where a limit is concerned.
+
+        Args:
+            pending: returns the usage that is certain at the moment, such as training on what was played.
+        """
+        self._pending.append(pending)
 
     @property
     def usage(self) -> Usage:
@@ -99,7 +105,7 @@ class Budget:
         limits = self._limits
         if limits == _UNLIMITED:  # every rollout asks
             return None
-        pending = self._pending()
+        pending = sum((pending() for pending in self._pending), Usage())
         usage, why = self.usage + pending, ", or needed for what was played" if pending.tokens else ""
         if limits.tokens is not None and usage.tokens >= limits.tokens:
             return f"budget_tokens: {usage.tokens:,} of {limits.tokens:,} tokens are used{why}"

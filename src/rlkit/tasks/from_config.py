@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from rlkit._util.seeds import derive
 from rlkit.config import load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
@@ -14,7 +15,7 @@ from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, disti
 from rlkit.tasks.decontamination import kept_apart
 from rlkit.tasks.epochs import countable
 from rlkit.tasks.provenance import Origins
-from rlkit.tasks.sources import SequenceSource, Tasks, as_source, listed
+from rlkit.tasks.sources import Mixture, SequenceSource, Tasks, as_source, listed
 
 
 def run_tasks(
@@ -71,6 +72,30 @@ def single_turn(tasks: Tasks) -> bool:
     if isinstance(tasks, TaskSource):
         return False
     return all(isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in listed(tasks))
+
+
+def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
+    """Return the source of a run's tasks, a mixture of those of its environments.
+
+    Args:
+        config: of the run.
+        tasks: by name of the environment.
+
+    Raises:
+        UsageError: a curriculum has no use for the tasks of its environment.
+    """
+    sources = {
+        name: task_source(
+            tasks[name],
+            spec.curriculum,
+            field=f"envs.{name}.curriculum",
+            seed=derive(config.seed, "tasks", name),
+            epochs=config.epochs,
+        )
+        for name, spec in config.envs.items()
+    }
+    weights = {name: spec.weight for name, spec in config.envs.items()} if config.epochs is None else None
+    return Mixture(sources, weights=weights, seed=config.seed)
 
 
 def task_source(

@@ -5,19 +5,25 @@ Invariant: a part gets its own small settings and never the configuration.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
 
+from rlkit._util.paths import runs_dir
 from rlkit.algorithms.advantages import Estimator
 from rlkit.algorithms.datums import Preparation
 from rlkit.algorithms.kl_penalty import KLPenalty, Score
 from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.lr_schedule import LearningRate
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
+from rlkit.errors import UsageError
 from rlkit.service import Service
 from rlkit.service.watch import Watch
 from rlkit.training.model_selection import Aim, Selection
 from rlkit.training.schedule import Pace
-from rlkit.training.step import Streaming
+from rlkit.training.step import Recipe, Streaming
 from rlkit.types import Floats, Prompt
 
 
@@ -53,6 +59,27 @@ def streaming(config: Config, *, repeatable: bool) -> Streaming | None:
     if config.schedule.mode != "stream":
         return None
     return "each_group" if repeatable else "ready_groups"
+
+
+def step_recipe(config: Config, loss: Loss, rate: LearningRate, prepared: Preparation, *, repeatable: bool) -> Recipe:
+    """Return how the requests of a step are made of its groups.
+
+    Args:
+        config: of the run.
+        loss: of the run.
+        rate: of its steps.
+        prepared: turns groups into training sequences.
+        repeatable: as for `streaming`.
+    """
+    return Recipe(
+        loss,
+        config.optimizer,
+        rate,
+        config.batch.groups,
+        config.batch.substeps,
+        streaming=streaming(config, repeatable=repeatable),
+        together=prepared.together if prepared.whole_steps else None,
+    )
 
 
 def preparation(
@@ -115,3 +142,28 @@ def selection(config: Config, measured: Sequence[tuple[int, Mapping[str, float]]
     for step, metrics in measured:
         made.tell(step, metrics)
     return made
+
+
+def run_directory(config: Config, runs: Path) -> Path:
+    """Return the named run's folder, or a new one named after the environments and the time.
+
+    Args:
+        config: of the run.
+        runs: the folder of all runs.
+    """
+    if config.name is not None:
+        return runs / config.name
+    stem = f"{'+'.join(config.envs)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
+    return next(runs / name for name in names if not (runs / name).exists())
+
+
+def named_directory(config: Config) -> Path:
+    """Return the folder of the run that a configuration names.
+
+    Raises:
+        UsageError: it names none.
+    """
+    if config.name is None:
+        raise UsageError("name: which run to resume is said by its name (--name)")
+    return run_directory(config, runs_dir())

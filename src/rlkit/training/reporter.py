@@ -1,14 +1,14 @@
-"""Telling the store and the trackers of each step, in order, once its evaluation is there too.
+"""Reports of the steps of a run: to its directory, its trackers and the selection of weights, in order.
 
 Invariant: steps are reported in their order and each once; a step whose evaluation still runs holds back the reports
-behind it, but not the training. What is wrong is told when it begins, and not at every step of it.
+behind it, but not the training. A finding is told when it begins, and not at every step of it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlkit.errors import RunFailed
@@ -16,6 +16,8 @@ from rlkit.metrics.diagnostics import Lookout
 from rlkit.metrics.metrics import HEALTHY_KL, departure
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
+from rlkit.training.checkpoints import Saver
+from rlkit.training.model_selection import Selection
 
 
 @dataclass(slots=True, eq=False)
@@ -31,15 +33,15 @@ class Reporter:
     Args:
         store: gets a line of metrics.
         trackers: are told.
-        reported: called with each step once it is written down.
+        checkpoints: those that need not be kept are deleted once a step is reported.
+        selection: compares the steps.
     """
 
-    def __init__(
-        self, store: RunStore, trackers: Broadcast, *, reported: Callable[[int, Mapping[str, float]], None]
-    ) -> None:
+    def __init__(self, store: RunStore, trackers: Broadcast, *, checkpoints: Saver, selection: Selection) -> None:
         self._store = store
-        self._reported = reported
         self._trackers = trackers
+        self._checkpoints = checkpoints
+        self._selection = selection
         self._pending: deque[_Report] = deque()
         self._failure: Exception | None = None
         self._lookout = Lookout()
@@ -48,6 +50,9 @@ class Reporter:
             self._lookout.add(step, metrics)
             self._apart = self._beyond(metrics)
         self.last: Mapping[str, float] = {}
+        """Metrics of the last step that was reported."""
+        self.enough = selection.enough
+        """Why more training is of no use; None while it may be. Once there is a reason, it stays."""
 
     def add(
         self, step: int, metrics: Mapping[str, float], evaluation: asyncio.Task[Mapping[str, float]] | None = None
@@ -119,10 +124,17 @@ class Reporter:
                 if self.last and not self._store.has_metrics(report.step):
                     self._store.add_metrics(report.step, self.last)
                     self._trackers.step(report.step, self.last)
-                    self._reported(report.step, self.last)
+                    self._select(report.step, self.last)
                     self._warn(report.step, self.last)
             except Exception as error:  # told to the loop at its next look
                 self._failure = error
+
+    def _select(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._selection.tell(step, metrics)
+        self._checkpoints.tidy_up(reported=step)
+        if self.enough is None and (reason := self._selection.enough) is not None:
+            self.enough = reason
+            self._trackers.note(f"{reason}; ending the run")
 
     def _warn(self, step: int, metrics: Mapping[str, float]) -> None:
         apart = self._beyond(metrics)

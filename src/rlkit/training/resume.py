@@ -6,7 +6,8 @@ Invariant: a run that goes on has the weights, and draws the tasks, that it woul
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rlkit._util.seeds import derive
 from rlkit.config.schema import Config
@@ -14,13 +15,30 @@ from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.rollout.player import Earlier
 from rlkit.service import Learner, Service
+from rlkit.store import RunStore
 from rlkit.store.history import Draw, History, StepRecord, state_path
 from rlkit.tasks.sources import Mixture
 from rlkit.training.from_config import pace
-from rlkit.types import Checkpoint
 
 
-def drawn_again(history: History, tasks: Mixture) -> list[Task]:
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """What an interrupted run has left to go on with; of a new run, nothing.
+
+    Args:
+        step: the last one whose groups are on the disk.
+        waiting: tasks that were drawn and are in no step yet.
+        interrupted: by draw, the episodes of these tasks that were finished.
+        task_metrics: by step, what the task sources said, for steps whose metrics were not written down.
+    """
+
+    step: int
+    waiting: Sequence[Task]
+    interrupted: Mapping[int, Earlier]
+    task_metrics: Mapping[int, Mapping[str, float]]
+
+
+def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
     """Take the task sources through what happened since their state was kept; the tasks that are in no step yet.
 
     What the sources say after each step is put into `history.of_tasks`, for steps whose numbers were not written down.
@@ -82,20 +100,23 @@ def drawn_again(history: History, tasks: Mixture) -> list[Task]:
     return waiting
 
 
-def earlier(history: History, draw: int, config: Config, *, forgive: bool) -> Earlier:
-    """What was played of a task and is fresh enough to train on.
+def interrupted_groups(history: History, config: Config, *, forgive: bool) -> dict[int, Earlier]:
+    """Return, by draw, what was played of the groups in no step and is fresh enough to train on.
 
     Args:
         history: of the run.
-        draw: of the task.
         config: says what is fresh enough.
         forgive: play what failed again, as if for the first time.
     """
+    paced = config.schedule.mode == "async" and config.schedule.staleness == "paced"
+    oldest = 0 if paced else history.step - pace(config).max_staleness
+    return {draw: _interrupted_group(history, draw, oldest, forgive=forgive) for draw in history.outstanding}
+
+
+def _interrupted_group(history: History, draw: int, oldest: int, *, forgive: bool) -> Earlier:
     recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)
     last = {episode.member: episode for episode in recorded}
     failed = sum(episode.status == "failed" for episode in recorded if episode is not last[episode.member])
-    paced = config.schedule.mode == "async" and config.schedule.staleness == "paced"
-    oldest = 0 if paced else history.step - pace(config).max_staleness
     return Earlier(
         episodes={
             member: episode
@@ -107,25 +128,45 @@ def earlier(history: History, draw: int, config: Config, *, forgive: bool) -> Ea
     )
 
 
-async def restored(
-    config: Config, service: Service, checkpoints: Sequence[Checkpoint], upto: int, note: Callable[[str], None]
-) -> tuple[Learner, int]:
-    """The weights of the newest checkpoint up to a step that the service still has, or those that the run began with.
+@dataclass(frozen=True, slots=True)
+class WeightsLoader:
+    """Loads the weights that a run goes on from.
 
-    Raises:
-        ServiceError: the service failed.
+    Args:
+        config: of the run.
+        service: holds the checkpoints.
+        store: knows them.
+        note: told of a checkpoint that cannot be used.
     """
-    seed = derive(config.seed, "adapter")
-    in_order = sorted((one for one in checkpoints if one.step <= upto), key=lambda one: one.step)
-    for saved in reversed(in_order):  # of two of one step, the later was saved when the earlier was of no use any more
-        if saved.expires is not None and saved.expires < time.time():
-            note(f"the checkpoint of step {saved.step} has expired")
-            continue
-        try:
-            learner = await service.learner(model=config.model, lora=config.lora, seed=seed, checkpoint=saved.state)
-        except UsageError as error:
-            note(f"the checkpoint of step {saved.step} cannot be used: {error}")
-            continue
-        return learner, saved.step
-    learner = await service.learner(model=config.model, lora=config.lora, seed=seed, checkpoint=config.load_checkpoint)
-    return learner, 0
+
+    config: Config
+    service: Service
+    store: RunStore
+    note: Callable[[str], None]
+
+    async def load(self, upto: int) -> tuple[Learner, int]:
+        """Load the newest checkpoint up to a step that the service still has, or the weights that the run began with.
+
+        Returns:
+            The learner, and the step that its weights are of.
+
+        Raises:
+            ServiceError: the service failed.
+        """
+        config, seed = self.config, derive(self.config.seed, "adapter")
+        saved_steps = sorted(
+            (saved for saved in self.store.checkpoints() if saved.step <= upto), key=lambda saved: saved.step
+        )
+        for saved in reversed(saved_steps):  # the later of two of one step replaces one that was of no use any more
+            if saved.expires is not None and saved.expires < time.time():
+                self.note(f"the checkpoint of step {saved.step} has expired")
+                continue
+            try:
+                return await self._learner(seed, saved.state), saved.step
+            except UsageError as error:
+                self.note(f"the checkpoint of step {saved.step} cannot be used: {error}")
+        return await self._learner(seed, config.load_checkpoint), 0
+
+    async def _learner(self, seed: int, checkpoint: str | None) -> Learner:
+        config = self.config
+        return await self.service.learner(model=config.model, lora=config.lora, seed=seed, checkpoint=checkpoint)

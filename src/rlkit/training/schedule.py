@@ -120,6 +120,11 @@ class Supply:
         self._start()
         return None
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether `end` was called."""
+        return self._ended
+
     def end(self) -> None:
         """Give no more groups: the present step stays without the rest of its own."""
         self._ended = True

@@ -1,4 +1,4 @@
-"""From a configuration to a finished run: the parts are built here, and handed to the loop.
+"""`RLTrainer`: from a configuration to a finished run, and the training loop.
 
 Invariant: everything that can be wrong with a configuration is found before the service is asked for anything.
 """
@@ -6,13 +6,9 @@ Invariant: everything that can be wrong with a configuration is found before the
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from itertools import count
 from pathlib import Path
 
 from rlkit._util.activity import Activity, activity_of_run
@@ -20,13 +16,10 @@ from rlkit._util.gc_tuning import rare_collections
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.paths import ARTEFACTS, runs_dir
 from rlkit._util.priority_semaphore import Slots
-from rlkit._util.seeds import derive
 from rlkit._util.threads import in_thread
 from rlkit.algorithms.advantages import Estimator, choose_estimators
-from rlkit.algorithms.datums import sequence_lengths
 from rlkit.algorithms.losses import loss
 from rlkit.algorithms.lr_schedule import learning_rate
-from rlkit.algorithms.records import Played
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
 from rlkit.config import Resolved
@@ -34,40 +27,38 @@ from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.estimate import kept
 from rlkit.cost.prices import Price, price_of
-from rlkit.cost.usage import Usage
 from rlkit.env import Task
-from rlkit.errors import RolloutsFailed, UsageError, did_you_mean
+from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, eval_player, eval_tasks
 from rlkit.rollout.failure_notes import FailureNotes
-from rlkit.rollout.player import Earlier, Player
+from rlkit.rollout.player import Player
 from rlkit.rollout.settings import env_settings
 from rlkit.rollout.task_guard import leftovers_ended
-from rlkit.service import Learner, Service
+from rlkit.service import Service
 from rlkit.service.connect import ServiceChoice, choose, connect, describe
 from rlkit.service.watch import Watch
 from rlkit.store import RunStore
 from rlkit.store.blocking_findings import BlockingFindings
-from rlkit.store.history import History
 from rlkit.store.journal import unwritable
+from rlkit.store.usage_log import UsageLog, recorded_usage
 from rlkit.tasks.decontamination import contents
 from rlkit.tasks.epochs import with_steps
-from rlkit.tasks.from_config import run_tasks, task_source
+from rlkit.tasks.from_config import run_mixture, run_tasks
 from rlkit.tasks.provenance import Origins
-from rlkit.tasks.sources import Mixture, Tasks
+from rlkit.tasks.sources import Tasks
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.following import following
+from rlkit.training import Trainer
 from rlkit.training.checkpoints import Saver
-from rlkit.training.from_config import kl_reference, pace, preparation, selection, streaming
-from rlkit.training.loop import Loop, Trainer
-from rlkit.training.parts import Parts
-from rlkit.training.resume import drawn_again, earlier, restored
-from rlkit.training.schedule import Supply
-from rlkit.training.step import Recipe
+from rlkit.training.from_config import kl_reference, pace, preparation, run_directory, selection, step_recipe
+from rlkit.training.groups import Groups
+from rlkit.training.learner import PolicyLearner
+from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups, redraw_tasks
+from rlkit.training.run import Run
 from rlkit.training.stop import StopSignal
-from rlkit.types import Episode, Json
 
-_KEEP_USED_S = 10.0
-"""How often what was used is written down in the middle of a step; a kill loses the count of what came after."""
+_LAST_SAVE_S = 120.0
+"""Time to save the weights of a run that failed."""
 
 
 class RLTrainer(Trainer):
@@ -121,32 +112,16 @@ class RLTrainer(Trainer):
         for name in [*given, *(estimators or {})]:
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
-        self._origins = Origins(self._begun())
+        # Only of a run that is resumed: the name of a new one says when it began.
+        self._origins = Origins((self._given_directory or run_directory(config, self._runs_dir)) if resume else None)
         note, origins = self._trackers.note, self._origins
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=origins)
         tasks = run_tasks(config, given, tested=contents(self._eval_tasks), note=note, origins=origins)
         self._config = config = with_steps(config, tasks, note=note)
-        sources = {
-            name: task_source(
-                tasks[name],
-                spec.curriculum,
-                field=f"envs.{name}.curriculum",
-                seed=derive(config.seed, "tasks", name),
-                epochs=config.epochs,
-            )
-            for name, spec in config.envs.items()
-        }
-        weights = {name: spec.weight for name, spec in config.envs.items()} if config.epochs is None else None
-        self._tasks = Mixture(sources, weights=weights, seed=config.seed)
+        self._sources = run_mixture(config, tasks)
         self._estimators = choose_estimators(config, estimators or {})
         self._loss = loss(config.loss)
         self._rate = learning_rate(config)
-
-    def _begun(self) -> Path | None:
-        """The directory of the run that this goes on with; None for a new one."""
-        if not self._resume:
-            return None
-        return self._given_directory or _directory(self._config, self._runs_dir)
 
     @leftovers_ended()
     async def train(self) -> RunResult:
@@ -157,19 +132,35 @@ class RLTrainer(Trainer):
             ServiceError: the service failed after retries.
             RunFailed: too many rollouts failed, or the disk is full.
         """
-        choice = choose(self._config.service)
-        if self._service is not None:
-            choice = ServiceChoice("url", None, "it was given")
-        price = price_of(self._config, choice.kind)
-        directory = self._given_directory or _directory(self._config, self._runs_dir)
-        with rare_collections(), RunStore(directory, resolved=self._resolved, resume=self._resume) as store:
-            ended: RunResult | None = None
+        async with self._open() as (run, learner, groups):
+            await learner.replay()  # steps that are on the disk and in no checkpoint: no sampling, gradients only
+            async for step in learner.submit(groups.steps(after=run.step)):  # its groups are played and submitted
+                recorded = groups.commit(step)  # on its way to the disk while the service computes
+                trained = await learner.train(step)  # gradients, optimiser step, new sampler
+                await recorded  # nothing is sampled from weights whose step a crash could lose
+                groups.publish(trained.sampler)  # every turn from now on samples from the new weights
+                await run.report(step, trained)  # metrics, evaluation, checkpoint, trackers
+        return run.result
+
+    @asynccontextmanager
+    async def _open(self) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
+        """Open the run's directory and the service; the directory and the trackers are told how the run ended."""
+        config = self._config
+        choice = choose(config.service) if self._service is None else ServiceChoice("url", None, "it was given")
+        price = price_of(config, choice.kind)
+        directory = self._given_directory or run_directory(config, self._runs_dir)
+        with (
+            rare_collections(),
+            activity_of_run(self._activity),
+            RunStore(directory, resolved=self._resolved, resume=self._resume) as store,
+        ):
+            result: RunResult | None = None
             try:
-                expected = await in_thread(kept, self._config)
-                with loop_holds().watched(self._blocking(store).add), activity_of_run(self._activity):
-                    ended = replace(await self._run(store, choice, price), estimate=expected)
-                store.about.set_status(ended.status, reason=ended.reason)
-                return ended
+                with loop_holds().watched(self._blocking_findings(store).add):
+                    async with self._connect(store, choice, price) as (run, learner, groups):
+                        yield run, learner, groups
+                    result = run.result
+                store.about.set_status(result.status, reason=result.reason)
             except asyncio.CancelledError:
                 with suppress(OSError):
                     store.about.set_status("interrupted")
@@ -180,226 +171,164 @@ class RLTrainer(Trainer):
                 raise
             finally:
                 await store.close()
-                self._trackers.finished(ended)
+                self._trackers.finished(result)
 
-    def _blocking(self, store: RunStore) -> BlockingFindings:
-        """The findings about what holds the event loop, told and kept in the run's folder."""
-        return BlockingFindings(
-            step=lambda: store.step + 1,
-            tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
-            keep=store.about.keep_findings,
-        )
-
-    async def _run(self, store: RunStore, choice: ServiceChoice, price: Price | None) -> RunResult:
-        config = self._config
-        engine, note = choice.kind == "engine", self._trackers.note
-        chat = self._chat or await in_thread(lambda: load_chat(config, engine=engine, note=note))
-        await in_thread(self._tasks.keep_in, store.directory / ARTEFACTS)  # before tasks are drawn again
-        waiting = list[Task]()
-        history = store.open(
-            self._tasks.state_dict(),
-            decode=chat.decode,
-            replay=lambda history: waiting.extend(drawn_again(history, self._tasks)),
-        )
-        try:
-            await in_thread(self._origins.write, store.directory)
-        except OSError as error:
-            raise unwritable(store.directory, error) from error
+    @asynccontextmanager
+    async def _connect(
+        self, store: RunStore, choice: ServiceChoice, price: Price | None
+    ) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
+        """Connect to the service and set up the run; what was learned is saved at its end, however it ends."""
+        config, note, is_engine = self._config, self._trackers.note, choice.kind == "engine"
+        chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=note))
+        resumption = await self._open_journal(store, chat)
         watch = Watch(
-            self._trackers.note,
+            note,
             config.service.timeout_s,
             seed=config.seed,
-            is_computing=lambda: choice.kind == "engine" and bool(self._activity.counts),
+            is_computing=lambda: is_engine and bool(self._activity.counts),
         )
-        opened = self._service or connect(config.service, choice=choice, note=self._trackers.note)
+        opened = self._service or connect(config.service, choice=choice, note=note)
         async with watch.looking(), opened as service:
-            loop = await self._loop(store, chat, service, price=price, watch=watch, history=history, waiting=waiting)
+            budget = Budget(
+                Limits(config.budget_usd, config.budget_tokens, config.max_hours),
+                price=price,
+                used=lambda: service.usage,
+                clock=asyncio.get_running_loop().time,
+                before=recorded_usage(store, note),
+            )
+            usage = UsageLog(store, budget)
+            run, learner, groups = await self._build(
+                store, service, chat=chat, watch=watch, budget=budget, usage=usage, resumption=resumption
+            )
+            budget.expect(lambda: groups.pending_usage + learner.pending_usage)
             info = RunInfo(
                 name=store.directory.name,
                 directory=store.directory,
                 model=config.model,
                 envs=tuple(config.envs),
                 service=describe(choice),
-                progress=loop.progress,
+                progress=run.progress,
             )
             self._trackers.started(info)
-            if history.step:
-                self._trackers.note(f"going on after step {history.step}")
-            del history  # it holds every episode of the journal
+            if resumption.step:
+                note(f"going on after step {resumption.step}")
             self._stop.watch()
-            try:
-                return await loop.run()
-            except asyncio.CancelledError:
-                with suppress(OSError):
-                    store.about.set_status("interrupted")  # at once: leaving the service may outlast our time
-                raise
+            async with _saving(run, learner, groups, usage):
+                yield run, learner, groups
 
-    async def _loop(
-        self,
-        store: RunStore,
-        chat: ChatFormat,
-        service: Service,
-        *,
-        price: Price | None,
-        watch: Watch,
-        history: History,
-        waiting: Sequence[Task],
-    ) -> Loop:
-        config = self._config
-
-        async def restore(upto: int) -> tuple[Learner, int]:
-            return await restored(config, service, store.checkpoints(), upto, self._trackers.note)
-
-        # A step whose numbers were not written down is taken again for their sake.
-        measured = store.measured(history.step)
-        self._trackers.note(f"starting a training session for {config.model}")
-        weights = await watch.call(lambda: restore(measured), "starting a training session", retry=True)
-        # Known for sure once the model is loaded.
-        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
-        clock = asyncio.get_running_loop().time
-        budget = Budget(
-            Limits(config.budget_usd, config.budget_tokens, config.max_hours),
-            price=price,
-            used=lambda: service.usage,
-            pending=lambda: sum(unprepared.values(), Usage(trained_tokens=loop.untrained * self._loss.passes)),
-            clock=clock,
-            before=_used(store, self._trackers.note),
+    async def _open_journal(self, store: RunStore, chat: ChatFormat) -> Resumption:
+        """Begin to write the run's journal; return what it has left of an interrupted run."""
+        await in_thread(self._sources.keep_in, store.directory / ARTEFACTS)  # before tasks are drawn again
+        waiting = list[Task]()
+        history = store.open(
+            self._sources.state_dict(),
+            decode=chat.decode,
+            replay=lambda history: waiting.extend(redraw_tasks(history, self._sources)),
         )
-        slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached, clock=clock)
-        settings = env_settings(config, context=context)
-        reference = await kl_reference(config, service, watch)
-        prepared = preparation(config, self._estimators, self._loss, reference=reference)
-        needed = partial(_needed, scored=reference is not None, passes=self._loss.passes)
-        recipe = Recipe(
-            self._loss,
-            config.optimizer,
-            self._rate,
-            config.batch.groups,
-            config.batch.substeps,
-            streaming=streaming(config, repeatable=service.repeatable),
-            together=prepared.together if prepared.whole_steps else None,
-        )
-        unprepared = defaultdict[int, Usage](Usage)  # by draw: what its episodes will take once its group is complete
-
-        note, redacted = self._trackers.note, store.about.redacted
-        failures = FailureNotes(note, redacted=redacted)
-        eval_failures = FailureNotes(note, redacted=redacted, where="the evaluation of ")
-
-        def scored(task: Task, episode: Episode) -> None:
-            store.record_episode(task, episode)
-            failures.add(task, episode)
-
-        def record(task: Task, episode: Episode) -> None:
-            scored(task, episode)
-            unprepared[task.draw] += needed(episode)
-
-        player = Player(chat, settings, seed=config.seed, slots=slots, record=record, scored=scored)
-        evaluating = replace(eval_player(config, chat, slots=slots, context=context), record=eval_failures.add)
-        known = {
-            draw: earlier(history, draw, config, forgive=store.about.retries_failed) for draw in history.outstanding
-        }
-        for draw_number, one in known.items():
-            unprepared[draw_number] = sum(map(needed, one.episodes.values()), Usage())
+        try:
+            await in_thread(self._origins.write, store.directory)
+        except OSError as error:
+            raise unwritable(store.directory, error) from error
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; what it cannot give back is played again, or others instead")
+        interrupted = interrupted_groups(history, self._config, forgive=store.about.retries_failed)
+        return Resumption(history.step, waiting, interrupted, history.of_tasks)
 
-        kept_s = budget.seconds
-
-        async def keep_used() -> None:
-            nonlocal kept_s
-            if budget.seconds - kept_s >= _KEEP_USED_S:
-                kept_s = budget.seconds
-                await in_thread(store.keep_used, budget.state_dict())
-
-        async def play(task: Task) -> Played:
-            group = await player.play(task, lambda: loop.newest, earlier=known.pop(task.draw, Earlier()))
-            if recipe.at_once:  # otherwise the loop waits for the disk, once for all groups of a step
-                await store.sync()
-            await keep_used()
-            enough = int(group.valid.sum()) >= settings[task.name].min_valid
-            played = Played(await prepared.prepare(group), enough)
-            unprepared.pop(task.draw, None)
-            return played
-
-        def draw() -> Task | None:
-            tasks = self._tasks.draw(1)
-            if not tasks:
-                return None
-            store.record_draw(tasks[0])
-            return tasks[0]
-
-        ranking = selection(config, store.metrics)
-        parts = Parts(
-            restore=restore,
-            supply=Supply(
-                pace(config, streaming=recipe.streaming),
-                draw=draw,
-                play=play,
-                done=history.step,
-                waiting=waiting,
-                dry=lambda: self._tasks.exhausted,
-            ),
-            tasks=self._tasks,
-            player=player,
-            preparation=prepared,
-            recipe=recipe,
-            min_valid={name: one.min_valid for name, one in settings.items()},
-            evaluation=Evaluation(self._eval_tasks, evaluating, config.eval.every),
-            saver=Saver(config.checkpoint, store, self._trackers, watch, selection=ranking, delete=service.delete),
-            selection=ranking,
-            steps=config.step_count,
+    async def _build(
+        self,
+        store: RunStore,
+        service: Service,
+        *,
+        chat: ChatFormat,
+        watch: Watch,
+        budget: Budget,
+        usage: UsageLog,
+        resumption: Resumption,
+    ) -> tuple[Run, PolicyLearner, Groups]:
+        """Build the three owners of a run's parts, each from settings of its own."""
+        config, trackers, note = self._config, self._trackers, self._trackers.note
+        loader = WeightsLoader(config, service, store, note)
+        measured = store.measured(resumption.step)  # a step without metrics is trained on again for their sake
+        note(f"starting a training session for {config.model}")
+        weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
+        # Known for sure once the model is loaded.
+        context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
+        reference = await kl_reference(config, service, watch)
+        prepared = preparation(config, self._estimators, self._loss, reference=reference)
+        recipe = step_recipe(config, self._loss, self._rate, prepared, repeatable=service.repeatable)
+        slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached, clock=asyncio.get_running_loop().time)
+        groups = Groups(
+            self._sources,
+            Player(chat, env_settings(config, context=context), seed=config.seed, slots=slots),
+            prepared,
+            pace(config, streaming=recipe.streaming),
+            is_streaming=recipe.at_once,
+            passes=self._loss.passes,
             store=store,
-            trackers=self._trackers,
-            watch=watch,
+            trackers=trackers,
+            usage=usage,
+            resumption=resumption,
+        )
+        failures = FailureNotes(note, redacted=store.about.redacted, where="the evaluation of ")
+        evaluating = replace(eval_player(config, chat, slots=slots, context=context), record=failures.add)
+        ranking = selection(config, store.metrics)
+        run = Run(
+            steps=config.step_count,
+            step=resumption.step,
+            store=store,
+            trackers=trackers,
+            groups=groups,
+            evaluation=Evaluation(self._eval_tasks, evaluating, config.eval.every),
+            checkpoints=Saver(config.checkpoint, store, trackers, watch, selection=ranking, delete=service.delete),
+            selection=ranking,
             stop=self._stop,
             slots=slots,
             budget=budget,
+            usage=usage,
             activity=self._activity,
-            of_tasks=history.of_tasks,
+            estimate=await in_thread(kept, config),
         )
-        loop = Loop(parts, step=history.step, weights=weights)
-        return loop
+        learner = PolicyLearner(run, groups, recipe=recipe, watch=watch, loader=loader, learner=weights, step=step)
+        return run, learner, groups
+
+    def _blocking_findings(self, store: RunStore) -> BlockingFindings:
+        """Return the findings about what holds the event loop; they are noted, and kept in the run's folder."""
+        return BlockingFindings(
+            step=lambda: store.step + 1,
+            tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
+            keep=store.about.keep_findings,
+        )
 
 
-def _needed(episode: Episode, *, scored: bool, passes: int) -> Usage:
-    """What training on an episode that was played takes.
-
-    Args:
-        episode: the last one at its place.
-        scored: its sequences are shown to a reference, which samples a token behind each.
-        passes: how often each is computed for the loss.
-    """
-    if episode.reward is None:
-        return Usage()
-    lengths = sequence_lengths(episode)
-    asked = lengths if scored else []
-    trained = (sum(lengths) - len(lengths)) * passes
-    return Usage(prefill_tokens=sum(asked), sampled_tokens=len(asked), trained_tokens=trained)
-
-
-def _used(store: RunStore, note: Callable[[str], None]) -> Mapping[str, Json]:
+@asynccontextmanager
+async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: UsageLog) -> AsyncGenerator[None]:
+    """Save the weights of the last step at the end of the block, however it ends, and close all parts of the run."""
+    budget_end = asyncio.create_task(run.end_with_budget())
     try:
-        return store.used
-    except UsageError as error:  # it holds counters only: no reason not to go on
-        note(f"{error}; what was used before is not counted, and a budget counts from here")
-        return {}
-
-
-def named_directory(config: Config) -> Path:
-    """The folder of the run that a configuration names.
-
-    Raises:
-        UsageError: it names none.
-    """
-    if config.name is None:
-        raise UsageError("name: which run to resume is said by its name (--name)")
-    return runs_dir() / config.name
-
-
-def _directory(config: Config, runs: Path) -> Path:
-    """The named run's folder, or a new one named after the environments and the time."""
-    if config.name is not None:
-        return runs / config.name
-    stem = f"{'+'.join(config.envs)}-{time.strftime('%Y%m%d-%H%M%S')}"
-    names = (stem if number == 1 else f"{stem}-{number}" for number in count(1))
-    return next(runs / name for name in names if not (runs / name).exists())
+        try:
+            yield
+        except Exception:
+            await learner.stop_submitting()
+            await groups.close()  # nothing more is played, and paid for, while the weights are saved
+            # What ended the run matters more than that it cannot be saved.
+            with suppress(RlkitError, OSError, TimeoutError):
+                if run.first_step < run.step and learner.is_at_last_step:
+                    run.phase = "saving"
+                    async with asyncio.timeout(_LAST_SAVE_S):
+                        await learner.save()
+            raise
+        await groups.close()
+        run.phase = "saving"
+        await learner.save()
+        await run.finish()
+    except asyncio.CancelledError:
+        with suppress(OSError):
+            run.store.about.set_status("interrupted")  # at once: leaving the service may outlast our time
+        raise
+    finally:
+        budget_end.cancel()
+        await learner.close()
+        with suppress(RlkitError):  # what is known of a step that did not come about is at most missing
+            usage.keep()
+        await groups.close()
+        await run.close()
