@@ -22,6 +22,8 @@ TASK = """FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04
 WORKDIR /app
 """
 TEST = '#!/bin/bash\nif [ "$(cat /app/out)" = done ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+PATIENT_TEST = TEST.replace("if [", "for _ in $(seq 200); do [ -s /app/out ] && break; sleep 0.1; done\nif [")
+"""The same, for an agent that ends right behind its command: its terminal may carry that out a moment later."""
 DO = "echo done > /app/out\n"
 
 

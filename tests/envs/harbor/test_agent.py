@@ -17,7 +17,7 @@ from rlkit.service.watch import PatientSampler, Watch
 from rlkit.testing import ScriptedPolicy
 
 from .conftest import AgentTime
-from .playing import DO, DONE, Faulty, play, recording, reward, said, said_xml, whole, write_simple
+from .playing import DO, DONE, PATIENT_TEST, Faulty, play, recording, reward, said, said_xml, whole, write_simple
 
 pytestmark = [
     pytest.mark.usefixtures("can_sandbox"),
@@ -76,6 +76,7 @@ def test_a_whole_xml_response_in_a_truncated_turn_is_carried_out(task: Path) -> 
 
 
 def test_an_overflow_after_the_task_is_solved_still_gets_its_reward(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text(PATIENT_TEST)
     policy = ScriptedPolicy([said(DO, analysis="b" * 400)], limits=Limits(context_tokens=4000), max_tokens=600)
     result, end = asyncio.run(play(task, policy))
     assert (result.exception_info, reward(result)) == (None, 1.0)
@@ -91,6 +92,7 @@ def test_a_reply_that_the_context_cuts_off_is_recorded_and_an_overflow(task: Pat
 
 
 def test_service_errors_in_a_row_end_the_agent_and_the_verifier_runs(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text(PATIENT_TEST)
     sampler = Faulty([said(DO)], failing=range(1, 100))
     policy = recording(sampler)
     result, end = asyncio.run(play(task, policy))
@@ -151,6 +153,7 @@ def test_a_summary_when_the_context_is_full_goes_on_with_the_task(task: Path) ->
 
 
 def test_a_summary_that_fails_ends_the_agent_and_makes_no_reply_up(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text(PATIENT_TEST)
     sampler = Faulty([said(DO, analysis="b" * 1500), SUMMARY[0]], failing=range(2, 9))
     policy = recording(sampler, limits=Limits(context_tokens=20_000))
     options = {"enable_summarize": True, "proactive_summarization_threshold": 15_500}
@@ -165,6 +168,7 @@ def test_a_first_prompt_that_fills_the_context_is_an_overflow_with_summaries_too
 
 
 def test_a_time_limit_keeps_the_finished_turns(task: Path, agent_time: AgentTime) -> None:
+    (task / "tests" / "test.sh").write_text(PATIENT_TEST)
     policy = recording(Faulty([said(DO)], hanging=1, on_hang=agent_time.end))
     result, end = asyncio.run(play(task, policy, timeout_s=agent_time.limit_s))
     assert result.exception_info.exception_type == "AgentTimeoutError"
@@ -173,6 +177,7 @@ def test_a_time_limit_keeps_the_finished_turns(task: Path, agent_time: AgentTime
 
 
 def test_max_turns_ends_the_agent_and_the_verifier_runs(task: Path) -> None:
+    (task / "tests" / "test.sh").write_text(PATIENT_TEST)
     by_agent, end = asyncio.run(play(task, ScriptedPolicy(lambda prompt: said(DO)), max_turns=2))
     assert (reward(by_agent), end.reason, end.turns) == (1.0, "max_turns", 2)
     policy = ScriptedPolicy(lambda prompt: said(DO), limits=Limits(max_turns=2))
