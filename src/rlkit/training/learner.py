@@ -146,7 +146,7 @@ class PolicyLearner:
             RunFailed: the checkpoint cannot be written down.
         """
         if self._is_ahead:  # by some optimiser steps of a step that does not come about
-            self._withdraw()
+            self.withdraw()
             self._submissions.clear()
             await self._recover(self._step, reports=False)  # a report that cannot be written must not prevent the save
         await self._run.checkpoints.save(self._learner, self._step)
@@ -157,10 +157,16 @@ class PolicyLearner:
             self._submitting.cancel()
             await asyncio.gather(self._submitting, return_exceptions=True)
 
-    async def close(self) -> None:
-        """Give up what is requested."""
-        await self.stop_submitting()
-        self._withdraw()
+    def withdraw(self) -> None:
+        """Ask for nothing more of the steps that are submitted, and wait for nothing that was requested.
+
+        The learner is of no use after that: what is requested next may wait for the turn of what was given up.
+        """
+        for submission in self._submissions:
+            submission.update.withdraw()
+            if submission.checkpoint is not None:
+                submission.checkpoint.cancel()
+                submission.checkpoint = None
 
     @property
     def is_at_last_step(self) -> bool:
@@ -275,7 +281,7 @@ class PolicyLearner:
     async def _recover(self, upto: int, *, reports: bool = True) -> None:
         """Make the weights of a step again from a checkpoint, and request the steps behind it anew."""
         self._is_recovering = True
-        self._withdraw()
+        self.withdraw()
         begin = self._run.reporter.known_through(upto)
         self._learner, self._step = await self._watch.call(
             lambda: self._loader.load(begin), "loading weights", retry=True
@@ -286,17 +292,6 @@ class PolicyLearner:
             submission.update.submit_again(self._learner)
             if submission.update.finished:
                 submission.checkpoint = self._request_checkpoint(submission.step.number)
-
-    def _withdraw(self) -> None:
-        """Ask for nothing more of the steps that are submitted, and wait for nothing that was requested.
-
-        The learner is of no use after that: what is requested next may wait for the turn of what was given up.
-        """
-        for submission in self._submissions:
-            submission.update.withdraw()
-            if submission.checkpoint is not None:
-                submission.checkpoint.cancel()
-                submission.checkpoint = None
 
     async def _hand_over(self) -> PatientSampler:
         """Return a sampler of the service's weights as they are."""

@@ -306,10 +306,12 @@ async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: Usage
     budget_end = asyncio.create_task(run.end_with_budget())
     try:
         try:
-            yield
+            try:
+                yield
+            finally:
+                await learner.stop_submitting()
+                await groups.close()  # nothing more is played, and paid for, while the weights are saved
         except Exception:
-            await learner.stop_submitting()
-            await groups.close()  # nothing more is played, and paid for, while the weights are saved
             # What ended the run matters more than that it cannot be saved.
             with suppress(RlkitError, OSError, TimeoutError):
                 if run.first_step < run.step and learner.is_at_last_step:
@@ -317,7 +319,6 @@ async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: Usage
                     async with asyncio.timeout(_LAST_SAVE_S):
                         await learner.save()
             raise
-        await groups.close()
         run.phase = "saving"
         await learner.save()
         await run.finish()
@@ -327,8 +328,7 @@ async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: Usage
         raise
     finally:
         budget_end.cancel()
-        await learner.close()
+        learner.withdraw()
         with suppress(RlkitError):  # what is known of a step that did not come about is at most missing
             usage.keep()
-        await groups.close()
         await run.close()
