@@ -11,7 +11,17 @@ import pytest
 import rlkit
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.cost.estimate import Band, Estimate, Rollout, Speed, _path, estimate, evaluations, keep, kept, shares
+from rlkit.cost.estimate import (
+    Band,
+    Estimate,
+    Rollout,
+    Speed,
+    estimate,
+    evaluations,
+    load_estimate,
+    save_estimate,
+    shares,
+)
 from rlkit.cost.prices import Price
 from rlkit.dry_run.rehearse import rehearse
 from rlkit.testing import ByteChat, Latency, World, run_virtual
@@ -203,18 +213,18 @@ def test_each_kind_of_token_has_its_price() -> None:
 
 def test_an_estimate_is_kept_for_the_run_that_it_is_of() -> None:
     made = Estimate(Band(1, 2), None, Band(3.0, 4.0), "as it is")
-    keep(config(), made)
-    assert kept(config()) == made
-    assert kept(config(name="mine", budget_tokens=1000, max_hours=1.0)) == made
-    assert kept(config(steps=6)) is None
+    save_estimate(config(), made)
+    assert load_estimate(config()) == made
+    assert load_estimate(config(name="mine", budget_tokens=1000, max_hours=1.0)) == made
+    assert load_estimate(config(steps=6)) is None
     dollars = dataclasses.replace(made, usd=Band(0.1, 0.2), seconds=None)
-    keep(config(), dollars)
-    assert kept(config()) == dollars
+    save_estimate(config(), dollars)
+    assert load_estimate(config()) == dollars
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"tokens": 3, "usd": null, "seconds": null, "speed": ""}'])
 def test_an_estimate_that_cannot_be_read_is_none(content: str) -> None:
-    path = keep(config(), Estimate(Band(1, 2), None, None))
-    assert path == _path(config())
+    path = save_estimate(config(), Estimate(Band(1, 2), None, None))
+    assert load_estimate(config()) is not None
     path.write_text(content)
-    assert kept(config()) is None
+    assert load_estimate(config()) is None

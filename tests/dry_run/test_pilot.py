@@ -9,37 +9,31 @@ import pytest
 import rlkit
 from rlkit.config import load_config
 from rlkit.cost.estimate import Band, Speed
-from rlkit.dry_run.pilot import Pilot, measured, run_pilot
+from rlkit.dry_run.pilot import Pilot, measure_speed, run_pilot
 from rlkit.service import Service
 from rlkit.service.connect import ServiceChoice
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, run_virtual
 from tests.simulation import Word
 
 SERVICE = ServiceChoice("url", "http://127.0.0.1:9", "it is simulated")
-DONE: dict[str, float] = {
-    "waited_s": 10.0, "played_s": 5.0, "trained_s": 2.0, "stepped_s": 1.0, "scored_s": 4.0
-}  # fmt: skip
 
 
 def speed(
-    *, sampled: int = 100, trained: int = 200, scored: int = 0, own: bool = False, **seconds: float
-) -> Speed | None:
-    times = DONE | seconds
-    return measured(
-        sampled=sampled,
-        waited_s=times["waited_s"],
-        played_s=times["played_s"],
-        trained=trained,
-        trained_s=times["trained_s"],
-        stepped_s=times["stepped_s"],
-        scored=scored,
-        scored_s=times["scored_s"],
-        own=own,
+    *, sampled: int = 100, waited_s: float = 10.0, played_s: float = 5.0, trained: int = 200, trained_s: float = 2.0,
+    scored: int = 0, is_local: bool = False,
+) -> Speed | None:  # fmt: skip
+    return measure_speed(
+        stream=(sampled, waited_s),
+        total=(sampled, played_s),
+        trained=(trained, trained_s),
+        reference=(scored, 4.0),
+        step_s=1.0,
+        is_local=is_local,
     )
 
 
 def test_a_speed_is_what_was_done_in_its_time() -> None:
-    found = speed(scored=400, own=True)
+    found = speed(scored=400, is_local=True)
     assert found is not None
     assert found.stream == Band(10 / 1.5, 10 * 1.5)
     assert found.total == Band(20 / 1.5, 20 * 3)

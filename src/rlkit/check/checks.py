@@ -1,19 +1,33 @@
-"""The checks of prompts, rewards and conversations.
+"""The checks of an environment: one function each, and one table of them.
 
-Invariant: a check asks for plays and judges them; it changes neither the environment nor the process.
+Invariant: a check asks for plays and judges them. Only the last one changes the process, for good: it moves the clock,
+which never goes back, and sets the random generators.
 """
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import json
 import pickle
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
-from rlkit.check.exam import BUDGET_S, CLOSELY, Exam, Problems, full_reward
-from rlkit.check.play import name_of, shown
+from rlkit.check.conditions import conditions, seed_chance
+from rlkit.check.exam import BUDGET_S, CLOSELY, FULL, Exam, draw_tasks
+from rlkit.check.leftovers import find_leftovers, held_resources
+from rlkit.check.play import Hang, abbreviate
 from rlkit.check.replies import EMPTY, ODD, PLAIN
 from rlkit.check.report import Finding
-from rlkit.check.structure import changes, snapshot
+from rlkit.check.snapshots import changes, snapshot
+from rlkit.env import Env
 from rlkit.testing.policies import MAX_TOKENS, NoisyPolicy
+from rlkit.types import Json
+
+TIME = "time limit"
 
 NOISE = 20
 """How many replies of noise are played."""
@@ -22,102 +36,134 @@ CUT_TOKENS = 7
 """Where some replies are cut off."""
 
 
-async def picklable(exam: Exam) -> Finding:
-    """Whether tasks can be sent to another process."""
-    problems = Problems(
-        "picklable", "define the class at the top of a module, and keep files, locks and clients out of it"
-    )
+class Skip(Exception):
+    """A check does not apply; the text is the reason."""
+
+
+async def _task_source(exam: Exam) -> str:
+    if exam.source is None:
+        raise Skip("the tasks were given themselves")
+    try:
+        exam.source.load_state_dict(cast("Mapping[str, Json]", json.loads(json.dumps(exam.state))))
+        again = draw_tasks(exam.source, tasks=len(exam.envs), seed=exam.seed)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        exam.problems.append(f"its state cannot be written as JSON and loaded again: {reason}")
+        return ""
+    if [*exam.snapshots] != [snapshot(env) for env in again]:
+        exam.problems.append("after load_state_dict(state_dict()) it gives other tasks")
+    return f"gives the same {len(exam.envs)} tasks again from its saved state"
+
+
+async def _picklable(exam: Exam) -> str:
     for env in exam.envs:
         try:
             copy = cast("object", pickle.loads(pickle.dumps(env)))
         except Exception as error:
-            problems.lines.append(f"{name_of(env)}: {type(error).__name__}: {error}")
+            exam.add_problem(env, f"{type(error).__name__}: {error}")
             continue
         if lost := changes(snapshot(env), snapshot(copy), lazy=False):
-            problems.lines.append(f"{name_of(env)}: its copy differs: {lost[0]}")
-    return problems.finding(f"{len(exam.envs)} tasks come back from pickle as they were")
+            exam.add_problem(env, f"its copy differs: {lost[0]}")
+    return f"{len(exam.envs)} tasks come back from pickle as they were"
 
 
-async def prompt(exam: Exam) -> Finding:
-    """Whether the model is asked something."""
-    problems = Problems("prompt", "ask the policy for a reply, with a prompt that says something")
+async def _prompt(exam: Exam) -> str:
     for env in exam.envs:
         play = await exam.player.play(env, PLAIN)
-        exam.first.append(play)
+        exam.first_plays.append(play)
         if not play.prompts:
-            problems.lines.append(f"{name_of(env)}: it never asked the policy, and {play.told}")
+            exam.add_problem(env, f"it never asked the policy, and {play.result}")
         elif not play.prompts[0].strip():
-            problems.lines.append(f"{name_of(env)}: the first prompt is empty")
-    lengths = [len(play.prompts[0]) for play in exam.first if play.prompts]
-    return problems.finding(f"first prompts of {min(lengths, default=0)} to {max(lengths, default=0)} characters")
+            exam.add_problem(env, "the first prompt is empty")
+    lengths = [len(play.prompts[0]) for play in exam.first_plays if play.prompts]
+    return f"first prompts of {min(lengths, default=0)} to {max(lengths, default=0)} characters"
 
 
-async def gold_answer(exam: Exam) -> Finding:
-    """Whether the right answer earns the full reward."""
-    problems = Problems("gold answer", "give env.gold the full reward (1.0, or env.max_reward), or correct env.gold")
-    golden = [(env, gold) for env in exam.envs if isinstance(gold := getattr(env, "gold", None), str)]
+async def _gold_answer(exam: Exam) -> str:
+    golden = [(env, gold) for env in exam.envs for gold in _golds(env)]
     if not golden:
-        return problems.skipped("the environment offers no `gold: str`")
+        raise Skip("the environment offers no `gold: str`")
     for env, gold in golden:
         play = await exam.player.play(env, gold)
-        exam.golden = max(exam.golden, play.reward or 0.0)
-        if play.reward is None or play.reward < full_reward(env) - 1e-9:
-            problems.lines.append(f"{name_of(env)}: {shown(gold)} gets {play.told}, not {full_reward(env):g}")
-    return problems.finding(f"gets the full reward on {len(golden)} tasks")
+        exam.gold_reward = max(exam.gold_reward, play.reward or 0.0)
+        if play.reward is None or play.reward < _full_reward(env) - 1e-9:
+            exam.add_problem(env, f"{abbreviate(gold)} gets {play.result}, not {_full_reward(env):g}")
+    return f"gets the full reward on {len(golden)} tasks"
 
 
-async def empty_answer(exam: Exam) -> Finding:
-    """Whether no answer earns less than the right one."""
-    problems = Problems("empty answer", "make the grader refuse a reply without an answer")
-    rewards: list[float] = []
+async def _empty_answer(exam: Exam) -> str:
+    rewards = list[float]()
     for env, reply in exam.cases([env for env in exam.envs if getattr(env, "gold", None) not in EMPTY], EMPTY):
         reward = (await exam.player.play(env, reply)).reward
         if reward is None:
             continue
         rewards.append(reward)
-        if reward >= (full_reward(env) if hasattr(env, "max_reward") else exam.golden) - 1e-9:
-            problems.lines.append(f"{name_of(env)}: the reply {shown(reply)} gets the full reward, {reward:g}")
+        if reward >= (_full_reward(env) if hasattr(env, "max_reward") else exam.gold_reward) - 1e-9:
+            exam.add_problem(env, f"the reply {abbreviate(reply)} gets the full reward, {reward:g}")
     if not rewards:
-        return problems.skipped("no empty answer had a reward, or it is the right answer")
-    return problems.finding(f"gets at most {max(rewards):g}")
+        raise Skip("no empty answer had a reward, or it is the right answer")
+    return f"gets at most {max(rewards):g}"
 
 
-async def token_exact(exam: Exam) -> Finding:
-    """Whether conversations go on from the exact tokens that were sampled."""
-    problems = Problems(
-        "token-exact", "append reply.message to the conversation as it is; leave earlier messages alone"
-    )
-    counts: list[tuple[int, int]] = []
+async def _token_exact(exam: Exam) -> str:
+    counts = list[tuple[int, int]]()
     for env, reply in exam.cases(exam.envs[:CLOSELY], exam.replies):
         play = await exam.player.play(env, reply)
         if len(play.turns) > 1 or play.end == "limit":
-            exam.long.append((env, reply))
+            exam.long_cases.append((env, reply))
             counts.append((len(play.turns), sum(turn.parent is None for turn in play.turns)))
-        if play.rewritten and play.rewritten not in problems.lines:
-            problems.lines.append(play.rewritten)
+        if play.rewritten and play.rewritten not in exam.problems:
+            exam.problems.append(play.rewritten)
     if not counts:
-        return problems.skipped("no rollout asked for a second completion")
+        raise Skip("no rollout asked for a second completion")
     turns, segments = max(counts)[0], max(segments for _, segments in counts)
     if segments == 1:
-        return problems.finding(f"up to {turns} turns, each of which extends the one before")
-    return problems.finding(f"up to {turns} turns in {segments} segments")
+        return f"up to {turns} turns, each of which extends the one before"
+    return f"up to {turns} turns in {segments} segments"
 
 
-async def turn_limit(exam: Exam) -> Finding:
-    """Whether a rollout that may not ask again is graded."""
-    problems = Problems("turn limit", "catch rlkit.LimitReached around the policy and grade what is there")
-    if not exam.long:
-        return problems.skipped("no rollout asked for a second completion")
-    for env, reply in exam.long[: 2 * CLOSELY]:
+async def _turn_limit(exam: Exam) -> str:
+    if not exam.long_cases:
+        raise Skip("no rollout asked for a second completion")
+    for env, reply in exam.long_cases[: 2 * CLOSELY]:
         play = await exam.player.play(env, reply, max_turns=1)
         if play.end == "limit":
-            problems.lines.append(f"{name_of(env)}: allowed one turn, it {play.told}")
-    return problems.finding("a rollout that reaches it is graded")
+            exam.add_problem(env, f"allowed one turn, it {play.result}")
+    return "a rollout that reaches it is graded"
 
 
-async def odd_replies(exam: Exam) -> Finding:
-    """Whether any text has a reward."""
-    problems = Problems("odd replies", "give text that cannot be read the reward of a wrong answer, a finite number")
+async def _clean_up(exam: Exam) -> str:
+    for env, reply in exam.cases(exam.envs[:CLOSELY], exam.replies):
+        leftovers = await find_leftovers(partial(exam.player.play, env, reply))
+        for leftover in leftovers:
+            exam.add_problem(env, f"each rollout leaves {leftover}")
+        if leftovers:
+            break
+    return f"a rollout leaves none of: {', '.join(held_resources())}"
+
+
+async def _cancellation(exam: Exam) -> str:
+    waits = [(env, PLAIN, 0) for env in exam.envs[:CLOSELY]] + [
+        (env, reply, 1) for env, reply in exam.long_cases[:CLOSELY]
+    ]
+    tried = False
+    for env, reply, turn in waits:
+        cancel = partial(exam.player.cancel, env, reply, turn=turn)
+        play = await cancel()
+        if play is None:
+            continue
+        tried = True
+        if play.end != "cancelled":
+            waiting = f"cancelled while it waits for reply {turn + 1}"
+            exam.add_problem(env, f"{waiting}, it should end with CancelledError, but gave {play.detail or 'a reward'}")
+        for leftover in await find_leftovers(cancel):
+            exam.add_problem(env, f"each cancelled rollout leaves {leftover}")
+    if not tried:
+        raise Skip("no rollout asked the policy for anything")
+    return "a cancelled rollout ends at once and leaves nothing behind"
+
+
+async def _odd_replies(exam: Exam) -> str:
     noise = [NoisyPolicy(exam.seed * NOISE + n, chat=exam.player.chat) for n in range(NOISE)]
     replies = [*EMPTY, *ODD, *exam.replies, *[(await policy.sample("?")).text for policy in noise]]
     played = 0
@@ -127,33 +173,133 @@ async def odd_replies(exam: Exam) -> Finding:
             for max_tokens in (MAX_TOKENS, CUT_TOKENS) if index % 8 == 0 else (MAX_TOKENS,):
                 play = await exam.player.play(env, reply, max_tokens=max_tokens)
                 played += 1
-                if play.end in ("raised", "no reward"):
-                    problems.lines.append(f"{name_of(env)}: for the reply {shown(reply)} it {play.told}")
-    return problems.finding(f"{played} plays of odd text gave finite rewards")
+                if play.reward is None and play.end != "limit":
+                    exam.add_problem(env, f"for the reply {abbreviate(reply)} it {play.result}")
+    return f"{played} plays of odd text gave finite rewards"
 
 
-async def unchanged(exam: Exam) -> Finding:
-    """Whether rollouts leave the environment as it was; what a private attribute is filled with once is a cache."""
-    problems = Problems("unchanged", "keep an episode's state in local variables of rollout, not in the environment")
+async def _unchanged(exam: Exam) -> str:
+    """Compare the environments; what a private attribute is filled with once is a cache."""
     middle = [snapshot(env) for env in exam.envs]
     for env, reply in exam.cases(exam.envs, ["again", *exam.replies]):
         await exam.player.play(env, reply)
-    for env, before, mid in zip(exam.envs, exam.before, middle, strict=True):
+    for env, before, mid in zip(exam.envs, exam.snapshots, middle, strict=True):
         lines = [*changes(before, mid, lazy=True), *changes(mid, snapshot(env), lazy=False)]
-        problems.lines += [f"{name_of(env)}: rollouts change {line}" for line in lines[:1]]
-    return problems.finding(f"{len(exam.player.plays)} rollouts left the environment as it was")
+        for line in lines[:1]:
+            exam.add_problem(env, f"rollouts change {line}")
+    return f"{len(exam.player.plays)} rollouts left the environment as it was"
 
 
-async def reward_range(exam: Exam) -> Finding:
-    """What rewards there were."""
-    problems = Problems(
-        "reward range", "return a finite number, at most env.max_reward where the environment names one"
-    )
+async def _reward_range(exam: Exam) -> str:
     rewards = [play.reward for play in exam.player.plays if play.reward is not None]
     if not rewards:
-        problems.lines.append(f"no rollout had a reward: it {exam.first[0].told}")
-        return problems.finding("")
-    most = max((full_reward(env) for env in exam.envs if hasattr(env, "max_reward")), default=None)
+        exam.problems.append(f"no rollout had a reward: it {exam.first_plays[0].result}")
+        return ""
+    most = max((_full_reward(env) for env in exam.envs if hasattr(env, "max_reward")), default=None)
     if most is not None and max(rewards) > most + 1e-9:
-        problems.lines.append(f"a reward of {max(rewards):g} is above max_reward, {most:g}")
-    return problems.finding(f"from {min(rewards):g} to {max(rewards):g}")
+        exam.problems.append(f"a reward of {max(rewards):g} is above max_reward, {most:g}")
+    return f"from {min(rewards):g} to {max(rewards):g}"
+
+
+async def _deterministic(exam: Exam) -> str:
+    if all(getattr(env, "stochastic", False) for env in exam.envs):
+        raise Skip("the environment says that chance belongs to it (stochastic = True)")
+    seed_chance(exam.seed)
+    cases = [(env, reply) for env in exam.envs for reply in (*_golds(env), *exam.replies)]
+    expected = [(*case, await exam.player.play(*case)) for case in cases]
+    changed = conditions(exam.seed)
+    for condition in changed:
+        started_s = time.monotonic()
+        for env, reply, first in expected:
+            condition.prepare()
+            play = partial(exam.player.play, env, reply, delay_s=condition.delay_s, under=condition.name)
+            for other in await asyncio.gather(*(play() for _ in range(condition.at_once))):
+                if not first.same_reward(other) and (other.end == "done" or condition.strict):
+                    rewards = f"{first.result}, and {condition.name} {other.result}"
+                    exam.add_problem(env, f"the reply {abbreviate(reply)} gets {rewards}")
+            if time.monotonic() - started_s > BUDGET_S / len(changed):
+                break
+        if exam.problems:
+            break
+    return f"{len(expected)} replies got the same reward under {len(changed)} conditions"
+
+
+def _golds(env: Env) -> list[str]:
+    """Return the right answer, if the environment offers it."""
+    gold = getattr(env, "gold", None)
+    return [gold] if isinstance(gold, str) else []
+
+
+def _full_reward(env: Env) -> float:
+    return float(getattr(env, "max_reward", FULL))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One check.
+
+    Args:
+        name: a few words.
+        run: returns what was seen, for a check without problems, and adds its problems to the exam; raises `Skip`.
+        fix: what to do about its problems.
+    """
+
+    name: str
+    run: Callable[[Exam], Awaitable[str]]
+    fix: str
+
+    async def find(self, exam: Exam) -> Finding:
+        """Run the check; it failed with the first two problems, passed, or does not apply."""
+        exam.problems = problems = list[str]()
+        try:
+            detail = await self.run(exam)
+        except Skip as reason:
+            return Finding(self.name, "skipped", str(reason))
+        if not problems:
+            return Finding(self.name, "passed", detail)
+        more = f" (and {len(problems) - 2} more)" if len(problems) > 2 else ""
+        return Finding(self.name, "failed", "; ".join(problems[:2]) + more, self.fix)
+
+
+CHECKS = (
+    Check("task source", _task_source, "make next() a function of the seed and of what state_dict() holds"),
+    Check(
+        "picklable", _picklable, "define the class at the top of a module, and keep files, locks and clients out of it"
+    ),
+    Check("prompt", _prompt, "ask the policy for a reply, with a prompt that says something"),
+    Check("gold answer", _gold_answer, "give env.gold the full reward (1.0, or env.max_reward), or correct env.gold"),
+    Check("empty answer", _empty_answer, "make the grader refuse a reply without an answer"),
+    Check(
+        "token-exact", _token_exact, "append reply.message to the conversation as it is; leave earlier messages alone"
+    ),
+    Check("turn limit", _turn_limit, "catch rlkit.LimitReached around the policy and grade what is there"),
+    Check("clean-up", _clean_up, "close what a rollout opens in a `finally`, and wait for the tasks that it starts"),
+    Check("cancellation", _cancellation, "let CancelledError pass, and close what a rollout holds in a `finally`"),
+    Check("odd replies", _odd_replies, "give text that cannot be read the reward of a wrong answer, a finite number"),
+    Check("unchanged", _unchanged, "keep an episode's state in local variables of rollout, not in the environment"),
+    Check(
+        "reward range", _reward_range, "return a finite number, at most env.max_reward where the environment names one"
+    ),
+    Check(
+        "deterministic",
+        _deterministic,
+        "compute the reward from the task and the reply alone; a task of chance says so with `stochastic = True`",
+    ),
+)
+"""Every check, in the order in which they run."""
+
+
+async def run_checks(exam: Exam, send: Callable[[Finding], None]) -> None:
+    """Run the checks and send each finding as it is made, up to a rollout that hangs."""
+    gc.freeze()  # the collections that the clean-up check asks for need not look at what the caller had
+    try:
+        for check in CHECKS:
+            exam.player.say(check.name)
+            send(await check.find(exam))
+    except Hang as hang:
+        fix = "let CancelledError pass" if hang.swallowed else "give every wait in the environment a time limit"
+        send(Finding(TIME, "failed", str(hang), fix))
+        return
+    seconds = sorted(play.seconds for play in exam.player.plays)
+    took = f"{len(seconds)} rollouts, median {seconds[len(seconds) // 2]:.2g} s, slowest {seconds[-1]:.2g} s"
+    send(Finding(TIME, "passed", took))

@@ -1,4 +1,4 @@
-"""What the checks share: the tasks under check, and how a check says what it found.
+"""The tasks under check, and what the checks know of them.
 
 Invariant: a check plays at least one case, and stops for time only between cases, so that a slow environment is checked
 less and never for long.
@@ -6,15 +6,18 @@ less and never for long.
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
-from rlkit.check.play import Play, Player
+from rlkit.check.play import Play, Player, name_of
 from rlkit.check.replies import MADE_UP_CALL, PLAIN, THOUGHTFUL, calls_of
-from rlkit.check.report import Finding
-from rlkit.check.structure import Snapshot
-from rlkit.env import Env
+from rlkit.check.snapshots import Snapshot, snapshot
+from rlkit.env import Env, TaskSource
+from rlkit.errors import UsageError
+from rlkit.types import Json
 
 BUDGET_S = 2.0
 """How long one check goes on playing further cases."""
@@ -27,48 +30,53 @@ FULL = 1.0
 
 
 @dataclass(slots=True)
-class Problems:
-    """What one check found wrong."""
-
-    check: str
-    fix: str
-    lines: list[str] = field(default_factory=list[str])
-
-    def finding(self, passed: str) -> Finding:
-        """Failed with the first two problems, or passed."""
-        if not self.lines:
-            return Finding(self.check, "passed", passed)
-        more = f" (and {len(self.lines) - 2} more)" if len(self.lines) > 2 else ""
-        return Finding(self.check, "failed", "; ".join(self.lines[:2]) + more, self.fix)
-
-    def skipped(self, why: str) -> Finding:
-        """The check does not apply."""
-        return Finding(self.check, "skipped", why)
-
-
-@dataclass(slots=True)
 class Exam:
     """The tasks under check and what is known of them.
 
     Args:
-        before: each task as it was.
-        first: each task's first play.
-        golden: the best reward that a gold answer had.
-        long: task and reply of rollouts that asked for more than one completion.
+        source: gave the tasks, if they were not given themselves.
+        state: of the source, before it gave them.
+        snapshots: each task as it was.
+        first_plays: one of each task.
+        gold_reward: the best that a gold answer had.
+        long_cases: task and reply of rollouts that asked for more than one completion.
+        problems: what the check that is under way found wrong, one line each.
     """
 
     envs: Sequence[Env]
     player: Player
     seed: int
-    before: Sequence[Snapshot]
-    first: list[Play] = field(default_factory=list[Play])
-    golden: float = FULL
-    long: list[tuple[Env, str]] = field(default_factory=list[tuple[Env, str]])
+    source: TaskSource | None
+    state: Mapping[str, Json]
+    snapshots: Sequence[Snapshot]
+    first_plays: list[Play] = field(default_factory=list[Play])
+    gold_reward: float = FULL
+    long_cases: list[tuple[Env, str]] = field(default_factory=list[tuple[Env, str]])
+    problems: list[str] = field(default_factory=list[str])
+
+    @classmethod
+    def of(cls, source: TaskSource | Sequence[Env], player: Player, *, tasks: int, seed: int) -> Self:
+        """Draw the tasks.
+
+        Raises:
+            UsageError: the source has none.
+        """
+        player.say("drawing tasks")
+        given = isinstance(source, Sequence)
+        state = {} if given else source.state_dict()
+        envs = draw_tasks(source, tasks=tasks, seed=seed)
+        if not envs:
+            raise UsageError("the source has no tasks to check")
+        return cls(envs, player, seed, None if given else source, state, [snapshot(env) for env in envs])
+
+    def add_problem(self, env: Env, text: str) -> None:
+        """Note what is wrong with a task."""
+        self.problems.append(f"{name_of(env)}: {text}")
 
     @property
     def replies(self) -> list[str]:
         """Replies that lead through an environment's branches: plain, empty, thoughtful, and calls of its tools."""
-        tools = {tool["name"]: tool for play in self.first for tool in play.tools}
+        tools = {tool["name"]: tool for play in self.first_plays for tool in play.tools}
         return [PLAIN, "", THOUGHTFUL, MADE_UP_CALL, *calls_of(list(tools.values()))[:6]]
 
     def cases(
@@ -82,6 +90,12 @@ class Exam:
             yield env, reply
 
 
-def full_reward(env: Env) -> float:
-    """What the right answer earns."""
-    return float(getattr(env, "max_reward", FULL))
+def draw_tasks(source: TaskSource | Sequence[Env], *, tasks: int, seed: int) -> Sequence[Env]:
+    """Return up to so many tasks: of a sequence those that the seed chooses, of a source the next ones."""
+    if isinstance(source, Sequence):
+        chosen = random.Random(seed).sample(range(len(source)), min(tasks, len(source)))
+        return [source[index] for index in sorted(chosen)]
+    envs = list[Env]()
+    while len(envs) < tasks and (env := source.next()) is not None:
+        envs.append(env)
+    return envs

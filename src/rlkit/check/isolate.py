@@ -1,89 +1,103 @@
-"""A process of its own for a piece of work that may hang, crash or change the process.
+"""A process of its own for work that may hang, crash or change the process.
 
 Invariant: whatever the work does, the caller gets its answer within the silence that it allows, and no process is left.
 """
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import os
-import select
 import signal
 import sys
-import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, cast
 
-from rlkit.errors import MissingError, RlkitError
-from rlkit.types import Json
+from rlkit.check.play import GRACE_S
+from rlkit.errors import MissingError, RlkitError, UsageError
 
-type Say = Callable[[Json], None]
+MARGIN_S = 1.0
+"""Longer than a rollout and its clean-up may take by so much, a silent process counts as blocked."""
 
-POLL_S = 0.1
+POLL_S = 0.02
 
+type Send[T] = Callable[[T | str], None]
+"""Sends a result to the caller, or a text that says what is about to be done."""
 
-class Died(RlkitError):
-    """The process ended without finishing its work: it was killed, or ended itself."""
-
-
-class Silent(RlkitError):
-    """The process said nothing for too long."""
+type Work[T] = Callable[[Send[T]], Coroutine[object, object, None]]
 
 
-def isolated(work: Callable[[Say], None], *, silence_s: float, stop: threading.Event) -> Iterator[Json]:
-    """Run `work` in a forked process and yield what it says, as it says it.
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The reason why work did not end, and what to do about it."""
+
+    reason: str
+    fix: str
+
+
+async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], Abort | None]:
+    """Run work in a forked process; return the results that it sent, and why it did not end where it did not.
 
     A fork, so that the work may hold objects that cannot be pickled, such as an instance of a local class.
 
     Args:
-        work: given a function that sends one JSON value to the caller.
-        silence_s: longer without a word ends the process.
-        stop: set by another thread to end it.
+        work: called in the process; the coroutine that it returns is run there. It sends a text before each rollout.
+        timeout_s: the limit of one rollout, in seconds.
 
     Raises:
-        Silent: nothing was said for `silence_s`.
-        Died: the process ended before the work did.
+        UsageError: raised by the work before its coroutine ran.
         MissingError: the platform cannot fork.
+        RlkitError: the work raised anything else.
     """
     if not hasattr(os, "fork"):
         raise MissingError("checking an environment needs os.fork: use Linux, macOS or WSL")
-    receiver, sender = os.pipe()
+    receiver, sender = Pipe(duplex=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a fork copies one thread only: the others are not needed
         pid = os.fork()
     if pid == 0:
-        os.close(receiver)
         _work(work, sender)
-    os.close(sender)
+    sender.close()
     try:
-        yield from _heard(receiver, pid, silence_s=silence_s, stop=stop)
+        return await _receive(receiver, timeout_s)
     finally:
-        os.close(receiver)
+        receiver.close()
         _kill(pid)
 
 
-def _heard(receiver: int, pid: int, *, silence_s: float, stop: threading.Event) -> Iterator[Json]:
-    buffer, heard_s = b"", time.monotonic()
-    while not stop.is_set():
-        if not select.select([receiver], [], [], POLL_S)[0]:
-            if time.monotonic() - heard_s > silence_s:
-                raise Silent(f"nothing happened for {silence_s:g} s")
+async def _receive[T](receiver: Connection, timeout_s: float) -> tuple[list[T], Abort | None]:
+    results, doing, heard_s = list[T](), "", time.monotonic()
+    while True:
+        if not receiver.poll():
+            if time.monotonic() - heard_s > timeout_s + GRACE_S + MARGIN_S:
+                fix = "await what takes long (asyncio.to_thread for plain functions), and give it a time limit"
+                return results, Abort(f"{doing}: it blocks the event loop for more than {timeout_s:g} s", fix)
+            await asyncio.sleep(POLL_S)
             continue
-        data = os.read(receiver, 65_536)
-        if not data:
-            raise Died("the process ended on its own (a crash, os._exit, or out of memory)")
-        *lines, buffer = (buffer + data).split(b"\n")
+        try:
+            message = cast("T | str | RlkitError | None", receiver.recv())
+        except EOFError:
+            reason = f"{doing}: the process ended on its own (a crash, os._exit, or out of memory)"
+            return results, Abort(reason, "run what can crash or exit in a process of its own")
         heard_s = time.monotonic()
-        for line in lines:
-            message: Json = json.loads(line)
-            if message is None:
-                return
-            yield message
+        match message:
+            case None:
+                return results, None
+            case str():
+                doing = message
+            case UsageError():
+                raise message
+            case RlkitError():
+                raise RlkitError(f"the checker itself failed at {doing}: {message}")
+            case _:
+                results.append(message)
 
 
 def _kill(pid: int) -> None:
@@ -95,23 +109,26 @@ def _kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _work(work: Callable[[Say], None], sender: int) -> NoReturn:
-    def say(message: Json) -> None:
-        os.write(sender, json.dumps(message).encode() + b"\n")
+def _work[T](work: Work[T], sender: Connection) -> NoReturn:
+    async def finish(playing: Coroutine[object, object, None]) -> None:
+        await playing
+        sender.send(None)
+        os._exit(0)  # at once: to end, the loop would wait for a rollout that swallows cancellation
 
     try:
         os.setsid()
         _silence()
-        work(say)
-        say(None)
+        asyncio.run(finish(work(sender.send)))
+    except UsageError as error:
+        sender.send(error)
     except BaseException:
-        say({"broken": traceback.format_exc()})
+        sender.send(RlkitError(traceback.format_exc()))
     finally:
         os._exit(0)  # without the caller's exit handlers, and whatever still runs
 
 
 def _silence() -> None:
-    """What the work prints, logs or warns of is not the caller's output."""
+    """Keep what the work prints, logs or warns of out of the caller's output."""
     null = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

@@ -1,4 +1,4 @@
-"""What rollouts leave behind: tasks, threads, open files and child processes.
+"""Resources that rollouts leave behind: tasks, threads, open files and child processes.
 
 Invariant: only what grows with every rollout is a leftover. Pools, caches and shared connections settle, and are not.
 """
@@ -12,11 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from rlkit.check.exam import CLOSELY, Exam, Problems
-from rlkit.check.play import name_of
-from rlkit.check.replies import PLAIN
-from rlkit.check.report import Finding
-
 ROUNDS = 3
 """What grows in each of so many rounds is not freed."""
 
@@ -26,60 +21,34 @@ SETTLE_S = 0.3
 SETTLE_POLL_S = 0.02
 
 
-async def clean_up(exam: Exam) -> Finding:
-    """Whether a rollout frees what it used."""
-    problems = Problems("clean-up", "close what a rollout opens in a `finally`, and wait for the tasks that it starts")
-    for env, reply in exam.cases(exam.envs[:CLOSELY], exam.replies):
-        grown = await _grown(lambda env=env, reply=reply: exam.player.play(env, reply))
-        problems.lines += [f"{name_of(env)}: each rollout leaves {what}" for what in grown]
-        if grown:
-            break
-    return problems.finding(f"a rollout leaves none of: {', '.join(_held())}")
-
-
-async def cancellation(exam: Exam) -> Finding:
-    """Whether a cancelled rollout ends, and frees what it used."""
-    problems = Problems("cancellation", "let CancelledError pass, and close what a rollout holds in a `finally`")
-    tried = 0
-    waits = [(env, PLAIN, 0) for env in exam.envs[:CLOSELY]] + [(env, reply, 1) for env, reply in exam.long[:CLOSELY]]
-    for env, reply, turn in waits:
-        wrong = await exam.player.cancel(env, reply, turn=turn)
-        if wrong is None:
-            continue
-        tried += 1
-        grown = await _grown(lambda env=env, reply=reply, turn=turn: exam.player.cancel(env, reply, turn=turn))
-        problems.lines += [wrong] if wrong else []
-        problems.lines += [f"{name_of(env)}: each cancelled rollout leaves {what}" for what in grown]
-    if not tried:
-        return problems.skipped("no rollout asked the policy for anything")
-    return problems.finding("a cancelled rollout ends at once and leaves nothing behind")
-
-
-async def _grown(play: Callable[[], Awaitable[object]]) -> list[str]:
+async def find_leftovers(play: Callable[[], Awaitable[object]]) -> list[str]:
+    """Return the kinds of resources that each play leaves behind, as phrases."""
     await play()
-    held, grown = _held(), set(_held())
+    held = held_resources()
+    grown = set(held)
     for _ in range(ROUNDS):
         await play()
-        now = await _settled(held)
-        grown = {what for what in grown if now[what] > held[what]}
+        now = await _settle(held)
+        grown = {kind for kind in grown if now[kind] > held[kind]}
         held = now
         if not grown:
             break
     return sorted(grown)
 
 
-async def _settled(before: Mapping[str, int]) -> Mapping[str, int]:
+async def _settle(before: Mapping[str, int]) -> Mapping[str, int]:
+    """Wait until nothing is held but what was before, for a short time; return what is held then."""
     deadline_s = time.monotonic() + SETTLE_S
     gc.collect()
-    while time.monotonic() < deadline_s:
-        now = _held()
-        if all(count <= before[what] for what, count in now.items()):
-            return now
+    while True:
+        held = held_resources()
+        if all(count <= before[kind] for kind, count in held.items()) or time.monotonic() >= deadline_s:
+            return held
         await asyncio.sleep(SETTLE_POLL_S)
-    return _held()
 
 
-def _held() -> dict[str, int]:
+def held_resources() -> dict[str, int]:
+    """Count the resources of this process, by phrases such as "an open file"."""
     held = {"a pending task": len(asyncio.all_tasks()), "a thread": threading.active_count()}
     files = next((path for path in (Path("/proc/self/fd"), Path("/dev/fd")) if path.exists()), None)
     if files:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import numbers
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Literal, TypeGuard, override
+from typing import Literal, override
 
 from rlkit.chat.format import ChatFormat
 from rlkit.env import Env
-from rlkit.errors import LimitReached
-from rlkit.policy import Limits, Reply
+from rlkit.errors import LimitReached, RewardError
+from rlkit.policy import Limits, Policy, Reply
+from rlkit.rollout.validation import as_outcome
 from rlkit.testing.policies import MAX_TOKENS, ScriptedPolicy
 from rlkit.types import Message, Outcome, Prompt, Tokens, Tool, Turn
 
@@ -37,18 +37,21 @@ class Hang(Exception):
         self.swallowed = swallowed
 
 
+type _EndKind = Literal["done", "limit", "raised", "no reward", "cancelled"]
+
+
 @dataclass(frozen=True, slots=True)
 class Play:
     """One rollout that ended.
 
     Args:
         end: "done" with a reward; "limit" when it let `LimitReached` through; "raised"; "no reward" when what it
-            returned is not an outcome.
-        detail: one line that says what was raised or returned.
+            returned is not an outcome; "cancelled".
+        detail: one line that says what was raised or returned; "" with a reward.
         rewritten: what an environment made of a reply that it should have kept, if it did.
     """
 
-    end: Literal["done", "limit", "raised", "no reward"]
+    end: _EndKind
     reward: float | None
     detail: str
     turns: tuple[Turn, ...]
@@ -64,7 +67,7 @@ class Play:
         return math.isclose(self.reward, other.reward, rel_tol=1e-9, abs_tol=1e-12)
 
     @property
-    def told(self) -> str:
+    def result(self) -> str:
         """The end in a few words."""
         return self.detail if self.reward is None else f"reward {self.reward:g}"
 
@@ -98,61 +101,37 @@ class Player:
         Raises:
             Hang: it did not end within `timeout_s`.
         """
-        what = f"{name_of(env)}, reply {shown(reply)}{under and f', {under}'}"
-        self.say(what)
-        policy = WatchedPolicy(
-            reply, chat=self.chat, max_tokens=max_tokens, limits=Limits(max_turns=max_turns), delay_s=delay_s
-        )
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        task = asyncio.create_task(_ended(env, policy))
-        await asyncio.wait({task}, timeout=self.timeout_s)
-        if not task.done():
-            raise await self._stopped(task, f"{what}: not done after {self.timeout_s:g} s")
-        end, reward, detail = task.result()
-        play = Play(
-            end,
-            reward,
-            detail,
-            policy.turns,
-            policy.prompts,
-            tuple(policy.tools),
-            policy.rewritten,
-            clock() - started,
-        )
+        limits, what = Limits(max_turns=max_turns), f"{name_of(env)}, reply {abbreviate(reply)}{under and f', {under}'}"
+        policy = WatchedPolicy(reply, chat=self.chat, max_tokens=max_tokens, limits=limits, delay_s=delay_s)
+        play = await self._play(env, policy, what)
         self.plays.append(play)
         return play
 
-    async def cancel(self, env: Env, reply: str, *, turn: int) -> str | None:
+    async def cancel(self, env: Env, reply: str, *, turn: int) -> Play | None:
         """Cancel a rollout while it waits for completion number `turn`; None if it never asks for that one.
-
-        Returns:
-            "" when the rollout ended as it should, else what it did instead.
 
         Raises:
             Hang: it did not end within `GRACE_S`, or did not ask within `timeout_s`.
         """
-        what = f"{name_of(env)}, cancelled while it waits for reply {turn + 1}"
-        self.say(what)
         policy = WatchedPolicy(reply, chat=self.chat, limits=Limits(max_turns=MAX_TURNS), stuck_at=turn)
-        task = asyncio.create_task(_ended(env, policy))
-        stuck = asyncio.create_task(policy.stuck.wait())
-        await asyncio.wait({task, stuck}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        stuck.cancel()
-        if task.done():
-            return None
-        hang = await self._stopped(task, what)
-        if hang.swallowed:
-            raise hang
-        if task.cancelled():
-            return ""
-        return f"{what}: it should end with CancelledError, but gave {task.result()[2] or 'a reward'}"
+        play = await self._play(env, policy, f"{name_of(env)}, cancelled while it waits for reply {turn + 1}")
+        return play if policy.stuck.done() else None
 
-    async def _stopped(self, task: asyncio.Task[_Ended], what: str) -> Hang:
-        task.cancel()
-        await asyncio.wait({task}, timeout=GRACE_S)
-        swallowed = not task.done()
-        return Hang(what + (", and cancellation does not end it" if swallowed else ""), swallowed=swallowed)
+    async def _play(self, env: Env, policy: WatchedPolicy, what: str) -> Play:
+        self.say(what)
+        clock = asyncio.get_running_loop().time
+        started_s = clock()
+        task = asyncio.create_task(_end(env, policy))
+        await asyncio.wait({task, policy.stuck}, timeout=self.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task}, timeout=GRACE_S)
+            swallowed = not task.done()
+            if swallowed or not policy.stuck.done():
+                late = "" if policy.stuck.done() else f": not done after {self.timeout_s:g} s"
+                raise Hang(what + late + ", and cancellation does not end it" * swallowed, swallowed=swallowed)
+        watched = policy.turns, policy.prompts, tuple(policy.tools), policy.rewritten
+        return Play(*task.result(), *watched, clock() - started_s)
 
 
 class WatchedPolicy(ScriptedPolicy):
@@ -160,7 +139,7 @@ class WatchedPolicy(ScriptedPolicy):
 
     Args:
         delay_s: how long each completion takes.
-        stuck_at: the number of a completion that never comes; `stuck` is set when it is asked for.
+        stuck_at: the number of a completion that never comes; `stuck` is done when it is asked for.
     """
 
     def __init__(
@@ -174,7 +153,7 @@ class WatchedPolicy(ScriptedPolicy):
         stuck_at: int | None = None,
     ) -> None:
         super().__init__(lambda prompt: reply, chat=chat, max_tokens=max_tokens, limits=limits)
-        self.stuck = asyncio.Event()
+        self.stuck = asyncio.get_running_loop().create_future()
         self.tools: list[Tool] = []
         self.rewritten: str | None = None
         self._delay_s = delay_s
@@ -227,7 +206,7 @@ class WatchedPolicy(ScriptedPolicy):
         number = self._begun
         self._begun += 1
         if number == self._stuck_at:
-            self.stuck.set()
+            self.stuck.set_result(None)
             await asyncio.Event().wait()
         await asyncio.sleep(self._delay_s)
 
@@ -242,54 +221,34 @@ class WatchedPolicy(ScriptedPolicy):
         if not changed or any(now == said for now, said in places if now in [n for n, _ in changed]):
             return None
         now, said = changed[0]
-        return f"the reply {shown(json.dumps(said))} became {shown(json.dumps(now, default=str))}"
+        return f"the reply {abbreviate(json.dumps(said))} became {abbreviate(json.dumps(now, default=str))}"
 
 
-type _Ended = tuple[Literal["done", "limit", "raised", "no reward"], float | None, str]
-
-
-async def _ended(env: Env, policy: WatchedPolicy) -> _Ended:
+async def _end(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
+    """Play an environment; return the end, the reward and the detail of the play."""
     try:
-        value: object = await env.rollout(policy)
+        result: object = await env.rollout(policy)
+        outcome = as_outcome(result, of="it")
     except asyncio.CancelledError:
-        raise
+        return "cancelled", None, "was cancelled"
     except LimitReached as error:
         return "limit", None, f"let LimitReached through: {error}"
+    except RewardError as error:
+        return "no reward", None, str(error).removeprefix("it ")
     except BaseException as error:  # an environment may even call sys.exit()
-        return "raised", None, f"raised {type(error).__name__}: {shown(str(error))}"
-    return _read(value)
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, numbers.Real)  # as a run reads it: numpy's scalars are among them
-
-
-def _read(value: object) -> _Ended:
-    reward: object = value.reward if isinstance(value, Outcome) else value
-    if not _is_number(reward):
-        return "no reward", None, f"returned {type(reward).__name__} {shown(repr(reward))}, which is not a number"
+        return "raised", None, f"raised {type(error).__name__}: {abbreviate(str(error))}"
     try:
-        number = float(reward)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        return "no reward", None, f"returned the reward {number}, which is not finite"
-    if isinstance(value, Outcome):
-        odd = [name for name, metric in value.metrics.items() if not _is_number(metric)]
-        if odd:
-            return "no reward", None, f"returned an outcome whose metric {odd[0]!r} is not a number"
-        try:
-            json.dumps(dict(value.info))
-        except (TypeError, ValueError, RecursionError) as error:
-            return "no reward", None, f"returned an outcome whose info cannot be written as JSON: {error}"
-    return "done", number, ""
+        json.dumps(dict(result.info) if isinstance(result, Outcome) else None)  # a run would record a `repr`
+    except (TypeError, ValueError, RecursionError) as error:
+        return "no reward", None, f"returned an outcome whose info cannot be written as JSON: {error}"
+    return "done", outcome.reward, ""
 
 
 def name_of(env: object) -> str:
-    """How a finding names a task."""
+    """Return the name of a task in a finding."""
     return str(getattr(env, "task_id", type(env).__name__))
 
 
-def shown(text: str) -> str:
-    """A text on one line, shortened."""
+def abbreviate(text: str) -> str:
+    """Return a text on one line, shortened."""
     return repr(text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)")

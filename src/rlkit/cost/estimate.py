@@ -20,13 +20,14 @@ from rlkit._util import files
 from rlkit._util.paths import runs_dir
 from rlkit.algorithms.datums import trained_tokens
 from rlkit.algorithms.losses import loss
+from rlkit.cost.usage import Usage
 from rlkit.types import Episode, Group
 
 if TYPE_CHECKING:
     from rlkit.config.schema import Config
     from rlkit.cost.prices import Price
 
-_NOT_WHAT_IS_RUN = ("name", "budget_usd", "budget_tokens", "max_hours")
+_IRRELEVANT_FIELDS = {"name", "budget_usd", "budget_tokens", "max_hours"}
 """Fields of a configuration that change nothing about what a whole run takes."""
 
 
@@ -37,8 +38,9 @@ class Band:
     low: float
     high: float
 
-    def __add__(self, other: Band) -> Band:
-        return Band(self.low + other.low, self.high + other.high)
+    def end(self, *, high: bool) -> float:
+        """Return one of the bounds."""
+        return self.high if high else self.low
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +149,14 @@ class Estimate:
     speed: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """As nested mappings of JSON."""
+        """Return nested mappings of JSON."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Any]) -> Self:
-        """What `to_json` gave."""
-        bands = {name: None if held[name] is None else Band(**held[name]) for name in ("usd", "seconds")}
-        return cls(Band(**held["tokens"]), **bands, speed=held["speed"])
+    def from_json(cls, tree: Mapping[str, Any]) -> Self:
+        """Read what `to_json` returned."""
+        bands = {name: None if tree[name] is None else Band(**tree[name]) for name in ("usd", "seconds")}
+        return cls(Band(**tree["tokens"]), **bands, speed=tree["speed"])
 
 
 type Pair = tuple[Rollout, Rollout]
@@ -162,6 +164,9 @@ type Pair = tuple[Rollout, Rollout]
 
 type Tests = Mapping[str, tuple[Pair, int]]
 """Of each environment that is evaluated: its rollouts, and how many tasks there are."""
+
+type _Counted = Sequence[tuple[Rollout, float]]
+"""Kinds of rollouts, each with how many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +193,7 @@ def estimate(
     speed: Speed | None,
     draws: Mapping[str, int] | None = None,
 ) -> Estimate:
-    """Bounds for a run that takes all its steps.
+    """Estimate what a run takes that takes all its steps.
 
     The lower bound takes short rollouts with nothing to teach, as those of a model that has learned all there is, and a
     cache that knows all that a conversation repeats. The upper one takes long rollouts, all of which are trained on, as
@@ -197,34 +202,25 @@ def estimate(
     Args:
         config: of the run.
         rollouts: by environment.
-        evaluated: likewise, of `eval.envs`.
+        evaluated: by environment of `eval.envs`.
         price: of the model's tokens.
         speed: of the service.
         draws: tasks that are drawn of each environment, where `epochs` says so.
     """
-    extents = [extent(config, draws, long=long) for long in (False, True)]
-    ends = [_used(config, rollouts, evaluated, extents[long], long=long) for long in (False, True)]
-    tokens = Band(*(sum(used) for used in ends))
-    usd = None
-    if price is not None:
-        per_token = np.array([price.prefill, price.cached, price.sample, price.train]) / 1e6
-        usd = Band(*(float(per_token @ used) for used in ends))
+    ends = [_End(config, rollouts, evaluated, extent(config, draws, long=long), long) for long in (False, True)]
+    usages = [end.usage() for end in ends]
+    tokens = Band(*(float(usage.tokens) for usage in usages))
+    usd = None if price is None else Band(*(price.usd(usage) for usage in usages))
     if speed is None:
         return Estimate(tokens, usd, None)
-    seconds = Band(*(_seconds(config, rollouts, evaluated, speed, extents[long], long=long) for long in (False, True)))
-    return Estimate(tokens, usd, seconds, speed.source)
+    return Estimate(tokens, usd, Band(*(end.seconds(speed) for end in ends)), speed.source)
 
 
 def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Extent:
-    """How much a run plays at least, or with `long` at most.
+    """Return how much a run plays at least, or with `long` at most.
 
     Without `epochs`, what replaces a group is one more draw. With them the draws are what they are, and the more are
     replaced, the fewer are the steps.
-
-    Args:
-        config: of the run.
-        draws: tasks that are drawn of each environment, where `epochs` says so.
-        long: at most.
     """
     batch = config.batch
     replaced_max = (batch.max_replaced or 4 * batch.groups) if batch.replace_uninformative else 0
@@ -235,146 +231,128 @@ def extent(config: Config, draws: Mapping[str, int] | None, *, long: bool) -> Ex
     return Extent(config.step_count if long else fewest, draws)
 
 
-def _used(
-    config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, run: Extent, *, long: bool
-) -> tuple[float, float, float, float]:
-    """Tokens of a run: of prompts, of prompts from a cache, sampled, trained on."""
-    total, batch, more = np.zeros(4), config.batch, 1 + run.replaced
-    for name, groups in run.groups.items():
-        size = config.envs[name].group_size or batch.group_size
-        one = rollouts[name][long]
-        total += groups * more * _sampled(one, size, shared=_shared(config, one), cached=not long)
-        total += [0.0, 0.0, 0.0, groups * _taught(config, long=long) * size * one.trained]
-        if config.kl_penalty.coefficient:
-            total += [groups * more * size * one.trained, 0.0, 0.0, 0.0]
-    for name, spec in config.eval.envs.items():
-        pair, tasks = evaluated[name]
-        one, groups = pair[long], evaluations(config, run.steps) * tasks
-        total += groups * _sampled(one, spec.attempts, shared=_shared(config, one), cached=not long)
-    prefill, cached, sampled, trained = total.tolist()
-    return prefill, cached, sampled, trained
-
-
-def _taught(config: Config, *, long: bool) -> float:
-    """How often a played sequence is computed for training, on average."""
-    objective = loss(config.loss)
-    all_of_them = config.batch.replace_uninformative or config.kl_penalty.coefficient or objective.needs_every_sequence
-    return objective.passes * (1.0 if long or all_of_them else 0.0)
-
-
-def _shared(config: Config, one: Rollout) -> bool:
-    """Whether the first turns of a group are one request."""
-    return config.rollouts.coalesce == "always" or (config.rollouts.coalesce == "single_turn" and one.turns == 1)
-
-
-def _sampled(one: Rollout, size: int, *, shared: bool, cached: bool) -> np.ndarray[Any, Any]:
-    """Tokens of a group of `size` rollouts, without training."""
-    computed = one.first * (1 if shared or cached else size)
-    repeated = one.repeated if cached else 0.0
-    prompts = (one.first + one.later) * size
-    prefill = computed + (one.later - repeated) * size
-    return np.array([prefill, prompts - prefill, one.sampled * size, 0.0])
-
-
 def shares(config: Config) -> dict[str, float]:
-    """Of each environment, the share of the groups that are its own; they sum to 1."""
+    """Return the share of the groups that is each environment's own; they sum to 1."""
     largest = max(spec.weight for spec in config.envs.values())  # or the sum of two large ones may be no number
     weights = {name: spec.weight / largest for name, spec in config.envs.items()}
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def evaluations(config: Config, steps: int) -> int:
-    """How many times a run of so many steps is evaluated: before the first, at times, and after the last."""
+    """Count the evaluations of a run of so many steps: before the first, at times, and after the last."""
     every = config.eval.every
     between = (steps - 1) // every if every else 0
     return 2 + between if config.eval.envs else 0
 
 
-def _seconds(
-    config: Config, rollouts: Mapping[str, Pair], evaluated: Tests, speed: Speed, run: Extent, *, long: bool
-) -> float:
-    """Of a run: its steps one after another, with its evaluations at worst between them, and at best beside them."""
-    batch, ahead, more = config.batch, config.schedule.mode == "async", 1 + run.replaced
-    in_step = [
-        (rollouts[name][long], (config.envs[name].group_size or batch.group_size) * groups / run.steps)
-        for name, groups in run.groups.items()
-    ]
-    in_evaluation = [
-        (evaluated[name][0][long], evaluated[name][1] * spec.attempts) for name, spec in config.eval.envs.items()
-    ]
-    most = config.rollouts.max_live
-    # What replaces a group is begun when that has ended.
-    played_s = more * _played_s(
-        in_step, speed, most=most, steps_at_once=1 + config.schedule.max_staleness * ahead, long=long
-    )
-    trained = _taught(config, long=long) * sum(one.trained * count for one, count in in_step)
-    trained_s = trained / (speed.trained.low if long else speed.trained.high)
-    trained_s += (speed.step_s.high if long else speed.step_s.low) * batch.substeps
-    evaluated_s = _played_s(in_evaluation, speed, most=most, steps_at_once=1, long=long)
-    if config.kl_penalty.coefficient:
-        scored = more * sum(one.trained * count for one, count in in_step)
-        reference = speed.reference or speed.trained
-        # A group is scored while others are still in play: at best all of it is, and at worst it is waited for.
-        scored_s = scored / (reference.low if long else reference.high)
-        played_s = played_s + scored_s if long else max(played_s, scored_s)
-    # Ahead of its training, only the first step is waited for, or after the last one its training.
-    steps_s = run.steps * (played_s + trained_s)
-    if ahead:
-        steps_s = run.steps * max(played_s, trained_s) + min(played_s, trained_s)
-    if long:
-        return steps_s + evaluations(config, run.steps) * evaluated_s
-    # Nothing is left for that of the last weights to be beside; and all share the slots, and the machine.
-    held_s = run.steps * _held_s(in_step, speed, most=most, long=long)
-    held_s += evaluations(config, run.steps) * _held_s(in_evaluation, speed, most=most, long=long)
-    return max(steps_s + evaluated_s, held_s)
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The lower end of an estimate, or with `long` the upper one."""
+
+    config: Config
+    rollouts: Mapping[str, Pair]
+    evaluated: Tests
+    run: Extent
+    long: bool
+
+    def usage(self) -> Usage:
+        """Count the tokens of the run."""
+        config, played = self.config, 1 + self.run.replaced
+        total, evaluated = np.zeros(4), evaluations(config, self.run.steps)
+        for name, groups in self.run.groups.items():
+            size, rollout = self._group_size(name), self.rollouts[name][self.long]
+            trained = groups * size * rollout.trained
+            total += groups * played * self._sampled(rollout, size)
+            total += [played * trained * bool(config.kl_penalty.coefficient), 0, 0, self._passes() * trained]
+        for name, spec in config.eval.envs.items():
+            pair, tasks = self.evaluated[name]
+            total += evaluated * tasks * self._sampled(pair[self.long], spec.attempts)
+        return Usage(0, *(round(count) for count in total.tolist()))
+
+    def _group_size(self, name: str) -> int:
+        return self.config.envs[name].group_size or self.config.batch.group_size
+
+    def _passes(self) -> float:
+        """Return how often a played sequence is computed for training, on average."""
+        config, objective = self.config, loss(self.config.loss)
+        every = config.batch.replace_uninformative or config.kl_penalty.coefficient or objective.needs_every_sequence
+        return objective.passes * (1.0 if self.long or every else 0.0)
+
+    def _sampled(self, rollout: Rollout, size: int) -> np.ndarray[Any, Any]:
+        """Count the tokens of a group of `size` rollouts without training, by kind as in `Usage`."""
+        coalesce = self.config.rollouts.coalesce
+        one_request = coalesce == "always" or (coalesce == "single_turn" and rollout.turns == 1)
+        first = rollout.first * (size if self.long and not one_request else 1)
+        prefill = first + (rollout.later - (0.0 if self.long else rollout.repeated)) * size
+        return np.array([prefill, (rollout.first + rollout.later) * size - prefill, rollout.sampled * size, 0.0])
+
+    def seconds(self, speed: Speed) -> float:
+        """Return the time of steps one after another; at worst evaluations are between them, at best beside them."""
+        config, long, steps = self.config, self.long, self.run.steps
+        in_step = [
+            (self.rollouts[name][long], self._group_size(name) * groups / steps)
+            for name, groups in self.run.groups.items()
+        ]
+        in_evaluation = [
+            (self.evaluated[name][0][long], self.evaluated[name][1] * spec.attempts)
+            for name, spec in config.eval.envs.items()
+        ]
+        ahead, played = config.schedule.mode == "async", 1 + self.run.replaced
+        # What replaces a group is begun when that has ended.
+        played_s = played * self._played_s(in_step, speed, steps_at_once=1 + config.schedule.max_staleness * ahead)
+        tokens = sum(rollout.trained * count for rollout, count in in_step)
+        trained_s = self._passes() * tokens / speed.trained.end(high=not long)
+        trained_s += speed.step_s.end(high=long) * config.batch.substeps
+        if config.kl_penalty.coefficient:
+            scored_s = played * tokens / (speed.reference or speed.trained).end(high=not long)
+            # A group is scored while others are still in play: at best all of it is, and at worst it is waited for.
+            played_s = played_s + scored_s if long else max(played_s, scored_s)
+        # Ahead of its training, only the first step is waited for, or after the last one its training.
+        steps_s = steps * (played_s + trained_s)
+        if ahead:
+            steps_s = steps * max(played_s, trained_s) + min(played_s, trained_s)
+        evaluated, evaluated_s = evaluations(config, steps), self._played_s(in_evaluation, speed, steps_at_once=1)
+        if long:
+            return steps_s + evaluated * evaluated_s
+        # Nothing is left for that of the last weights to be beside; and all share the slots, and the machine.
+        busy_s = steps * self._busy_s(in_step, speed) + evaluated * self._busy_s(in_evaluation, speed)
+        return max(steps_s + evaluated_s, busy_s)
+
+    def _played_s(self, rollouts: _Counted, speed: Speed, *, steps_at_once: int) -> float:
+        """Return the time that rollouts take together; with several steps at once, nobody waits for the longest."""
+        count, most = sum(number for _, number in rollouts), self.config.rollouts.max_live
+        if not count:
+            return 0.0
+        lengths_s = [self._length_s(rollout, speed) for rollout, _ in rollouts]
+        total_s = sum(length_s * number for length_s, (_, number) in zip(lengths_s, rollouts, strict=True))
+        played_s = max(total_s / min(most, count * steps_at_once), self._busy_s(rollouts, speed))
+        if steps_at_once > 1:
+            return played_s
+        if self.long and count > most:  # Graham 1966: the last to begin may be the longest, when all others have ended
+            played_s = max(played_s, total_s / most + max(lengths_s) * (1 - 1 / most))
+        return max(played_s, *lengths_s)
+
+    def _busy_s(self, rollouts: _Counted, speed: Speed) -> float:
+        """Return the time for which rollouts take up all slots, or all of the machine."""
+        total_s = sum(self._length_s(rollout, speed) * number for rollout, number in rollouts)
+        sampled = sum(rollout.sampled * number for rollout, number in rollouts)
+        machine_s = 0.0 if speed.total is None else sampled / speed.total.end(high=not self.long)
+        return max(total_s / self.config.rollouts.max_live, machine_s)
+
+    def _length_s(self, rollout: Rollout, speed: Speed) -> float:
+        return rollout.sampled / speed.stream.end(high=not self.long) + rollout.own_s
 
 
-def _played_s(
-    rollouts: Sequence[tuple[Rollout, float]], speed: Speed, *, most: int, steps_at_once: int, long: bool
-) -> float:
-    """Seconds that so many rollouts of each kind take, `most` at a time.
-
-    With several steps at once, nobody waits for the longest rollout of one.
-    """
-    lengths_s = _lengths_s(rollouts, speed, long=long)
-    count = sum(number for _, number in rollouts)
-    if not count:
-        return 0.0
-    busy_s = sum(length_s * number for length_s, (_, number) in zip(lengths_s, rollouts, strict=True))
-    played_s = max(busy_s / min(most, count * steps_at_once), _held_s(rollouts, speed, most=most, long=long))
-    if steps_at_once > 1:
-        return played_s
-    if long and count > most:  # Graham 1966: the last to begin may be the longest, when all others have ended
-        played_s = max(played_s, busy_s / most + max(lengths_s) * (1 - 1 / most))
-    return max(played_s, *lengths_s)
-
-
-def _held_s(rollouts: Sequence[tuple[Rollout, float]], speed: Speed, *, most: int, long: bool) -> float:
-    """Seconds that so many rollouts of each kind leave nothing of, of the slots or of the machine."""
-    lengths_s = _lengths_s(rollouts, speed, long=long)
-    held_s = sum(length_s * number for length_s, (_, number) in zip(lengths_s, rollouts, strict=True)) / most
-    if speed.total is not None:
-        sampled = sum(one.sampled * number for one, number in rollouts)
-        held_s = max(held_s, sampled / (speed.total.low if long else speed.total.high))
-    return held_s
-
-
-def _lengths_s(rollouts: Sequence[tuple[Rollout, float]], speed: Speed, *, long: bool) -> list[float]:
-    """Seconds that a rollout of each kind takes."""
-    stream = speed.stream.low if long else speed.stream.high
-    return [one.sampled / stream + one.own_s for one, _ in rollouts]
-
-
-def keep(config: Config, made: Estimate) -> Path:
-    """Keep an estimate for the end of the run that it is of; the file that holds it."""
+def save_estimate(config: Config, expected: Estimate) -> Path:
+    """Keep an estimate for the end of the run that it is of; return the file that holds it."""
     path = _path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_text(path, json.dumps(made.to_json(), indent=2) + "\n")
+    files.write_text(path, json.dumps(expected.to_json(), indent=2) + "\n")
     return path
 
 
-def kept(config: Config) -> Estimate | None:
-    """The estimate that was kept for a run like this; None if there is none that can be read."""
+def load_estimate(config: Config) -> Estimate | None:
+    """Return the estimate that was saved for a run like this; None if there is none that can be read."""
     try:
         return Estimate.from_json(json.loads(_path(config).read_text()))
     except (OSError, ValueError, TypeError, KeyError):
@@ -382,5 +360,5 @@ def kept(config: Config) -> Estimate | None:
 
 
 def _path(config: Config) -> Path:
-    described = config.model_dump_json(exclude=set(_NOT_WHAT_IS_RUN))
+    described = config.model_dump_json(exclude=_IRRELEVANT_FIELDS)
     return runs_dir() / ".estimates" / f"{hashlib.sha256(described.encode()).hexdigest()[:24]}.json"

@@ -6,7 +6,7 @@ Invariant: the weights that come of it are not saved.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 
@@ -92,11 +92,8 @@ async def run_pilot(
     """
     note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe(choice)}")
     clock = asyncio.get_running_loop().time
-    drawn, began = list[Task](), clock()
-    for name, spec in config.envs.items():
-        field, seed = f"envs.{name}.curriculum", derive(config.seed, "tasks", name)
-        source = task_source(tasks[name], spec.curriculum, field=field, seed=seed)
-        drawn += [Task(draw, name, env) for draw in range(groups) if (env := source.next()) is not None]
+    began_s = clock()
+    drawn = [task for name in config.envs for task in draw_tasks(config, name, tasks[name], groups)]
     watch = Watch(note, config.service.timeout_s, seed=config.seed)
     async with watch.looking(), connect(config.service, choice=choice, note=note) as service:
         learner = await watch.call(
@@ -111,84 +108,83 @@ async def run_pilot(
         sampler = PatientSampler(weights, watch, 0)
         settings = env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
-        playing = clock()
-        played = await together(player.play(task, lambda: sampler) for task in drawn)
-        played_s = clock() - playing
+        played, played_s = await _timed(together(player.play(task, lambda: sampler) for task in drawn))
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
         estimators = {name: nudged(one) for name, one in choose_estimators(config, {}).items()}
-        objective = loss(config.loss)
-        reference = await kl_reference(config, service, watch)
+        objective, reference = loss(config.loss), await kl_reference(config, service, watch)
         prepared = preparation(config, estimators, objective, reference=reference)
-        scoring = clock()
-        ready = prepared.together(await together(prepared.prepare(group) for group in played))
-        scored_s = clock() - scoring
-        data = [datum for one in ready for datum in one.data]
-        trained_s, stepped_s = 0.0, 0.0
+        groups_prepared, scored_s = await _timed(together(prepared.prepare(group) for group in played))
+        data = [datum for group in prepared.together(groups_prepared) for datum in group.data]
+        trained_s = stepped_s = 0.0
         if data:
-            training = clock()
-            await watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
-            stepping = clock()
-            rate = learning_rate(config).at(1)
+            training = watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
+            _, trained_s = await _timed(training)
+            stepping_s, rate = clock(), learning_rate(config).at(1)
             await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
             await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
-            trained_s, stepped_s = stepping - training, clock() - stepping
+            stepped_s = clock() - stepping_s
         usage = service.usage
-    valid = [episode for group in played for episode in group.episodes if episode.reward is not None]
-    speed = measured(
-        sampled=sum(episode.sampled_tokens for group in played for episode in group.episodes),
-        waited_s=sum(turn.seconds for group in played for episode in group.episodes for turn in episode.turns),
-        played_s=played_s,
-        trained=sum(len(datum.targets) for datum in data),
-        trained_s=trained_s,
-        stepped_s=stepped_s,
-        scored=0 if reference is None else sum(map(trained_tokens, valid)),
-        scored_s=scored_s,
-        own=choice.kind == "engine",
+    episodes = [episode for group in played for episode in group.episodes]
+    sampled, scored = sum(episode.sampled_tokens for episode in episodes), 0
+    if reference is not None:
+        scored = sum(trained_tokens(episode) for episode in episodes if episode.reward is not None)
+    waited_s = sum(turn.seconds for episode in episodes for turn in episode.turns)
+    speed = measure_speed(
+        stream=(sampled, waited_s),
+        total=(sampled, played_s),
+        trained=(sum(len(datum.targets) for datum in data), trained_s),
+        reference=(scored, scored_s),
+        step_s=stepped_s,
+        is_local=choice.kind == "engine",
     )
-    count = sum(len(group.episodes) for group in played)
-    return Pilot(rollouts, speed, count, clock() - began, usage)
+    return Pilot(rollouts, speed, len(episodes), clock() - began_s, usage)
 
 
-def measured(
+def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task]:
+    """Return the first tasks of an environment of a run, at most so many."""
+    seed = derive(config.seed, "tasks", name)
+    source = task_source(tasks, config.envs[name].curriculum, field=f"envs.{name}.curriculum", seed=seed)
+    return [Task(draw, name, env) for draw in range(count) if (env := source.next()) is not None]
+
+
+async def _timed[T](work: Awaitable[T]) -> tuple[T, float]:
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    return await work, clock() - began_s
+
+
+def measure_speed(
     *,
-    sampled: int,
-    waited_s: float,
-    played_s: float,
-    trained: int,
-    trained_s: float,
-    stepped_s: float,
-    scored: int,
-    scored_s: float,
-    own: bool,
+    stream: tuple[int, float],
+    total: tuple[int, float],
+    trained: tuple[int, float],
+    reference: tuple[int, float],
+    step_s: float,
+    is_local: bool,
 ) -> Speed | None:
-    """How fast a service is, by what it did in which time; None where it did too little to say.
+    """Return the speed of a service, from pairs of tokens and the seconds that they took; None where it did too little.
 
     Args:
-        sampled: tokens.
-        waited_s: for them, summed over the completions.
-        played_s: that all rollouts took together.
-        trained: tokens.
-        trained_s: that their gradient took.
-        stepped_s: that the optimiser step and the hand-over of its weights took.
-        scored: tokens that the reference of the KL penalty was asked for; 0 without one.
-        scored_s: that this took.
-        own: the machine is the user's own, and has only so much to give; a hosted service as much as is asked of it.
+        stream: sampled tokens, and the seconds of their completions, summed.
+        total: sampled tokens, and the seconds of all rollouts together.
+        trained: tokens of which the gradient was computed.
+        reference: tokens that the reference of the KL penalty was asked for; none without a penalty.
+        step_s: seconds of the optimiser step and the hand-over of its weights.
+        is_local: the machine is the user's own, and has only so much to give; a hosted service as much as is asked of.
     """
-    if not (sampled and trained and min(waited_s, played_s, trained_s) > 0):
+    if not all(tokens and seconds > 0 for tokens, seconds in (stream, total, trained)):
         return None
-    stream, total, gradient = sampled / waited_s, sampled / played_s, trained / trained_s
-    source = f"measured: {total:,.0f} tokens a second sampled, {gradient:,.0f} trained on"
-    reference = None
-    if scored and scored_s > 0:
-        reference = _around(scored / scored_s)
-        source += f", {scored / scored_s:,.0f} by the reference"
+    sampled, gradient, scored = (
+        tokens / seconds if seconds else 0.0 for tokens, seconds in (total, trained, reference)
+    )
+    source = f"measured: {sampled:,.0f} tokens a second sampled, {gradient:,.0f} trained on"
     return Speed(
-        stream=_around(stream),
-        total=Band(total / _UNSURE, total * _CROWDED) if own else None,
+        stream=_around(stream[0] / stream[1]),
+        total=Band(sampled / _UNSURE, sampled * _CROWDED) if is_local else None,
         trained=_around(gradient),
-        step_s=_around(stepped_s),
-        source=source,
-        reference=reference,
+        step_s=_around(step_s),
+        source=source + (f", {scored:,.0f} by the reference" if scored else ""),
+        reference=_around(scored) if scored else None,
     )
 
 
@@ -197,11 +193,11 @@ def _around(value: float) -> Band:
 
 
 def _rollout(name: str, groups: Sequence[Group]) -> tuple[Rollout, Rollout]:
-    found = Rollout.of(groups)
-    if found is None:
+    mean = Rollout.of(groups)
+    if mean is None:
         errors = [episode.error for group in groups for episode in group.episodes if episode.error is not None]
         raise RolloutsFailed(f"envs.{name}: no rollout of the pilot came to an end: {errors[0] if errors else ''}")
-    return found.scaled(_SHORTER), found.scaled(_LONGER)
+    return mean.scaled(_SHORTER), mean.scaled(_LONGER)
 
 
 def nudged(one: Estimator) -> Estimator:

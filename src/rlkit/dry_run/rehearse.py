@@ -12,11 +12,10 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from rlkit._util.priority_semaphore import Slots
-from rlkit._util.seeds import derive
 from rlkit._util.threads import in_thread
 from rlkit.algorithms.advantages import choose_estimators
 from rlkit.algorithms.losses import loss
@@ -26,9 +25,9 @@ from rlkit.chat.load import load_chat
 from rlkit.config import Resolved
 from rlkit.config.schema import Config
 from rlkit.config.schema.track import TrackConfig
-from rlkit.cost.estimate import HOSTED, Estimate, Rollout, estimate, keep
-from rlkit.dry_run.pilot import Pilot, nudged, run_pilot
-from rlkit.dry_run.run_costs import RunCosts
+from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate
+from rlkit.dry_run.pilot import Pilot, draw_tasks, nudged, run_pilot
+from rlkit.dry_run.run_costs import Part, look_up_costs
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import eval_player, eval_tasks
@@ -39,7 +38,7 @@ from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.service.connect import ServiceChoice, choose, describe
 from rlkit.tasks.decontamination import contents
 from rlkit.tasks.epochs import draws, with_steps
-from rlkit.tasks.from_config import run_tasks, task_source
+from rlkit.tasks.from_config import run_tasks
 from rlkit.tasks.provenance import Origins
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
@@ -59,21 +58,6 @@ _TASKS = 2
 _AT_ONCE = Latency(
     first_s=0, token_s=0, gradient_s=0, trained_tokens_per_s=math.inf, step_s=0, save_s=0, load_s=0, sigma=0.3
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Something that a run needs.
-
-    Args:
-        name: of the part; the field of the configuration that it belongs to, where there is one.
-        status: whether it works.
-        detail: what was seen, or why it was not tried.
-    """
-
-    name: str
-    status: Literal["ok", "failed", "not tried"]
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +113,7 @@ async def rehearse(
         raise UsageError(f"pilot: {pilot} is no number of groups; 0 is for no pilot")
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     choice = choose(config.service)
-    costs = await in_thread(RunCosts.of, config, choice, note)
+    costs = await in_thread(look_up_costs, config, choice, note)
     # Before environments are played, which may take long.
     choose_estimators(config, {})
     loss(config.loss)
@@ -143,7 +127,8 @@ async def rehearse(
     config = with_steps(config, tasks, note=note)
     learning_rate(config)
     small = in_small(config)
-    stage = _Stage(small, chat, tasks, _states(tasks), tests, parts, note)
+    states = {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
+    stage = _Stage(small, chat, tasks, states, tests, parts, note)
     rollouts = {name: await stage.play(name) for name in small.envs}
     evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in small.eval.envs}
     if stage.works:
@@ -151,20 +136,17 @@ async def rehearse(
     speed = HOSTED if choice.kind == "hosted" else None
     if pilot and stage.works:
         stage.rewind()
-        found = await run_pilot(config, stage.tasks, chat, choice, groups=pilot, note=note)
-        rollouts, speed = dict(found.rollouts), found.speed
-        stage.parts.append(Part("service", "ok", _piloted(found, choice)))
-    stage.parts.extend(_not_tried(config, choice, piloted=bool(pilot)))
-    stage.parts.extend(_of_costs(costs))
+        result = await run_pilot(config, tasks, chat, choice, groups=pilot, note=note)
+        rollouts, speed = result.rollouts, result.speed
+        parts.append(Part("service", "ok", _piloted(result, choice)))
+    parts.extend(_not_tried(config, choice, piloted=bool(pilot)))
+    parts.extend(costs.parts)
     if not stage.works:
-        return Rehearsal(stage.parts, None)
-    drawn = draws(config, tasks)
-    made = estimate(config, rollouts, evaluated, price=costs.own, speed=speed, draws=drawn)
-    await in_thread(keep, config, made)
-    hosted = None
-    if costs.hosted is not None:
-        hosted = estimate(config, rollouts, evaluated, price=costs.hosted, speed=HOSTED, draws=drawn)
-    return Rehearsal(stage.parts, made, hosted)
+        return Rehearsal(parts, None)
+    expect = partial(estimate, config, rollouts, evaluated, draws=draws(config, tasks))
+    own = expect(price=costs.own, speed=speed)
+    await in_thread(save_estimate, config, own)
+    return Rehearsal(parts, own, costs.hosted and expect(price=costs.hosted, speed=HOSTED))
 
 
 def in_small(config: Config) -> Config:
@@ -205,7 +187,7 @@ class _Stage:
         return all(part.status != "failed" for part in self.parts)
 
     def rewind(self) -> None:
-        """Set the sources of tasks that are the user's own back to where they began."""
+        """Set the sources of tasks that are the user's own back to their beginning."""
         for name, (source, state) in self.states.items():
             try:
                 source.load_state_dict(state)
@@ -213,28 +195,20 @@ class _Stage:
                 told = f"load_state_dict failed on what state_dict gave: {type(error).__name__}: {error}"
                 self.parts.append(Part(f"envs.{name}", "failed", told))
 
-    async def play(self, name: str) -> tuple[Rollout, Rollout]:
-        """Short and long rollouts of an environment."""
-        config = self.config
-        source = task_source(
-            self.tasks[name],
-            config.envs[name].curriculum,
-            field=f"envs.{name}.curriculum",
-            seed=derive(config.seed, "tasks", name),
-        )
-        drawn = [Task(draw, name, env) for draw in range(_TASKS) if (env := source.next()) is not None]
-        slots = Slots(config.rollouts.max_live)
+    async def play(self, name: str) -> Pair:
+        """Play short and long rollouts of an environment."""
+        config, slots = self.config, Slots(self.config.rollouts.max_live)
         player = Player(self.chat, env_settings(config, context=None), seed=config.seed, slots=slots)
-        return await self._measured(f"envs.{name}", drawn, player)
+        return await self._play(f"envs.{name}", draw_tasks(config, name, self.tasks[name], _TASKS), player)
 
-    async def evaluate(self, name: str) -> tuple[Rollout, Rollout]:
-        """Likewise of an evaluation."""
-        config = self.config
+    async def evaluate(self, name: str) -> Pair:
+        """Play short and long rollouts of an evaluation."""
         drawn = [Task(draw, name, env) for draw, env in enumerate(self.tests[name][:_TASKS])]
-        player = eval_player(config, self.chat, slots=Slots(config.rollouts.max_live), context=None)
-        return await self._measured(f"eval.envs.{name}", drawn, player)
+        slots = Slots(self.config.rollouts.max_live)
+        player = eval_player(self.config, self.chat, slots=slots, context=None)
+        return await self._play(f"eval.envs.{name}", drawn, player)
 
-    async def _measured(self, field: str, drawn: Sequence[Task], player: Player) -> tuple[Rollout, Rollout]:
+    async def _play(self, field: str, drawn: Sequence[Task], player: Player) -> Pair:
         if not drawn:
             self.parts.append(Part(field, "failed", "there are no tasks"))
             return NOTHING, NOTHING
@@ -251,37 +225,36 @@ class _Stage:
         return short or long or NOTHING, long or short or NOTHING
 
     async def train(self, whole: Config) -> None:
-        """Two steps of the whole run, with a checkpoint and an interruption between them."""
+        """Take two steps of the whole run, with a checkpoint and an interruption between them."""
         self.note("training, saving and going on")
         self.rewind()
-        world = World()
+        world, metrics = World(), set[str]()
         if (path := self.config.load_checkpoint) is not None:
             world.checkpoints[path] = 0
         mean = max(1.0, _SHORT * self.config.sampling.max_tokens)
         service = SimulatedTinker(latency=replace(_AT_ONCE, mean_tokens=mean), world=world)
-        seen = set[str]()
         try:
             with tempfile.TemporaryDirectory(prefix="rlkit-dry-run-") as folder:
                 for steps in (1, 2):
                     result = await self._trained(service, Path(folder) / "run", steps=steps)
-                    seen |= result.metrics.keys()
+                    metrics |= result.metrics.keys()
                     if result.steps < steps:
-                        told = f"ended after {result.steps} steps, {result.reason or 'as the tasks have run out'}"
-                        self.parts.append(Part("training", "failed" if steps == 1 else "not tried", told))
+                        detail = f"ended after {result.steps} steps, {result.reason or 'as the tasks have run out'}"
+                        self.parts.append(Part("training", "failed" if steps == 1 else "not tried", detail))
                         return
         except RlkitError as error:
             self.parts.append(Part("training", "failed", str(error)))
             return
         sequences = sum(map(len, world.trained))
         if not sequences:
-            told = "nothing was left to train on: look at batch.max_tokens, batch.too_long and batch.clip_advantages"
-            self.parts.append(Part("training", "failed", told))
+            detail = "nothing was left to train on: look at batch.max_tokens, batch.too_long and batch.clip_advantages"
+            self.parts.append(Part("training", "failed", detail))
             return
         detail = (
             f"{len(world.trained)} optimiser steps on {sequences} sequences, the later from the former's checkpoint"
         )
         self.parts.append(Part("training", "ok", detail))
-        self.parts.extend(_unseen(whole, seen))
+        self.parts.extend(_unseen(whole, metrics))
 
     async def _trained(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
         """Train up to a step, from where the run in the directory stands."""
@@ -301,18 +274,6 @@ NOTHING = Rollout(0, 0, 0, 0, 0, 0, 0)
 """Stands for rollouts that could not be played."""
 
 
-def _of_costs(costs: RunCosts) -> list[Part]:
-    """The parts that say whether weights and prices are known."""
-    found = list[Part]()
-    if costs.weights_problem is not None:
-        found.append(Part("model", "not tried", costs.weights_problem))
-    if costs.price is not None:
-        found.append(Part("prices", "ok", costs.price))
-    elif costs.price_problem is not None:
-        found.append(Part("prices", "not tried", costs.price_problem))
-    return found
-
-
 async def _chat(
     config: Config, choice: ServiceChoice, note: Callable[[str], None], *, pilot: int
 ) -> tuple[ChatFormat, Part]:
@@ -324,11 +285,6 @@ async def _chat(
         return ByteChat(), Part("chat", "not tried", f"{error}; bytes stand in for tokens, and are counted as such")
     asked = len(chat.render([{"role": "user", "content": "?"}]))
     return chat, Part("chat", "ok", f"a question of one letter is {asked} tokens of {config.model}")
-
-
-def _states(tasks: Mapping[str, Tasks]) -> dict[str, tuple[TaskSource, Mapping[str, Json]]]:
-    """Return the sources among the tasks, each with the state in which it begins."""
-    return {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
 
 
 def _seen(field: str, groups: Sequence[Group], short: Rollout | None, long: Rollout | None, *, seconds: float) -> Part:

@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import cast
 
-from rlkit.check.examine import draw
-from rlkit.check.isolate import Died, Silent, isolated
-from rlkit.check.play import GRACE_S, Hang, Play, Player, name_of
+from rlkit.check.exam import draw_tasks
+from rlkit.check.isolate import Send, run_isolated
+from rlkit.check.play import Hang, Play, Player, name_of
 from rlkit.env import Env, TaskSource
-from rlkit.errors import RlkitError, UsageError
+from rlkit.errors import UsageError
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, Situation
 from rlkit.redteam.report import Attempt, RedTeamReport, Result, attempt_result
 from rlkit.testing.policies import ByteChat
-from rlkit.types import Json
 
 HONEST_REPLY = ""
 """The reply of an honest empty attempt."""
 
-MARGIN_S = 1.0
 AT_ONCE = 4
 """Rollouts at one time: environments with servers and programs wait more than they work."""
+
+type Untried = tuple[str, str]
+"""A task, and why nothing could be tried on it."""
+
+_REMAINING = "the remaining cheats"
 
 _CONTENT = re.compile(r"[^\W_]")
 """Letters and digits of a right answer."""
@@ -63,73 +64,42 @@ async def attack_replies(
         UsageError: there is nothing to attack.
     """
 
-    def work(say: Callable[[Json], None]) -> None:
-        player = Player(ByteChat(), timeout_s, lambda doing: say({"doing": doing}))
+    def work(send: Send[Attempt | Untried]) -> Coroutine[object, object, None]:
+        player = Player(ByteChat(), timeout_s, send)
         player.say("drawing tasks")
-        envs, _ = draw(source, tasks=tasks, seed=seed)
+        envs = draw_tasks(source, tasks=tasks, seed=seed)
         if not envs:
-            return say({"usage": "the source has no tasks to attack"})
-        asyncio.run(_attack(envs, player, cheats, seed=seed, say=say))
+            raise UsageError("the source has no tasks to attack")
+        return _attack(envs, player, cheats, seed=seed, send=send)
 
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(_collect, work, cheats, silence_s=timeout_s + GRACE_S + MARGIN_S, stop=stop)
-    finally:
-        stop.set()
-
-
-def _collect(
-    work: Callable[[Callable[[Json], None]], None],
-    cheats: Sequence[ReplyCheat],
-    *,
-    silence_s: float,
-    stop: threading.Event,
-) -> RedTeamReport:
-    attempts: list[Attempt] = []
-    untried: dict[str, str] = {}
-    doing = ""
-    sentences = {cheat.name: cheat.does for cheat in cheats}
-    try:
-        for message in isolated(work, silence_s=silence_s, stop=stop):
-            match message:
-                case {"doing": str(doing)}:
-                    pass
-                case {"attempt": [str(cheat), str(task_id), str(result), reward, honest, str(detail)]}:
-                    numbers = cast("tuple[float | None, float]", (reward, honest))
-                    attempts.append(Attempt(cheat, sentences[cheat], task_id, cast("Result", result), *numbers, detail))
-                case {"untried": [str(task_id), str(reason)]}:
-                    untried[task_id] = reason
-                case {"usage": str(complaint)}:
-                    raise UsageError(complaint)
-                case _:
-                    raise RlkitError(f"the red team itself failed at {doing}: {message}")
-    except Silent:
-        untried["the remaining cheats"] = f"{doing}: it blocks the event loop for more than {silence_s:g} s"
-    except Died as error:
-        untried["the remaining cheats"] = f"{doing}: {error}"
-    return RedTeamReport(attempts, untried)
+    results, abort = await run_isolated(work, timeout_s=timeout_s)
+    untried = dict(result for result in results if not isinstance(result, Attempt))
+    if abort is not None:
+        untried[_REMAINING] = abort.reason
+    return RedTeamReport([result for result in results if isinstance(result, Attempt)], untried)
 
 
 async def _attack(
-    envs: Sequence[Env], player: Player, cheats: Sequence[ReplyCheat], *, seed: int, say: Callable[[Json], None]
+    envs: Sequence[Env],
+    player: Player,
+    cheats: Sequence[ReplyCheat],
+    *,
+    seed: int,
+    send: Callable[[Attempt | Untried], None],
 ) -> None:
     tasks = list[_Task]()
     try:
         for env in envs:
             play = await player.play(env, HONEST_REPLY)
             if play.reward is None:
-                say({"untried": [name_of(env), f"an honest empty attempt gets no reward: it {play.told}"]})
+                send((name_of(env), f"an honest empty attempt gets no reward: it {play.result}"))
             else:
                 tasks.append(_Task(env, name_of(env), play.reward, _situation(env, play, seed)))
         for cheat in cheats:
             for task in tasks:
-                attempt = await _attempt(cheat, task, player)
-                say(
-                    {"attempt": [cheat.name, task.task_id, attempt.result, attempt.reward, task.honest, attempt.detail]}
-                )
+                send(await _attempt(cheat, task, player))
     except Hang as hang:
-        say({"untried": ["the remaining cheats", str(hang)]})
-    say(None)  # before the loop ends, which would wait for a rollout that swallows cancellation
+        send((_REMAINING, str(hang)))
 
 
 def _situation(env: Env, play: Play, seed: int) -> Situation:
@@ -146,7 +116,7 @@ async def _attempt(cheat: ReplyCheat, task: _Task, player: Player) -> Attempt:
     places = asyncio.Semaphore(AT_ONCE)
     for play in await asyncio.gather(*(_played(player, task.env, reply, places) for reply in replies)):
         if isinstance(play, str) or play.reward is None:
-            detail = detail or (play if isinstance(play, str) else f"it {play.told}")
+            detail = detail or (play if isinstance(play, str) else f"it {play.result}")
         elif best is None or play.reward > best:
             best = play.reward
     if not replies:

@@ -25,7 +25,7 @@ from rlkit.chat.load import load_chat
 from rlkit.config import Resolved
 from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits
-from rlkit.cost.estimate import kept
+from rlkit.cost.estimate import load_estimate
 from rlkit.cost.prices import Price, price_of
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
@@ -286,7 +286,7 @@ class RLTrainer(Trainer):
             budget=budget,
             usage=usage,
             activity=self._activity,
-            estimate=await in_thread(kept, config),
+            estimate=await in_thread(load_estimate, config),
         )
         learner = PolicyLearner(run, groups, recipe=recipe, watch=watch, loader=loader, learner=weights, step=step)
         return run, learner, groups

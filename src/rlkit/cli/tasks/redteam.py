@@ -94,12 +94,12 @@ def _terminal_tasks(source: TaskSource | Sequence[Env], *, tasks: int, seed: int
     module = sys.modules.get("rlkit.envs.harbor.task")  # where it was not imported, no task is of its kind
     if module is None or not isinstance(source, Sequence) or not source:
         return []
-    from rlkit.check.examine import draw
+    from rlkit.check.exam import draw_tasks
     from rlkit.envs.harbor.task import HarborTask
 
     if not isinstance(source[0], HarborTask):
         return []
-    drawn, _ = draw(source, tasks=tasks, seed=seed)
+    drawn = draw_tasks(source, tasks=tasks, seed=seed)
     return [task for task in drawn if isinstance(task, HarborTask)]
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from types import FunctionType, MethodType, ModuleType
 from typing import cast
 
@@ -21,23 +22,15 @@ from numpy.typing import NDArray
 MAX_VALUES = 100_000
 """A snapshot looks at this many values; a larger environment is compared in part."""
 
+_PLAIN = (bool, int, float, str, list, dict, set, deque)
+
 type Snapshot = Mapping[str, str]
 """From the path of a value, such as `history[0]`, to what it is."""
 
 
 def snapshot(env: object) -> Snapshot:
-    """Every value that an environment holds, and the plain values that its own classes hold."""
-    walk = _Walk()
-    for cls in type(env).__mro__:
-        home = cls.__module__.split(".")[0]
-        if home != "rlkit" and home not in sys.stdlib_module_names:
-            for name, value in vars(cls).items():
-                if not name.startswith("__") and isinstance(
-                    value, bool | int | float | str | list | dict | set | deque
-                ):
-                    walk.visit(cast("object", value), f"{cls.__name__}.{name}")
-    walk.fields(env, "")
-    return walk.leaves
+    """Return every value that an environment holds, and the plain values that its own classes hold."""
+    return dict(itertools.islice(_env_leaves(env), MAX_VALUES))
 
 
 def changes(before: Snapshot, after: Snapshot, *, lazy: bool) -> Sequence[str]:
@@ -56,59 +49,62 @@ def changes(before: Snapshot, after: Snapshot, *, lazy: bool) -> Sequence[str]:
     return lines
 
 
-class _Walk:
-    def __init__(self) -> None:
-        self.leaves: dict[str, str] = {}
-        self._seen: set[int] = set()
-
-    def visit(self, value: object, path: str) -> None:
-        if len(self.leaves) >= MAX_VALUES:
-            return
-        if isinstance(value, str | bytes | int | float | complex | None):
-            # Python refuses to write more than 4,300 digits
-            text = hex(value) if isinstance(value, int) and value.bit_length() > 64 else repr(value)
-            self.leaves[path] = _short(text)
-            return
-        if id(value) in self._seen:
-            return
-        self._seen.add(id(value))
-        self.leaves[path] = _told(value)
-        match value:
-            case dict():
-                for key, item in cast("dict[object, object]", value).items():
-                    self.visit(item, f"{path}[{_short(repr(key))}]")
-            case list() | tuple() | deque():
-                for index, item in enumerate(cast("Sequence[object]", value)):
-                    self.visit(item, f"{path}[{index}]")
-            case type() | ModuleType() | FunctionType() | MethodType():
-                pass
-            case _ if type(value).__getstate__ is not object.__getstate__:
-                self.visit(value.__getstate__(), path + ".")  # its class says what its state is
-            case _:
-                self.fields(value, path + ".")
-
-    def fields(self, value: object, prefix: str) -> None:
-        for name in sorted(_field_names(value)):
-            self.visit(getattr(value, name, None), prefix + name)
+def _env_leaves(env: object) -> Iterator[tuple[str, str]]:
+    seen = dict[int, object]()
+    for cls in type(env).__mro__:
+        home = cls.__module__.split(".")[0]
+        if home != "rlkit" and home not in sys.stdlib_module_names:
+            for name, value in vars(cls).items():
+                if not name.startswith("__") and isinstance(value, _PLAIN):
+                    yield from _leaves(cast("object", value), f"{cls.__name__}.{name}", seen)
+    for name, value in _fields(env):
+        yield from _leaves(value, name, seen)
 
 
-def _field_names(value: object) -> set[str]:
+def _leaves(value: object, path: str, seen: dict[int, object]) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str | bytes | int | float | complex | None):
+        # Python refuses to write more than 4,300 digits
+        text = hex(value) if isinstance(value, int) and value.bit_length() > 64 else repr(value)
+        yield path, _shorten(text)
+    elif id(value) not in seen:
+        seen[id(value)] = value  # kept, or another object could get its id
+        yield path, _describe(value)
+        for name, child in _children(value):
+            yield from _leaves(child, path + name, seen)
+
+
+def _children(value: object) -> Iterable[tuple[str, object]]:
+    match value:
+        case dict():
+            entries = cast("dict[object, object]", value).items()
+            return [(f"[{_shorten(repr(key))}]", item) for key, item in entries]
+        case list() | tuple() | deque():
+            return [(f"[{index}]", item) for index, item in enumerate(cast("Sequence[object]", value))]
+        case type() | ModuleType() | FunctionType() | MethodType():
+            return []
+        case _ if type(value).__getstate__ is not object.__getstate__:
+            return [(".", value.__getstate__())]  # its class says what its state is
+        case _:
+            return [(f".{name}", child) for name, child in _fields(value)]
+
+
+def _fields(value: object) -> list[tuple[str, object]]:
     names: set[str] = set(getattr(value, "__dict__", {}))
     for cls in type(value).__mro__:
         slots: str | Sequence[str] = vars(cls).get("__slots__", ())
         names |= {slots} if isinstance(slots, str) else set(slots)
         # computed once from the task, as the environment's own attributes would be
         names -= {name for name, member in vars(cls).items() if isinstance(member, functools.cached_property)}
-    return names - {"__dict__", "__weakref__"}
+    return [(name, getattr(value, name, None)) for name in sorted(names - {"__dict__", "__weakref__"})]
 
 
-def _told(value: object) -> str:
+def _describe(value: object) -> str:
     kind = type(value).__name__
     match value:
         case dict() | list() | tuple() | deque():
             text = f"{kind} of {len(cast('Sequence[object]', value))}"
         case Set():
-            text = f"{kind} {_short(repr(sorted(map(repr, cast('Set[object]', value)))))}"
+            text = f"{kind} {_shorten(repr(sorted(map(repr, cast('Set[object]', value)))))}"
         case np.ndarray():
             array = cast("NDArray[np.generic]", value)
             text = f"array {array.dtype}{array.shape} {_digest(array.tobytes())}"
@@ -120,11 +116,11 @@ def _told(value: object) -> str:
             text = kind
         case _:
             text = repr(value)
-            text = kind if " at 0x" in text else _short(text)  # an address says nothing about the state
+            text = kind if " at 0x" in text else _shorten(text)  # an address says nothing about the state
     return text
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:40]}… {_digest(text.encode(errors='replace'))}"
 
 
