@@ -72,6 +72,13 @@ class Completion(Sum):
         return Outcome(np.float32(self.right(reply)), {"correct": self.right(reply)}, {"text": reply.text})
 
 
+class NumpyTruth(Sum):
+    """Returns a truth value of numpy, which a run takes for a number."""
+
+    def grade(self, reply: Reply) -> Outcome | float:
+        return np.bool_(self.right(reply))  # type: ignore[return-value]
+
+
 class Cached(Sum):
     """Fills in what it computes from the task, once."""
 
@@ -141,7 +148,7 @@ class Plain(Env):
 
 @pytest.mark.parametrize(
     "env",
-    [Sum(), Completion(), Cached(), Guess(), Adder(), Plain(), [Sum(1, n) for n in range(9)]],
+    [Sum(), Completion(), NumpyTruth(), Cached(), Guess(), Adder(), Plain(), [Sum(1, n) for n in range(9)]],
     ids=lambda value: type(value).__name__,
 )
 def test_a_healthy_environment_passes(env: object) -> None:
@@ -411,6 +418,11 @@ class NotANumber(Sum):
         return float("nan") if "nan" in reply.text else self.right(reply)
 
 
+class UnmeasuredMetric(Sum):
+    def grade(self, reply: Reply) -> Outcome | float:
+        return Outcome(self.right(reply), {"score": float("nan")})
+
+
 class Nothing(Sum):
     def grade(self, reply: Reply) -> Outcome | float:
         return None if "boxed" in reply.text else self.right(reply)  # type: ignore[return-value]
@@ -421,6 +433,12 @@ class Exiting(Sum):
         if "<answer>" in reply.text:
             sys.exit(1)
         return self.right(reply)
+
+
+class SelfCancelled(Sum):
+    async def rollout(self, policy: Policy) -> Outcome | float:
+        await super().rollout(policy)
+        raise asyncio.CancelledError
 
 
 class Unwritable(Sum):
@@ -446,8 +464,10 @@ def test_a_grader_that_accepts_the_empty_answer_is_found() -> None:
     [
         (Literal(), "raised ValueError"),
         (NotANumber(), "rewards must be finite"),
+        (UnmeasuredMetric(), "the metric score = float nan"),
         (Nothing(), "NoneType"),
         (Exiting(), "raised SystemExit"),
+        (SelfCancelled(), "raised CancelledError"),
         (Unwritable(), "cannot be written as JSON"),
     ],
     ids=lambda value: type(value).__name__,

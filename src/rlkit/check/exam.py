@@ -62,12 +62,12 @@ class Exam:
             UsageError: the source has none.
         """
         player.say("drawing tasks")
-        given = isinstance(source, Sequence)
-        state = {} if given else source.state_dict()
+        restorable = None if isinstance(source, Sequence) else source
+        state: Mapping[str, Json] = {} if restorable is None else restorable.state_dict()
         envs = draw_tasks(source, tasks=tasks, seed=seed)
         if not envs:
             raise UsageError("the source has no tasks to check")
-        return cls(envs, player, seed, None if given else source, state, [snapshot(env) for env in envs])
+        return cls(envs, player, seed, restorable, state, [snapshot(env) for env in envs])
 
     def add_problem(self, env: Env, text: str) -> None:
         """Note what is wrong with a task."""

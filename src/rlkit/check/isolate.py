@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NoReturn, cast
+from typing import Any, NoReturn
 
 from rlkit.check.play import GRACE_S
 from rlkit.errors import MissingError, RlkitError, UsageError
@@ -72,8 +72,8 @@ async def run_isolated[T](work: Work[T], *, timeout_s: float) -> tuple[list[T], 
         _kill(pid)
 
 
-async def _receive[T](receiver: Connection, timeout_s: float) -> tuple[list[T], Abort | None]:
-    results, doing, heard_s = list[T](), "", time.monotonic()
+async def _receive(receiver: Connection, timeout_s: float) -> tuple[list[Any], Abort | None]:
+    results, doing, heard_s = list[Any](), "", time.monotonic()
     while True:
         if not receiver.poll():
             if time.monotonic() - heard_s > timeout_s + GRACE_S + MARGIN_S:
@@ -82,7 +82,7 @@ async def _receive[T](receiver: Connection, timeout_s: float) -> tuple[list[T], 
             await asyncio.sleep(POLL_S)
             continue
         try:
-            message = cast("T | str | RlkitError | None", receiver.recv())
+            message: object = receiver.recv()
         except EOFError:
             reason = f"{doing}: the process ended on its own (a crash, os._exit, or out of memory)"
             return results, Abort(reason, "run what can crash or exit in a process of its own")
@@ -109,7 +109,7 @@ def _kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _work[T](work: Work[T], sender: Connection) -> NoReturn:
+def _work(work: Work[Any], sender: Connection) -> NoReturn:
     async def finish(playing: Coroutine[object, object, None]) -> None:
         await playing
         sender.send(None)

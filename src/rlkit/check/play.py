@@ -230,7 +230,7 @@ async def _end(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
         result: object = await env.rollout(policy)
         outcome = as_outcome(result, of="it")
     except asyncio.CancelledError:
-        return "cancelled", None, "was cancelled"
+        return "cancelled", None, "raised CancelledError"
     except LimitReached as error:
         return "limit", None, f"let LimitReached through: {error}"
     except RewardError as error:

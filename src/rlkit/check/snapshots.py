@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
+import pickle
 import random
 import sys
 from collections import deque
@@ -108,10 +109,8 @@ def _describe(value: object) -> str:
         case np.ndarray():
             array = cast("NDArray[np.generic]", value)
             text = f"array {array.dtype}{array.shape} {_digest(array.tobytes())}"
-        case random.Random():
-            text = f"{kind} {_digest(repr(value.getstate()).encode())}"
-        case np.random.Generator():
-            text = f"{kind} {_digest(repr(value.bit_generator.state).encode())}"
+        case random.Random() | np.random.Generator():
+            text = f"{kind} {_digest(pickle.dumps(value))}"
         case _ if hasattr(value, "__dict__") or isinstance(value, type):
             text = kind
         case _:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
@@ -21,13 +22,15 @@ from rlkit.algorithms.advantages import choose_estimators
 from rlkit.algorithms.losses import loss
 from rlkit.algorithms.lr_schedule import learning_rate
 from rlkit.chat.format import ChatFormat
+from rlkit.chat.hub import hub_problem
 from rlkit.chat.load import load_chat
+from rlkit.chat.tokenizers import has_weights
 from rlkit.config import Resolved
-from rlkit.config.schema import Config
+from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import TrackConfig
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate
+from rlkit.cost.prices import Price, listed_price, price_of, similar_model
 from rlkit.dry_run.pilot import Pilot, draw_tasks, nudged, run_pilot
-from rlkit.dry_run.run_costs import Part, look_up_costs
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import eval_player, eval_tasks
@@ -47,17 +50,32 @@ from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
 
 _SHORT = 0.1
-"""Of the tokens that a completion may have, those of a short one."""
+"""Length of a short completion, as a part of the tokens that it may have."""
 
 _CUT_OFF = 10.0
-"""Likewise of a long one, so that all are cut off at what they may have."""
+"""Mean length of long completions, likewise: all are cut off."""
 
 _TASKS = 2
-"""That are played of each environment: one with short replies, and one with long ones."""
+"""Tasks of each environment that are played: one with short replies, and one with long ones."""
 
 _AT_ONCE = Latency(
     first_s=0, token_s=0, gradient_s=0, trained_tokens_per_s=math.inf, step_s=0, save_s=0, load_s=0, sigma=0.3
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something that a run needs.
+
+    Args:
+        name: of the part; the field of the configuration that it belongs to, where there is one.
+        status: whether it works.
+        detail: what was seen, or why it was not tried.
+    """
+
+    name: str
+    status: Literal["ok", "failed", "not tried"]
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +131,7 @@ async def rehearse(
         raise UsageError(f"pilot: {pilot} is no number of groups; 0 is for no pilot")
     config = resolved.config if isinstance(resolved, Resolved) else resolved
     choice = choose(config.service)
-    costs = await in_thread(look_up_costs, config, choice, note)
+    price, hosted_price, price_parts = await in_thread(_prices, config, choice, note)
     # Before environments are played, which may take long.
     choose_estimators(config, {})
     loss(config.loss)
@@ -140,17 +158,17 @@ async def rehearse(
         rollouts, speed = result.rollouts, result.speed
         parts.append(Part("service", "ok", _piloted(result, choice)))
     parts.extend(_not_tried(config, choice, piloted=bool(pilot)))
-    parts.extend(costs.parts)
+    parts.extend(price_parts)
     if not stage.works:
         return Rehearsal(parts, None)
     expect = partial(estimate, config, rollouts, evaluated, draws=draws(config, tasks))
-    own = expect(price=costs.own, speed=speed)
+    own = expect(price=price, speed=speed)
     await in_thread(save_estimate, config, own)
-    return Rehearsal(parts, own, costs.hosted and expect(price=costs.hosted, speed=HOSTED))
+    return Rehearsal(parts, own, hosted_price and expect(price=hosted_price, speed=HOSTED))
 
 
 def in_small(config: Config) -> Config:
-    """A run with as few and as small groups as its settings allow, and without limits."""
+    """Return a run with as few and as small groups as its settings allow, and without limits."""
     tree = config.model_dump(mode="json")
     tree |= {"name": None, "epochs": None, "budget_usd": None, "budget_tokens": None, "max_hours": None}
     tree["best"] |= {"goal": None, "patience": None, "min_gain": 0.0}
@@ -172,7 +190,7 @@ def in_small(config: Config) -> Config:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """What a rehearsal plays with, and the parts that it has found."""
+    """The means of a rehearsal, and the parts that it has tried."""
 
     config: Config
     chat: ChatFormat
@@ -186,14 +204,17 @@ class _Stage:
     def works(self) -> bool:
         return all(part.status != "failed" for part in self.parts)
 
+    def fail(self, name: str, detail: str) -> None:
+        self.parts.append(Part(name, "failed", detail))
+
     def rewind(self) -> None:
         """Set the sources of tasks that are the user's own back to their beginning."""
         for name, (source, state) in self.states.items():
             try:
                 source.load_state_dict(state)
             except Exception as error:  # the user's own code
-                told = f"load_state_dict failed on what state_dict gave: {type(error).__name__}: {error}"
-                self.parts.append(Part(f"envs.{name}", "failed", told))
+                reason = f"{type(error).__name__}: {error}"
+                self.fail(f"envs.{name}", f"load_state_dict failed on what state_dict gave: {reason}")
 
     async def play(self, name: str) -> Pair:
         """Play short and long rollouts of an environment."""
@@ -210,7 +231,7 @@ class _Stage:
 
     async def _play(self, field: str, drawn: Sequence[Task], player: Player) -> Pair:
         if not drawn:
-            self.parts.append(Part(field, "failed", "there are no tasks"))
+            self.fail(field, "there are no tasks")
             return NOTHING, NOTHING
         self.note(f"playing {field}")
         most = player.settings[drawn[0].name].sampling.max_tokens
@@ -243,17 +264,13 @@ class _Stage:
                         self.parts.append(Part("training", "failed" if steps == 1 else "not tried", detail))
                         return
         except RlkitError as error:
-            self.parts.append(Part("training", "failed", str(error)))
-            return
+            return self.fail("training", str(error))
         sequences = sum(map(len, world.trained))
         if not sequences:
-            detail = "nothing was left to train on: look at batch.max_tokens, batch.too_long and batch.clip_advantages"
-            self.parts.append(Part("training", "failed", detail))
-            return
-        detail = (
-            f"{len(world.trained)} optimiser steps on {sequences} sequences, the later from the former's checkpoint"
-        )
-        self.parts.append(Part("training", "ok", detail))
+            settings = "batch.max_tokens, batch.too_long and batch.clip_advantages"
+            return self.fail("training", f"nothing was left to train on: look at {settings}")
+        steps = f"{len(world.trained)} optimiser steps on {sequences} sequences"
+        self.parts.append(Part("training", "ok", f"{steps}, the later from the former's checkpoint"))
         self.parts.extend(_unseen(whole, metrics))
 
     async def _trained(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
@@ -274,6 +291,45 @@ NOTHING = Rollout(0, 0, 0, 0, 0, 0, 0)
 """Stands for rollouts that could not be played."""
 
 
+def _prices(
+    config: Config, choice: ServiceChoice, note: Callable[[str], None]
+) -> tuple[Price | None, Price | None, Sequence[Part]]:
+    """Look up the prices of the run's own service and of the hosted one, and for the engine the weights.
+
+    A run is free only where the embedded engine has the weights of its model. Nothing here needs a key, and only for
+    weights that are missing the hub is asked whether it can be reached. The second price is for runs on the engine.
+    """
+    own, model = price_of(config, choice.kind), config.model
+    hint = similar_model(model)
+    if choice.kind != "engine":
+        if own is None:
+            remedy = "set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
+            detail = f"no price of {model} is known: {remedy}{'.' + hint if hint else ''}"
+            return own, None, [Part("prices", "not tried", detail)]
+        return own, None, [_listed(own)] if own.date else []
+    hosted = listed_price(model)
+    prices = [] if hosted is None else [_listed(hosted)]
+    if model == DEFAULT_MODEL or has_weights(model, note):
+        return own, hosted, prices
+    hub = hub_problem()
+    detail = (
+        f"the weights of {model} are not on this machine, "
+        f"{'a run would fetch them from the hub' if hub is None else f'and {hub}'}; the hosted service needs none "
+        "here: set TINKER_API_KEY"
+    )
+    unlisted = Part("prices", "not tried", f"{model} is not in the price table of the hosted service.{hint}")
+    return None, hosted, [Part("model", "not tried", detail), *(prices or [unlisted])]
+
+
+def _listed(price: Price) -> Part:
+    return Part(
+        "prices",
+        "ok",
+        f"of the hosted service on {price.date}, for a million tokens: ${price.prefill:g} prefill, "
+        f"${price.cached:g} cached, ${price.sample:g} sample, ${price.train:g} train",
+    )
+
+
 async def _chat(
     config: Config, choice: ServiceChoice, note: Callable[[str], None], *, pilot: int
 ) -> tuple[ChatFormat, Part]:
@@ -288,7 +344,6 @@ async def _chat(
 
 
 def _seen(field: str, groups: Sequence[Group], short: Rollout | None, long: Rollout | None, *, seconds: float) -> Part:
-    """What there is to say of rollouts that were played."""
     episodes = [episode for group in groups for episode in group.episodes]
     errors = [episode.error for episode in episodes if episode.error is not None]
     if errors:
@@ -311,7 +366,7 @@ def _range(one: float, other: float) -> str:
 
 
 def _unseen(config: Config, seen: Set[str]) -> list[Part]:
-    """What weights are to be compared by, where only an environment or a service can say whether that is there."""
+    """Name the metric that weights are compared by, where only an environment or a service knows whether it exists."""
     metric = config.best_metric
     if metric is None or metric in seen:
         return []
@@ -321,21 +376,24 @@ def _unseen(config: Config, seen: Set[str]) -> list[Part]:
     return [Part("best.metric", "not tried", detail)]
 
 
-def _piloted(found: Pilot, choice: ServiceChoice) -> str:
-    done = "" if found.usage.trained_tokens == 0 else " and an optimiser step"
-    told = f"{found.played} rollouts{done} in {found.seconds:.1f} s, {found.usage.tokens:,} tokens"
-    unknown = "; too little was done to say how fast it is" if found.speed is None else ""
-    return f"{describe(choice)}: {told}{unknown}"
+def _piloted(pilot: Pilot, choice: ServiceChoice) -> str:
+    step = " and an optimiser step" if pilot.usage.trained_tokens else ""
+    done = f"{pilot.played} rollouts{step} in {pilot.seconds:.1f} s, {pilot.usage.tokens:,} tokens"
+    return f"{describe(choice)}: {done}{'; too little was done to say how fast it is' if pilot.speed is None else ''}"
 
 
 def _not_tried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:
-    """What only the service itself knows."""
-    parts = list[Part]()
-    if not piloted:
-        detail = f"{describe(choice)}; --pilot 1 plays a group of each environment on it"
-        parts.append(Part("service", "not tried", detail))
-        if config.load_checkpoint is not None:
-            parts.append(Part("load_checkpoint", "not tried", f"whether {config.load_checkpoint} is there"))
-    if config.kl_penalty.coefficient and config.kl_penalty.reference != "base" and not piloted:
-        parts.append(Part("kl_penalty.reference", "not tried", f"whether {config.kl_penalty.reference} is there"))
-    return parts
+    """Name what only the service itself knows."""
+    if piloted:
+        return []
+    reference = config.kl_penalty.reference if config.kl_penalty.coefficient else "base"
+    paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": reference}
+    service = f"{describe(choice)}; --pilot 1 plays a group of each environment on it"
+    return [
+        Part("service", "not tried", service),
+        *(
+            Part(name, "not tried", f"whether {path} is there")
+            for name, path in paths.items()
+            if path not in (None, "base")
+        ),
+    ]
