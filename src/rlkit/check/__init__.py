@@ -1,4 +1,4 @@
-"""Whether an environment keeps its promises: a check that its author runs before the first training step.
+"""A check of an environment's promises, which its author runs before the first training step.
 
     report = await rlkit.check.check(Reverse("hello"))
     assert report.ok, report.findings

@@ -61,7 +61,7 @@ class Play:
     seconds: float
 
     def same_reward(self, other: Play) -> bool:
-        """Whether both ended alike; rewards are compared as computed numbers are."""
+        """Compare the ends, and rewards as computed numbers are compared."""
         if self.reward is None or other.reward is None:
             return self.end == other.end
         return math.isclose(self.reward, other.reward, rel_tol=1e-9, abs_tol=1e-12)

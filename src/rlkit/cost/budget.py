@@ -52,8 +52,7 @@ class Budget:
     """Counts what a run uses, and says when that is too much.
 
     Args:
-        limits: of the run.
-        price: of its model; needed for `limits.usd`.
+        price: needed for `limits.usd`.
         used: what the service was asked for by this process.
         clock: seconds; its zero does not matter.
         before: what `state_dict` gave for the processes before.
@@ -91,12 +90,12 @@ class Budget:
 
     @property
     def usage(self) -> Usage:
-        """By all processes, up to now."""
+        """Usage by all processes, up to now."""
         return self._before + self._used()
 
     @property
     def seconds(self) -> float:
-        """Of all processes, up to now."""
+        """Working time of all processes, up to now."""
         return self._before_s + self._clock() - self._began_s
 
     @property
@@ -117,16 +116,16 @@ class Budget:
 
     @property
     def spent(self) -> Spent:
-        """By all processes, up to now."""
+        """What all processes used, up to now."""
         usage = self.usage
         return Spent(usage.tokens, None if self._price is None else self._price.usd(usage), self.seconds)
 
     def metrics(self) -> dict[str, float]:
-        """What all processes used up to now, under `usage/…`; dollars where the price is known."""
+        """Return what all processes used up to now, under `usage/…`; dollars where the price is known."""
         usage = self.usage
         counts = {f"usage/{name}": float(value) for name, value in asdict(usage).items()}
         return counts if self._price is None else {**counts, "usage/usd": self._price.usd(usage)}
 
     def state_dict(self) -> dict[str, Json]:
-        """What the next process must know."""
+        """Return what the next process must know."""
         return {**asdict(self.usage), "seconds": self.seconds}

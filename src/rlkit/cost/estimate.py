@@ -1,4 +1,4 @@
-"""What a run will use and how long it will take, from a few of its rollouts.
+"""Estimates of the tokens, the price and the time of a run, from a few of its rollouts.
 
 Invariant: a bound is a sum of what was measured and of what is said to be assumed; what is not known is None, and
 never a guess that looks like a number.
@@ -45,7 +45,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """What one rollout of an environment takes, on average over those that were played.
+    """The means of an environment's rollouts, over those that were played.
 
     Args:
         turns: completions that it asked for.
@@ -67,13 +67,13 @@ class Rollout:
 
     @classmethod
     def of(cls, groups: Sequence[Group]) -> Self | None:
-        """The mean over the episodes that did not fail; None if all did, or none asked for anything."""
+        """Average the episodes that did not fail; None if all did, or none asked for anything."""
         played = [episode for group in groups for episode in group.episodes if episode.reward is not None]
         rows = [_row(episode) for episode in played if episode.turns]
         return cls(*np.mean(rows, axis=0).tolist()) if rows else None
 
     def scaled(self, factor: float) -> Rollout:
-        """With everything but the first prompt and the turns so many times as long."""
+        """Make everything but the first prompt and the turns so many times as long."""
         return replace(
             self,
             later=self.later * factor,
@@ -102,7 +102,7 @@ def _row(episode: Episode) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How fast a service is.
+    """The speed of a service.
 
     Args:
         stream: sampled tokens of one completion, a second.
@@ -134,7 +134,7 @@ HOSTED = Speed(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a whole run takes.
+    """Bounds of what a whole run takes.
 
     Args:
         tokens: of all kinds, as the service bills them.
@@ -171,10 +171,9 @@ type _Counted = Sequence[tuple[Rollout, float]]
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much a whole run plays.
+    """The steps and groups of a whole run.
 
     Args:
-        steps: that it takes.
         groups: by environment, those that its steps are made of.
         replaced: groups that are played besides, for each of these.
     """
@@ -200,11 +199,7 @@ def estimate(
     many more as `batch.max_replaced` allows, and no cache but that of the requests for several samples.
 
     Args:
-        config: of the run.
-        rollouts: by environment.
         evaluated: by environment of `eval.envs`.
-        price: of the model's tokens.
-        speed: of the service.
         draws: tasks that are drawn of each environment, where `epochs` says so.
     """
     ends = [_End(config, rollouts, evaluated, extent(config, draws, long=long), long) for long in (False, True)]

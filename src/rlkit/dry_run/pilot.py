@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 
 import numpy as np
 
@@ -21,18 +21,19 @@ from rlkit.algorithms.losses import loss
 from rlkit.algorithms.lr_schedule import learning_rate
 from rlkit.chat.format import ChatFormat
 from rlkit.config.schema import Config
-from rlkit.cost.estimate import Band, Rollout, Speed
+from rlkit.cost.estimate import Band, Pair, Rollout, Speed
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed
 from rlkit.rollout.player import Player
 from rlkit.rollout.settings import env_settings
+from rlkit.service import Learner
 from rlkit.service.connect import ServiceChoice, connect, describe
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Tasks
 from rlkit.training.from_config import kl_reference, preparation
-from rlkit.types import Group
+from rlkit.types import Datum, Group
 
 _SHORTER, _LONGER = 0.75, 1.5
 """What rollouts may come to while a model learns, of what they are before; replies grow more often than they shrink."""
@@ -49,17 +50,15 @@ _NUDGE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Pilot:
-    """What a few rollouts and an optimiser step took.
+    """The result of a few rollouts and an optimiser step.
 
     Args:
         rollouts: by environment, shorter and longer ones than those that were played.
-        speed: of the service; None where nothing was sampled or trained on, so that there is nothing to measure.
-        played: rollouts.
-        seconds: in all.
-        usage: of the service.
+        speed: None where nothing was sampled or trained on, so that there is nothing to measure.
+        played: how many rollouts.
     """
 
-    rollouts: Mapping[str, tuple[Rollout, Rollout]]
+    rollouts: Mapping[str, Pair]
     speed: Speed | None
     played: int
     seconds: float
@@ -77,14 +76,6 @@ async def run_pilot(
 ) -> Pilot:
     """Play groups of each environment on the service of a run, and train on them once.
 
-    Args:
-        config: of the run.
-        tasks: of each environment.
-        chat: the model's format.
-        choice: the service.
-        groups: of each environment.
-        note: told what is being done.
-
     Raises:
         RolloutsFailed: no rollout of an environment came to an end.
         UsageError: the service does not have the reference of the KL penalty.
@@ -96,12 +87,9 @@ async def run_pilot(
     drawn = [task for name in config.envs for task in draw_tasks(config, name, tasks[name], groups)]
     watch = Watch(note, config.service.timeout_s, seed=config.seed)
     async with watch.looking(), connect(config.service, choice=choice, note=note) as service:
+        start = partial(service.learner, model=config.model, lora=config.lora, seed=config.seed)
         learner = await watch.call(
-            lambda: service.learner(
-                model=config.model, lora=config.lora, seed=config.seed, checkpoint=config.load_checkpoint
-            ),
-            "starting a training session",
-            retry=True,
+            lambda: start(checkpoint=config.load_checkpoint), "starting a training session", retry=True
         )
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         weights = await watch.call(lambda: learner.sampler(0), "handing over weights", retry=True)
@@ -111,18 +99,11 @@ async def run_pilot(
         played, played_s = await _timed(together(player.play(task, lambda: sampler) for task in drawn))
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
         estimators = {name: nudged(one) for name, one in choose_estimators(config, {}).items()}
-        objective, reference = loss(config.loss), await kl_reference(config, service, watch)
-        prepared = preparation(config, estimators, objective, reference=reference)
+        reference = await kl_reference(config, service, watch)
+        prepared = preparation(config, estimators, loss(config.loss), reference=reference)
         groups_prepared, scored_s = await _timed(together(prepared.prepare(group) for group in played))
         data = [datum for group in prepared.together(groups_prepared) for datum in group.data]
-        trained_s = stepped_s = 0.0
-        if data:
-            training = watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
-            _, trained_s = await _timed(training)
-            stepping_s, rate = clock(), learning_rate(config).at(1)
-            await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
-            await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
-            stepped_s = clock() - stepping_s
+        trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
     episodes = [episode for group in played for episode in group.episodes]
     sampled, scored = sum(episode.sampled_tokens for episode in episodes), 0
@@ -134,7 +115,7 @@ async def run_pilot(
         total=(sampled, played_s),
         trained=(sum(len(datum.targets) for datum in data), trained_s),
         reference=(scored, scored_s),
-        step_s=stepped_s,
+        step_s=step_s,
         is_local=choice.kind == "engine",
     )
     return Pilot(rollouts, speed, len(episodes), clock() - began_s, usage)
@@ -145,6 +126,18 @@ def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task
     seed = derive(config.seed, "tasks", name)
     source = task_source(tasks, config.envs[name].curriculum, field=f"envs.{name}.curriculum", seed=seed)
     return [Task(draw, name, env) for draw in range(count) if (env := source.next()) is not None]
+
+
+async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: Watch) -> tuple[float, float]:
+    """Train once; return the seconds of the gradient, and those of the optimiser step and the hand-over of weights."""
+    objective, rate = loss(config.loss), learning_rate(config).at(1)
+
+    async def step() -> None:
+        await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
+        await watch.call(lambda: learner.sampler(1), "handing over weights", retry=True)
+
+    gradient = watch.call(lambda: learner.gradient(data, objective), "computing a gradient", retry=False)
+    return (await _timed(gradient))[1], (await _timed(step()))[1]
 
 
 async def _timed[T](work: Awaitable[T]) -> tuple[T, float]:
@@ -192,7 +185,7 @@ def _around(value: float) -> Band:
     return Band(value / _UNSURE, value * _UNSURE)
 
 
-def _rollout(name: str, groups: Sequence[Group]) -> tuple[Rollout, Rollout]:
+def _rollout(name: str, groups: Sequence[Group]) -> Pair:
     mean = Rollout.of(groups)
     if mean is None:
         errors = [episode.error for group in groups for episode in group.episodes if episode.error is not None]
@@ -201,7 +194,7 @@ def _rollout(name: str, groups: Sequence[Group]) -> tuple[Rollout, Rollout]:
 
 
 def nudged(one: Estimator) -> Estimator:
-    """An estimator that gives something to train on where all rewards are equal, as those of nonsense often are."""
+    """Make an estimator give something to train on where all rewards are equal, as those of nonsense often are."""
     if isinstance(one, BatchEstimator):
 
         @wraps(one.function)

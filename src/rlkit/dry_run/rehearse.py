@@ -80,7 +80,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """How a dry run went.
+    """The result of a dry run.
 
     Args:
         parts: what was tried, and what was not.
@@ -115,7 +115,6 @@ async def rehearse(
     model's format, the estimators and the losses are the run's own.
 
     Args:
-        resolved: the configuration of the run.
         envs: tasks made in Python, as for `RLTrainer`.
         chat: the model's format; by default its own.
         pilot: groups of each environment that are played on the run's own service besides, and then trained on; 0 for
@@ -137,16 +136,15 @@ async def rehearse(
     loss(config.loss)
     parts = list[Part]()
     if chat is None:
-        chat, known = await _chat(config, choice, note, pilot=pilot)
-        parts.append(known)
+        chat, part = await _chat(config, choice, note, pilot=pilot)
+        parts.append(part)
     note("loading the environments")
     tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
     tasks = run_tasks(config, envs or {}, tested=contents(tests), note=note, origins=Origins())
     config = with_steps(config, tasks, note=note)
     learning_rate(config)
     small = in_small(config)
-    states = {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
-    stage = _Stage(small, chat, tasks, states, tests, parts, note)
+    stage = _Stage(small, chat, tasks, _states(tasks), tests, parts, note)
     rollouts = {name: await stage.play(name) for name in small.envs}
     evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in small.eval.envs}
     if stage.works:
@@ -341,6 +339,11 @@ async def _chat(
         return ByteChat(), Part("chat", "not tried", f"{error}; bytes stand in for tokens, and are counted as such")
     asked = len(chat.render([{"role": "user", "content": "?"}]))
     return chat, Part("chat", "ok", f"a question of one letter is {asked} tokens of {config.model}")
+
+
+def _states(tasks: Mapping[str, Tasks]) -> dict[str, tuple[TaskSource, Mapping[str, Json]]]:
+    """Return the sources among the tasks, each with the state in which it begins."""
+    return {name: (source, source.state_dict()) for name, source in tasks.items() if isinstance(source, TaskSource)}
 
 
 def _seen(field: str, groups: Sequence[Group], short: Rollout | None, long: Rollout | None, *, seconds: float) -> Part:
