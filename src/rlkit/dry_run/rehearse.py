@@ -143,10 +143,9 @@ async def rehearse(
     tasks = run_tasks(config, envs or {}, tested=contents(tests), note=note, origins=Origins())
     config = with_steps(config, tasks, note=note)
     learning_rate(config)
-    small = in_small(config)
-    stage = _Stage(small, chat, tasks, _states(tasks), tests, parts, note)
-    rollouts = {name: await stage.play(name) for name in small.envs}
-    evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in small.eval.envs}
+    stage = _Stage(in_small(config), chat, tasks, _states(tasks), tests, parts, note)
+    rollouts = {name: await stage.play(name) for name in config.envs}
+    evaluated = {name: (await stage.evaluate(name), len(tests[name])) for name in config.eval.envs}
     if stage.works:
         await stage.train(config)
     speed = HOSTED if choice.kind == "hosted" else None
@@ -155,14 +154,13 @@ async def rehearse(
         result = await run_pilot(config, tasks, chat, choice, groups=pilot, note=note)
         rollouts, speed = result.rollouts, result.speed
         parts.append(Part("service", "ok", _piloted(result, choice)))
-    parts.extend(_not_tried(config, choice, piloted=bool(pilot)))
-    parts.extend(price_parts)
+    parts += [*_not_tried(config, choice, piloted=bool(pilot)), *price_parts]
     if not stage.works:
         return Rehearsal(parts, None)
-    expect = partial(estimate, config, rollouts, evaluated, draws=draws(config, tasks))
-    own = expect(price=price, speed=speed)
-    await in_thread(save_estimate, config, own)
-    return Rehearsal(parts, own, hosted_price and expect(price=hosted_price, speed=HOSTED))
+    estimate_run = partial(estimate, config, rollouts, evaluated, draws=draws(config, tasks))
+    expected = estimate_run(price=price, speed=speed)
+    await in_thread(save_estimate, config, expected)
+    return Rehearsal(parts, expected, hosted_price and estimate_run(price=hosted_price, speed=HOSTED))
 
 
 def in_small(config: Config) -> Config:
