@@ -117,8 +117,7 @@ async def rehearse(
     Args:
         envs: tasks made in Python, as for `RLTrainer`.
         chat: the model's format; by default its own.
-        pilot: groups of each environment that are played on the run's own service besides, and then trained on; 0 for
-            no pilot.
+        pilot: groups of each environment that are played on the run's own service besides, and then trained on.
         note: told what is being done.
 
     Raises:
