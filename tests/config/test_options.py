@@ -20,10 +20,11 @@ from rlkit.chat.load import load_chat
 from rlkit.config import load_config
 from rlkit.config.schema import Config
 from rlkit.config.schema.section import Section
-from rlkit.config.schema.track import DocentConfig, TensorboardConfig, TrackConfig, TrackioConfig, WandbConfig
+from rlkit.config.schema.track import tracker_paths
 from rlkit.service.connect import ServiceChoice, choose, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
-from rlkit.trackers.sinks import chosen, sink
+from rlkit.store.table import write
+from rlkit.trackers.following import load_service
 from rlkit.training.from_config import named_directory
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Datum

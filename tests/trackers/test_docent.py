@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import MissingError
-from rlkit.trackers.sinks import settings_of, sink
+from rlkit.trackers.following import load_service
 from rlkit.trackers.sync import SendingFailed, send
 from tests.trackers.folders import MESSAGES, write_run, write_step
 from tests.trackers.stubs import DocentStub, docent_stub
@@ -25,8 +25,8 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[DocentStub]:
 def test_each_rollout_is_a_transcript_that_says_where_it_comes_from(stub: DocentStub, tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1, settings={"model": "acme/tiny"})
     write_step(directory, 2, info={"messages": MESSAGES})
-    settings = settings_of("docent", {"url": stub.url, "collection": "sums"})
-    assert send(directory, "docent", sink("docent", settings)) == 3
+    settings = {"url": stub.url, "collection": "sums"}
+    assert send(directory, load_service("docent", settings)) == 3
     (made,) = stub.collections
     assert made["name"] == "sums"
     assert len(stub.runs) == 8
@@ -51,29 +51,29 @@ def test_each_rollout_is_a_transcript_that_says_where_it_comes_from(stub: Docent
     assert recorded[2]["tool_calls"][0]["function"] == "look"
 
     write_step(directory, 3)
-    send(directory, "docent", sink("docent", settings))
+    send(directory, load_service("docent", settings))
     assert len(stub.collections) == 1
     assert [one["metadata"]["step"] for one in stub.runs[8:]] == [3, 3, 3, 3]
 
 
 def test_as_many_rollouts_as_are_wanted_are_sent(stub: DocentStub, tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=2)
-    send(directory, "docent", sink("docent", settings_of("docent", {"url": stub.url, "rollouts": 1})))
+    send(directory, load_service("docent", {"url": stub.url, "rollouts": 1}))
     assert [one["metadata"]["step"] for one in stub.runs] == [1, 2]
 
 
 def test_a_refusal_is_told_and_nothing_is_marked_as_sent(stub: DocentStub, tmp_path: Path) -> None:
     stub.refuse = True
     directory = write_run(tmp_path / "run")
-    settings = settings_of("docent", {"url": stub.url})
+    settings = {"url": stub.url}
     with pytest.raises(SendingFailed, match="docent: a run could not be begun"):
-        send(directory, "docent", sink("docent", settings), sleep=lambda seconds: None)
+        send(directory, load_service("docent", settings), sleep=lambda seconds: None)
     stub.refuse = False
-    assert send(directory, "docent", sink("docent", settings)) == 4
+    assert send(directory, load_service("docent", settings)) == 4
 
 
 def test_a_key_is_asked_for_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("docent")
     monkeypatch.delenv("DOCENT_API_KEY", raising=False)
     with pytest.raises(MissingError, match="DOCENT_API_KEY is not set"):
-        sink("docent", settings_of("docent", {}))
+        load_service("docent", {})

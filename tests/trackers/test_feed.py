@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import UsageError
-from rlkit.trackers.feed import Feed, told
-from rlkit.trackers.services.sampled import conversation, drawn_from, page
+from rlkit.trackers.feed import Feed, read_run
+from rlkit.trackers.wandb import render_page
 from tests.trackers.folders import MESSAGES, add_metrics, write_run, write_step, write_table
 
 
@@ -66,26 +66,25 @@ def test_rollouts_are_the_last_attempts_as_text(tmp_path: Path) -> None:
         ("sums", "2+2", 2, 0.5),
         ("others", "cats", 0, 1.0),
     ]
-    assert conversation(rollouts[0]) == "what is 2+2? four"
+    assert rollouts[0].text == "what is 2+2? four"
     assert rollouts[0].info["messages"] == MESSAGES
-    shown = page(rollouts[0], 1)
+    shown = render_page(rollouts[0], 1)
     assert "what is 2+2?" in shown
     assert "step 1 · sums · 2+2 · completed · reward 1" in shown
 
 
-def test_what_a_rollout_says_cannot_write_the_page(tmp_path: Path) -> None:
+def test_what_a_rollout_says_cannot_write_the_render_page(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=0)
     write_step(directory, 1, text="</pre><script>alert(1)</script>")
     *_, step = Feed(directory).steps(ended=True)
-    assert "<script" not in page(step.rollouts()[0], 1)
+    assert "<script" not in render_page(step.rollouts()[0], 1)
 
 
 def test_the_same_rollouts_are_drawn_each_time(tmp_path: Path) -> None:
     *_, step = Feed(write_run(tmp_path / "run")).steps(ended=True)
-    rollouts = step.rollouts()
-    assert drawn_from(rollouts, 2, 7) == drawn_from(rollouts, 2, 7)
-    assert len(drawn_from(rollouts, 2, 7)) == 2
-    assert drawn_from(rollouts, 0, 7) == drawn_from(rollouts, 9, 7) == rollouts
+    assert step.sample_rollouts(2) == step.sample_rollouts(2)
+    assert len(step.sample_rollouts(2)) == 2
+    assert step.sample_rollouts(0) == step.sample_rollouts(9) == step.rollouts()
 
 
 def test_no_secret_of_the_environment_or_of_a_known_shape_is_given(
@@ -96,13 +95,13 @@ def test_no_secret_of_the_environment_or_of_a_known_shape_is_given(
     said = "canary-of-the-environment and sk-0123456789abcdef0123"
     write_step(directory, 1, text=said, info={"messages": [{"role": "user", "content": said}]})
     *_, step = Feed(directory).steps(ended=True)
-    everything = f"{told(directory)}{step.rollouts()}"
+    everything = f"{read_run(directory)}{step.rollouts()}"
     assert "canary" not in everything
     assert "sk-0123" not in everything
-    assert told(directory).model == "***"
+    assert read_run(directory).model == "***"
 
 
 def test_the_run_is_told_as_its_folder_has_it(tmp_path: Path) -> None:
-    run = told(write_run(tmp_path / "run", status="failed", settings={"lora": {"rank": 7}}))
+    run = read_run(write_run(tmp_path / "run", status="failed", settings={"lora": {"rank": 7}}))
     assert (run.name, run.status, run.lora_rank) == ("run", "failed", 7)
     assert run.config["steps"] == 100

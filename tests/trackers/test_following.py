@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config.schema.track import DocentConfig, TensorboardConfig, TrackConfig
+from rlkit.config.schema.track import track_config
 from rlkit.errors import MissingError
 from rlkit.trackers import Progress, RunInfo, RunResult
-from rlkit.trackers.following import Following, NotSent, following
+from rlkit.trackers.docent import DocentSettings, DocentTracker
+from rlkit.trackers.following import following
+from rlkit.trackers.service import NotSent
 from rlkit.trackers.sync import sent
+from rlkit.trackers.tensorboard import TensorboardSettings, TensorboardTracker
 from tests.limits import wait_until
 from tests.trackers.folders import write_run, write_step
 from tests.trackers.stubs import docent_stub, silent_server
@@ -32,7 +35,7 @@ def wait_for(directory: Path, name: str, step: int) -> None:
 
 def test_a_run_is_sent_while_it_goes_on_and_to_its_end(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1, status="running", settings={"track": {"tensorboard": {}}})
-    tracker = Following("tensorboard")
+    tracker = TensorboardTracker(TensorboardSettings())
     tracker.started(info(directory))
     wait_for(directory, "tensorboard", 1)
     write_step(directory, 2)
@@ -55,7 +58,7 @@ def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_s
     monkeypatch.setenv("DOCENT_API_KEY", "the-key")
     with silent_server() as url:
         directory = write_run(tmp_path / "run", settings={"track": {"docent": {"url": url}}})
-        tracker = Following("docent", last_s=0.5)
+        tracker = DocentTracker(DocentSettings(url=url), last_s=0.5)
         tracker.started(info(directory))
         for step in range(100):
             tracker.step(step, {})
@@ -70,7 +73,7 @@ def test_a_service_that_never_answers_keeps_the_end_of_a_run_for_as_long_as_is_s
 @pytest.mark.slow
 def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1, settings={"track": {"tensorboard": {"directory": "/dev/null/x"}}})
-    tracker = Following("tensorboard")
+    tracker = TensorboardTracker(TensorboardSettings())
     tracker.started(info(directory))
     with pytest.raises(NotSent, match=r"tensorboard: a run could not be begun: NotADirectoryError.*rlkit sync run"):
         while True:
@@ -83,6 +86,6 @@ def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
 def test_what_is_missing_for_a_service_is_told_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOCENT_API_KEY", raising=False)
     with pytest.raises(MissingError, match="docent"):
-        following(TrackConfig(tensorboard=TensorboardConfig(), docent=DocentConfig()))
-    assert len(following(TrackConfig(tensorboard=TensorboardConfig()))) == 1
-    assert following(TrackConfig()) == []
+        following(track_config({"tensorboard": {}, "docent": {}}))
+    assert len(following(track_config({"tensorboard": {}}))) == 1
+    assert following(track_config()) == []

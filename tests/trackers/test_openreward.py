@@ -23,8 +23,7 @@ from rlkit.store import table
 from rlkit.store.history import table_path
 from rlkit.trackers import Broadcast, Progress, RunInfo
 from rlkit.trackers.console import ConsoleTracker
-from rlkit.trackers.openreward import OpenRewardTracker, UploadFailed
-from rlkit.trackers.openreward_events import Service
+from rlkit.trackers.openreward import OpenRewardTracker, Service, UploadFailed
 from rlkit.types import Group, Json
 from tests.builders import episode
 from tests.limits import HANG_S, wait_until

@@ -1,33 +1,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from rlkit.config.schema.section import Section
 from rlkit.errors import UsageError
-from rlkit.trackers.feed import Step, Told
+from rlkit.trackers.feed import RecordedRun, RecordedStep
+from rlkit.trackers.service import ServiceTracker
 from rlkit.trackers.sync import SendingFailed, send, sent
 from rlkit.types import Json
 from tests.trackers.folders import write_run, write_step
 
 
-@dataclass
-class Memory:
+class NoSettings(Section):
+    """A service without settings."""
+
+
+class Memory(ServiceTracker[NoSettings]):
     """A service that remembers, and fails where it is told to."""
 
-    faults: list[str] = field(default_factory=list)
-    opened: list[Mapping[str, Json]] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
-    closed: list[str] = field(default_factory=list)
+    name = "memory"
+    settings_type = NoSettings
 
-    def open(self, run: Told, state: Mapping[str, Json]) -> Mapping[str, Json]:
+    def __init__(self, faults: list[str] | None = None) -> None:
+        super().__init__(NoSettings())
+        self.faults = faults or []
+        self.opened: list[Mapping[str, Json]] = []
+        self.steps: list[int] = []
+        self.closed: list[str] = []
+
+    def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:
         self._fail("open")
         self.opened.append(state)
         return {"id": state.get("id", f"new {len(self.opened)}")}
 
-    def step(self, step: Step) -> None:
+    def show(self, step: RecordedStep) -> None:
         self._fail(f"step {step.number}")
         self.steps.append(step.number)
 
@@ -41,37 +50,41 @@ class Memory:
             raise ConnectionError(f"no {place}")
 
 
+class Other(Memory):
+    name = "another"
+
+
 def no_sleep(seconds: float) -> None:
     assert seconds > 0
 
 
 def test_everything_is_sent_once_and_what_is_new_later_to_the_same_run(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory()
-    assert send(directory, "memory", service) == 4
+    assert send(directory, service) == 4
     assert (service.steps, service.closed) == ([0, 1, 2, 3], ["completed"])
-    assert send(directory, "memory", service) == 0
+    assert send(directory, service) == 0
     write_step(directory, 4)
-    assert send(directory, "memory", service) == 1
+    assert send(directory, service) == 1
     assert service.steps == [0, 1, 2, 3, 4]
     assert service.opened == [{}, {"id": "new 1"}, {"id": "new 1"}]
 
 
 def test_all_of_it_can_be_sent_again_to_a_new_run(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory()
-    send(directory, "memory", service)
-    assert send(directory, "memory", service, again=True) == 4
+    send(directory, service)
+    assert send(directory, service, again=True) == 4
     assert service.opened == [{}, {}]
     assert sent(directory, "memory").state == {"id": "new 2"}
 
 
 def test_two_services_do_not_know_of_each_other(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
-    assert send(directory, "one", Memory()) == send(directory, "two", Memory()) == 4
+    assert send(directory, Memory()) == send(directory, Other()) == 4
 
 
 def test_a_service_that_fails_for_a_while_gets_everything(tmp_path: Path) -> None:
     service = Memory(faults=["open", "step 1", "step 1", "step 3", "close"])
-    assert send(write_run(tmp_path / "run"), "memory", service, sleep=no_sleep) == 4
+    assert send(write_run(tmp_path / "run"), service, sleep=no_sleep) == 4
     assert service.steps == [0, 1, 2, 3]
 
 
@@ -80,8 +93,8 @@ def test_a_service_that_goes_on_failing_is_given_up_and_gets_the_rest_later(tmp_
     with pytest.raises(
         SendingFailed, match=r"memory: step 2 could not be shown: ConnectionError: no step 2; `rlkit sync"
     ):
-        send(directory, "memory", service, sleep=no_sleep)
-    assert send(directory, "memory", service) == 2
+        send(directory, service, sleep=no_sleep)
+    assert send(directory, service) == 2
     assert service.steps == [0, 1, 2, 3]
 
 
@@ -90,10 +103,10 @@ def test_what_a_service_says_of_a_failure_is_told_without_secrets(
 ) -> None:
     monkeypatch.setenv("SERVICE_KEY", "step 2")
     with pytest.raises(SendingFailed) as told:
-        send(write_run(tmp_path / "run"), "memory", Memory(faults=["open"] * 9), sleep=no_sleep)
+        send(write_run(tmp_path / "run"), Memory(faults=["open"] * 9), sleep=no_sleep)
     assert "no open" in str(told.value)
     with pytest.raises(SendingFailed) as told:
-        send(tmp_path / "run", "memory", Memory(faults=["step 2"] * 9), sleep=no_sleep)
+        send(tmp_path / "run", Memory(faults=["step 2"] * 9), sleep=no_sleep)
     assert "no ***" in str(told.value)
 
 
@@ -104,7 +117,7 @@ def test_a_run_that_goes_on_is_waited_for(tmp_path: Path) -> None:
         if len(service.steps) < 4:
             write_step(directory, len(service.steps))
 
-    assert send(directory, "memory", service, ended=lambda: len(service.steps) == 4, sleep=sleep) == 4
+    assert send(directory, service, ended=lambda: len(service.steps) == 4, sleep=sleep) == 4
     assert service.steps == [0, 1, 2, 3]
 
 
@@ -112,16 +125,16 @@ def test_one_process_at_a_time_sends_a_run_to_a_service(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
 
     class Twice(Memory):
-        def step(self, step: Step) -> None:
+        def show(self, step: RecordedStep) -> None:
             with pytest.raises(UsageError, match="run is being sent to memory by another process"):
-                send(directory, "memory", Memory())
-            send(directory, "another", Memory())
+                send(directory, Memory())
+            send(directory, Other())
 
-    send(directory, "memory", Twice())
+    send(directory, Twice())
 
 
 def test_a_damaged_record_of_what_was_sent_is_as_none(tmp_path: Path) -> None:
     directory, service = write_run(tmp_path / "run"), Memory()
     (directory / "trackers").mkdir()
     (directory / "trackers" / "memory.json").write_text("{")
-    assert send(directory, "memory", service) == 4
+    assert send(directory, service) == 4

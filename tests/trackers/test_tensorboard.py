@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.trackers.services.tensorboard import crc32c
-from rlkit.trackers.sinks import settings_of, sink
+from rlkit.trackers.following import load_service
 from rlkit.trackers.sync import send
+from rlkit.trackers.tensorboard import crc32c
 from tests.trackers.folders import write_run
 
 
@@ -43,7 +43,7 @@ def records(path: Path) -> list[bytes]:
 
 def test_each_step_is_an_event_with_its_metrics(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
-    send(directory, "tensorboard", sink("tensorboard", settings_of("tensorboard", {})))
+    send(directory, load_service("tensorboard", {}))
     (file,) = (directory / "tensorboard").iterdir()
     first, start, *steps = records(file)
     assert first.endswith(b"brain.Event:2")
@@ -56,9 +56,9 @@ def test_each_step_is_an_event_with_its_metrics(tmp_path: Path) -> None:
 def test_tensorboard_itself_reads_each_step_once(tmp_path: Path) -> None:
     loader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     directory = write_run(tmp_path / "run")
-    settings = settings_of("tensorboard", {"directory": str(tmp_path / "events")})
+    settings = {"directory": str(tmp_path / "events")}
     for _ in range(2):
-        send(directory, "tensorboard", sink("tensorboard", settings), again=True)
+        send(directory, load_service("tensorboard", settings), again=True)
     read = loader.EventAccumulator(str(tmp_path / "events")).Reload()
     assert [(one.step, round(one.value, 6)) for one in read.Scalars("env/sums/reward/mean")] == [
         (0, 0.0),
@@ -71,5 +71,5 @@ def test_tensorboard_itself_reads_each_step_once(tmp_path: Path) -> None:
 def test_a_run_that_goes_on_gets_a_file_of_its_own(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run")
     for _ in range(2):
-        send(directory, "tensorboard", sink("tensorboard", settings_of("tensorboard", {})), again=True)
+        send(directory, load_service("tensorboard", {}), again=True)
     assert len(list((directory / "tensorboard").iterdir())) == 2

@@ -10,7 +10,7 @@ import pytest
 
 import rlkit
 from rlkit.errors import MissingError, UsageError
-from rlkit.trackers.sinks import settings_of, sink
+from rlkit.trackers.following import load_service
 from rlkit.trackers.sync import send
 from tests.trackers.folders import write_run, write_step
 from tests.trackers.wandb_stub import synced, wandb_stub
@@ -25,10 +25,9 @@ def test_a_run_is_written_offline_and_goes_on_under_the_same_id(
     monkeypatch.setenv("OTHER_TOKEN", "canary-of-the-environment")
     directory = write_run(tmp_path / "run", steps=2, status="failed", settings={"model": "Qwen/Qwen3-8B"})
     given = {"mode": "offline", "project": "sums", "entity": "us", "tags": ["mine"], "rollouts": 3}
-    settings = settings_of("wandb", given)
-    send(directory, "wandb", sink("wandb", settings))
+    send(directory, load_service("wandb", given))
     write_step(directory, 3, text="canary-of-the-environment")
-    send(directory, "wandb", sink("wandb", settings))
+    send(directory, load_service("wandb", given))
 
     (first, second), bodies = synced(directory)
     assert (first.id, first.name, first.project, first.entity) == (second.id, "run", "sums", "us")
@@ -90,7 +89,7 @@ def test_the_run_of_an_example_is_read_back_with_every_step_and_number(
 
 def test_a_run_without_rollouts_has_numbers_only(tmp_path: Path) -> None:
     directory = write_run(tmp_path / "run", steps=1)
-    send(directory, "wandb", sink("wandb", settings_of("wandb", {"mode": "offline", "rollouts": 0})))
+    send(directory, load_service("wandb", {"mode": "offline", "rollouts": 0}))
     assert not list((directory / "wandb").rglob("media"))
 
 
@@ -99,14 +98,14 @@ def test_a_credential_is_asked_for_before_a_run_begins(tmp_path: Path, monkeypat
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     with pytest.raises(MissingError, match=r"WANDB_API_KEY is not set.*track\.wandb\.mode to offline"):
-        sink("wandb", settings_of("wandb", {}))
+        load_service("wandb", {})
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password x\n")
     (tmp_path / "netrc").chmod(0o600)
-    sink("wandb", settings_of("wandb", {}))
+    load_service("wandb", {})
 
 
 def test_what_is_no_setting_is_one_line() -> None:
     with pytest.raises(UsageError, match=r"track\.wandb\.projct: .*Did you mean 'project'"):
-        settings_of("wandb", {"projct": "x"})
+        load_service("wandb", {"projct": "x"})
     with pytest.raises(UsageError, match=r"--to: 'wandbb' is none of .*Did you mean 'wandb'"):
-        settings_of("wandbb", {})
+        load_service("wandbb", {})

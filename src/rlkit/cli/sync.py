@@ -26,24 +26,24 @@ def run(what: str, to: str, values: Sequence[str], output: Output, *, again: boo
         os.nice(_NICENESS)  # before anything is imported, which takes most of its time
     import yaml
 
-    from rlkit.trackers.feed import told
-    from rlkit.trackers.sinks import settings_of, sink
+    from rlkit.trackers.feed import read_run
+    from rlkit.trackers.following import load_service
     from rlkit.trackers.sync import send
 
     directory = run_directory(what)
-    tracked = cast("Mapping[str, Mapping[str, object] | None]", told(directory).config.get("track") or {})
-    given = dict[str, object]()
+    sections = cast("Mapping[str, Mapping[str, object] | None]", read_run(directory).config.get("track") or {})
+    settings = dict(sections.get(to) or {})
     for value in values:
         key, equals, text = value.partition("=")
         if not equals:
             raise UsageError(f"{value!r} is no setting of {to}: write it as key=value")
-        given[key] = yaml.safe_load(text)
-    settings = settings_of(to, {**(tracked.get(to) or {}), **given})
+        settings[key] = yaml.safe_load(text)
+    tracker = load_service(to, settings)
     if follow:
         over = _end_of_input()
-        count = send(directory, to, sink(to, settings), ended=over.is_set, sleep=over.wait)
+        count = send(directory, tracker, ended=over.is_set, sleep=over.wait)
     else:
-        count = send(directory, to, sink(to, settings), again=again)
+        count = send(directory, tracker, again=again)
     if output.json:
         output.data({"run": directory.name, "to": to, "steps": count})
     else:

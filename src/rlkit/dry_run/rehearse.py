@@ -27,7 +27,7 @@ from rlkit.chat.load import load_chat
 from rlkit.chat.tokenizers import has_weights
 from rlkit.config import Resolved
 from rlkit.config.schema import DEFAULT_MODEL, Config
-from rlkit.config.schema.track import TrackConfig
+from rlkit.config.schema.track import track_config
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate
 from rlkit.cost.prices import Price, listed_price, price_of, similar_model
 from rlkit.dry_run.pilot import Pilot, draw_tasks, nudged, run_pilot
@@ -271,7 +271,7 @@ class _Stage:
     async def _trained(self, service: SimulatedTinker, directory: Path, *, steps: int) -> RunResult:
         """Train up to a step, from where the run in the directory stands."""
         trainer = RLTrainer(
-            self.config.model_copy(update={"steps": steps, "track": TrackConfig()}),
+            self.config.model_copy(update={"steps": steps, "track": track_config()}),
             envs=self.tasks,
             estimators={name: nudged(one) for name, one in choose_estimators(self.config, {}).items()},
             directory=directory,

@@ -1,48 +1,58 @@
-"""Who is told about a run: the console, a tracking service, a file.
+"""Listeners of a run: the console, a service that shows runs, a file.
 
-Invariant: a tracker only listens. Whatever it does or raises, and however long it takes, the run goes on.
+Invariant: a tracker only listens. Whatever it does or raises, and however long it takes, the run goes on. Its calls
+come one after the other and in order, from a thread of its own, and each once.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, wait
+from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from rlkit.trackers.patience import PATIENCE_S, Patient
+from rlkit._util.threads import LooseThreads
 from rlkit.types import Checkpoint
 
 if TYPE_CHECKING:
     from rlkit.cost.budget import Spent
     from rlkit.cost.estimate import Estimate
 
+CALL_S = 0.5
+"""Seconds that a run waits for one call of a tracker before it goes on."""
+
+MAX_WAITING_CALLS = 10_000
+"""Calls that wait for a slow tracker; more are dropped. Metrics of so many steps take some tens of megabytes."""
+
 _LAST_S = 40.0
-"""What the end of a run waits for trackers, all together; those that rlkit has give up before."""
+"""Seconds that the end of a run waits for its trackers, all together; those of rlkit give up before."""
 
 _BEHIND_S = 5.0
-"""The same for one that had not even taken what it was told before."""
+"""The same for a tracker that is behind with earlier calls."""
 
 type Phase = Literal["preparing", "sampling", "training", "evaluating", "saving", "done"]
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where a run stands at this moment.
+    """The state of a run at this moment.
 
     Args:
         step: optimiser steps taken.
         steps: optimiser steps of the whole run.
-        phase: what it is doing.
+        phase: current activity.
         queued: rollouts of this step that wait to be played.
         live: rollouts that are being played.
-        done: rollouts of this step that are finished.
-        failed: episodes of this step that failed, played again or not.
+        done: finished rollouts of this step.
+        failed: failed episodes of this step, played again or not.
         tokens: tokens sampled since the run started.
-        seconds: since the run started, or was resumed.
-        first_step: steps that were taken before it was resumed.
+        seconds: time since the run started, or was resumed.
+        first_step: steps taken before the run was resumed.
         work: counts of the work under way, as a phrase; "" for none.
     """
 
@@ -60,22 +70,22 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """At the pace so far; None before the first step is done."""
+        """The remaining time at the pace so far; None before the first step is done."""
         done = self.step - self.first_step
         return self.seconds / done * (self.steps - self.step) if done > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a tracker is told when a run starts.
+    """A run that starts.
 
     Args:
-        name: of the run.
-        directory: its folder.
-        model: that is trained.
+        name: name of the run.
+        directory: folder of the run.
+        model: model that is trained.
         envs: names of the environments.
-        service: where the model runs, as a phrase for people.
-        progress: gives the current `Progress` from any thread.
+        service: place where the model runs, as a phrase for people.
+        progress: returns the current `Progress`, from any thread.
     """
 
     name: str
@@ -88,19 +98,19 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended.
+    """The end of a run.
 
     Args:
-        name: of the run.
-        directory: its folder.
-        status: `interrupted` and `budget` runs have saved a checkpoint of what they did, and can be gone on with.
+        name: name of the run.
+        directory: folder of the run.
+        status: `interrupted` and `budget` runs have saved a checkpoint, and can be resumed.
         steps: optimiser steps taken.
-        metrics: of the last step.
-        checkpoint: the last one, if any was saved.
-        reason: the limit that was reached, of a `budget` run; why a `completed` one took fewer steps than it might.
-        best: the checkpoint with the best value of what weights are compared by, if any has one.
-        spent: what it used in all.
-        estimate: what a dry run of the same configuration had expected; None if there was none.
+        metrics: metrics of the last step.
+        checkpoint: last checkpoint, if any was saved.
+        reason: limit that a `budget` run reached; why a `completed` run took fewer steps than it might.
+        best: checkpoint with the best value of the metric that weights are compared by, if any has one.
+        spent: everything that the run used.
+        estimate: the expectation of a dry run of the same configuration; None if there was none.
     """
 
     name: str
@@ -115,70 +125,122 @@ class RunResult:
     estimate: Estimate | None = None
 
 
-class Tracker(Protocol):
-    """Told about a run as it happens, from a thread of its own; a method may take its time, and the next call waits."""
+class Tracker:
+    """A listener of a run.
+
+    A subclass overrides the methods that it needs. They are called from one thread, which is the tracker's own; while
+    one takes its time, the next call waits. An exception is reported once, and the run goes on.
+    """
 
     def started(self, run: RunInfo) -> None:
-        """The run begins."""
-        ...
+        """Hear that the run begins."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step (or, as step 0, the evaluation before the first one) is done."""
-        ...
+        """Hear that a step is done; step 0 is the evaluation before the first one."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint was saved."""
-        ...
+        """Hear that a checkpoint was saved."""
 
     def note(self, message: str) -> None:
-        """Something a person should read."""
-        ...
+        """Hear something that a person should read."""
 
     def finished(self, result: RunResult | None) -> None:
-        """The run is over; None when it failed."""
-        ...
+        """Hear that the run is over; None when it failed."""
 
 
 class Broadcast(Tracker):
-    """Several trackers as one that cannot fail, and whom a slow one does not hold up.
+    """Several trackers as one that cannot fail, and that a slow one does not hold up.
 
-    What one of them raises is told to the others, once, and dropped. Each is told from a thread of its own, in order.
-    A call is waited for; one that takes longer than a moment goes on behind the caller's back, and so do those after
-    it until the tracker has caught up.
+    An exception of one is told to the others, once, and dropped. A call that takes longer than `CALL_S` goes on behind
+    the caller's back, and so do those after it until the tracker has caught up.
     """
 
     def __init__(self, trackers: Iterable[Tracker]) -> None:
-        self._trackers = [(tracker, Patient(f"rlkit-{type(tracker).__name__}")) for tracker in trackers]
+        self._listeners = [_Listener(tracker) for tracker in trackers]
         self._complained: set[str] = set()
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
-        self._each(lambda tracker: tracker.started(run))
+        self._call_each(lambda tracker: tracker.started(run))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
-        self._each(lambda tracker: tracker.step(step, metrics))
+        self._call_each(lambda tracker: tracker.step(step, metrics))
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
-        self._each(lambda tracker: tracker.checkpoint(checkpoint))
+        self._call_each(lambda tracker: tracker.checkpoint(checkpoint))
 
     def note(self, message: str) -> None:  # noqa: D102  inherited
-        self._each(lambda tracker: tracker.note(message))
+        self._call_each(lambda tracker: tracker.note(message))
 
     def finished(self, result: RunResult | None) -> None:
-        """The run is over. All are waited for at once, for a limited time."""
-        limits_s = [_BEHIND_S if patient.behind else _LAST_S for _, patient in self._trackers]
-        self._each(lambda tracker: tracker.finished(result), within_s=0)
+        """End the run for all trackers at once, and wait for them for a limited time."""
+        limits_s = [_BEHIND_S if listener.is_behind else _LAST_S for listener in self._listeners]
+        self._call_each(lambda tracker: tracker.finished(result), within_s=0)
         ended_s = time.monotonic()
-        for (tracker, patient), limit_s in zip(self._trackers, limits_s, strict=True):
-            self._complain(tracker, patient.catch_up(ended_s + limit_s - time.monotonic()))
-        for _, patient in self._trackers:
-            patient.close()
+        for listener, limit_s in zip(self._listeners, limits_s, strict=True):
+            self._complain(listener, listener.catch_up(ended_s + limit_s - time.monotonic()))
+        for listener in self._listeners:
+            listener.close()
 
-    def _each(self, tell: Callable[[Tracker], None], *, within_s: float = PATIENCE_S) -> None:
-        for tracker, patient in self._trackers:
-            self._complain(tracker, patient.tell(partial(tell, tracker), within_s=within_s))
+    def _call_each(self, call: Callable[[Tracker], None], *, within_s: float | None = None) -> None:
+        for listener in self._listeners:
+            self._complain(listener, listener.call(call, within_s=CALL_S if within_s is None else within_s))
 
-    def _complain(self, tracker: Tracker, error: Exception | None) -> None:
-        name = type(tracker).__name__
-        if error is not None and name not in self._complained:
-            self._complained.add(name)
-            self.note(f"the tracker {name} failed and will miss things: {type(error).__name__}: {error}")
+    def _complain(self, listener: _Listener, error: BaseException | None) -> None:
+        if error is not None and listener.name not in self._complained:
+            self._complained.add(listener.name)
+            self.note(f"the tracker {listener.name} failed and will miss things: {type(error).__name__}: {error}")
+
+
+class TooSlow(Exception):
+    """A tracker takes longer than its run can wait."""
+
+
+class _Listener:
+    """A tracker and its thread."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.name = type(tracker).__name__
+        self._tracker = tracker
+        self._thread: LooseThreads | None = None
+        self._calls = deque[Future[None]]()
+        self._lock = threading.Lock()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a call is not finished."""
+        return bool(self._calls) and not self._calls[-1].done()
+
+    def call(self, call: Callable[[Tracker], None], *, within_s: float) -> BaseException | None:
+        """Call the tracker in the caller's context, and wait unless it is behind.
+
+        Returns:
+            The exception of this call or of an earlier one, once.
+        """
+        with self._lock:
+            waits = not self.is_behind
+            if len(self._calls) > MAX_WAITING_CALLS:
+                return TooSlow("it is so slow that it is told no more")
+            self._thread = self._thread or LooseThreads(1, name=f"rlkit-{self.name}")
+            future = self._thread.submit(copy_context().run, call, self._tracker)
+            self._calls.append(future)
+        if waits:
+            wait([future], within_s)
+        return self._take_error()
+
+    def catch_up(self, within_s: float) -> BaseException | None:
+        """Wait for all calls, for a limited time; return an exception as `call` does, or that time is over."""
+        _, late = wait(self._calls, max(within_s, 0.0))
+        return TooSlow("it had not taken everything when the run was over") if late else self._take_error()
+
+    def close(self) -> None:
+        """End the thread unless it is behind; a later call starts another one."""
+        if self._thread is not None and not self.is_behind:
+            self._thread.shutdown()
+            self._thread = None
+
+    def _take_error(self) -> BaseException | None:
+        error = None
+        with self._lock:
+            while self._calls and self._calls[0].done():
+                error = self._calls.popleft().exception() or error
+        return error

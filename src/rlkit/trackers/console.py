@@ -16,32 +16,32 @@ KL = "optim/kl_sample_train_v1"
 
 
 def rewards(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The mean reward of each environment of a step, those of an evaluation as `eval <name>`."""
-    found = dict[str, float]()
+    """Return the mean reward of each environment of a step, those of an evaluation as `eval <name>`."""
+    means = dict[str, float]()
     for prefix, label in (("env/", ""), ("eval/", "eval ")):
         for key, value in metrics.items():
             name = key.removeprefix(prefix).removesuffix("/reward/mean")
             if key == f"{prefix}{name}/reward/mean" and name != "all":
-                found[label + name] = value
-    return found
+                means[label + name] = value
+    return means
 
 
 def searches(metrics: Mapping[str, float]) -> dict[str, str]:
-    """By environment that searches: the best value it has found, and beside it what a scripted search reaches."""
-    found = dict[str, str]()
+    """Return the best value of each environment that searches, beside it the value that a scripted search reaches."""
+    best = dict[str, str]()
     for key, value in metrics.items():
         name = key.removeprefix("env/").removesuffix("/tasks/best")
         if key == f"env/{name}/tasks/best":
             scripted = metrics.get(f"env/{name}/tasks/scripted")
-            found[name] = f"{value:.7g}" + ("" if scripted is None else f" (scripted {scripted:.7g})")
-    return found
+            best[name] = f"{value:.7g}" + ("" if scripted is None else f" (scripted {scripted:.7g})")
+    return best
 
 
 def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
-    """`step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, with what the metrics have of it.
+    """Return `step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, with what the metrics have of it.
 
     Args:
-        tokens: that were sampled in this step.
+        tokens: tokens sampled in this step.
     """
     parts = [f"step {step}/{steps}", *(f"{name} {number(value)}" for name, value in rewards(metrics).items())]
     parts += [f"best of {name} {text}" for name, text in searches(metrics).items()]
@@ -58,12 +58,12 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: in
 
 
 def number(value: float) -> str:
-    """Two decimals where they tell something, four digits otherwise."""
+    """Return two decimals where they tell something, four digits otherwise."""
     return f"{value:.2f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
-    """`2.1 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return `2.1 s`, `3 min 20 s` or `2 h 5 min`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -83,38 +83,34 @@ class ConsoleTracker(Tracker):
     """
 
     def __init__(self, say: Callable[[str], None] | None = None) -> None:
-        self._print = say or _to_stderr
+        self._print = say or _print_on_stderr
         self._heartbeat = Heartbeat(self._print)
         self._progress: Callable[[], Progress] = Progress
         self._tokens = 0
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._progress = run.progress
-        self._say(f"run {run.name} in {run.directory}")
-        self._say(f"training {run.model} on {', '.join(run.envs)} with {run.service}")
+        self.note(f"run {run.name} in {run.directory}")
+        self.note(f"training {run.model} on {', '.join(run.envs)} with {run.service}")
         self._heartbeat.start(run.progress)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         now = self._progress()
-        self._say(step_line(step, now.steps, metrics, tokens=now.tokens - self._tokens))
+        self.note(step_line(step, now.steps, metrics, tokens=now.tokens - self._tokens))
         self._tokens = now.tokens
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:  # noqa: D102  inherited
-        self._say(f"checkpoint of step {checkpoint.step}: {checkpoint.state}")
+        self.note(f"checkpoint of step {checkpoint.step}: {checkpoint.state}")
 
     def note(self, message: str) -> None:  # noqa: D102  inherited
-        self._say(message)
-
-    def finished(self, result: RunResult | None) -> None:
-        """End the lines; the result is printed by whoever asked for the run."""
-        self._heartbeat.stop()
-
-    def _say(self, line: str) -> None:
-        self._print(line)
+        self._print(message)
         self._heartbeat.postpone()
 
+    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
+        self._heartbeat.stop()  # the result is printed by whoever asked for the run
 
-def _to_stderr(line: str) -> None:
+
+def _print_on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -123,7 +119,7 @@ class JsonTracker(Tracker):
 
     Args:
         emit: takes an object.
-        say: takes what is not a step.
+        say: takes a line that is not a step.
     """
 
     def __init__(self, emit: Callable[[Mapping[str, float]], None], *, say: Callable[[str], None]) -> None:
@@ -131,21 +127,16 @@ class JsonTracker(Tracker):
         self._say = say
         self._heartbeat = Heartbeat(say)
 
-    def started(self, run: RunInfo) -> None:
-        """Begin the lines about steps that take long; the result names the run."""
+    def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._heartbeat.start(run.progress)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         self._emit({"step": step, **{key: float(value) for key, value in metrics.items()}})
         self._heartbeat.postpone()
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Nothing: the result names the last one."""
-
     def note(self, message: str) -> None:  # noqa: D102  inherited
         self._say(message)
         self._heartbeat.postpone()
 
-    def finished(self, result: RunResult | None) -> None:
-        """End the lines; the result is printed by whoever asked for the run."""
+    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
         self._heartbeat.stop()

@@ -9,6 +9,8 @@ credential that has a well-known shape or is in the environment under the name o
 from __future__ import annotations
 
 import json
+import random
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecordedRun:
     """A run as a whole.
 
     Args:
-        name: of the run.
-        directory: its folder.
+        name: name of the run.
+        directory: folder of the run.
         config: the whole configuration, without secrets.
         status: `running`, or how it ended.
     """
@@ -48,15 +50,15 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """One completion of a rollout, as text.
+class RecordedTurn:
+    """A completion of a rollout, as text.
 
     Args:
-        prompt: what was added to the turn before.
-        completion: what the model said.
-        stop: why it ended.
-        version: optimiser steps of the weights that said it.
-        reward: its own, if it has one.
+        prompt: text that was added to the turn before.
+        completion: text that the model sampled.
+        stop: stop reason.
+        version: optimiser steps of the weights that sampled it.
+        reward: reward of the turn, if it has one.
     """
 
     prompt: str
@@ -80,17 +82,22 @@ class Rollout:
     seconds: float
     metrics: Mapping[str, float]
     info: Mapping[str, Json]
-    turns: tuple[Said, ...]
+    turns: tuple[RecordedTurn, ...]
+
+    @property
+    def text(self) -> str:
+        """All turns as one text, as the model had it."""
+        return "".join(f"{turn.prompt}{turn.completion}" for turn in self.turns)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """A step of a run.
 
     Args:
-        number: of the step; 0 is the evaluation before the first.
+        number: number of the step; 0 is the evaluation before the first.
         metrics: finite ones only.
-        table: the file of its episodes, if there is one.
+        table: file of its episodes, if there is one.
     """
 
     number: int
@@ -98,35 +105,39 @@ class Step:
     table: Path | None
 
     def rollouts(self) -> list[Rollout]:
-        """The rollouts of the groups that were trained on, or were dropped.
+        """Return the rollouts of the groups that were trained on, or were dropped.
 
         Raises:
             UsageError: their table is damaged.
         """
         return [] if self.table is None else read_rollouts(self.table)
 
+    def sample_rollouts(self, count: int) -> list[Rollout]:
+        """Return `count` rollouts, drawn at random and always the same ones; 0 for all."""
+        rollouts = self.rollouts()
+        return rollouts if not 0 < count < len(rollouts) else random.Random(self.number).sample(rollouts, count)
+
 
 def clean(text: str) -> str:
-    """`text` without credentials."""
+    """Return `text` without credentials."""
     from rlkit._util.redaction import redact
     from rlkit.config.loading.secrets import redact as redact_shapes
 
     return redact(redact_shapes(text))
 
 
-def cleaned(value: Json) -> Json:
-    """A value of JSON in which every text is clean."""
+def _clean_json(value: Json) -> Json:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
-        return {clean(key): cleaned(inner) for key, inner in value.items()}
+        return {clean(key): _clean_json(inner) for key, inner in value.items()}
     if isinstance(value, Sequence):
-        return [cleaned(inner) for inner in value]
+        return [_clean_json(inner) for inner in value]
     return value
 
 
-def told(directory: Path) -> Told:
-    """What a run's folder says of the run.
+def read_run(directory: Path) -> RecordedRun:
+    """Return the run of a folder.
 
     Raises:
         UsageError: its files are damaged.
@@ -142,26 +153,26 @@ def told(directory: Path) -> Told:
         raise UsageError(f"{directory / 'config.yaml'} is damaged: {error}") from error
     if not isinstance(config, dict):
         raise UsageError(f"{directory / 'config.yaml'} is damaged: it is no mapping")
-    known = cast("Mapping[str, Json]", cleaned(cast("Json", config)))
-    return Told(directory.name, directory, known, str(about.get("status", "running")))
+    known = cast("Mapping[str, Json]", _clean_json(cast("Json", config)))
+    return RecordedRun(directory.name, directory, known, str(about.get("status", "running")))
 
 
 class Feed:
     """The steps of a run, as they are written down.
 
     Args:
-        directory: of the run.
-        after: the last step that is known already; −1 for none.
+        directory: folder of the run.
+        after: last step that is known already; −1 for none.
     """
 
     def __init__(self, directory: Path, *, after: int = -1) -> None:
         self._directory = directory
-        self._after = after
+        self._newest = after
         self._offset = 0
-        self._waiting: list[tuple[int, dict[str, float]]] = []
+        self._waiting = deque[tuple[int, dict[str, float]]]()
 
-    def steps(self, *, ended: bool) -> Iterator[Step]:
-        """The steps that are there by now and have not been given yet.
+    def steps(self, *, ended: bool) -> Iterator[RecordedStep]:
+        """Yield the steps that are there by now and were not yielded yet.
 
         A step's table is written behind the run's back, a moment after its line of metrics.
 
@@ -171,17 +182,19 @@ class Feed:
         Raises:
             UsageError: the metrics are damaged.
         """
-        self._read()
+        from rlkit.store.history import table_path
+
+        self._read_metrics()
         while self._waiting:
             number, metrics = self._waiting[0]
-            table = _table_path(self._directory, number)
-            if number > 0 and not ended and not table.exists():
+            table = table_path(self._directory, number)
+            exists = table.exists()
+            if number > 0 and not ended and not exists:
                 return
-            del self._waiting[0]
-            self._after = number
-            yield Step(number, metrics, table if table.exists() else None)
+            self._waiting.popleft()
+            yield RecordedStep(number, metrics, table if exists else None)
 
-    def _read(self) -> None:
+    def _read_metrics(self) -> None:
         path = self._directory / "metrics.jsonl"
         if not path.exists():
             return
@@ -190,38 +203,31 @@ class Feed:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        newest = self._waiting[-1][0] if self._waiting else self._after
         for line in whole.splitlines():
             try:
-                found = cast("dict[str, Any]", json.loads(line))
-                number = int(found.pop("step"))
+                metrics = cast("dict[str, Any]", json.loads(line))
+                number = int(metrics.pop("step"))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UsageError(f"{path} is damaged: {line[:40]!r} is no step") from error
-            if number > newest:
-                newest = number
-                finite = {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+            if number > self._newest:
+                self._newest = number
+                finite = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
                 self._waiting.append((number, finite))
 
 
-def _table_path(directory: Path, step: int) -> Path:
-    from rlkit.store.history import table_path
-
-    return table_path(directory, step)
-
-
 _COLUMNS = ["position", "draw", "env", "task", "member", "final", "status", "reward", "error", "seconds", "metrics"]
-_SAID = ["prompt_text", "completion_text", "stop", "version", "reward"]
+_TURN_COLUMNS = ["prompt_text", "completion_text", "stop", "version", "reward"]
 
 
 def read_rollouts(path: Path) -> list[Rollout]:
-    """The rollouts in a table of episodes, as text; attempts that were played again are left out.
+    """Return the rollouts in a table of episodes, as text, without attempts that were played again.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the table cannot be read.
     """
     import pyarrow.parquet as pq
 
-    columns = [*_COLUMNS, "info", *(f"turns.list.element.{name}" for name in _SAID)]
+    columns = [*_COLUMNS, "info", *(f"turns.list.element.{name}" for name in _TURN_COLUMNS)]
     try:
         rows = cast("list[dict[str, Any]]", pq.ParquetFile(path).read(columns).to_pylist())
     except (OSError, ValueError, KeyError) as error:
@@ -241,15 +247,11 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         error=None if row["error"] is None else clean(row["error"]),
         seconds=row["seconds"],
         metrics=json.loads(row["metrics"]),
-        info=cast("Mapping[str, Json]", cleaned(json.loads(row["info"]))),
+        info=cast("Mapping[str, Json]", _clean_json(json.loads(row["info"]))),
         turns=tuple(
-            Said(
-                clean(turn["prompt_text"]),
-                clean(turn["completion_text"]),
-                turn["stop"],
-                turn["version"],
-                turn["reward"],
+            RecordedTurn(clean(prompt), clean(completion), stop, version, reward)
+            for prompt, completion, stop, version, reward in (
+                [turn[name] for name in _TURN_COLUMNS] for turn in row["turns"] or ()
             )
-            for turn in row["turns"] or ()
         ),
     )

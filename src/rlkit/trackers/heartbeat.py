@@ -42,8 +42,7 @@ class Heartbeat:
         self._say = say
         self._quiet_s = QUIET_S if quiet_s is None else quiet_s
         self._quiet_max_s = quiet_max_s
-        self._changed = threading.Condition()
-        self._postponed = False
+        self._wake = threading.Event()
         self._stopped = False
         self._thread: threading.Thread | None = None
 
@@ -54,28 +53,21 @@ class Heartbeat:
 
     def postpone(self) -> None:
         """Start the silence anew: a line was said."""
-        with self._changed:
-            self._postponed = True
-            self._changed.notify()
+        self._wake.set()
 
     def stop(self) -> None:
         """Say no more."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+        self._stopped = True
+        self._wake.set()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def _run(self, progress: Callable[[], Progress]) -> None:
         quiet_s = self._quiet_s
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._stopped or self._postponed, quiet_s)
-                if self._stopped:
-                    return
-                postponed, self._postponed = self._postponed, False
-            if postponed:
+        while not self._stopped:
+            if self._wake.wait(quiet_s):
+                self._wake.clear()
                 quiet_s = self._quiet_s
                 continue
             try:

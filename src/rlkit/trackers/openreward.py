@@ -2,11 +2,12 @@
 
     rlkit.train("config.yaml", trackers=[ConsoleTracker(), OpenRewardTracker()])
 
-Only episodes of OpenReward's environments are uploaded. What is uploaded is read from the run's own tables, so that it
-is on this machine first, and a resumed run uploads what is missing.
+Only episodes of OpenReward's environments are uploaded. They are read from the run's own tables, so that they are on
+this machine first, and a resumed run uploads what is missing.
 
 Invariant: the run never waits for an upload, nor fails for one; at its end it waits for `last_s` seconds at most. No
-more than one step is held in memory. What counts as uploaded was taken.
+more than one step is held in memory. What counts as uploaded was taken. The events of an episode have the same ids
+each time that they are made, so that what is sent twice can be told.
 """
 
 from __future__ import annotations
@@ -14,34 +15,59 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from uuid import NAMESPACE_URL, uuid5
 
 from rlkit._util import files
-from rlkit.errors import MissingError
+from rlkit.errors import MissingError, RlkitError
 from rlkit.trackers import RunInfo, RunResult, Tracker
-from rlkit.trackers.openreward_events import SESSION, About, Service, UploadFailed, upload
-from rlkit.types import Checkpoint
+from rlkit.trackers.feed import Rollout, read_rollouts
 
-__all__ = ["OpenRewardTracker", "UploadFailed"]
+if TYPE_CHECKING:
+    import httpx
 
 PROGRESS = "openreward.json"
-"""Of a run's folder: how far the uploads have come."""
+"""The file of a run's folder that says how far the uploads have come."""
+
+SESSION = "openreward"
+"""The entry of an episode's info that says which environment, split and task of OpenReward it is of."""
 
 _KEY = "OPENREWARD_API_KEY"
 _POLL_S = 0.5
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 300.0
 _LAST_S = 30.0
+_REQUEST_S = 30.0
+_BATCH_EVENTS = 128
+_BATCH_BYTES = 1_000_000
+_UNFIT = frozenset({400, 413, 422})
+
+type Event = dict[str, Any]
+
+
+class UploadFailed(RlkitError):
+    """OpenReward did not take a rollout. It is in the run's folder.
+
+    Args:
+        message: answer of the service.
+        unfit: it is about this rollout alone, and sending it again would not help.
+    """
+
+    def __init__(self, message: str, *, unfit: bool = False) -> None:
+        super().__init__(message)
+        self.unfit = unfit
 
 
 class OpenRewardTracker(Tracker):
     """Uploads each step's rollouts once their table is written.
 
     Args:
-        run_name: on OpenReward; the run's own by default.
+        run_name: name of the run on OpenReward; the run's own by default.
         last_s: seconds that the end of the run waits for what is not uploaded yet.
 
     Raises:
@@ -56,39 +82,33 @@ class OpenRewardTracker(Tracker):
         self._ending = threading.Event()
         self._stepped = threading.Event()
         self._failure: UploadFailed | None = None
-        self._told = False
+        self._complained = False
         self._newest = 0
         self._thread: threading.Thread | None = None
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._newest = max(self._newest, run.progress().step)
-        about = About(self._run_name or run.name, run.model, str(run.directory))
+        name = self._run_name or run.name
         self._thread = threading.Thread(
-            target=self._work, args=(run.directory, about), name="rlkit-openreward-uploads", daemon=True
+            target=self._work, args=(run, name), name="rlkit-openreward-uploads", daemon=True
         )
         self._thread.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done.
+        """Upload a step.
 
         Raises:
-            UploadFailed: an earlier one could not be uploaded; told once.
+            UploadFailed: an earlier one could not be uploaded; raised once.
         """
         self._newest = max(self._newest, step)
         self._stepped.set()
-        self._tell()
-
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Nothing to upload."""
-
-    def note(self, message: str) -> None:
-        """Nothing to upload."""
+        self._complain()
 
     def finished(self, result: RunResult | None) -> None:
-        """Wait for what is left, for a while.
+        """Wait for what is left, for a limited time.
 
         Raises:
-            UploadFailed: something could not be uploaded; told once.
+            UploadFailed: something could not be uploaded; raised once.
         """
         self._ending.set()
         self._stepped.set()
@@ -98,69 +118,60 @@ class OpenRewardTracker(Tracker):
                 self._failure = UploadFailed(
                     "OpenReward was too slow for the last rollouts; a resumed run uploads them"
                 )
-        self._tell()
+        self._complain()
 
-    def _tell(self) -> None:
-        if self._failure is not None and not self._told:
-            self._told = True
+    def _complain(self) -> None:
+        if self._failure is not None and not self._complained:
+            self._complained = True
             raise self._failure
 
-    def _work(self, directory: Path, about: About) -> None:
+    def _work(self, run: RunInfo, name: str) -> None:
         from rlkit.store.history import table_path
 
-        done, pause_s = _Progress.read(directory), _FIRST_PAUSE_S
+        directory, pause_s = run.directory, _FIRST_PAUSE_S
         while True:
             ending = self._ending.is_set()
-            path = table_path(directory, done.step + 1)
-            if done.step >= self._newest or not path.exists():  # tables are written behind the run's back
+            progress = _Progress.read(directory)
+            table = table_path(directory, progress.step + 1)
+            if progress.step >= self._newest or not table.exists():  # tables are written behind the run's back
                 if ending:
                     return
                 self._stepped.wait(_POLL_S)
                 self._stepped.clear()
                 continue
             try:
-                done = self._uploaded(directory, path, about, done)
+                self._upload(run, name, table, progress)
                 pause_s = _FIRST_PAUSE_S
             except Exception as error:  # whatever it is, the run goes on
-                what = str(error) or type(error).__name__
                 self._failure = UploadFailed(
-                    f"the rollouts of step {done.step + 1} could not be uploaded to OpenReward: {what}; "
-                    "it is tried again, also by a resumed run"
+                    f"the rollouts of step {progress.step + 1} could not be uploaded to OpenReward: "
+                    f"{str(error) or type(error).__name__}; it is tried again, also by a resumed run"
                 )
                 if ending:
                     return
-                done = _Progress.read(directory)
                 self._ending.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _uploaded(self, directory: Path, path: Path, about: About, done: _Progress) -> _Progress:
-        """Upload what is missing of the next step; how far it came."""
-        from rlkit.store.history import read_groups
-
-        step = done.step + 1
-        groups = [one.group for one in read_groups(path)]
-        shown = [(group, episode) for group in groups for episode in group.episodes if SESSION in episode.info]
-        if len(shown) > done.rollouts:
-            service = Service.connect()
-            try:
-                for number, (group, episode) in enumerate(shown[done.rollouts :], done.rollouts + 1):
+    def _upload(self, run: RunInfo, name: str, table: Path, progress: _Progress) -> None:
+        """Upload what is missing of the next step."""
+        step = progress.step + 1
+        rollouts = [rollout for rollout in read_rollouts(table) if SESSION in rollout.info]
+        if len(rollouts) > progress.rollouts:
+            with closing(Service.connect()) as service:
+                for number, rollout in enumerate(rollouts[progress.rollouts :], progress.rollouts + 1):
                     try:
-                        upload(service, about, group, episode, step=step)
+                        service.upload(run, name, rollout, step=step)
                     except UploadFailed as error:
                         if not error.unfit:
                             raise
                         self._failure = UploadFailed(f"OpenReward did not take a rollout of step {step}: {error}")
-                    _Progress(done.step, number).write(directory)
-            finally:
-                service.close()
-        done = _Progress(step)
-        done.write(directory)
-        return done
+                    _Progress(progress.step, number).write(run.directory)
+        _Progress(step).write(run.directory)
 
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """The last step that was uploaded whole, 0 for none, and rollouts of the next one."""
+    """The last step that was uploaded whole, 0 for none, and the number of rollouts uploaded of the next one."""
 
     step: int = 0
     rollouts: int = 0
@@ -168,11 +179,188 @@ class _Progress:
     @classmethod
     def read(cls, directory: Path) -> Self:
         try:
-            found = cast("Mapping[str, object]", json.loads((directory / PROGRESS).read_text()))
-            step, rollouts = found["step"], found["rollouts"]
+            record = cast("Mapping[str, object]", json.loads((directory / PROGRESS).read_text()))
+            step, rollouts = record["step"], record["rollouts"]
         except (OSError, ValueError, KeyError, TypeError):
             return cls()
         return cls(step, rollouts) if isinstance(step, int) and isinstance(rollouts, int) else cls()
 
     def write(self, directory: Path) -> None:
         files.write_text(directory / PROGRESS, json.dumps(asdict(self)) + "\n")
+
+
+@dataclass(slots=True)
+class Service:
+    """OpenReward's service for rollouts, through a connection of its own.
+
+    The SDK's client is not used to send: it does not tell whether a rollout was taken, and waits without a limit.
+    """
+
+    http: httpx.Client
+    _environment_ids: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
+
+    @classmethod
+    def connect(cls) -> Self:
+        """Connect with the address and the key that the SDK would use."""
+        import httpx
+
+        from rlkit.envs.openreward.connection import sdk
+
+        sdk.load()
+        from openreward import OpenReward
+
+        client = OpenReward()
+        return cls(httpx.Client(base_url=client.base_url, headers={"x-api-key": client.api_key}, timeout=_REQUEST_S))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.http.close()
+
+    def upload(self, run: RunInfo, name: str, rollout: Rollout, *, step: int) -> None:
+        """Upload an episode of an OpenReward environment.
+
+        Args:
+            run: the run.
+            name: name of the run on OpenReward.
+            rollout: episode with a record of its session.
+            step: step that was trained on it.
+
+        Raises:
+            UploadFailed: it was not taken.
+        """
+        session = cast("Mapping[str, Any]", rollout.info[SESSION])
+        environment_id = self._environment_id(session["target"]) if session["hosted"] else None
+        started, *rest = _events(run, name, rollout, step=step, environment_id=environment_id)
+        self.send([started])  # by itself, as the SDK does it: the others name it
+        self.send(rest)
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Send events, in their order.
+
+        Raises:
+            UploadFailed: they were not all taken.
+        """
+        import httpx
+
+        for body in _batches(events):
+            try:
+                answer = self.http.post("/v1/rollouts", content=body, headers={"content-type": "application/json"})
+            except httpx.HTTPError as error:
+                raise UploadFailed(f"there was no answer ({type(error).__name__})") from error
+            if not answer.is_success:
+                raise UploadFailed(f"HTTP {answer.status_code}", unfit=answer.status_code in _UNFIT)
+
+    def _environment_id(self, name: str) -> str | None:
+        """Return the platform's id of an environment; None if it gives none, which a rollout can do without."""
+        import httpx
+
+        if name not in self._environment_ids:
+            self._environment_ids[name] = None
+            with suppress(httpx.HTTPError, ValueError, AttributeError):
+                identity: object = self.http.get(f"/v1/environments/{name}").raise_for_status().json().get("id")
+                self._environment_ids[name] = identity if isinstance(identity, str) else None
+        return self._environment_ids[name]
+
+
+def _batches(events: Sequence[Event]) -> Iterator[bytes]:
+    """Yield the bodies of requests: batches of at most so many events and bytes, or of one event that is larger."""
+    batch, size = list[bytes](), 0
+    for event in events:
+        text = json.dumps(event, ensure_ascii=False).encode()
+        if batch and (len(batch) == _BATCH_EVENTS or size + len(text) > _BATCH_BYTES):
+            yield b'{"events":[' + b",".join(batch) + b"]}"
+            batch, size = [], 0
+        batch.append(text)
+        size += len(text)
+    if batch:
+        yield b'{"events":[' + b",".join(batch) + b"]}"
+
+
+def _events(run: RunInfo, name: str, rollout: Rollout, *, step: int, environment_id: str | None) -> Iterator[Event]:
+    import openreward
+    from openreward.models import LogMessageEvent, RolloutConfig, RolloutStartedEvent, RolloutUpdateEvent
+
+    session = cast("Mapping[str, Any]", rollout.info[SESSION])
+    place = f"{run.directory}/{name}/{step}/{rollout.draw}/{rollout.member}"
+    identity = str(uuid5(NAMESPACE_URL, place))
+    now_ms = round(time.time() * 1000)
+    about = openreward.RunInfo(run.model, run_type="train", training_stage="rl", peft_type="lora", framework="rlkit")
+    config = RolloutConfig(
+        run_name=name,
+        rollout_name=f"step {step} · {rollout.task} · {rollout.member}",
+        environment=session["target"] if session["hosted"] else None,
+        variant=session["variant"],
+        split=session["split"],
+        metadata={
+            "env": rollout.env,
+            "draw": rollout.draw,
+            "member": rollout.member,
+            "ended": rollout.info.get("ended"),
+        },
+        run_info=asdict(about),
+    )
+    yield _to_json(RolloutStartedEvent.from_config(identity, now_ms, config, step=step, environment_id=environment_id))
+    items = list(_items(cast("Sequence[Mapping[str, Any]]", rollout.info["messages"])))
+    for index, item in enumerate(items):
+        last = index == len(items) - 1
+        yield _to_json(
+            LogMessageEvent(
+                eventId=str(uuid5(NAMESPACE_URL, f"{place}/{index}")),
+                timestamp=now_ms,
+                index=index,
+                rolloutEventId=identity,
+                type=item.kind,
+                content=item.content,
+                name=item.name,
+                callId=item.call_id,
+                environment_id=environment_id,
+                reward=rollout.reward if last else None,
+                isFinished=last,
+                metadata={},
+            )
+        )
+    duration_ms = round(rollout.seconds * 1000)
+    info = openreward.RolloutInfo(task_index=session["index"], current_step=step, duration_ms=duration_ms)
+    yield _to_json(RolloutUpdateEvent(identity, now_ms, asdict(info)))
+
+
+type _Kind = Literal["system_message", "user_message", "assistant_message", "reasoning", "tool_call", "tool_result"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    kind: _Kind
+    content: str
+    name: str | None = None
+    call_id: str | None = None
+
+
+def _items(messages: Sequence[Mapping[str, Any]]) -> Iterator[_Item]:
+    """Yield messages as OpenReward has them: calls and results of tools stand by themselves."""
+    for message in messages:
+        text = str(message["content"])
+        match message["role"]:
+            case "system":
+                yield _Item("system_message", text)
+            case "user":
+                yield _Item("user_message", text)
+            case "tool":
+                yield _Item("tool_result", text, call_id=str(message.get("tool_call_id", "")))
+            case _:
+                if message.get("thinking"):
+                    yield _Item("reasoning", str(message["thinking"]))
+                if text:
+                    yield _Item("assistant_message", text)
+                for call in message.get("tool_calls", []):
+                    yield _Item("tool_call", json.dumps(call["arguments"]), call["name"], call["id"])
+
+
+def _to_json(event: object) -> Event:
+    return cast("Event", _without_none(asdict(cast("Any", event))))
+
+
+def _without_none(value: object) -> object:
+    if not isinstance(value, dict):
+        return value
+    entries = cast("dict[str, object]", value)
+    return {key: _without_none(inner) for key, inner in entries.items() if inner is not None}

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
 from rlkit.trackers.console import duration, number, rewards
-from rlkit.types import Checkpoint
 
 REFRESHES_PER_SECOND = 4
 RATE_WINDOW_S = 60.0
@@ -157,9 +156,6 @@ class PanelTracker(Tracker):
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
         for name, value in rewards(metrics).items():
             self._history.setdefault(name, deque(maxlen=HISTORY_STEPS)).append(value)
-
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Nothing: the last one is part of the result."""
 
     def note(self, message: str) -> None:  # noqa: D102  inherited
         self._console.print(Text(self._clean(message)))

@@ -32,7 +32,7 @@ from rlkit.config.schema.objective import (
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.schema.sampling import SamplingConfig
 from rlkit.config.schema.section import Positive, Section
-from rlkit.config.schema.track import TrackConfig
+from rlkit.config.schema.track import TrackConfig, track_config
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_STEPS = 100
@@ -274,7 +274,7 @@ class Config(Section):
     prices: PricesConfig = PricesConfig()
     best: BestConfig = BestConfig()
     chat: ChatConfig = ChatConfig()
-    track: TrackConfig = TrackConfig()
+    track: TrackConfig = Field(default_factory=track_config)
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> Self:

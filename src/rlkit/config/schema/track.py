@@ -1,72 +1,91 @@
 """The section that says which services a run is shown by, besides its own folder.
 
-Invariant: none is on unless it is named, since what a run says and samples leaves the machine with most of them.
+Invariant: none is on unless it is named, since what a run says and samples leaves the machine with most of them. Each
+service's own section is read off its tracker.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, create_model
+from pydantic_core import core_schema
 
 from rlkit.config.schema.section import Section
+from rlkit.errors import MissingError
 
-type Rollouts = Annotated[int, Field(ge=0)]
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationInfo
+    from pydantic.json_schema import JsonSchemaValue
 
-
-class WandbConfig(Section):
-    """Weights & Biases."""
-
-    project: str = "rlkit"
-    """The project that the run is shown in."""
-    entity: str | None = None
-    """The team or user that the project belongs to; null for the account's default."""
-    name: str | None = None
-    """The run's name there; null for the name of the run."""
-    tags: list[str] = Field(default_factory=list[str])
-    """Labels, besides `model:…` and `lora_rank:…`, which every run gets."""
-    mode: Literal["online", "offline"] = "online"
-    """`offline` writes files that `wandb sync` uploads later, and needs no account."""
-    rollouts: Rollouts = 8
-    """Rollouts of each step that are shown in a table, drawn at random; one of them is shown as a page, too. 0 for
-    none."""
+BUILT_IN = {
+    "wandb": "rlkit.trackers.wandb:WandbTracker",
+    "trackio": "rlkit.trackers.trackio:TrackioTracker",
+    "tensorboard": "rlkit.trackers.tensorboard:TensorboardTracker",
+    "docent": "rlkit.trackers.docent:DocentTracker",
+}
+"""Trackers of rlkit as `module:Class`. Installed packages add theirs as entry points of the group `rlkit.trackers`."""
 
 
-class TrackioConfig(Section):
-    """Trackio, which keeps runs in a database on this machine."""
-
-    project: str = "rlkit"
-    """The project that the run is shown in."""
-    name: str | None = None
-    """The run's name there; null for the name of the run."""
-
-
-class TensorboardConfig(Section):
-    """TensorBoard: files of events, which `tensorboard --logdir` shows."""
-
-    directory: str | None = None
-    """Where they are written; null for `tensorboard` in the run's folder."""
+@cache
+def tracker_paths() -> Mapping[str, str]:
+    """Return `module:Class` of each tracker that is installed, by its name."""
+    return BUILT_IN | {
+        point.name: point.value for point in entry_points(group="rlkit.trackers") if point.name not in BUILT_IN
+    }
 
 
-class DocentConfig(Section):
-    """Docent of Transluce: the rollouts themselves, to be read and searched."""
+def load_tracker_class(name: str) -> Any:  # trackers are above the configuration
+    """Return a subclass of `rlkit.trackers.service.ServiceTracker`.
 
-    collection: str | None = None
-    """Name of the collection that is made for the run; null for the name of the run."""
-    rollouts: Rollouts = 0
-    """Rollouts of each step that are sent, drawn at random; 0 for all of them."""
-    url: str | None = None
-    """Address of a Docent server of one's own; null for Transluce's."""
+    Raises:
+        MissingError: a package that is installed does not have it.
+    """
+    path = tracker_paths()[name]
+    try:
+        return resolve_name(path)
+    except Exception as error:  # a package of somebody else may raise anything
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise MissingError(f"the tracker {name}, {path}, cannot be loaded: {told}; mend its package") from error
 
 
-class TrackConfig(Section):
-    """Who else is told of the run, if anyone. Each is fed from the run's folder by a process of its own."""
+@cache
+def _section_type() -> type[Section]:
+    fields: dict[str, Any] = {}
+    for name in tracker_paths():
+        settings: type[Section] = load_tracker_class(name).settings_type
+        description = f"{settings.__doc__} `{{}}` for its defaults; null does without it."
+        fields[name] = (Annotated[settings | None, Field(description=description)], None)
+    text = "Who else is told of the run, if anyone. Each is fed from the run's folder by a process of its own."
+    return create_model("TrackConfig", __base__=Section, __doc__=text, **fields)
 
-    wandb: WandbConfig | None = None
-    """`{}` for Weights & Biases with its defaults; null does without it."""
-    trackio: TrackioConfig | None = None
-    """`{}` for Trackio with its defaults; null does without it."""
-    tensorboard: TensorboardConfig | None = None
-    """`{}` for TensorBoard with its defaults; null does without it."""
-    docent: DocentConfig | None = None
-    """`{}` for Docent with its defaults; null does without it."""
+
+def track_config(sections: object = None) -> Section:
+    """Return the section `track` with these sections of services, or with none."""
+    return _section_type().model_validate({} if sections is None else sections)
+
+
+class _SectionOfTrackers:
+    """The section as pydantic sees it: made when it is first needed, since trackers import the configuration."""
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._validate)
+
+    def __get_pydantic_json_schema__(
+        self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return handler(_section_type().__pydantic_core_schema__)
+
+    @staticmethod
+    def _validate(sections: object, info: ValidationInfo) -> Section:
+        if info.mode == "json":  # as strict as the rest of a file
+            return _section_type().model_validate_json(json.dumps(sections), strict=True)
+        return track_config(sections)
+
+
+type TrackConfig = Annotated[Section, _SectionOfTrackers()]

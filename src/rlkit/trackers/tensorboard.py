@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from rlkit._util import files
-from rlkit.trackers.feed import Step, Told
+from rlkit.config.schema.section import Section
+from rlkit.trackers.feed import RecordedRun, RecordedStep
+from rlkit.trackers.service import ServiceTracker
 
 if TYPE_CHECKING:
     from rlkit.types import Json
@@ -36,20 +38,24 @@ _TAG, _SIMPLE_VALUE = 1, 2
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
-class TensorboardSink:
-    """Writes a run's metrics as events.
+class TensorboardSettings(Section):
+    """TensorBoard: files of events, which `tensorboard --logdir` shows."""
 
-    Args:
-        directory: where; None for a folder of the run's own.
-    """
+    directory: str | None = None
+    """Where they are written; null for `tensorboard` in the run's folder."""
 
-    def __init__(self, *, directory: Path | None) -> None:
-        self._directory = directory
-        self._file: BinaryIO | None = None
-        self._begun = False
 
-    def open(self, run: Told, state: Mapping[str, Json]) -> Mapping[str, Json]:  # noqa: D102  of the protocol
-        folder = self._directory or run.directory / "tensorboard"
+class TensorboardTracker(ServiceTracker[TensorboardSettings]):
+    """Writes a run's metrics as events."""
+
+    name = "tensorboard"
+    settings_type = TensorboardSettings
+    _file: BinaryIO
+    _begun = False
+
+    def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:  # noqa: D102  inherited
+        directory = self.settings.directory
+        folder = run.directory / "tensorboard" if directory is None else Path(directory).expanduser()
         files.make_folder(folder)
         now = time.time()
         # TensorBoard reads the files of a folder in the order of their names, and each to its end.
@@ -57,22 +63,19 @@ class TensorboardSink:
         self._write(_field(_WALL_TIME, _FIXED64, struct.pack("<d", now)) + _text(_FILE_VERSION, b"brain.Event:2"))
         return {}
 
-    def step(self, step: Step) -> None:  # noqa: D102  of the protocol
+    def show(self, step: RecordedStep) -> None:  # noqa: D102  inherited
         at = _field(_WALL_TIME, _FIXED64, struct.pack("<d", time.time())) + _field(_STEP, _VARINT, _varint(step.number))
-        if not self._begun:  # what other files have of this step and of later ones is left out by a reader
+        if not self._begun:  # a reader leaves out what other files have of this step and of later ones
             self._write(at + _text(_SESSION_LOG, _field(_STATUS, _VARINT, _varint(_START))))
             self._begun = True
         self._write(at + _text(_SUMMARY, b"".join(_text(_VALUE, _value(*metric)) for metric in step.metrics.items())))
 
-    def close(self, status: str) -> None:  # noqa: D102  of the protocol
-        if self._file is not None:
-            self._file.close()
+    def close(self, status: str) -> None:  # noqa: D102  inherited
+        self._file.close()
 
     def _write(self, event: bytes) -> None:
-        assert self._file is not None  # opened before
         length = struct.pack("<Q", len(event))
-        framed = length + _checksum(length) + event + _checksum(event)
-        files.append(self._file, framed)
+        files.append(self._file, length + _checksum(length) + event + _checksum(event))
 
 
 def _value(tag: str, number: float) -> bytes:

@@ -1,0 +1,155 @@
+"""Services that show a run, each fed by `rlkit sync` from a process of its own.
+
+Invariant: a service is only ever given what is in the run's folder, so that what it missed can be sent again. The run
+waits for the process at its end only, for some seconds; the process takes neither the run's interpreter nor its
+console, and ends with the run, also when that is killed.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from rlkit.config.schema.section import Section
+from rlkit.errors import RlkitError
+from rlkit.trackers import RunInfo, RunResult, Tracker
+from rlkit.trackers.feed import RecordedRun, RecordedStep, clean
+
+if TYPE_CHECKING:
+    from rlkit.types import Json
+
+LAST_S = 30.0
+"""Seconds that the end of a run waits for a service that is behind."""
+
+_LAST_FAILED_S = 5.0
+"""The same for a run that failed or was stopped at once."""
+
+_LAST_LINES_S = 1.0
+
+_END = b"."
+"""Message to the process that the run is over."""
+
+
+class NotSent(RlkitError):
+    """A service misses a part of the run, which is in the run's folder."""
+
+
+class ServiceTracker[S: Section](Tracker):
+    """A service that shows runs.
+
+    A subclass is one module: its name, its section of `track`, and `open`, `show` and `close`, which `rlkit sync`
+    calls. It imports the service's package in these methods only. Whatever they raise is tried again, and then ends
+    the sending, never the run.
+
+    Args:
+        settings: the checked section.
+        last_s: seconds that the end of the run waits for what is not sent yet.
+    """
+
+    name: ClassVar[str]
+    settings_type: ClassVar[type[Section]]
+
+    def __init__(self, settings: S, *, last_s: float = LAST_S) -> None:
+        self.settings = settings
+        self._last_s = last_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._last_line = "its process ended"
+        self._directory = Path()
+        self._complained = False
+
+    def require(self) -> None:
+        """Check that the service can be used, before a run begins.
+
+        Raises:
+            MissingError: its package or its credential is missing.
+        """
+
+    def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Begin to show a run, or go on with it.
+
+        Args:
+            run: the run as its folder has it.
+            state: result of an earlier `open` for this run; empty for the first.
+
+        Returns:
+            Whatever is needed to go on with the same run later.
+        """
+        return {}
+
+    def show(self, step: RecordedStep) -> None:
+        """Show a step. It may be shown twice, if the process dies in between."""
+
+    def close(self, status: str) -> None:
+        """End the sending for now, with the status of the run."""
+
+    def started(self, run: RunInfo) -> None:
+        """Start the process."""
+        self._directory = run.directory
+        command = [sys.executable, "-m", "rlkit", "sync", str(run.directory), "--to", self.name, "--follow"]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,  # its end is the end of the run
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,  # Ctrl-C is for the run, which says when to end
+        )
+        self._reader = threading.Thread(
+            target=self._read_lines, args=(self._process,), name=f"rlkit-{self.name}", daemon=True
+        )
+        self._reader.start()
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Look whether the process lives; it reads the step from the run's folder.
+
+        Raises:
+            NotSent: the process has given up; raised once.
+        """
+        if self._process is not None and self._process.poll() is not None:
+            self._complain()
+
+    def finished(self, result: RunResult | None) -> None:
+        """Wait for what is left, for a limited time.
+
+        Raises:
+            NotSent: not everything was sent.
+        """
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None  # as asked for
+        with process.stdin, suppress(OSError):  # it is gone already
+            process.stdin.write(_END)  # a process that an environment forked may hold the pipe open
+        limit_s = self._last_s if result is not None else min(self._last_s, _LAST_FAILED_S)
+        late = ""
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            late = f"it had not taken everything {limit_s:g} s after the run's end"
+        if self._reader is not None:
+            self._reader.join(_LAST_LINES_S)
+        self._last_line = late or self._last_line
+        if process.returncode != 0:
+            self._complain()
+
+    def _complain(self) -> None:
+        if not self._complained:
+            self._complained = True
+            raise NotSent(
+                f"{self._last_line.removeprefix('error: ')}; "
+                f"`rlkit sync {self._directory.name} --to {self.name}` sends the rest"
+            )
+
+    def _read_lines(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None  # as asked for
+        with process.stderr:
+            for line in process.stderr:  # to its end, or the process would wait for somebody to read it
+                self._last_line = clean(line.decode(errors="replace")).strip() or self._last_line

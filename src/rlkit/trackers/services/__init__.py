@@ -1,1 +1,0 @@
-"""Services that show runs."""
