@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.trackers import Progress, RunInfo, Tracker
-from rlkit.trackers.console import ConsoleTracker, JsonTracker
-from rlkit.trackers.heartbeat import Heartbeat, progress_line
+from rlkit.trackers.console import ConsoleTracker, Heartbeat, JsonTracker, progress_line
 from tests.limits import HANG_S, wait_until
 
 
@@ -92,7 +91,7 @@ def test_a_line_postpones_the_next() -> None:
 def test_a_tracker_says_where_a_silent_step_stands(
     as_json: bool, others: set[threading.Thread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlkit.trackers.heartbeat.QUIET_S", 0.001)
+    monkeypatch.setattr("rlkit.trackers.console.QUIET_S", 0.001)
     lines = list[str]()
     tracker: Tracker = JsonTracker(lambda _: None, say=lines.append) if as_json else ConsoleTracker(lines.append)
     run = RunInfo(

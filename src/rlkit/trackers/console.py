@@ -1,18 +1,25 @@
 """A run as plain lines or as JSON.
 
-Invariant: a step is one line. Where the lines go is the caller's choice.
+Invariant: a step is one line, and no more than `QUIET_MAX_S` pass without one while a run lives, whatever the run waits
+for. Where the lines go is the caller's choice.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping
 
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
-from rlkit.trackers.heartbeat import Heartbeat
 from rlkit.types import Checkpoint
 
 KL = "optim/kl_sample_train_v1"
+
+QUIET_S = 15.0
+"""Silence after which a line is due: about what people wait before they wonder."""
+
+QUIET_MAX_S = 60.0
+"""The longest silence. It doubles from `QUIET_S`, so that an hour's wait is not two hundred lines."""
 
 
 def rewards(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -57,6 +64,16 @@ def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: in
     return "  ".join(parts)
 
 
+def progress_line(progress: Progress) -> str:
+    """Return `step 3/20: sampling, 2 of 32 rollouts done; replies in progress: 30, tokens in them: 1,204`."""
+    total = progress.queued + progress.live + progress.done
+    parts = [progress.phase, *([f"{progress.done} of {total} rollouts done"] if total else [])]
+    if progress.failed:
+        parts.append(f"{progress.failed} failed")
+    step = min(progress.step + 1, progress.steps)
+    return "; ".join([f"step {step}/{progress.steps}: {', '.join(parts)}", *([progress.work] if progress.work else [])])
+
+
 def number(value: float) -> str:
     """Return two decimals where they tell something, four digits otherwise."""
     return f"{value:.2f}" if 0.1 <= abs(value) < 1000 or value == 0 else f"{value:.4g}"
@@ -73,6 +90,56 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+class Heartbeat:
+    """Says where a run stands whenever nothing else was said.
+
+    Args:
+        say: takes a line; called from a thread of its own.
+        quiet_s: seconds of silence before the first line; None for `QUIET_S`.
+        quiet_max_s: seconds between two lines at most.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], *, quiet_s: float | None = None, quiet_max_s: float = QUIET_MAX_S
+    ) -> None:
+        self._say = say
+        self._quiet_s = QUIET_S if quiet_s is None else quiet_s
+        self._quiet_max_s = quiet_max_s
+        self._wake = threading.Event()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, progress: Callable[[], Progress]) -> None:
+        """Begin to watch a run; `progress` may be called from any thread."""
+        self._thread = threading.Thread(target=self._run, args=(progress,), name="rlkit-heartbeat", daemon=True)
+        self._thread.start()
+
+    def postpone(self) -> None:
+        """Start the silence anew: a line was said."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Say no more."""
+        self._stopped = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, progress: Callable[[], Progress]) -> None:
+        quiet_s = self._quiet_s
+        while not self._stopped:
+            if self._wake.wait(quiet_s):
+                self._wake.clear()
+                quiet_s = self._quiet_s
+                continue
+            try:
+                self._say(progress_line(progress()))
+            except (OSError, ValueError):  # what it writes to is full, broken or closed: nobody reads its lines
+                return
+            quiet_s = min(2 * quiet_s, self._quiet_max_s)
 
 
 class ConsoleTracker(Tracker):
@@ -114,7 +181,7 @@ def _print_on_stderr(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-class JsonTracker(Tracker):
+class JsonTracker(ConsoleTracker):
     """One JSON object a step, with the keys of `metrics.jsonl`.
 
     Args:
@@ -123,9 +190,8 @@ class JsonTracker(Tracker):
     """
 
     def __init__(self, emit: Callable[[Mapping[str, float]], None], *, say: Callable[[str], None]) -> None:
+        super().__init__(say)
         self._emit = emit
-        self._say = say
-        self._heartbeat = Heartbeat(say)
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._heartbeat.start(run.progress)
@@ -134,9 +200,5 @@ class JsonTracker(Tracker):
         self._emit({"step": step, **{key: float(value) for key, value in metrics.items()}})
         self._heartbeat.postpone()
 
-    def note(self, message: str) -> None:  # noqa: D102  inherited
-        self._say(message)
-        self._heartbeat.postpone()
-
-    def finished(self, result: RunResult | None) -> None:  # noqa: D102  inherited
-        self._heartbeat.stop()
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Print nothing: the result names the last one."""

@@ -1,5 +1,5 @@
 # docent is optional and has no complete types.
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportMissingImports=false, reportUnknownParameterType=false
+# pyright: reportGeneralTypeIssues=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportMissingImports=false, reportUnknownParameterType=false
 """Docent of Transluce: each rollout as a transcript, labelled with where it comes from.
 
 Invariant: a transcript is what the model was given and said; the labels are what the run recorded of it.

@@ -168,7 +168,7 @@ class Feed:
     def __init__(self, directory: Path, *, after: int = -1) -> None:
         self._directory = directory
         self._newest = after
-        self._offset = 0
+        self._size = 0
         self._waiting = deque[tuple[int, dict[str, float]]]()
 
     def steps(self, *, ended: bool) -> Iterator[RecordedStep]:
@@ -195,24 +195,16 @@ class Feed:
             yield RecordedStep(number, metrics, table if exists else None)
 
     def _read_metrics(self) -> None:
+        from rlkit.store import lines
+
         path = self._directory / "metrics.jsonl"
-        if not path.exists():
+        if not path.exists() or (size := path.stat().st_size) == self._size:
             return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        for line in whole.splitlines():
-            try:
-                metrics = cast("dict[str, Any]", json.loads(line))
-                number = int(metrics.pop("step"))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UsageError(f"{path} is damaged: {line[:40]!r} is no step") from error
+        self._size = size
+        for number, metrics in lines.numbers(path):
             if number > self._newest:
                 self._newest = number
-                finite = {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}
-                self._waiting.append((number, finite))
+                self._waiting.append((number, metrics))
 
 
 _COLUMNS = ["position", "draw", "env", "task", "member", "final", "status", "reward", "error", "seconds", "metrics"]

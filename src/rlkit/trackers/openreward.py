@@ -16,7 +16,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ from rlkit.trackers.feed import Rollout, read_rollouts
 
 if TYPE_CHECKING:
     import httpx
+    from _typeshed import DataclassInstance
 
 PROGRESS = "openreward.json"
 """The file of a run's folder that says how far the uploads have come."""
@@ -82,69 +83,61 @@ class OpenRewardTracker(Tracker):
         self._ending = threading.Event()
         self._stepped = threading.Event()
         self._failure: UploadFailed | None = None
-        self._complained = False
         self._newest = 0
         self._thread: threading.Thread | None = None
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
         self._newest = max(self._newest, run.progress().step)
-        name = self._run_name or run.name
-        self._thread = threading.Thread(
-            target=self._work, args=(run, name), name="rlkit-openreward-uploads", daemon=True
-        )
+        args = (run, self._run_name or run.name)
+        self._thread = threading.Thread(target=self._work, args=args, name="rlkit-openreward-uploads", daemon=True)
         self._thread.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Upload a step.
 
         Raises:
-            UploadFailed: an earlier one could not be uploaded; raised once.
+            UploadFailed: it or an earlier one could not be uploaded.
         """
         self._newest = max(self._newest, step)
         self._stepped.set()
-        self._complain()
+        if self._failure is not None:
+            raise self._failure
 
     def finished(self, result: RunResult | None) -> None:
         """Wait for what is left, for a limited time.
 
         Raises:
-            UploadFailed: something could not be uploaded; raised once.
+            UploadFailed: something could not be uploaded.
         """
         self._ending.set()
         self._stepped.set()
         if self._thread is not None:
             self._thread.join(self._last_s)
             if self._thread.is_alive() and self._failure is None:
-                self._failure = UploadFailed(
-                    "OpenReward was too slow for the last rollouts; a resumed run uploads them"
-                )
-        self._complain()
-
-    def _complain(self) -> None:
-        if self._failure is not None and not self._complained:
-            self._complained = True
+                raise UploadFailed("OpenReward was too slow for the last rollouts; a resumed run uploads them")
+        if self._failure is not None:
             raise self._failure
 
     def _work(self, run: RunInfo, name: str) -> None:
         from rlkit.store.history import table_path
 
-        directory, pause_s = run.directory, _FIRST_PAUSE_S
+        pause_s = _FIRST_PAUSE_S
         while True:
             ending = self._ending.is_set()
-            progress = _Progress.read(directory)
-            table = table_path(directory, progress.step + 1)
-            if progress.step >= self._newest or not table.exists():  # tables are written behind the run's back
+            before, uploaded = _read_progress(run.directory)
+            table = table_path(run.directory, before + 1)
+            if before >= self._newest or not table.exists():  # tables are written behind the run's back
                 if ending:
                     return
                 self._stepped.wait(_POLL_S)
                 self._stepped.clear()
                 continue
             try:
-                self._upload(run, name, table, progress)
+                self._upload(run, name, table, step=before + 1, uploaded=uploaded)
                 pause_s = _FIRST_PAUSE_S
             except Exception as error:  # whatever it is, the run goes on
                 self._failure = UploadFailed(
-                    f"the rollouts of step {progress.step + 1} could not be uploaded to OpenReward: "
+                    f"the rollouts of step {before + 1} could not be uploaded to OpenReward: "
                     f"{str(error) or type(error).__name__}; it is tried again, also by a resumed run"
                 )
                 if ending:
@@ -152,41 +145,33 @@ class OpenRewardTracker(Tracker):
                 self._ending.wait(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def _upload(self, run: RunInfo, name: str, table: Path, progress: _Progress) -> None:
-        """Upload what is missing of the next step."""
-        step = progress.step + 1
+    def _upload(self, run: RunInfo, name: str, table: Path, *, step: int, uploaded: int) -> None:
+        """Upload a step but for the rollouts that were uploaded before."""
         rollouts = [rollout for rollout in read_rollouts(table) if SESSION in rollout.info]
-        if len(rollouts) > progress.rollouts:
+        if len(rollouts) > uploaded:
             with closing(Service.connect()) as service:
-                for number, rollout in enumerate(rollouts[progress.rollouts :], progress.rollouts + 1):
+                for number, rollout in enumerate(rollouts[uploaded:], uploaded + 1):
                     try:
                         service.upload(run, name, rollout, step=step)
                     except UploadFailed as error:
                         if not error.unfit:
                             raise
                         self._failure = UploadFailed(f"OpenReward did not take a rollout of step {step}: {error}")
-                    _Progress(progress.step, number).write(run.directory)
-        _Progress(step).write(run.directory)
+                    _write_progress(run.directory, step - 1, number)
+        _write_progress(run.directory, step, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """The last step that was uploaded whole, 0 for none, and the number of rollouts uploaded of the next one."""
+def _read_progress(directory: Path) -> tuple[int, int]:
+    """Return the last step that was uploaded whole, 0 for none, and the number of rollouts uploaded of the next one."""
+    try:
+        record = json.loads((directory / PROGRESS).read_text())
+        return int(record["step"]), int(record["rollouts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0, 0
 
-    step: int = 0
-    rollouts: int = 0
 
-    @classmethod
-    def read(cls, directory: Path) -> Self:
-        try:
-            record = cast("Mapping[str, object]", json.loads((directory / PROGRESS).read_text()))
-            step, rollouts = record["step"], record["rollouts"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return cls()
-        return cls(step, rollouts) if isinstance(step, int) and isinstance(rollouts, int) else cls()
-
-    def write(self, directory: Path) -> None:
-        files.write_text(directory / PROGRESS, json.dumps(asdict(self)) + "\n")
+def _write_progress(directory: Path, step: int, rollouts: int) -> None:
+    files.write_text(directory / PROGRESS, json.dumps({"step": step, "rollouts": rollouts}) + "\n")
 
 
 @dataclass(slots=True)
@@ -285,23 +270,19 @@ def _events(run: RunInfo, name: str, rollout: Rollout, *, step: int, environment
     identity = str(uuid5(NAMESPACE_URL, place))
     now_ms = round(time.time() * 1000)
     about = openreward.RunInfo(run.model, run_type="train", training_stage="rl", peft_type="lora", framework="rlkit")
+    metadata = {"env": rollout.env, "draw": rollout.draw, "member": rollout.member, "ended": rollout.info.get("ended")}
     config = RolloutConfig(
         run_name=name,
         rollout_name=f"step {step} · {rollout.task} · {rollout.member}",
         environment=session["target"] if session["hosted"] else None,
         variant=session["variant"],
         split=session["split"],
-        metadata={
-            "env": rollout.env,
-            "draw": rollout.draw,
-            "member": rollout.member,
-            "ended": rollout.info.get("ended"),
-        },
-        run_info=asdict(about),
+        metadata=_without_none(metadata.items()),
+        run_info=_to_json(about),
     )
     yield _to_json(RolloutStartedEvent.from_config(identity, now_ms, config, step=step, environment_id=environment_id))
     items = list(_items(cast("Sequence[Mapping[str, Any]]", rollout.info["messages"])))
-    for index, item in enumerate(items):
+    for index, (kind, content, tool, call_id) in enumerate(items):
         last = index == len(items) - 1
         yield _to_json(
             LogMessageEvent(
@@ -309,10 +290,10 @@ def _events(run: RunInfo, name: str, rollout: Rollout, *, step: int, environment
                 timestamp=now_ms,
                 index=index,
                 rolloutEventId=identity,
-                type=item.kind,
-                content=item.content,
-                name=item.name,
-                callId=item.call_id,
+                type=kind,
+                content=content,
+                name=tool,
+                callId=call_id,
                 environment_id=environment_id,
                 reward=rollout.reward if last else None,
                 isFinished=last,
@@ -321,46 +302,35 @@ def _events(run: RunInfo, name: str, rollout: Rollout, *, step: int, environment
         )
     duration_ms = round(rollout.seconds * 1000)
     info = openreward.RolloutInfo(task_index=session["index"], current_step=step, duration_ms=duration_ms)
-    yield _to_json(RolloutUpdateEvent(identity, now_ms, asdict(info)))
+    yield _to_json(RolloutUpdateEvent(identity, now_ms, _to_json(info)))
 
 
 type _Kind = Literal["system_message", "user_message", "assistant_message", "reasoning", "tool_call", "tool_result"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    kind: _Kind
-    content: str
-    name: str | None = None
-    call_id: str | None = None
-
-
-def _items(messages: Sequence[Mapping[str, Any]]) -> Iterator[_Item]:
-    """Yield messages as OpenReward has them: calls and results of tools stand by themselves."""
+def _items(messages: Sequence[Mapping[str, Any]]) -> Iterator[tuple[_Kind, str, str | None, str | None]]:
+    """Yield kind, content, name and id of a call: calls and results of tools stand by themselves."""
     for message in messages:
         text = str(message["content"])
         match message["role"]:
             case "system":
-                yield _Item("system_message", text)
+                yield "system_message", text, None, None
             case "user":
-                yield _Item("user_message", text)
+                yield "user_message", text, None, None
             case "tool":
-                yield _Item("tool_result", text, call_id=str(message.get("tool_call_id", "")))
+                yield "tool_result", text, None, str(message.get("tool_call_id", ""))
             case _:
                 if message.get("thinking"):
-                    yield _Item("reasoning", str(message["thinking"]))
+                    yield "reasoning", str(message["thinking"]), None, None
                 if text:
-                    yield _Item("assistant_message", text)
+                    yield "assistant_message", text, None, None
                 for call in message.get("tool_calls", []):
-                    yield _Item("tool_call", json.dumps(call["arguments"]), call["name"], call["id"])
+                    yield "tool_call", json.dumps(call["arguments"]), call["name"], call["id"]
 
 
-def _to_json(event: object) -> Event:
-    return cast("Event", _without_none(asdict(cast("Any", event))))
+def _to_json(event: DataclassInstance) -> Event:
+    return asdict(event, dict_factory=_without_none)
 
 
-def _without_none(value: object) -> object:
-    if not isinstance(value, dict):
-        return value
-    entries = cast("dict[str, object]", value)
-    return {key: _without_none(inner) for key, inner in entries.items() if inner is not None}
+def _without_none(entries: Iterable[tuple[str, Any]]) -> Event:
+    return {key: value for key, value in entries if value is not None}

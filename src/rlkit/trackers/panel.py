@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 
 from rich.box import ROUNDED
 from rich.console import Console, RenderableType
@@ -31,7 +33,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def sparkline(values: Sequence[float], cells: int) -> str:
-    """The last `cells` values, the lowest of them as the lowest bar."""
+    """Return a bar for each of the last `cells` values, the lowest bar for the lowest value."""
     shown = list(values)[-cells:] if cells > 0 else []
     if not shown:
         return ""
@@ -49,12 +51,14 @@ def draw(
     width: int,
     unicode: bool = True,
 ) -> RenderableType:
-    """The panel at one moment.
+    """Return the panel at one moment.
 
     Args:
+        run: the run.
+        progress: state of the run at this moment.
         history: the rewards so far, by label, the last one last.
-        tokens_per_s: None where nothing was sampled yet.
-        width: of the terminal, in characters.
+        tokens_per_s: rate of sampling; None where nothing was sampled yet.
+        width: width of the terminal, in characters.
         unicode: the terminal can show bars.
     """
     width = min(width, WIDEST_PANEL_CHARS)
@@ -124,7 +128,7 @@ def _environments(
 
 
 def _cut(text: str, cells: int) -> Text:
-    """`text` in one line of at most `cells` cells, its end left out where it is longer."""
+    """Return `text` in one line of at most `cells` cells, without its end where it is longer."""
     cut = Text(text, no_wrap=True, overflow="ellipsis")
     cut.truncate(max(cells, 1), overflow="ellipsis")
     return cut
@@ -141,16 +145,15 @@ class PanelTracker(Tracker):
     def __init__(self, console: Console, *, clean: Callable[[str], str] = str) -> None:
         self._console = console
         self._clean = clean
-        self._run: RunInfo | None = None
         self._live: Live | None = None
         self._history: dict[str, deque[float]] = {}
         self._rate = TokenRate()
         self._last: RenderableType = Text("")
 
     def started(self, run: RunInfo) -> None:  # noqa: D102  inherited
-        self._run = run
         self.note(f"run {run.name} in {run.directory}")
-        self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=REFRESHES_PER_SECOND)
+        drawn = partial(self._draw, run)
+        self._live = Live(console=self._console, get_renderable=drawn, refresh_per_second=REFRESHES_PER_SECOND)
         self._live.start(refresh=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:  # noqa: D102  inherited
@@ -169,26 +172,19 @@ class PanelTracker(Tracker):
         if live is not None:
             live.stop()
 
-    def _draw(self) -> RenderableType:
-        try:
-            self._last = self._now()
+    def _draw(self, run: RunInfo) -> RenderableType:
         # The redrawing thread reads what the run is changing; a moment that cannot be read is not worth its life.
-        except Exception:
-            return self._last
+        with suppress(Exception):
+            progress = run.progress()
+            self._last = draw(
+                run,
+                progress,
+                history={name: list(values) for name, values in self._history.copy().items()},
+                tokens_per_s=self._rate.update(progress.seconds, progress.tokens),
+                width=self._console.width,
+                unicode=self._console.encoding.lower().startswith("utf"),
+            )
         return self._last
-
-    def _now(self) -> RenderableType:
-        if self._run is None:
-            return Text("")
-        progress = self._run.progress()
-        return draw(
-            self._run,
-            progress,
-            history={name: list(values) for name, values in self._history.copy().items()},
-            tokens_per_s=self._rate.update(progress.seconds, progress.tokens),
-            width=self._console.width,
-            unicode=self._console.encoding.lower().startswith("utf"),
-        )
 
 
 class TokenRate:
@@ -199,7 +195,7 @@ class TokenRate:
         self._seen = deque[tuple[float, int]]()
 
     def update(self, seconds: float, tokens: int) -> float | None:
-        """The rate after `tokens` in all at `seconds`; None as long as there is none."""
+        """Return the rate after `tokens` in all at `seconds`; None as long as there is none."""
         self._seen.append((seconds, tokens))
         while seconds - self._seen[0][0] > self._window_s:
             self._seen.popleft()

@@ -7,13 +7,14 @@ console, and ends with the run, also when that is killed.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import threading
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import IO, TYPE_CHECKING, ClassVar
 
 from rlkit.config.schema.section import Section
 from rlkit.errors import RlkitError
@@ -29,7 +30,8 @@ LAST_S = 30.0
 _LAST_FAILED_S = 5.0
 """The same for a run that failed or was stopped at once."""
 
-_LAST_LINES_S = 1.0
+_LAST_BYTES = 20_000
+"""End of what the process wrote to its standard error, where its last line is."""
 
 _END = b"."
 """Message to the process that the run is over."""
@@ -53,15 +55,13 @@ class ServiceTracker[S: Section](Tracker):
 
     name: ClassVar[str]
     settings_type: ClassVar[type[Section]]
+    _stderr: IO[bytes]
 
     def __init__(self, settings: S, *, last_s: float = LAST_S) -> None:
         self.settings = settings
         self._last_s = last_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._reader: threading.Thread | None = None
-        self._last_line = "its process ended"
         self._directory = Path()
-        self._complained = False
 
     def require(self) -> None:
         """Check that the service can be used, before a run begins.
@@ -91,28 +91,25 @@ class ServiceTracker[S: Section](Tracker):
     def started(self, run: RunInfo) -> None:
         """Start the process."""
         self._directory = run.directory
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  closed at the end of the run
         command = [sys.executable, "-m", "rlkit", "sync", str(run.directory), "--to", self.name, "--follow"]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # its end is the end of the run
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=self._stderr,
             bufsize=0,
             start_new_session=True,  # Ctrl-C is for the run, which says when to end
         )
-        self._reader = threading.Thread(
-            target=self._read_lines, args=(self._process,), name=f"rlkit-{self.name}", daemon=True
-        )
-        self._reader.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Look whether the process lives; it reads the step from the run's folder.
 
         Raises:
-            NotSent: the process has given up; raised once.
+            NotSent: the process has given up.
         """
         if self._process is not None and self._process.poll() is not None:
-            self._complain()
+            raise self._failure()
 
     def finished(self, result: RunResult | None) -> None:
         """Wait for what is left, for a limited time.
@@ -127,29 +124,19 @@ class ServiceTracker[S: Section](Tracker):
         with process.stdin, suppress(OSError):  # it is gone already
             process.stdin.write(_END)  # a process that an environment forked may hold the pipe open
         limit_s = self._last_s if result is not None else min(self._last_s, _LAST_FAILED_S)
-        late = ""
-        try:
-            process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            late = f"it had not taken everything {limit_s:g} s after the run's end"
-        if self._reader is not None:
-            self._reader.join(_LAST_LINES_S)
-        self._last_line = late or self._last_line
-        if process.returncode != 0:
-            self._complain()
+        with self._stderr:
+            try:
+                returncode = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise self._failure(f"it had not taken everything {limit_s:g} s after the run's end") from None
+            if returncode != 0:
+                raise self._failure()
 
-    def _complain(self) -> None:
-        if not self._complained:
-            self._complained = True
-            raise NotSent(
-                f"{self._last_line.removeprefix('error: ')}; "
-                f"`rlkit sync {self._directory.name} --to {self.name}` sends the rest"
-            )
-
-    def _read_lines(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stderr is not None  # as asked for
-        with process.stderr:
-            for line in process.stderr:  # to its end, or the process would wait for somebody to read it
-                self._last_line = clean(line.decode(errors="replace")).strip() or self._last_line
+    def _failure(self, reason: str = "") -> NotSent:
+        if not reason:
+            self._stderr.seek(max(self._stderr.seek(0, os.SEEK_END) - _LAST_BYTES, 0))
+            lines = clean(self._stderr.read().decode(errors="replace")).strip().splitlines()
+            reason = lines[-1].strip().removeprefix("error: ") if lines else "its process ended"
+        return NotSent(f"{reason}; `rlkit sync {self._directory.name} --to {self.name}` sends the rest")

@@ -108,9 +108,7 @@ def send(
         return count
 
 
-def _attempt[T](
-    directory: Path, name: str, sleep: Callable[[float], object], failure: str, call: Callable[[], T]
-) -> T:
+def _attempt[T](directory: Path, name: str, sleep: Callable[[float], object], failure: str, call: Callable[[], T]) -> T:
     failures = 0
     while True:
         try:

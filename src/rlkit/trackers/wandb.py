@@ -135,20 +135,10 @@ def _has_login() -> bool:
 
 
 def _row(step: int, rollout: Rollout) -> list[Any]:
-    last = rollout.turns[-1] if rollout.turns else None
-    return [
-        step,
-        rollout.env,
-        rollout.task,
-        rollout.member,
-        rollout.reward,
-        rollout.status,
-        "" if last is None else last.stop,
-        None if last is None else last.version,
-        len(rollout.turns),
-        rollout.seconds,
-        rollout.text[:_SHOWN_CHARS],
-    ]
+    stop, version = (rollout.turns[-1].stop, rollout.turns[-1].version) if rollout.turns else ("", None)
+    place = [step, rollout.env, rollout.task, rollout.member]
+    end = [rollout.reward, rollout.status, stop, version, len(rollout.turns), rollout.seconds]
+    return [*place, *end, rollout.text[:_SHOWN_CHARS]]
 
 
 def render_page(rollout: Rollout, step: int) -> str:
