@@ -91,7 +91,7 @@ def agent_run(run: RecordedRun, step: int, rollout: Rollout) -> AgentRun:
     from docent.data_models import AgentRun, Transcript
 
     last = rollout.turns[-1]
-    labels: dict[str, Any] = {
+    labels = {
         "run": run.name,
         "model": run.model,
         "step": step,

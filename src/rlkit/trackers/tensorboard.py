@@ -105,7 +105,7 @@ def _checksum(data: bytes) -> bytes:
 
 
 def crc32c(data: bytes) -> int:
-    """The CRC-32C (Castagnoli) of some bytes; that of `b"123456789"` is 0xE3069283."""
+    """Return the CRC-32C (Castagnoli) of some bytes; that of `b"123456789"` is 0xE3069283."""
     crc, table = _UINT32, _table()
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -114,10 +114,7 @@ def crc32c(data: bytes) -> int:
 
 @cache
 def _table() -> tuple[int, ...]:
-    rows = list[int]()
-    for index in range(256):
-        row = index
-        for _ in range(8):
-            row = row >> 1 ^ (_CASTAGNOLI if row & 1 else 0)
-        rows.append(row)
-    return tuple(rows)
+    rows = tuple(range(256))
+    for _ in range(8):
+        rows = tuple(row >> 1 ^ (_CASTAGNOLI if row & 1 else 0) for row in rows)
+    return rows

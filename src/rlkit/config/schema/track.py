@@ -59,8 +59,8 @@ def _section_type() -> type[Section]:
     fields: dict[str, Any] = {}
     for name in tracker_paths():
         settings: type[Section] = load_tracker_class(name).settings_type
-        description = f"{settings.__doc__} `{{}}` for its defaults; null does without it."
-        fields[name] = (Annotated[settings | None, Field(description=description)], None)
+        text = f"{settings.__doc__} `{{}}` for its defaults; null does without it."
+        fields[name] = (Annotated[settings | None, Field(description=text)], None)
     text = "Who else is told of the run, if anyone. Each is fed from the run's folder by a process of its own."
     return create_model("TrackConfig", __base__=Section, __doc__=text, **fields)
 
