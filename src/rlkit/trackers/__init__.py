@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlkit._util.threads import LooseThreads
-from rlkit.types import Checkpoint
-
 if TYPE_CHECKING:
+    from rlkit._util.threads import LooseThreads
     from rlkit.cost.budget import Spent
     from rlkit.cost.estimate import Estimate
+    from rlkit.types import Checkpoint
 
 CALL_S = 0.5
 """Seconds that a run waits for one call of a tracker before it goes on."""
@@ -216,6 +215,8 @@ class _Listener:
         Returns:
             The exception of this call or of an earlier one, once.
         """
+        from rlkit._util.threads import LooseThreads  # needs asyncio, which reading a configuration does not
+
         with self._lock:
             waits = not self.is_behind
             if len(self._calls) > MAX_WAITING_CALLS:
