@@ -23,10 +23,10 @@ FLOORS = (
     ("cost", "metrics", "rollout", "tasks"),
     ("service", "store"),
     ("envs", "testing"),
-    ("check", "tools", "trackers"),
+    ("check", "trackers"),
     ("evaluation", "redteam"),
     ("training",),
-    ("api", "dry_run"),
+    ("api", "dry_run", "tools"),
     ("cli",),
     ("__main__",),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlkit.config.loading.targets import load_target
 from rlkit.envs.harbor.settings import Environment
 from rlkit.redteam.report import RedTeamReport
 from tests.envs.harbor.conftest import write_task
@@ -88,10 +89,8 @@ def test_a_credential_of_a_known_shape_is_refused_whatever_the_field_is_called(
 
 @pytest.mark.parametrize("arguments", [["--args", "word=no", "--args", "copies=2"], ["--args", "word=no", "copies=2"]])
 def test_arguments_reach_the_environment(rlkit: Callable[..., Any], arguments: list[str]) -> None:
-    from rlkit.cli.check import environments
-
     assert rlkit("check", "good.py:Echo", *arguments, "--tasks", "1").exit_code == 0
-    (tasks,) = environments("good.py:Echo", ["word=no", "copies=2"], seed=0).values()
+    (tasks,) = load_target("good.py:Echo", ["word=no", "copies=2"]).values()
     assert [env.gold for env in tasks] == ["nono"]  # type: ignore[union-attr]
 
 

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 
 import rlkit as toolkit
-from rlkit.cli.checkpoints.choosing import Filter, age_s
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import Stored
 from rlkit.store import checkpoints
 from rlkit.testing import byte_model
+from rlkit.tools.checkpoints import CheckpointFilter, parse_age
 
 type Command = Callable[..., Any]
 
@@ -118,7 +118,7 @@ def test_checkpoints_are_deleted_with_what_belongs_to_them_and_only_after_a_yes(
 def test_a_person_is_asked(answer: str, left: int, run: Saved, rlkit: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = StringIO(answer)
     monkeypatch.setattr(typed, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("rlkit.cli.checkpoints.discard.sys", SimpleNamespace(stdin=typed))
+    monkeypatch.setattr("rlkit.cli.checkpoints.sys", SimpleNamespace(stdin=typed))
     result = rlkit("checkpoints", "delete", "--all")
     assert result.exit_code == 0
     assert "for good? [y/N]" in result.stderr
@@ -215,22 +215,22 @@ def test_what_cannot_be_deleted_is_told_and_the_rest_is_deleted(
     ("text", "seconds"), [("90m", 5400.0), ("12h", 43200.0), ("7d", 604800.0), ("2 w", 1209600.0), ("0.5h", 1800.0)]
 )
 def test_an_age_is_read(text: str, seconds: float) -> None:
-    assert age_s(text) == seconds
+    assert parse_age(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["7", "d", "-1d", "1y", "seven days", ""])
 def test_what_is_no_age_is_one_line(text: str) -> None:
     with pytest.raises(UsageError, match="is no age: write it as 90m, 12h, 7d or 2w"):
-        age_s(text)
+        parse_age(text)
 
 
 def test_a_filter_takes_kinds_and_ages() -> None:
     every = [Stored("a", "training", 100.0), Stored("b", "sampler", 100.0), Stored("c", "training", 900.0)]
-    assert [one.path for one in Filter(now=1000.0).of(every)] == ["a", "b", "c"]
-    assert [one.path for one in Filter("training", now=1000.0).of(every)] == ["a", "c"]
-    assert [one.path for one in Filter(older_s=500.0, now=1000.0).of(every)] == ["a", "b"]
+    assert [one.path for one in CheckpointFilter(now=1000.0).select(every)] == ["a", "b", "c"]
+    assert [one.path for one in CheckpointFilter("training", now=1000.0).select(every)] == ["a", "c"]
+    assert [one.path for one in CheckpointFilter(older_s=500.0, now=1000.0).select(every)] == ["a", "b"]
     with pytest.raises(UsageError, match="--kind: 'sampling' is none of training, sampler, external"):
-        Filter.read("sampling", None)
+        CheckpointFilter.parse("sampling", None)
 
 
 @pytest.mark.parametrize(

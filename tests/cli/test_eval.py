@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlkit.cli.common.scores import scores_of, scores_table
-from rlkit.cli.evaluate import summary, table
 from rlkit.errors import ServiceError
+from rlkit.evaluation.report import scores_of, scores_table, summary, table
 from rlkit.trackers import Progress
 from tests.builders import group
 
@@ -75,7 +74,7 @@ def test_how_far_it_is_is_told_now_and_then(rlkit: Callable[..., Any], monkeypat
         return METRICS
 
     monkeypatch.setattr("rlkit.evaluation.evaluate.evaluate", evaluate)
-    monkeypatch.setattr("rlkit.cli.evaluate._TOLD_S", 0.05)
+    monkeypatch.setattr("rlkit.cli.common.progress.EVERY_S", 0.05)
     assert "4 of 9 rollouts are done, 2 are played; 1,234 tokens\n" in rlkit("eval", "a.yaml").stderr
     assert rlkit("eval", "a.yaml", "--quiet").stderr == ""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.cli.common.signals import graceful, terminable
+from rlkit.cli.common.signals import graceful, run_terminable
 from tests.limits import HANG_S
 
 # A run that waits; `stubborn` ones also hold up their own end. Many short sleeps, because Python does not wake from one
@@ -136,8 +136,8 @@ def test_an_order_to_end_is_an_interruption_after_which_all_is_cleaned_up() -> N
             await asyncio.sleep(0.01)
             cleaned = True
 
-    with pytest.raises(KeyboardInterrupt), terminable() as interruptible:
-        interruptible.run(main())
+    with pytest.raises(KeyboardInterrupt):
+        run_terminable(main())
     assert cleaned
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlkit.cli.common.output import Output
-from rlkit.cli.train import run
+from rlkit.cli.train import train
 from rlkit.errors import RunFailed
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
 from rlkit.types import Checkpoint
@@ -186,8 +186,7 @@ class Terminal(io.StringIO):
 
 def run_on_terminal(*, out: io.StringIO, json: bool = False, **options: bool) -> str:
     terminal = Terminal()
-    settings: Mapping[str, bool] = {"quiet": False, "panel": True, **options}
-    run(["a.yaml"], Output(out, terminal, json=json), name=None, resume=False, **settings)
+    train(Output(out, terminal, json=json), ["a.yaml"], **options)
     return terminal.getvalue()
 
 
@@ -200,7 +199,7 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_terminal")
 def test_a_terminal_gets_the_panel_and_everyone_else_lines() -> None:
     assert "rollouts" in run_on_terminal(out=io.StringIO())
-    lines = run_on_terminal(out=io.StringIO(), panel=False)
+    lines = run_on_terminal(out=io.StringIO(), no_panel=True)
     assert "rollouts" not in lines
     assert "step 1/3" in lines
     assert run_on_terminal(out=io.StringIO(), quiet=True) == ""

@@ -14,7 +14,7 @@ from typing import override
 import pytest
 
 import rlkit
-from rlkit.cli.check import environments
+from rlkit.config.loading.targets import load_target
 from rlkit.redteam.replies import attack_replies
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, ReplyCheat, fixed
 from rlkit.redteam.report import RedTeamReport
@@ -48,7 +48,7 @@ def attack(*envs: rlkit.Env, cheats: Sequence[ReplyCheat] = REPLY_CHEATS, timeou
 def test_no_cheat_earns_a_reward_in_a_built_in_environment(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     target, *arguments = BUILT_IN[name]
-    (source,) = environments(target, arguments, seed=0).values()
+    (source,) = load_target(target, arguments).values()
     tasks = 3 if EXHAUSTIVE or name == "arithmetic" else 1
     report = asyncio.run(attack_replies(source, tasks=tasks, timeout_s=120.0, seed=0, cheats=REPLY_CHEATS))
     assert report.untried == {}

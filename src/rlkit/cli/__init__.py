@@ -18,13 +18,6 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             # A terminal that cannot show a character must not end a run.
             stream.reconfigure(errors="backslashreplace")
-    from typer.main import get_command
-
     from rlkit.cli.app import app
 
-    command = get_command(app)
-    for parameter in command.params:
-        if parameter.name in ("install_completion", "show_completion"):
-            # As with --help: without a default, Typer imports pydantic before it shows the help of a command.
-            parameter.default = False
-    command(prog_name="rlkit")
+    app(prog_name="rlkit")

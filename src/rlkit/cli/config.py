@@ -1,33 +1,73 @@
-"""`rlkit config`."""
+"""`rlkit init`, `rlkit config` and `rlkit import`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from rlkit.cli.common.arguments import resolve
+from rlkit.cli.common.options import Configs
 from rlkit.cli.common.output import Output
 
 
-def show(arguments: Sequence[str], output: Output) -> int:
-    """Print every value and where it comes from. Returns the exit code."""
+def init(
+    output: Output,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that does not exist or is empty.")],
+    *,
+    name: Annotated[str | None, typer.Option(help="Name of the environment; the folder's by default.")] = None,
+) -> int:
+    """Start a project.
+
+    It gets an environment, its configuration, a test that passes and a README.
+    """
+    from rlkit.tools.scaffold import scaffold
+
+    files = scaffold(directory, name=name)
+    steps = [f"cd {shlex.quote(str(directory))}", "pytest", "rlkit check config.yaml", "rlkit train config.yaml"]
+    made = f"made {directory} with {', '.join(path.name for path in files)}"
+    output.result(
+        {"directory": str(directory), "files": [str(path) for path in files]},
+        "\n".join([made, "next:", *(f"  {step}" for step in steps)]),
+    )
+    return 0
+
+
+def show(output: Output, config: Configs) -> int:
+    """Print the whole configuration, with the place that each value comes from."""
     from rlkit.config import show_lines
 
-    resolved = resolve(arguments)
-    if output.json:
-        output.data({"config": resolved.tree, "origins": resolved.origins})
-    else:
-        output.line("\n".join(show_lines(resolved)))
+    resolved = resolve(config)
+    output.result({"config": resolved.tree, "origins": resolved.origins}, "\n".join(show_lines(resolved)))
     return 0
 
 
 def schema(output: Output) -> int:
-    """Print the JSON schema. Returns the exit code."""
+    """Print the JSON schema of configurations, for editors."""
     from rlkit.config import schema_json
 
     text = schema_json()
-    if output.json:
-        output.data(json.loads(text))
-    else:
-        output.line(text)
+    output.result(json.loads(text), text)
+    return 0
+
+
+def import_openreward(
+    output: Output, file: Annotated[Path, typer.Argument(metavar="FILE", help="A tinker-config.yaml.")]
+) -> int:
+    """Print the rlkit configuration of a tinker-config.yaml of OpenReward's cookbook.
+
+    What a person should know about it goes to stderr.
+    """
+    import yaml
+
+    from rlkit.envs.openreward.convert import convert_file
+
+    converted = convert_file(file)
+    text = yaml.safe_dump(converted.settings, sort_keys=False, allow_unicode=True).rstrip()
+    output.result({"config": converted.settings, "notes": [*converted.notes]}, text)
+    for note in () if output.json else converted.notes:
+        output.note(note)
     return 0

@@ -4,52 +4,57 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import Annotated
+
+import typer
 
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.signals import graceful
-from rlkit.config.schema import DEFAULT_MODEL
-
-LOOPBACK = ("127.0.0.1", "localhost")
 
 
-class EngineOptions(TypedDict):
-    """What `rlkit.engine.EngineServer` is told."""
+def serve(
+    output: Output,
+    *,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="CPU threads of the model; one for each core by default.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where models are: cpu or cuda; the GPU by default, if there is one.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Folder of its checkpoints.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Make this model ready at once; may be given several times.")
+    ] = None,
+) -> int:
+    """Run the embedded engine alone.
 
-    host: str
-    port: int
-    threads: int | None
-    device: str | None
-    root: Path | None
-    models: Sequence[str]
-
-
-def run(output: Output, options: EngineOptions) -> int:
-    """Serve until SIGINT or SIGTERM. Returns the exit code."""
+    Any program that speaks to Tinker can use it, until Ctrl-C.
+    """
+    from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
     from rlkit.engine.model.models import resolve_model
 
-    engine = EngineServer(**options)  # before models are fetched: it refuses what cannot be served
-    for model in options["models"]:
-        directory = resolve_model(model, progress=lambda message, _: output.note(message))
-        output.note(f"model {model} is ready: {directory}")
+    models = model or []
+    # Before models are fetched: it refuses what cannot be served.
+    engine = EngineServer(host=host, port=port, threads=threads, device=device, root=root, models=models)
+    for name in models:
+        directory = resolve_model(name, progress=lambda message, _: output.note(message))
+        output.note(f"model {name} is ready: {directory}")
     ended = threading.Event()
     with graceful(ended.set, output.note, message="stopping"), engine:
-        _announce(output, url=engine.url, key=engine.api_key)
-        if options["host"] not in LOOPBACK:
+        url, key = engine.url, engine.api_key
+        output.result(
+            {"url": url, "api_key": key},
+            f"export TINKER_BASE_URL={shlex.quote(url)}\nexport TINKER_API_KEY={shlex.quote(key)}",
+        )
+        if not output.json:
+            output.note("run these two lines in another shell: they point any Tinker program at the engine")
+            output.note(f"its base_model is a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
+            output.note("Ctrl-C stops the engine")
+        if host not in ("127.0.0.1", "localhost"):
             output.note("other machines can reach it, and the key travels unencrypted: use a trusted network")
         ended.wait()
     return 0
-
-
-def _announce(output: Output, *, url: str, key: str) -> None:
-    if output.json:
-        output.data({"url": url, "api_key": key})
-        return
-    output.line(f"export TINKER_BASE_URL={shlex.quote(url)}")
-    output.line(f"export TINKER_API_KEY={shlex.quote(key)}")
-    output.note("run these two lines in another shell: they point any Tinker program at the engine")
-    output.note(f"its base_model is a folder or a name on the Hugging Face hub, such as {DEFAULT_MODEL}")
-    output.note("Ctrl-C stops the engine")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from rlkit.cli.common.arguments import run_directory
 from rlkit.cli.common.output import Output
 from rlkit.errors import UsageError
 
@@ -26,11 +25,12 @@ def run(what: str, to: str, values: Sequence[str], output: Output, *, again: boo
         os.nice(_NICENESS)  # before anything is imported, which takes most of its time
     import yaml
 
+    from rlkit.store.about import find_run
     from rlkit.trackers.feed import read_run
     from rlkit.trackers.following import load_service
     from rlkit.trackers.sync import send
 
-    directory = run_directory(what)
+    directory = find_run(what)
     sections = cast("Mapping[str, Mapping[str, object] | None]", read_run(directory).config.get("track") or {})
     settings = dict(sections.get(to) or {})
     for value in values:

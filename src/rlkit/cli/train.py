@@ -1,68 +1,101 @@
-"""`rlkit train`."""
+"""`rlkit train` and `rlkit resume`."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rlkit.cli.common.arguments import resolve, run_directory
+import typer
+
+from rlkit.cli.common.arguments import resolve
 from rlkit.cli.common.guard import BUDGET_REACHED, INTERRUPTED
+from rlkit.cli.common.options import Configs, NoPanel, Quiet, RunName, Uploads
 from rlkit.cli.common.output import Data, Output, printable, redrawable
 from rlkit.cli.common.signals import graceful
-from rlkit.trackers import RunResult, Tracker
-from rlkit.training.stop import StopSignal
-from rlkit.types import Checkpoint
+from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from rlkit.config import Resolved
+    from rlkit.trackers import RunResult, Tracker
     from rlkit.trackers.panel import PanelTracker
 
 FINISHING = "finishing this step, then saving (Ctrl-C again to stop at once)"
 
 
-def run(
-    arguments: Sequence[str],
+def train(
     output: Output,
+    config: Configs,
     *,
-    name: str | None,
-    resume: bool,
-    quiet: bool,
-    panel: bool,
-    openreward: bool = False,
+    name: Annotated[str | None, typer.Option(help="Name of the run and of its folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run of that name, if there is one.")] = False,
+    quiet: Quiet = False,
+    no_panel: NoPanel = False,
+    openreward: Uploads = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Play it in small without the service, and estimate price and time.")
+    ] = False,
+    pilot: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --dry-run: groups that are played on the service after all, to measure it."),
+    ] = None,
 ) -> int:
-    """Train, and print how it ended. Returns the exit code."""
-    resolved = resolve(arguments, name=name)
+    """Train a model. Ctrl-C finishes the step and saves; a second one stops at once."""
+    if dry_run:
+        from rlkit.cli.rehearse import run as rehearse
+
+        if resume:
+            raise UsageError("--resume has no effect on a dry run, which begins anew: leave it out")
+        if openreward:
+            raise UsageError("--openreward has no effect on a dry run: leave it out")
+        return rehearse(config, output, name=name, pilot=pilot or 0, quiet=quiet)
+    if pilot is not None:
+        raise UsageError("--pilot has no effect: give --dry-run too")
+    resolved = resolve(config, name=name)
     from rlkit.store import holds_run
     from rlkit.training.from_config import named_directory
 
     again = resume and holds_run(named_directory(resolved.config))
-    return _train(resolved, output, directory=None, resume=again, quiet=quiet, panel=panel, openreward=openreward)
+    return _train(output, resolved, resume=again, quiet=quiet, panel=not no_panel, openreward=openreward)
 
 
 def resume(
-    run: str, values: Sequence[str], output: Output, *, quiet: bool, panel: bool, openreward: bool = False
+    output: Output,
+    run: RunName,
+    values: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="What is to be different, such as steps=200.")
+    ] = None,
+    *,
+    quiet: Quiet = False,
+    no_panel: NoPanel = False,
+    openreward: Uploads = False,
 ) -> int:
-    """Go on with a run, and print how it ended. Returns the exit code."""
-    from rlkit.store.about import recorded_config
+    """Go on with a run.
 
-    directory = run_directory(run)
-    resolved = resolve([str(recorded_config(directory)), *values], name=directory.name)
-    return _train(resolved, output, directory=directory, resume=True, quiet=quiet, panel=panel, openreward=openreward)
+    It was interrupted, or it is to train for longer. Its weights are those of the last checkpoint; the steps since then
+    are taken again from what was recorded.
+    """
+    from rlkit.store.about import find_run, recorded_config
+
+    directory = find_run(run)
+    resolved = resolve([str(recorded_config(directory)), *(values or [])], name=directory.name)
+    panel = not no_panel
+    return _train(output, resolved, directory=directory, resume=True, quiet=quiet, panel=panel, openreward=openreward)
 
 
 def _train(
-    resolved: Resolved,
     output: Output,
+    resolved: Resolved,
     *,
-    directory: Path | None,
+    directory: Path | None = None,
     resume: bool,
     quiet: bool,
     panel: bool,
     openreward: bool,
 ) -> int:
+    from rlkit.training.stop import StopSignal
+
     stop = StopSignal()
     drawn: PanelTracker | None = None
 
@@ -73,7 +106,13 @@ def _train(
         with graceful(stop.request, say, message=FINISHING, ready=lambda: stop.is_watched) as interruptible:
             if not quiet:
                 output.note("going on with the run" if resume else "preparing the run")
-            drawn = _panel(output) if panel and not quiet and _drawable(output) else None
+            # A panel on stderr would be torn by results on the same terminal.
+            if panel and not quiet and redrawable(output.err) and not (output.json and output.out.isatty()):
+                from rich.console import Console
+
+                from rlkit.trackers.panel import PanelTracker
+
+                drawn = PanelTracker(Console(file=output.err), clean=printable)
             trackers = _trackers(output, drawn, quiet=quiet)
             from rlkit.training.trainer import RLTrainer
 
@@ -86,10 +125,7 @@ def _train(
     finally:
         if drawn is not None:
             drawn.close()
-    if output.json:
-        output.data(_record(result))
-    else:
-        output.line(_summary(result))
+    output.result(_record(result), _summary(result))
     if result.status == "completed":
         return 0
     spent = result.status == "budget"
@@ -98,30 +134,15 @@ def _train(
     return BUDGET_REACHED if spent else INTERRUPTED
 
 
-def _drawable(output: Output) -> bool:
-    """Whether a panel on stderr would not be torn by what goes to stdout."""
-    return redrawable(output.err) and not (output.json and output.out.isatty())
-
-
-def _panel(output: Output) -> PanelTracker:
-    from rich.console import Console
-
-    from rlkit.trackers.panel import PanelTracker
-
-    return PanelTracker(Console(file=output.err), clean=printable)
-
-
 def _trackers(output: Output, panel: PanelTracker | None, *, quiet: bool) -> list[Tracker]:
     from rlkit.trackers.console import ConsoleTracker, JsonTracker
 
-    trackers: list[Tracker] = []
-    if panel is not None:
-        trackers.append(panel)
-    elif not quiet and not output.json:
-        trackers.append(ConsoleTracker(output.note))
+    trackers: list[Tracker] = [] if panel is None else [panel]
+    silent = panel is not None or quiet
     if output.json:
-        silent = panel is not None or quiet
         trackers.append(JsonTracker(output.data, say=output.silent if silent else output.note))
+    elif not silent:
+        trackers.append(ConsoleTracker(output.note))
     return trackers
 
 
@@ -133,17 +154,11 @@ def _record(result: RunResult) -> dict[str, Data]:
         "reason": result.reason,
         "steps": result.steps,
         "metrics": dict(result.metrics),
-        "checkpoint": _saved(result.checkpoint),
-        "best": _saved(result.best),
+        "checkpoint": result.checkpoint and asdict(result.checkpoint),
+        "best": result.best and asdict(result.best),
         "spent": result.spent and asdict(result.spent),
         "estimate": result.estimate and result.estimate.to_json(),
     }
-
-
-def _saved(saved: Checkpoint | None) -> dict[str, Data] | None:
-    if saved is None:
-        return None
-    return {"step": saved.step, "state": saved.state, "sampler": saved.sampler, "expires": saved.expires}
 
 
 def _summary(result: RunResult) -> str:

@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlkit.errors import MissingError, UsageError
+from rlkit.errors import MissingError, UsageError, did_you_mean
 
 _CREDENTIAL = re.compile(r"(?<=://)[^/@]+@")
 _SSH = re.compile(r"(?:ssh://)?git@(?P<host>[^:/]+)[:/](?P<path>.+)")
@@ -60,6 +60,18 @@ def code_of(directory: Path, *, allow_dirty: bool) -> Code:
         if not _git(directory, "branch", "--remotes", "--contains", commit):
             raise UsageError(f"no remote has the commit {commit[:12]}: push it, or give --allow-dirty")
     return Code(public(_git(directory, "remote", "get-url", remote) or ""), commit)
+
+
+def parse_code(source: str, directory: Path, *, allow_dirty: bool) -> Code | None:
+    """Return the commit that is checked out in a folder for `git`, and None for `image`.
+
+    Raises:
+        UsageError: `source` is neither, or `code_of` finds no commit.
+        MissingError: git is not installed.
+    """
+    if source not in ("git", "image"):
+        raise UsageError(f"--code: {source!r} is neither git nor image.{did_you_mean(source, ('git', 'image'))}")
+    return code_of(directory, allow_dirty=allow_dirty) if source == "git" else None
 
 
 def public(url: str) -> str:

@@ -6,14 +6,18 @@ and never part of its text. No value of a secret is in a specification, only nam
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
+from rlkit._util.redaction import redact
 from rlkit.config.loading.secrets import is_secret
+from rlkit.config.loading.secrets import redact as redact_shapes
 from rlkit.errors import UsageError, did_you_mean
+from rlkit.launch.restart import trains
 
 if TYPE_CHECKING:
     from rlkit.launch.code import Code
@@ -49,6 +53,9 @@ exec "$@"
 """What the job runs: it fetches the code and becomes the command, which so gets the signal of a preemption itself."""
 
 RESULTS = "/results"
+
+RUNS_VARIABLE = "RLKIT_RUNS_DIR"
+_SERVICE_VARIABLES = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_URL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +158,14 @@ class Job:
                     f"--env {name}: its value looks like a secret, and anyone who sees the job would see it: keep it "
                     f"in Beaker (`beaker secret write {name} …`) and give --secret {name}"
                 )
+        public = {"--description": self.description, "--install": self.install}
+        public |= {f"--env {name}": value for name, value in (self.env or {}).items()}
+        for place, text in [*(("the command", word) for word in self.command), *public.items()]:
+            if text is not None and redact(redact_shapes(text)) != text:
+                raise UsageError(
+                    f"{place} holds a secret, and anyone who sees the job would see it: keep it in Beaker (`beaker "
+                    "secret write NAME …`) and give --secret NAME"
+                )
 
 
 def spec(job: Job) -> dict[str, Json]:
@@ -190,6 +205,69 @@ def kept(job: Job, path: str) -> bool:
     """Whether what is written to a path of the container outlives the container."""
     place = PurePosixPath(path)
     return any(place.is_relative_to(mount.target) for mount in job.mounts if mount.kind in ("weka", "host", "volume"))
+
+
+def warnings(job: Job) -> list[str]:
+    """Return what a person should know of a job before it runs, a line each."""
+    env, found = job.env or {}, list[str]()
+    runs = env.get(RUNS_VARIABLE, RESULTS)
+    if trains(job.command) and job.preemptible is not False and not kept(job, runs):
+        found.append(
+            f"runs are written to {runs}, which no mount keeps: a job that is preempted begins anew; give "
+            "--mount and --runs-dir below it"
+        )
+    if not any(name in env or name in (job.secrets or {}) for name in _SERVICE_VARIABLES):
+        found.append(
+            "the job has no TINKER_API_KEY, and would train with the embedded engine: give --secret TINKER_API_KEY"
+        )
+    if job.replicas > 1 and trains(job.command):
+        found.append("each replica trains a run of its own, and all of one name: one replica is enough")
+    return found
+
+
+def to_yaml(described: Mapping[str, Json]) -> str:
+    """Return a specification as YAML, in which the lines of a script are lines."""
+    import yaml
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+    Dumper.add_representer(str, represent_text)
+    return yaml.dump(dict(described), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+def parse_priority(text: str) -> Priority:
+    """Return a priority.
+
+    Raises:
+        UsageError: there is none of that name.
+    """
+    if text not in PRIORITIES:
+        raise UsageError(f"--priority: {text!r} is none of {', '.join(PRIORITIES)}.{did_you_mean(text, PRIORITIES)}")
+    return text
+
+
+def parse_variables(words: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return variables from `NAME=VALUE`, or `NAME` for the value that it has here.
+
+    Raises:
+        UsageError: a variable is not set here.
+    """
+    variables = dict[str, str]()
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals and name not in environ:
+            raise UsageError(f"--env: {name} is not set here: write --env {name}=VALUE")
+        variables[name] = value if equals else environ[name]
+    return variables
+
+
+def parse_secrets(words: Sequence[str]) -> dict[str, str]:
+    """Return secrets by variable from `NAME=SECRET`, or `NAME` for a secret of the same name."""
+    return {name: secret or name for name, _, secret in (word.partition("=") for word in words)}
 
 
 def _image(image: str) -> dict[str, Json]:

@@ -6,8 +6,10 @@ Invariant: a cheat that failed, or that could not be tried, earned nothing, and 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
+
+from rlkit.types import Json
 
 type Result = Literal["earned", "nothing", "failed", "not tried"]
 """`earned`: more than an honest empty attempt. `nothing`: no more than that. `failed`: the episode had no reward. `not
@@ -62,6 +64,32 @@ class RedTeamReport:
     def earned(self) -> Sequence[Attempt]:
         """The attempts that earned more than an honest empty one."""
         return [attempt for attempt in self.attempts if attempt.result == "earned"]
+
+    def __str__(self) -> str:
+        rows = summarise(self)
+        width = max((len(row.cheat) for row in rows), default=5)
+        lines = [f"{'cheat':{width}}  {'result':9}  reward  honest  detail"]
+        for row in rows:
+            reward = "-" if row.reward is None else f"{row.reward:g}"
+            line = f"{row.cheat:{width}}  {row.result:9}  {reward:>6}  {row.honest:>6g}  {row.detail}"
+            lines.append(line.rstrip())
+        lines += [f"not attacked: {name}: {reason}" for name, reason in self.untried.items()]
+        results = [row.result for row in rows]
+        lines.append(
+            f"{len(rows)} cheats: {results.count('earned')} earned more than an honest empty attempt, "
+            f"{results.count('failed')} got no reward because the episode failed, "
+            f"{results.count('not tried')} could not be tried"
+        )
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the report as JSON: a summary of each cheat, and all attempts."""
+        return {
+            "ok": self.ok,
+            "cheats": [{**asdict(row), "result": row.result} for row in summarise(self)],
+            "attempts": [asdict(attempt) for attempt in self.attempts],
+            "not_attacked": dict(self.untried),
+        }
 
 
 def attempt_result(reward: float | None, honest: float) -> Result:

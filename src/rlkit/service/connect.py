@@ -88,13 +88,9 @@ class Address:
     connector: Connector | None = None
 
 
-def _ignore(message: str) -> None:
-    """Tell nobody."""
-
-
 @asynccontextmanager
 async def reachable(
-    config: ServiceConfig, *, choice: ServiceChoice | None = None, note: Callable[[str], None] = _ignore
+    config: ServiceConfig, *, choice: ServiceChoice | None = None, note: Callable[[str], None] = lambda message: None
 ) -> AsyncGenerator[Address]:
     """Wait until the chosen service answers, and yield where it is; the engine is started and stopped with it.
 
@@ -134,7 +130,7 @@ async def connect(
     config: ServiceConfig,
     *,
     choice: ServiceChoice | None = None,
-    note: Callable[[str], None] = _ignore,
+    note: Callable[[str], None] = lambda message: None,
     session: bool = True,
 ) -> AsyncGenerator[Service]:
     """Connect to the chosen service; the engine is started and stopped with the connection.

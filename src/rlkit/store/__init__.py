@@ -21,7 +21,7 @@ from rlkit.config import Resolved
 from rlkit.env import Task
 from rlkit.errors import RunFailed, UsageError
 from rlkit.store import codec, lines, table
-from rlkit.store.about import About
+from rlkit.store.about import About, holds_run
 from rlkit.store.episode_redaction import without_secrets
 from rlkit.store.history import (
     DRAW_BYTES,
@@ -395,8 +395,3 @@ def _checkpoint(path: Path, line: Mapping[str, Any]) -> Checkpoint:
             return Checkpoint(step, state, sampler, expires)
         case _:
             raise UsageError(f"{path} is damaged: a line is no checkpoint")
-
-
-def holds_run(directory: Path) -> bool:
-    """Whether there is a run in a directory."""
-    return (directory / "run.json").exists()

@@ -17,8 +17,9 @@ from typing import Literal
 from rlkit._util import files
 from rlkit._util.frames import error_place
 from rlkit._util.json_values import text_of
+from rlkit._util.paths import runs_dir
 from rlkit._util.redaction import redactor
-from rlkit.config import Resolved, show_lines
+from rlkit.config import Config, Resolved, load_config, show_lines
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in
 from rlkit.errors import UsageError
@@ -180,6 +181,36 @@ def _identity(resolved: Resolved) -> dict[str, Json]:
         "envs": sorted(config.envs),
         "load_checkpoint": config.load_checkpoint,
     }
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether there is a run in a directory."""
+    return (directory / "run.json").exists()
+
+
+def find_run(run: str | Path) -> Path:
+    """Return the folder of a run, given its name or the folder itself.
+
+    Raises:
+        UsageError: there is no such run.
+    """
+    places = [runs_dir() / run, Path(run).absolute()]
+    for place in places:
+        if holds_run(place):
+            return place
+    for place in places:
+        if (place / "journal").is_dir():
+            raise UsageError(f"{place} is the folder of a run, and its run.json is gone: put it back from a copy")
+    raise UsageError(f"there is no run {str(run)!r} in {runs_dir()}, nor is it the folder of one")
+
+
+def run_config(directory: Path) -> Config:
+    """Return the configuration that a run has recorded, also where the file is cut off.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
+    return load_config([directory / "config.yaml"]).config
 
 
 def recorded_config(directory: Path) -> Path:

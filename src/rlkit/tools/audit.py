@@ -19,6 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import Excess, Preparation
+from rlkit.config import load_config
+from rlkit.store.about import find_run, recorded_config
 from rlkit.store.history import recorded_steps
 from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
@@ -57,6 +59,24 @@ class Audit:
             self.mismatch or other.mismatch,
         )
 
+    def __str__(self) -> str:
+        cut = f"; {self.cut:,} more are left out, as batch.max_tokens says" if self.cut else ""
+        return (
+            f"{self.tokens:,} tokens in {self.turns:,} turns of {self.episodes:,} episodes are trained on, each "
+            f"where it was sampled{cut}"
+        )
+
+
+async def audit_run(run: str | Path) -> tuple[Path, dict[str, Audit]]:
+    """Audit a run, named or by its folder, with the settings that it has recorded: its folder, and as `audit` returns.
+
+    Raises:
+        UsageError: there is no such run, or its record is damaged.
+    """
+    directory = find_run(run)
+    batch = load_config([recorded_config(directory)]).config.batch
+    return directory, await audit(directory, max_tokens=batch.max_tokens, excess=batch.too_long)
+
 
 async def audit(directory: Path, *, max_tokens: int | None = None, excess: Excess = "truncate") -> dict[str, Audit]:
     """Check all steps of a run up to the first mismatch, and that no draw is in two of them.
@@ -91,11 +111,7 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
 
 
 def _repeated(steps: Mapping[int, Sequence[int]]) -> str | None:
-    """The draws that are in several steps, as a phrase; None if there are none.
-
-    Args:
-        steps: that each draw is in.
-    """
+    """Name the draws that are in several steps, given the steps of each draw; None if there are none."""
     again = {draw: steps[draw] for draw in sorted(steps) if len(steps[draw]) > 1}
     if not again:
         return None

@@ -23,7 +23,9 @@ from rlkit.errors import RlkitError
 from rlkit.tools.probes import Answer, ask_program, ask_within
 
 if TYPE_CHECKING:
+    from rlkit.metrics.diagnostics import Finding as RunFinding
     from rlkit.service.connect import ServiceChoice
+    from rlkit.store.ending import Ending
 
 PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "harbor", "openreward")
 KEYS = ("TINKER_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENREWARD_API_KEY")
@@ -58,12 +60,8 @@ class Finding:
     fix: str = ""
 
 
-def _ignore(message: str) -> None:
-    """Tell nobody."""
-
-
 def examine(
-    *, engine: bool = True, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] = _ignore
+    *, engine: bool = True, environ: Mapping[str, str] = os.environ, say: Callable[[str], None] = lambda message: None
 ) -> Iterator[Finding]:
     """Look at everything that a run with the default settings needs, one thing after the other.
 
@@ -89,6 +87,24 @@ def examine(
     yield sandbox()
     if engine:
         yield embedded_engine(needed=needed, say=say)
+
+
+def examine_run(run: str | Path) -> tuple[Path, int, Ending | None, list[RunFinding]]:
+    """Read a run's folder, its last step with metrics, how it ended, and what is wrong with it.
+
+    Raises:
+        UsageError: there is no such run, or a file of it is damaged.
+    """
+    from rlkit.metrics.diagnostics import findings
+    from rlkit.store import lines
+    from rlkit.store.about import find_run
+    from rlkit.store.blocking_findings import recorded_findings
+    from rlkit.store.ending import read_ending
+
+    directory = find_run(run)
+    metrics = lines.numbers(directory / "metrics.jsonl")
+    found = findings(metrics) + recorded_findings(directory)
+    return directory, metrics[-1][0] if metrics else 0, read_ending(directory), found
 
 
 def _limited(subject: str, look: Callable[[], Finding]) -> Finding:
@@ -193,7 +209,7 @@ def embedded_engine(
     needed: bool,
     timeout_s: float = ENGINE_TIMEOUT_S,
     command: Sequence[str] = ENGINE_PROBE,
-    say: Callable[[str], None] = _ignore,
+    say: Callable[[str], None] = lambda message: None,
 ) -> Finding:
     """Start the engine and let the Tinker SDK draw a sample from it, in a process of its own.
 
@@ -272,7 +288,7 @@ def optional_parts() -> Iterator[Finding]:
             yield Finding(f"extra {extra}", "ok", f"optional, and not installed: {', '.join(absent)}", fix)
 
 
-def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None] = _ignore) -> Finding:
+def programs(*, timeout_s: float = PROGRAMS_TIMEOUT_S, say: Callable[[str], None] = lambda message: None) -> Finding:
     """What is between the machine and the programs that a model writes for `discovery`, each layer tried."""
     import asyncio
 

@@ -11,7 +11,6 @@ import tempfile
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -60,20 +59,7 @@ async def export(
         async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
             model = await connection.model_of(path)
         source = "" if form == "raw" else await in_thread(_source, model, choice.kind == "engine")
-        await in_thread(_write, path, directory, _Base(source, hub_id(model)), form, at)
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """The base model of a checkpoint.
-
-    Args:
-        source: where tinker-cookbook finds it: a folder, or a name on the hub.
-        hub_id: its name on the hub, if it has one that is known.
-    """
-
-    source: str
-    hub_id: str | None
+        await in_thread(lambda: _write(path, directory, form, at, base=source, name=hub_id(model)))
 
 
 def _free(directory: Path) -> Path:
@@ -98,7 +84,7 @@ def _unwritable(directory: Path, error: Exception) -> UsageError:
     return UsageError(f"{directory} cannot be written: {reason}")
 
 
-def _write(path: str, directory: Path, base: _Base, form: Form, at: Address) -> None:
+def _write(path: str, directory: Path, form: Form, at: Address, *, base: str, name: str | None) -> None:
     made = [one for one in directory.parents if not one.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -107,9 +93,9 @@ def _write(path: str, directory: Path, base: _Base, form: Form, at: Address) -> 
             adapter, whole = Path(folder) / "adapter", Path(folder) / "made"
             _download(path, whole if form == "raw" else adapter, at)
             if form != "raw":
-                _build(base.source, adapter, whole, form)
+                _build(base, adapter, whole, form)
             if form == "adapter":
-                _name_base(whole / "adapter_config.json", base.hub_id)
+                _name_base(whole / "adapter_config.json", name)
             mode = whole.stat().st_mode & 0o666
             for file in filter(Path.is_file, whole.rglob("*")):
                 file.chmod(mode)  # safetensors writes for its owner alone

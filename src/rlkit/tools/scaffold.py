@@ -37,12 +37,10 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
     if not _NAME.fullmatch(chosen):
         raise UsageError(f"--name: {chosen!r} must begin with a letter or digit and hold only those, '.', '_' and '-'")
     templates = files("rlkit.tools") / "templates" / "init"
-    written: list[Path] = []
     for file in FILES:
         text = Template((templates / f"{file}.tmpl").read_text(encoding="utf-8")).substitute(name=chosen)
         write_text(directory / file, text)
-        written.append(directory / file)
-    return written
+    return [directory / file for file in FILES]
 
 
 def _default_name(directory: Path) -> str:

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlkit.errors import UsageError
-
 if TYPE_CHECKING:
     from rlkit.config import Resolved
 
@@ -20,25 +18,6 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
     """The files and the overrides (`steps=20`) among the arguments, each in order."""
     values = [argument for argument in arguments if "=" in argument and not Path(argument).is_file()]
     return [Path(argument) for argument in arguments if argument not in values], values
-
-
-def run_directory(run: str) -> Path:
-    """The folder of a run, given its name or the folder itself.
-
-    Raises:
-        UsageError: there is no such run.
-    """
-    from rlkit._util.paths import runs_dir
-    from rlkit.store import holds_run
-
-    places = [runs_dir() / run, Path(run).absolute()]
-    directory = next((place for place in places if holds_run(place)), None)
-    if directory is None:
-        for place in places:
-            if (place / "journal").is_dir():
-                raise UsageError(f"{place} is the folder of a run, and its run.json is gone: put it back from a copy")
-        raise UsageError(f"there is no run {run!r} in {runs_dir()}, nor is it the folder of one")
-    return directory
 
 
 def resolve(arguments: Sequence[str], *, name: str | None = None) -> Resolved:

@@ -1,4 +1,4 @@
-"""How a command ends: exceptions become one line and an exit code.
+"""How a command is added to the command line, and how it ends: exceptions become one line and an exit code.
 
 Invariant: a traceback is shown only to those who ask for one; an exception that nobody expected is called a bug, and
 its traceback is kept in a file.
@@ -7,19 +7,20 @@ its traceback is kept in a file.
 from __future__ import annotations
 
 import errno
+import inspect
 import platform
 import sys
 import time
 import traceback
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import typer
 
 from rlkit._util.redaction import redact
-from rlkit.cli.common.output import Output
+from rlkit.cli.common.output import Output, rlkit_version
 from rlkit.errors import RlkitError
 
 RUN_FAILED = 1
@@ -28,18 +29,44 @@ BUDGET_REACHED = 4
 INTERRUPTED = 130
 
 # The machine's fault or its owner's, and said well enough by the system's own message.
-_SYSTEM_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.EIO,
-    errno.ENOTDIR,
-    errno.ENAMETOOLONG,
-}
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
+_PATH_ERRORS = {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.ENAMETOOLONG}
+
+
+def add_command(
+    group: typer.Typer,
+    name: str,
+    body: Callable[..., int],
+    *,
+    dotenv: bool = True,
+    json_help: str = "Print JSON on stdout.",
+) -> None:
+    """Add a command, with the options `--json` and `--debug` besides its own.
+
+    Args:
+        group: the commands that it is added to.
+        name: of the command.
+        body: its function. The first argument is an `Output`, the others are the command's arguments and options, and
+            the result is the exit code. The docstring is the command's help.
+        dotenv: export the working directory's `.env` first.
+        json_help: help text of `--json`.
+    """
+
+    def run(*, json: bool, debug: bool, **options: object) -> None:
+        with command(json=json, debug=debug, dotenv=dotenv) as output:
+            raise typer.Exit(body(output, **options))
+
+    _, *own = inspect.signature(body, eval_str=True).parameters.values()
+    shared = {
+        "json": Annotated[bool, typer.Option("--json", help=json_help)],
+        "debug": Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")],
+    }
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    parameters = [parameter.replace(kind=by_name) for parameter in own]
+    parameters += [inspect.Parameter(key, by_name, default=False, annotation=kind) for key, kind in shared.items()]
+    run.__doc__ = body.__doc__
+    run.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]  Typer reads it
+    group.command(name)(run)
 
 
 @contextmanager
@@ -47,10 +74,8 @@ def command(*, json: bool, debug: bool, dotenv: bool = True) -> Generator[Output
     """Run the body of a command.
 
     With `json`, stdout belongs to the results alone: whatever else prints there, such as a user's environment, goes to
-    stderr. With `dotenv`, the working directory's `.env` is part of the environment.
-
-    Raises:
-        typer.Exit: with the exit code of what the body raised.
+    stderr. With `dotenv`, the working directory's `.env` is part of the environment. An error that the body raises
+    becomes `typer.Exit` with its exit code.
     """
     output = Output(out=sys.stdout, err=sys.stderr, json=json)
     try:
@@ -85,7 +110,7 @@ def _only(error: Exception) -> Exception:
 def _report(error: Exception, output: Output, *, debug: bool) -> int:
     if isinstance(error, RlkitError):
         code, message = error.exit_code, str(error)
-    elif isinstance(error, OSError) and error.errno in _SYSTEM_ERRORS:
+    elif isinstance(error, OSError) and error.errno in _DISK_ERRORS | _PATH_ERRORS:
         code, message = RUN_FAILED, f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror}"
     else:
         kept = "" if debug else f"; the traceback is in {_keep(error, output)}"
@@ -101,15 +126,12 @@ def _keep(error: Exception, output: Output) -> Path | str:
     """The file that the traceback was written to."""
     from rlkit._util.files import write_text
     from rlkit._util.paths import runs_dir
-    from rlkit.cli.common.versions import rlkit_version
 
     trace = "".join(traceback.format_exception(error))
-    head = (
-        f"rlkit {rlkit_version()}, Python {platform.python_version()}, {platform.platform()}\n{' '.join(sys.argv)}\n\n"
-    )
+    versions = f"rlkit {rlkit_version()}, Python {platform.python_version()}, {platform.platform()}"
     path = runs_dir() / f"bug-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09d}.txt"
     try:
-        write_text(path, redact(head + trace))
+        write_text(path, redact(f"{versions}\n{' '.join(sys.argv)}\n\n{trace}"))
     except OSError as unwritable:
         output.note(trace.rstrip())
         return f"the lines above ({path} could not be written: {unwritable.strerror})"

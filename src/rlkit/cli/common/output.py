@@ -31,16 +31,14 @@ def to_json(value: Data) -> str:
     return json.dumps(_strict(value), ensure_ascii=False, allow_nan=False)
 
 
-def redrawable(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+def redrawable(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `stream` is a terminal that can be redrawn."""
-    env = os.environ if environ is None else environ
-    return stream.isatty() and env.get("TERM") != "dumb"
+    return stream.isatty() and environ.get("TERM") != "dumb"
 
 
-def coloured(stream: TextIO, environ: Mapping[str, str] | None = None) -> bool:
+def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether `stream` is a terminal that may be given colours (no-color.org)."""
-    env = os.environ if environ is None else environ
-    return redrawable(stream, env) and not env.get("NO_COLOR")
+    return redrawable(stream, environ) and not environ.get("NO_COLOR")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +58,13 @@ class Output:
     def line(self, text: str = "") -> None:
         """A line of a result."""
         _write(self.out, printable(text))
+
+    def result(self, data: Data, text: str) -> None:
+        """The result, in the form that the user asked for."""
+        if self.json:
+            self.data(data)
+        else:
+            self.line(text)
 
     def data(self, value: Data) -> None:
         """A result as one line of JSON."""
@@ -99,3 +104,13 @@ def _write(stream: TextIO, text: str) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
+
+
+def rlkit_version() -> str:
+    """The installed version, "unknown" in a checkout that is not installed."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("rlkit")
+    except metadata.PackageNotFoundError:
+        return "unknown"

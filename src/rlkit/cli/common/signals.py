@@ -5,7 +5,6 @@ Invariant: after the second signal the process ends, whatever holds it up.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import threading
@@ -14,7 +13,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Never
 
-from rlkit._util.threads import run
 from rlkit.cli.common.guard import INTERRUPTED
 
 CLEAN_UP_S = 10.0
@@ -38,6 +36,9 @@ class Interruptible:
         Raises:
             KeyboardInterrupt: it was interrupted.
         """
+        import asyncio  # here, because `--help` needs none of it
+
+        from rlkit._util.threads import run
 
         async def noted() -> T:
             loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -67,29 +68,18 @@ class Interruptible:
         self._cancel()
 
 
-@contextmanager
-def terminable() -> Generator[Interruptible]:
-    """While it is open, SIGTERM does what Ctrl-C does: it cancels what runs, so that containers and sandboxes go, too.
-
-    Yields:
-        Runs a coroutine, so that the signal cancels it.
-    """
-    interruptible = Interruptible()
-    before = signal.signal(signal.SIGTERM, lambda number, frame: interruptible.interrupt())
-    try:
-        yield interruptible
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def run_terminable[T](main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that Ctrl-C and SIGTERM cancel.
+    """Run a coroutine that Ctrl-C and SIGTERM cancel, so that containers and sandboxes go, too.
 
     Raises:
         KeyboardInterrupt: it was interrupted.
     """
-    with terminable() as interruptible:
+    interruptible = Interruptible()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: interruptible.interrupt())
+    try:
         return interruptible.run(main)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -103,7 +93,8 @@ def graceful(
 ) -> Generator[Interruptible]:
     """While it is open, the first SIGINT or SIGTERM calls `request` and the second raises KeyboardInterrupt.
 
-    A clean-up that takes longer than `clean_up_s` after that, or another signal, ends the process with code 130.
+    A clean-up that takes longer than `clean_up_s` after that, or another signal, ends the process with code 130. The
+    yielded object runs a coroutine so that the second signal cancels it.
 
     Args:
         request: asks what runs to end.
@@ -111,9 +102,6 @@ def graceful(
         message: for the user.
         ready: whether there is something that could be asked; until then the first signal raises KeyboardInterrupt.
         clean_up_s: limit in seconds.
-
-    Yields:
-        Runs a coroutine, so that the second signal cancels it.
     """
     received, interruptible = 0, Interruptible()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
@@ -59,6 +59,26 @@ class Record:
         """The construction as an archive holds it."""
         return State(self.construction, self.value, self.parent, None, self.program, polished=self.polished)
 
+    def __str__(self) -> str:
+        size = "x".join(map(str, self.construction.shape))
+        polished = ", polished by a local search" if self.polished else ""
+        claim = "" if self.certificate is None else f"\n    {self.certificate.claim}"
+        return f"{self.symbol} = {self.value:.12g}, {size} values, of {self.task}{polished}{claim}"
+
+    def to_json(self) -> dict[str, Json]:
+        """Return the record as JSON, without its construction and its program."""
+        return {
+            "value": self.value,
+            "symbol": self.symbol,
+            "problem": self.problem,
+            "task": self.task,
+            "parent": self.parent,
+            "polished": self.polished,
+            "shape": list(self.construction.shape),
+            "certificate": self.certificate and asdict(self.certificate),
+            "file": self.name,
+        }
+
 
 def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
     """Save a state if it is better than every record in the folder; whether it was.
@@ -80,9 +100,7 @@ def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str,
             "symbol": problem.symbol,
             "minimise": problem.minimise,
             "value": state.value,
-            "certificate": None
-            if proven is None
-            else {"claim": proven.claim, "bound": proven.bound, "exact": proven.exact},
+            "certificate": proven and asdict(proven),
             "task": task,
             "parent": state.parent,
             "polished": state.polished,

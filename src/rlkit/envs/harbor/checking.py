@@ -33,6 +33,8 @@ FAULTS: tuple[Finding, ...] = ("broken", "solved", "environment failed")
 _DETAIL_CHARS = 400
 _SAID_LINES = 8
 _SAID_BYTES = 1 << 16
+_NAMED_TASKS = 5
+"""Tasks that are named in the line about what is not sealed."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,31 @@ async def check_tasks(
         return checked
 
     return await together(one(name, path) for name, path in tasks.items())
+
+
+def render_checks(checks: Sequence[Checked]) -> str:
+    """Return `name  sound  solution 1  nothing 0  0.4 s` for each task, with what is wrong at the end.
+
+    Below a task is what was said of its fault. The last lines say what an agent could forge a reward with.
+    """
+    width = max(4, *(len(checked.task_id) for checked in checks)) if checks else 4
+    lines = [f"{'task':{width}}  {'':18}  solution  nothing  seconds"]
+    for checked in checks:
+        rewards = f"{_rewards(checked.solution):>8}  {_rewards(checked.nothing):>7}"
+        line = f"{checked.task_id:{width}}  {checked.finding:18}  {rewards}  {checked.seconds:7.1f}  {checked.detail}"
+        lines.append(line.rstrip())
+        lines += [f"{'':{width}}  | {said}" for said in checked.said]
+    for open_end in dict.fromkeys(line for checked in checks for line in checked.open_ends):
+        names = [checked.task_id for checked in checks if open_end in checked.open_ends]
+        more = f" and {len(names) - _NAMED_TASKS} more" if len(names) > _NAMED_TASKS else ""
+        lines.append(f"not sealed ({', '.join(names[:_NAMED_TASKS])}{more}): {open_end}")
+    return "\n".join(lines)
+
+
+def _rewards(rewards: Mapping[str, float] | None) -> str:
+    if not rewards:
+        return "-"
+    return "/".join(f"{value:g}" for value in ([rewards["reward"]] if "reward" in rewards else rewards.values()))
 
 
 async def _checked(name: str, path: Path, environment: Environment, gates: Gates) -> Checked:

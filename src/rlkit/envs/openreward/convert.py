@@ -10,8 +10,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import cast
 
+from rlkit.config import load_config
+from rlkit.config.loading.nodes import plain
+from rlkit.config.loading.yaml_text import read_file
 from rlkit.config.schema import DEFAULT_MODEL
 from rlkit.envs.openreward.connection.target import parse_target
 from rlkit.errors import UsageError, did_you_mean
@@ -121,6 +125,27 @@ def convert(old: Mapping[str, Json]) -> Converted:
     _set(made.settings, ("rollouts", "max_live"), at_once)
     if old.get("num_epochs") is None:
         made.notes.append("num_epochs: it trained without end, and this for 100 steps: say how long with `steps`")
+    return made
+
+
+def convert_file(path: Path) -> Converted:
+    """Convert a file, and check that the result can be trained with.
+
+    Raises:
+        UsageError: the file cannot be read or converted, or the result is no configuration. The message names the file,
+            and fields as they are called there.
+    """
+    old = plain(read_file(path))
+    if not isinstance(old, dict):
+        raise UsageError(f"{path}: a configuration is a mapping")
+    try:
+        made = convert(old)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    try:
+        load_config([], settings=made.settings)
+    except UsageError as error:
+        raise UsageError(f"{path}: {made.named_as_there(str(error).removeprefix('python: '))}") from None
     return made
 
 

@@ -1,29 +1,22 @@
-"""The commands of `rlkit launch`, and their options."""
+"""`rlkit launch`."""
 
 from __future__ import annotations
 
+import secrets
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rlkit.cli.common.guard import command
-from rlkit.cli.common.options import Debug, Help, Json
-
-launch_app = typer.Typer(
-    help="Submit a run to machines that are elsewhere.", no_args_is_help=True, rich_markup_mode=None
-)
+from rlkit.cli.common.output import Output
 
 
-@launch_app.callback(add_help_option=False)
-def launch_root(show_help: Help = False) -> None:
-    """Submit a run to machines that are elsewhere."""
-
-
-@launch_app.command("beaker")
-def launch_beaker(  # noqa: PLR0917  Typer reads options from parameters of any kind
+def beaker(
+    output: Output,
     words: Annotated[
         list[str], typer.Argument(metavar="-- COMMAND…", help="The command, behind --.", show_default=False)
     ],
+    *,
     workspace: Annotated[str | None, typer.Option(help="Workspace; that of your account by default.")] = None,
     budget: Annotated[str | None, typer.Option(help="Budget that pays.")] = None,
     cluster: Annotated[list[str] | None, typer.Option(help="A cluster that it may run on; several times.")] = None,
@@ -64,41 +57,53 @@ def launch_beaker(  # noqa: PLR0917  Typer reads options from parameters of any 
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Print what it prints until it ends.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the specification; needs no account.")] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> None:
+) -> int:
     """Submit a command to Beaker.
 
     A run that is trained gets a name and goes on when the job is started again.
     """
-    with command(json=json, debug=debug) as output:
-        from rlkit.cli.launch.launch import Options, beaker
+    from rlkit.launch import job
+    from rlkit.launch.code import parse_code
+    from rlkit.launch.restart import restartable
 
-        options = Options(
-            workspace=workspace,
-            budget=budget,
-            clusters=cluster or [],
-            hostnames=hostname or [],
-            image=image,
-            name=name,
-            experiment=experiment,
-            description=description,
-            gpus=gpus,
-            cpus=cpus,
-            memory=memory,
-            priority=priority,
-            preemptible=preemptible,
-            min_runtime=min_runtime,
-            retries=retries,
-            replicas=replicas,
-            host_networking=host_networking,
-            timeout=timeout,
-            env=env or [],
-            secrets=secret or [],
-            mounts=mount or [],
-            runs_dir=runs_dir,
-            code=code,
-            install=install,
-            allow_dirty=allow_dirty,
-        )
-        raise typer.Exit(beaker(words, options, output, follow=follow, dry_run=dry_run))
+    submitted = job.Job(
+        priority=job.parse_priority(priority),
+        env={
+            job.RUNS_VARIABLE: job.RESULTS,
+            **job.parse_variables(env or []),
+            **({} if runs_dir is None else {job.RUNS_VARIABLE: runs_dir}),
+        },
+        command=restartable(words, name=f"{name}-{secrets.token_hex(4)}"),
+        name=name,
+        image=image,
+        budget=budget,
+        description=description,
+        clusters=cluster or [],
+        hostnames=hostname or [],
+        gpus=gpus,
+        cpus=cpus,
+        memory=memory,
+        preemptible=None if min_runtime is not None and preemptible is None else preemptible is not False,
+        min_runtime=min_runtime,
+        retries=retries,
+        replicas=replicas,
+        host_networking=host_networking,
+        timeout=timeout,
+        secrets=job.parse_secrets(secret or []),
+        mounts=[job.Mount.read(text) for text in mount or []],
+        code=parse_code(code, Path.cwd(), allow_dirty=allow_dirty),
+        install=install,
+    )
+    for warning in job.warnings(submitted):
+        output.note(warning)
+    spec = job.spec(submitted)
+    if dry_run:
+        head = f"# workspace: {workspace or 'the default of your account'}\n"
+        head += f"# experiment: {experiment or 'a name that Beaker makes up'}\n"
+        output.result({"workspace": workspace, "name": experiment, "spec": spec}, f"{head}{job.to_yaml(spec)}".rstrip())
+        return 0
+    from rlkit.launch.beaker import submit
+
+    url = submit(spec, workspace=workspace, name=experiment, follow=follow, say=output.note)
+    output.result({"url": url}, url)
+    return 0

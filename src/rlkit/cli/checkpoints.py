@@ -1,0 +1,247 @@
+"""`rlkit checkpoints` and `rlkit export`.
+
+Invariant: nothing is deleted that was not shown first, and nothing without a yes: from a person, or as an option.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rlkit.cli.common.options import Best, Merged, NewFolder, OfStep, OptionalRun, RunName, RunOrState
+from rlkit.cli.common.output import Data, Output
+from rlkit.cli.common.signals import run_terminable
+from rlkit.errors import UsageError
+
+if TYPE_CHECKING:
+    from rlkit.service import Stored
+    from rlkit.tools.checkpoints import CheckpointSelection
+    from rlkit.tools.export import Form
+
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN|PATH]…", help="Names of runs, their folders, or tinker:// paths.", show_default=False),
+]
+Kind = Annotated[str | None, typer.Option(help="Only training, sampler or external weights.")]
+OlderThan = Annotated[str | None, typer.Option(metavar="AGE", help="Only those made longer ago, such as 12h or 7d.")]
+All = Annotated[bool, typer.Option("--all", help="Every checkpoint of the account.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
+
+NOT_ALL = 1
+_DAY_S = 86400
+_MIB = 2**20
+_MADE = {"adapter": "the adapter is", "merged": "the merged model is", "raw": "the service's files are"}
+
+
+def list_all(output: Output, run: OptionalRun = None, *, kind: Kind = None, older_than: OlderThan = None) -> int:
+    """Print the checkpoints that the service keeps, newest first.
+
+    All of them, or those that a run has saved.
+    """
+    from rlkit.tools.checkpoints import CheckpointFilter, list_checkpoints
+
+    rows = run_terminable(list_checkpoints(run, only=CheckpointFilter.parse(kind, older_than), note=output.note))
+    output.result(rows, "\n".join(map(_line, rows)) or "there are no checkpoints")
+    return 0
+
+
+def show(
+    output: Output,
+    what: Annotated[str, typer.Argument(metavar="RUN|PATH", help="Name of a run, its folder, or a tinker:// path.")],
+    *,
+    step: OfStep = None,
+    best: Best = False,
+) -> int:
+    """Print all that is known of a checkpoint."""
+    from rlkit.tools.checkpoints import choose_checkpoint, describe_checkpoint
+
+    chosen = choose_checkpoint(what, step=step, best=best)
+    known = run_terminable(describe_checkpoint(chosen, note=output.note))
+    output.result(
+        known, "\n".join(f"{name.removesuffix('_bytes'):<8} {_field(name, value)}" for name, value in known.items())
+    )
+    return 0
+
+
+def delete(
+    output: Output,
+    what: Names = None,
+    *,
+    every: All = False,
+    kind: Kind = None,
+    older_than: OlderThan = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> int:
+    """Delete checkpoints on the service, for good.
+
+    It shows them and asks first.
+    """
+    from rlkit.tools.checkpoints import CheckpointFilter, select_checkpoints
+
+    only = CheckpointFilter.parse(kind, older_than)
+    selected = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
+    if selected.missing:
+        raise UsageError(f"the service has no checkpoint {selected.missing[0]}")
+    return _delete(output, selected, yes=yes, dry_run=dry_run)
+
+
+def prune(
+    output: Output,
+    run: RunName,
+    *,
+    keep_last: Annotated[int, typer.Option(min=1, help="Newest checkpoints to keep.")] = 1,
+    keep_best: Annotated[int, typer.Option(min=0, help="Best ones by best.metric to keep besides.")] = 1,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> int:
+    """Delete the checkpoints of a run that are neither new nor good.
+
+    It shows them and asks first.
+    """
+    from rlkit.tools.checkpoints import select_superfluous
+
+    selected = run_terminable(select_superfluous(run, keep_last=keep_last, keep_best=keep_best, note=output.note))
+    return _delete(output, selected, yes=yes, dry_run=dry_run)
+
+
+def ttl(
+    output: Output,
+    what: Names = None,
+    *,
+    days: Annotated[
+        float | None,
+        typer.Option(min=0.042, max=3650, help="Days from now until the service deletes them; an hour at least."),
+    ] = None,
+    never: Annotated[bool, typer.Option("--never", help="Keep them until somebody deletes them.")] = False,
+    every: All = False,
+    kind: Kind = None,
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+) -> int:
+    """Say when checkpoints expire."""
+    from rlkit.tools.checkpoints import CheckpointFilter, select_checkpoints, set_expiry
+
+    if (days is None) != never:
+        raise UsageError("say when they expire: --days N, or --never")
+    only = CheckpointFilter.parse(kind, older_than)
+    selected = run_terminable(select_checkpoints(what or [], every=every, only=only, note=output.note))
+    ttl_s = None if days is None else round(days * _DAY_S)
+    expires = None if ttl_s is None else only.now + ttl_s
+    shown = [replace(checkpoint, expires=expires) for checkpoint in selected.checkpoints]
+    until = "never" if days is None else f"in {days:g} days"
+    if dry_run or not shown:
+        return _print(output, shown, f"would expire {until}", done=0)
+    run_terminable(set_expiry(selected, ttl_s=ttl_s, now=only.now, note=output.note))
+    return _print(output, shown, f"expire {until}", done=len(shown))
+
+
+def download(output: Output, what: RunOrState, directory: NewFolder, *, step: OfStep = None, best: Best = False) -> int:
+    """Write the files of a checkpoint to a folder, as the service has them."""
+    return _write(output, what, directory, "raw", step=step, best=best)
+
+
+def export(
+    output: Output,
+    what: RunOrState,
+    directory: NewFolder,
+    *,
+    step: OfStep = None,
+    best: Best = False,
+    merged: Merged = False,
+) -> int:
+    """Write the weights of a checkpoint to a folder that other programs load."""
+    return _write(output, what, directory, "merged" if merged else "adapter", step=step, best=best)
+
+
+def export_run(
+    output: Output,
+    run: RunOrState,
+    *,
+    to: Annotated[Path, typer.Option(metavar="DIR", help="A folder that does not exist.")],
+    step: OfStep = None,
+    best: Best = False,
+    merged: Merged = False,
+) -> int:
+    """Write the weights of a run for other programs."""
+    return _write(output, run, to, "merged" if merged else "adapter", step=step, best=best)
+
+
+def _write(output: Output, what: str, directory: Path, form: Form, *, step: int | None, best: bool) -> int:
+    from rlkit.tools.checkpoints import choose_checkpoint
+    from rlkit.tools.export import export
+
+    chosen = choose_checkpoint(what, step=step, best=best)
+    output.note(f"{'downloading' if form == 'raw' else 'exporting'} {chosen.path}")
+    run_terminable(export(chosen.path, directory, form=form, service=chosen.service, note=output.note))
+    output.result(
+        {"checkpoint": chosen.path, "form": form, "directory": str(directory)}, f"{_MADE[form]} in {directory}"
+    )
+    return 0
+
+
+def _delete(output: Output, selected: CheckpointSelection, *, yes: bool, dry_run: bool) -> int:
+    from rlkit.tools.checkpoints import delete_checkpoints
+
+    shown = selected.checkpoints
+    if dry_run or not shown:
+        return _print(output, shown, "would be deleted", done=0)
+    if not yes:
+        output.note("\n".join(_line(asdict(checkpoint)) for checkpoint in shown))
+        if not _agreed(f"delete {_amount(shown)}, for good?", output):
+            output.note("nothing was deleted")
+            return 0
+    deleted, failures = run_terminable(delete_checkpoints(selected, note=output.note))
+    for failure in failures:
+        output.error(str(failure))
+    _print(output, deleted, "deleted", done=len(deleted))
+    return NOT_ALL if failures else 0
+
+
+def _agreed(question: str, output: Output) -> bool:
+    if output.json or not sys.stdin.isatty():
+        raise UsageError(f"{question} There is nobody to ask: give --yes, or --dry-run to look first")
+    output.err.write(f"{question} [y/N] ")
+    output.err.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _print(output: Output, checkpoints: Sequence[Stored], verb: str, *, done: int) -> int:
+    rows = [asdict(checkpoint) for checkpoint in checkpoints]
+    lines = [*map(_line, rows), f"{_amount(checkpoints)} {verb}"] if rows else ["there is no such checkpoint"]
+    output.result({"done": done, "checkpoints": rows}, "\n".join(lines))
+    return 0
+
+
+def _amount(checkpoints: Sequence[Stored]) -> str:
+    size = sum(checkpoint.size_bytes or 0 for checkpoint in checkpoints) / _MIB
+    return f"{len(checkpoints)} checkpoint{'' if len(checkpoints) == 1 else 's'} of {size:,.1f} MiB"
+
+
+def _line(row: Mapping[str, Data]) -> str:
+    """`step 20      tinker://…  1.2 MiB  expires 2026-12-01  best`."""
+    parts = [f"step {row['step']:<6}" if "step" in row else f"{row['kind']:<8}", str(row["path"])]
+    if row.get("kept") is False:
+        parts.append("gone")
+    if isinstance(size := row.get("size_bytes"), int):
+        parts.append(f"{size / _MIB:,.1f} MiB")
+    if isinstance(expires := row.get("expires"), float):
+        parts.append(f"expires {datetime.fromtimestamp(expires, UTC):%Y-%m-%d}")
+    if row.get("best"):
+        parts.append("best")
+    return "  ".join(parts)
+
+
+def _field(name: str, value: Data) -> str:
+    if name in ("created", "expires"):
+        return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M} UTC" if isinstance(value, float) else "never"
+    if name == "size_bytes":
+        return f"{value / _MIB:,.1f} MiB" if isinstance(value, int) else "unknown"
+    return str(value)
