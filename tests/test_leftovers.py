@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -168,13 +169,15 @@ import rlkit, rlkit.api
 from rlkit.testing import ByteChat, Latency, SimulatedTinker
 from tests.simulation import Word
 
+SWALLOWED = eval(sys.argv[2])
+
 class Beating(Word):
     async def rollout(self, policy):
         async def beats():
             while True:
                 try:
                     await asyncio.sleep(0.5)
-                except BaseException:
+                except SWALLOWED:
                     pass
         self.beating = asyncio.create_task(beats())
         return await super().rollout(policy)
@@ -194,20 +197,27 @@ print(result.status)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("swallowed", ["asyncio.CancelledError", "BaseException"])
 @pytest.mark.parametrize("how", ["train", "RLTrainer"])
 def test_a_task_that_swallows_its_cancellation_does_not_keep_a_script_that_trains(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, swallowed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RLKIT_RUNS_DIR", str(tmp_path))
     process = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", STUBBORN, how],
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", STUBBORN, how, swallowed],
         cwd=Path(__file__).parents[1],
         capture_output=True,
         text=True,
         timeout=HANG_S,
         check=False,
     )
-    assert (process.returncode, process.stdout, process.stderr) == (0, "completed\n", "")
+    assert (process.returncode, process.stdout) == (0, "completed\n")
+    if swallowed == "BaseException":  # Python says what no coroutine may do
+        assert set(re.findall(r"^\w*Error.*", process.stderr, re.M)) == {
+            "RuntimeError: coroutine ignored GeneratorExit"
+        }
+    else:
+        assert process.stderr == ""
 
 
 @pytest.mark.parametrize("end", ["success", "cancellation"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import math
 import os
 import sys
@@ -154,70 +153,6 @@ def test_a_mistake_fails_its_own_rollout_and_moves_no_siblings_advantage(name: s
 def test_what_is_odd_but_no_mistake_is_let_through(name: str) -> None:
     group = play(One(FINE[name]))
     assert [episode.reward for episode in group.episodes] == [1.0, *REWARDS[1:]]
-
-
-CHILDREN = list[int]()
-"""Of the test that runs; other tests' workers are children of this process, too."""
-
-
-def fork() -> int:
-    child = os.fork()
-    if child:
-        CHILDREN.append(child)
-    return child
-
-
-async def forks_and_exits() -> None:
-    if fork() == 0:
-        sys.exit(7)
-
-
-async def forks_and_raises() -> None:
-    if fork() == 0:
-        raise RuntimeError("in the child")
-
-
-async def forks_and_returns() -> None:
-    fork()
-
-
-async def forks_and_waits() -> None:
-    if fork() == 0:
-        await asyncio.sleep(1)
-
-
-async def forks_in_a_task() -> None:
-    await asyncio.create_task(forks_and_exits())
-
-
-FORKS = {forks_and_exits: 7, forks_and_raises: 1, forks_and_returns: 0, forks_and_waits: 1, forks_in_a_task: 7}
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("forks", FORKS)
-def test_a_forked_process_that_goes_on_ends_with_its_rollout(
-    forks: Callable[[], Awaitable[None]], tmp_path: Path
-) -> None:
-    class Forking(Word):
-        async def rollout(self, policy: rlkit.Policy) -> float:
-            reward = await super().rollout(policy)
-            if self.task_id == "task-1":
-                await forks()
-            return reward  # type: ignore[return-value]  an Outcome
-
-    CHILDREN.clear()
-    parent, simulation = os.getpid(), Simulation(tmp_path / "run", tasks=[Forking(number) for number in range(8)])
-    try:
-        result = simulation.train()
-    finally:
-        if os.getpid() != parent:
-            os._exit(99)
-    assert result.status == "completed"
-    assert json.loads((simulation.directory / "run.json").read_text())["status"] == "completed"
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in CHILDREN]
-    assert set(codes) == {FORKS[forks]}  # type: ignore[index]  one of them
-    assert len(codes) % 3 == 0  # one of each rollout of the group
-    assert simulation.weights()
 
 
 class Resource(Word):

@@ -13,6 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 import rlkit
+from rlkit._util import loop_holds as loop_holds_module
+from rlkit._util.frames import Place
 from rlkit._util.loop_holds import TOLD_S, held_by, loop_holds, processor_wait_s
 from rlkit._util.stopwatch import Stopwatch, timed_by
 from rlkit.cli.app import app
@@ -247,3 +249,51 @@ def test_the_line_that_blocks_is_told_with_its_environment_and_doctor_knows_it_l
 def test_a_hold_without_a_watch_is_told_to_nobody_and_left_out_all_the_same() -> None:
     played = play(Blocking(3), Waiting(), timeout_s=4)
     assert [error for _, error in played] == [None, None]
+
+
+LIMIT_S = 0.5
+
+
+class Sleeping(rlkit.Env):
+    """Blocks its thread."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    async def rollout(self, policy: rlkit.Policy) -> float:
+        time.sleep(self.seconds)
+        return 1.0
+
+
+def ended_at(*seconds: float, first_s: float = 0.0, limit_s: float = LIMIT_S) -> list[Place]:
+    """Where rollouts that block for so long are found past the limit, after other work that takes long."""
+    places = list[Place]()
+
+    async def main() -> None:
+        with loop_holds().watched(None, limit_s=limit_s, end=places.append):
+            time.sleep(first_s)
+            with held_by("words"):
+                time.sleep(first_s)
+            played = [outcome_of(Sleeping(held_s), ScriptedPolicy([]), timeout_s=300) for held_s in seconds]
+            await asyncio.gather(*played)
+
+    asyncio.run(main())
+    return places
+
+
+def test_a_rollout_that_does_not_let_go_is_found_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_holds_module, "_LOOK_S", 0.02)
+    (place,) = ended_at(4 * LIMIT_S)
+    assert (place.file, place.function) == (HERE, "rollout")
+    assert "time.sleep(self.seconds)" in Path(HERE).read_text().splitlines()[place.line - 1]
+
+
+def test_rollouts_that_take_turns_may_go_on_for_longer_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_holds_module, "_LOOK_S", 0.02)
+    # A limit that a busy machine does not make one of them reach.
+    assert ended_at(*[0.15] * 15, limit_s=2.0) == []
+
+
+def test_code_that_is_no_rollout_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_holds_module, "_LOOK_S", 0.02)
+    assert ended_at(0.0, first_s=2 * LIMIT_S) == []

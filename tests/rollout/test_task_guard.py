@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rlkit.rollout.task_guard import behind, leftovers_ended
+from rlkit.rollout.task_guard import leftovers_ended, outlives_rollout
 
 
 def test_what_cleans_up_behind_a_rollout_is_waited_for_at_the_end_of_the_run() -> None:
@@ -14,7 +14,7 @@ def test_what_cleans_up_behind_a_rollout_is_waited_for_at_the_end_of_the_run() -
 
     @leftovers_ended()
     async def run() -> None:
-        assert behind(asyncio.create_task(clean()))
+        assert outlives_rollout(asyncio.create_task(clean()))
         done.append("rollout over")
 
     asyncio.run(run())
@@ -30,7 +30,7 @@ def test_a_run_that_is_cancelled_still_waits_for_what_cleans_up() -> None:
 
     @leftovers_ended()
     async def run() -> None:
-        behind(asyncio.create_task(clean()))
+        outlives_rollout(asyncio.create_task(clean()))
         await asyncio.sleep(60)
 
     async def main() -> None:
@@ -46,7 +46,7 @@ def test_a_run_that_is_cancelled_still_waits_for_what_cleans_up() -> None:
 def test_without_a_run_nobody_waits_for_what_cleans_up() -> None:
     async def main() -> None:
         task = asyncio.create_task(asyncio.sleep(0))
-        assert not behind(task)
+        assert not outlives_rollout(task)
         await task
 
     asyncio.run(main())

@@ -8,10 +8,12 @@ a processor of a busy machine held nothing up by itself, and is not told.
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +68,7 @@ class _Step:
         places: how often which line was seen; None as long as none was, as in nearly all steps.
     """
 
-    charged: Iterable[Charged]
+    charged: Collection[Charged]
     env: str
     began_s: float
     places: Counter[Place] | None = None
@@ -87,7 +89,7 @@ class LoopHolds:
         """The time of the loop without its holds: what it could hear others for."""
         return _clock() - self.held_s
 
-    def begin(self, charged: Iterable[Charged], env: str = "") -> bool:
+    def begin(self, charged: Collection[Charged], env: str = "") -> bool:
         """Begin a step of user code; False inside another one, which has it."""
         if self._step is not None:
             return False
@@ -112,10 +114,22 @@ class LoopHolds:
             asyncio.get_running_loop().call_soon(self._tell, Hold(names[0], seconds, place))
 
     @contextmanager
-    def watched(self, tell: Callable[[Hold], None]) -> Generator[None]:
-        """Inside, the long holds of this thread's loop are told, with the lines that held it."""
+    def watched(
+        self,
+        tell: Callable[[Hold], None] | None,
+        *,
+        limit_s: float = math.inf,
+        end: Callable[[Place], object] = lambda place: None,
+    ) -> Generator[None]:
+        """Watch the long holds of this thread's loop and the lines that hold it.
+
+        Args:
+            tell: called on the loop once a hold is over.
+            limit_s: limit in seconds of real time for a step of a rollout.
+            end: called once, on another thread, while a rollout goes on past the limit.
+        """
         before, ended = self._tell, threading.Event()
-        arguments = (threading.get_ident(), threading.get_native_id(), ended)
+        arguments = (threading.get_ident(), threading.get_native_id(), ended, limit_s, end)
         self._tell = tell
         self._waited_s = processor_wait_s(threading.get_native_id())
         threading.Thread(target=self._look, args=arguments, name="rlkit_holds", daemon=True).start()
@@ -125,7 +139,9 @@ class LoopHolds:
             self._tell = before
             ended.set()
 
-    def _look(self, thread: int, native_id: int, ended: threading.Event) -> None:
+    def _look(
+        self, thread: int, native_id: int, ended: threading.Event, limit_s: float, end: Callable[[Place], object]
+    ) -> None:
         before: _Step | None = None
         while not ended.wait(_LOOK_S):
             step = self._step
@@ -139,6 +155,9 @@ class LoopHolds:
             if self._step is step:  # it is still the same: what was seen is a line of it
                 step.places = step.places or Counter[Place]()
                 step.places[place] += 1
+                if step.charged and time.monotonic() - step.began_s > limit_s:
+                    end(place)
+                    return
             del frame  # or its locals would live until the next look
 
 

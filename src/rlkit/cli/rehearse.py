@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Never
 
@@ -15,12 +16,16 @@ from rlkit.cli.common.progress import repeat
 from rlkit.trackers.console import duration
 
 if TYPE_CHECKING:
+    from rlkit._util.frames import Place
     from rlkit.config.schema import Config
     from rlkit.cost.budget import Spent
     from rlkit.cost.estimate import Band, Estimate
     from rlkit.dry_run.rehearse import Rehearsal
 
 FAILED = 1
+
+_PAUSE_S = 0.2
+"""Processor time after which threads may run."""
 
 
 def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: int, quiet: bool) -> int:
@@ -33,7 +38,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     say = output.silent if quiet else output.note
     say("a dry run: on a simulated service, with replies that mean nothing")
     from rlkit._util import threads
-    from rlkit.cli.common.held import ended_if_held
+    from rlkit._util.loop_holds import loop_holds
     from rlkit.dry_run.rehearse import rehearse
 
     doing, since_s = "", time.monotonic()
@@ -48,7 +53,13 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
             say(f"still {doing} ({time.monotonic() - since_s:.0f} s)")
 
     async def rehearsed() -> Rehearsal:
-        with ended_if_held(longest_s(resolved.config), lambda told: _end(output, f"{doing}: {told}")):
+        limit_s = longest_s(resolved.config)
+
+        def end(place: Place) -> Never:
+            held = f"a rollout held up everything else for more than {limit_s:g} s (timeout_s)"
+            _end(output, f"{doing}: {held}, at {place.file}:{place.line}, in {place.function}")
+
+        with _threads_run(), loop_holds().watched(None, limit_s=limit_s, end=end):
             return await rehearse(resolved, pilot=pilot, note=begin)
 
     # What environments print must not come between the lines of the result; threads of theirs may outlast the run.
@@ -75,6 +86,18 @@ def _end(output: Output, told: str) -> Never:
     if output.json:
         output.data({"error": message, "type": "EnvironmentFault", "exit_code": FAILED})
     os._exit(FAILED)
+
+
+@contextmanager
+def _threads_run() -> Generator[None]:
+    """Let threads run during code that releases the interpreter only to signals, such as a regular expression."""
+    before = signal.signal(signal.SIGVTALRM, lambda number, frame: time.sleep(0.001))
+    signal.setitimer(signal.ITIMER_VIRTUAL, _PAUSE_S, _PAUSE_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def table(made: Rehearsal) -> str:

@@ -17,7 +17,7 @@ from rlkit._util.stopwatch import Stopwatch, timed_by
 from rlkit.env import Env, GroupScorer
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.policy import Policy
-from rlkit.rollout.task_guard import Exited, begin, contained, stop, tasks_contained
+from rlkit.rollout.task_guard import Exited, stop, tasks_guarded
 from rlkit.rollout.validation import as_outcome, as_scores
 from rlkit.types import Episode, Outcome
 
@@ -75,12 +75,12 @@ async def scores_of(
 async def _bounded[T](
     call: Callable[[], object], read: Callable[[object], T], *, what: str, doing: str, timeout_s: float, name: str
 ) -> tuple[T | None, str | None]:
-    """What a method of an environment's gave, read; or why there is nothing."""
+    """Return what a method of an environment gave, read, or why there is nothing."""
     stopwatch = Stopwatch(name)
     stopped = True
-    with tasks_contained():
-        # A task of its own, or it could cancel the group's.
-        playing = asyncio.create_task(contained(_awaited(call, read, what, stopwatch), stopwatch))
+    with tasks_guarded():
+        with timed_by([stopwatch]):  # a task of its own, or it could cancel the group's
+            playing = asyncio.create_task(_awaited(call, read, what))
         try:
             late = await stopwatch.reaches(timeout_s, playing)
         finally:
@@ -90,7 +90,7 @@ async def _bounded[T](
     if late:
         return None, took_long if stopped else f"{took_long} and ignored its cancellation"
     try:
-        result = cast("T", playing.result())
+        result = playing.result()
         if stopwatch.played_s > timeout_s:  # it held the event loop, so that nothing could interrupt it
             return None, took_long
         return result, None
@@ -99,43 +99,36 @@ async def _bounded[T](
     except asyncio.CancelledError:
         return None, "the environment cancelled its own rollout"
     except BaseException as error:  # an environment may raise anything; the record says what
-        if (ours := _ours(error)) is not None:
-            raise ours from error
-        return None, _described(error)
+        errors = _leaves(error)
+        for ours in errors:
+            if isinstance(ours, ServiceError | UsageError | MissingError):
+                raise ours from error
+        return None, _described(errors[0])  # a line has room for one
 
 
-async def _awaited(
-    call: Callable[[], object], read: Callable[[object], object], what: str, stopwatch: Stopwatch
-) -> object:
+async def _awaited[T](call: Callable[[], object], read: Callable[[object], T], what: str) -> T:
     """Await a method and read its result: the texts of the user's own objects are the user's code, too."""
-    begin()
-    with timed_by([stopwatch]):
-        playing = call()
-        if not inspect.isawaitable(playing):
-            name = what.rpartition(".")[2]
-            raise RewardError(f"{what} is an ordinary function; write `async def {name}`")
-        return read(await playing)
+    playing = call()
+    if not inspect.isawaitable(playing):
+        name = what.rpartition(".")[2]
+        raise RewardError(f"{what} is an ordinary function; write `async def {name}`")
+    return read(await playing)
 
 
-def _ours(error: BaseException) -> BaseException | None:
-    """What is not the environment's fault, among what its tasks raised."""
+def _leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors in a group of errors, and in groups inside it."""
     if not isinstance(error, BaseExceptionGroup):
-        return error if isinstance(error, ServiceError | UsageError | MissingError) else None
+        return [error]
     group = cast("BaseExceptionGroup[BaseException]", error)
-    return next((found for inner in group.exceptions if (found := _ours(inner)) is not None), None)
+    return [leaf for inner in group.exceptions for leaf in _leaves(inner)]
 
 
 def _described(error: BaseException) -> str:
-    match error:
-        case EnvironmentFault():  # said on purpose
-            return text_of(error)
-        case LimitReached():
-            return f"{text_of(error)}; an environment that catches rlkit.LimitReached can grade what is there"
-        case Exited():
-            return _described(error.error)
-        case BaseExceptionGroup():  # a line has room for one
-            return _described(error.exceptions[0])
-        case _:
-            frames = traceback.extract_tb(error.__traceback__)
-            where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-            return readable(f"{type(error).__name__}: {text_of(error)}{where}")
+    if isinstance(error, EnvironmentFault):  # raised on purpose
+        return text_of(error)
+    if isinstance(error, LimitReached):
+        return f"{text_of(error)}; an environment that catches rlkit.LimitReached can grade what is there"
+    raised = (error.__cause__ if isinstance(error, Exited) else None) or error
+    frames = traceback.extract_tb(raised.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return readable(f"{type(raised).__name__}: {text_of(raised)}{where}")

@@ -1,25 +1,21 @@
-"""Keeping a rollout's exits, its tasks and its forks to itself.
+"""Keeping a rollout's exits and its tasks to itself.
 
-Invariant: SystemExit and KeyboardInterrupt out of a rollout, or out of any task that was made inside one, end as an
-ordinary exception: asyncio would end the whole program with them. What a signal asks for goes through. No task that
-was made inside a rollout outlasts the run, or keeps it from ending; those that clean up are waited for. A process that
-one forked runs nothing but it.
+Invariant: a SystemExit or KeyboardInterrupt that an environment raises, in a rollout or in a task made inside one, ends
+as an ordinary exception: asyncio would end the program with it. One that a signal handler raised ends the program. No
+task made inside a rollout outlasts the run, or keeps it from ending; those that clean up are waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import signal
 import threading
 import traceback
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable
-from contextlib import asynccontextmanager, contextmanager
+import types
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
-from functools import partial
-from types import TracebackType
-from typing import Never, Protocol, cast, override
+from typing import cast
 from weakref import WeakSet
 
 from rlkit._util.json_values import readable, text_of
@@ -27,295 +23,165 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.stopwatch import Stopwatch, running
 
 GRACE_S = 3.0
-"""What tasks may take to end once they are cancelled; well under what the whole run may take then."""
+"""Time limit of tasks once they are cancelled; well under that of the whole run then."""
 
 CLEANING_S = 60.0
-"""What the end of a run waits for tasks that clean up behind rollouts: container engines take their time."""
+"""Time limit, at the end of a run, of tasks that clean up behind rollouts: container engines are slow."""
 
 type _Task = asyncio.Task[object]
+type _Coroutine = Coroutine[object, object, object]
 
-_process = os.getpid()
+_made_inside: ContextVar[dict[_Task, bool] | None] = ContextVar("rlkit_made_inside", default=None)
+"""The tasks that the rollouts of this run made and that go on, and whether the end of the run waits for them."""
 
-_in_rollout: ContextVar[int] = ContextVar("rlkit_in_rollout", default=0)
-"""The number of the process in which the rollout began, inside one."""
-
-_made_inside: ContextVar[WeakSet[_Task] | None] = ContextVar("rlkit_made_inside", default=None)
-"""All tasks that the rollouts of this run made."""
-
-_cleaning: ContextVar[set[_Task] | None] = ContextVar("rlkit_cleaning", default=None)
-"""Those of them that clean up, and are to be waited for."""
-
-
-def _forked() -> None:
-    global _process  # noqa: PLW0603  there is one
-    _process = os.getpid()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def begin() -> None:
-    """Say that this task plays a rollout, and so does all that it makes."""
-    _in_rollout.set(_process)
-
-
-def contained(playing: Coroutine[object, object, object], *stopwatches: Stopwatch) -> Coroutine[object, object, object]:
-    """What plays a rollout, for a task of its own.
-
-    Args:
-        playing: the coroutine of the rollout.
-        stopwatches: the clocks that are charged with the time for which it holds the event loop.
-    """
-    return _Guarded(playing, _process, stopwatches)
-
-
-def plays(task: asyncio.Task[object]) -> bool:
-    """Whether it plays a rollout, or was made inside one."""
-    return isinstance(task.get_coro(), _Guarded)
+_given_up = WeakSet[_Task]()
 
 
 class Exited(Exception):
-    """An environment asked the program to end.
-
-    Args:
-        error: what it asked with.
-    """
-
-    def __init__(self, error: SystemExit | KeyboardInterrupt) -> None:
-        super().__init__(readable(f"{type(error).__name__}: {text_of(error)}"))
-        self.error = error
-
-
-def _exit_code(error: BaseException) -> int:
-    """That of a process which ends with an exception; with a StopIteration, it returned."""
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        return (error.code or 0) & 0xFF
-    return 0 if isinstance(error, StopIteration) else 1
-
-
-def contain(error: SystemExit | KeyboardInterrupt) -> Never:
-    """Raise what a task of a rollout may end with instead.
-
-    Raises:
-        Exited: the environment asked for it.
-        BaseException: `error` itself, which a signal asked for.
-    """
-    if _signalled(error):
-        raise error
-    raise Exited(error) from error
-
-
-def _signalled(error: SystemExit | KeyboardInterrupt) -> bool:
-    """Whether a handler of signals raised it, on top of whatever was running then."""
-    if threading.current_thread() is not threading.main_thread():  # handlers are called in that one
-        return False
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    if isinstance(error, KeyboardInterrupt) and handlers[0] is signal.default_int_handler:
-        return True  # perhaps: it is written in C and leaves no trace
-    codes = {_code(handler) for handler in handlers} - {None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _code(handler: object) -> object:
-    while isinstance(handler, partial):  # asyncio's
-        handler = cast("partial[object]", handler).func
-    return getattr(handler, "__code__", None)
-
-
-class _Factory(Protocol):
-    """What an event loop makes tasks with; newer Pythons give it more than a context."""
-
-    def __call__(
-        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[object, object, object], /, **options: object
-    ) -> asyncio.Future[object]: ...
-
-
-class _Containing:
-    """Makes tasks as before, but those that are made inside a rollout cannot end the program."""
-
-    def __init__(self, earlier: _Factory | None) -> None:
-        self.earlier = earlier
-        self.rollouts = 0
-        self._make = earlier or _made
-
-    def __call__(
-        self, loop: asyncio.AbstractEventLoop, coro: Coroutine[object, object, object], /, **options: object
-    ) -> asyncio.Future[object]:
-        process = _in_rollout.get()
-        if not process or not asyncio.iscoroutine(coro):  # of what is none, a task says so
-            return self._make(loop, coro, **options)
-        task = self._make(loop, _Guarded(coro, process, running()), **options)
-        if (made := _made_inside.get()) is not None:
-            made.add(cast("_Task", task))
-        return task
-
-
-def _made(
-    loop: asyncio.AbstractEventLoop, coro: Coroutine[object, object, object], /, **options: object
-) -> asyncio.Future[object]:
-    return asyncio.Task(coro, loop=loop, **options)  # pyright: ignore[reportArgumentType]  they are the loop's own
+    """An environment asked the program to end; the cause is the exception that it raised."""
 
 
 @contextmanager
-def tasks_contained() -> Generator[None]:
-    """Inside, tasks that a rollout makes on this event loop are contained. It may be entered many times at once."""
+def tasks_guarded() -> Generator[None]:
+    """Guard rollouts and the tasks that they make on this event loop. It may be entered many times at once."""
     loop = asyncio.get_running_loop()
-    factory: object = loop.get_task_factory()
-    if not isinstance(factory, _Containing):
-        factory = _Containing(cast("_Factory | None", factory))
-        loop.set_task_factory(factory)  # pyright: ignore[reportArgumentType]  typeshed's knows of no context
-    factory.rollouts += 1
+    factory = cast("_TaskFactory | Callable[..., _Task] | None", loop.get_task_factory())
+    if not isinstance(factory, _TaskFactory):
+        factory = _TaskFactory(factory)
+        loop.set_task_factory(factory)
+    factory.users += 1
     try:
         yield
     finally:
-        factory.rollouts -= 1
-        # An environment may have set another one.
-        if not factory.rollouts and cast("object", loop.get_task_factory()) is factory:
-            loop.set_task_factory(factory.earlier)  # pyright: ignore[reportArgumentType]  likewise
+        factory.users -= 1
+        if not factory.users and loop.get_task_factory() is factory:  # an environment may have set another one
+            loop.set_task_factory(factory.earlier)
 
 
 @asynccontextmanager
 async def leftovers_ended() -> AsyncGenerator[None]:
-    """Inside, tasks of rollouts are contained; those that are still there at the end are stopped.
+    """Guard the tasks of rollouts, and stop those that are still there at the end: rollouts may share a task.
 
-    Not earlier: an environment may share a task among its rollouts. Those that clean up have `CLEANING_S` first. One
-    that is entered inside another leaves all to that one.
+    Those that clean up have `CLEANING_S` first. Entered inside another one, it leaves all tasks to that one.
     """
     if _made_inside.get() is not None:
         yield
         return
-    made, cleaning = WeakSet[_Task](), set[_Task]()
-    before = _made_inside.set(made), _cleaning.set(cleaning)
-    with tasks_contained():
+    made = dict[_Task, bool]()
+    token = _made_inside.set(made)
+    with tasks_guarded():
         try:
             yield
         finally:
-            _made_inside.reset(before[0])
-            _cleaning.reset(before[1])
+            _made_inside.reset(token)
             try:
-                if cleaning:
+                if cleaning := [task for task, cleans in made.items() if cleans]:
                     await asyncio.wait(cleaning, timeout=CLEANING_S)
             finally:
                 await stop(made)
 
 
-def behind(task: asyncio.Task[None]) -> bool:
-    """Let a task that cleans up after a rollout go on when that is over; the end of the run waits for it.
-
-    Returns:
-        Whether there is a run to wait for it. Where there is none, the rollout has to.
-    """
-    cleaning = _cleaning.get()
-    if cleaning is None:
+def outlives_rollout(task: asyncio.Task[None]) -> bool:
+    """Let the end of the run wait for a task that cleans up after a rollout; False if there is no run that would."""
+    made = _made_inside.get()
+    if made is None:
         return False
-    cleaning.add(cast("_Task", task))
-    task.add_done_callback(lambda done: cleaning.discard(cast("_Task", done)))
+    made[cast("_Task", task)] = True
+    task.add_done_callback(lambda done: made.pop(cast("_Task", done), None))
     return True
 
 
-async def stop(tasks: Iterable[_Task]) -> bool:
-    """Cancel tasks, and whether they ended within `GRACE_S`; those that go on are abandoned.
+async def stop(tasks: Collection[_Task]) -> bool:
+    """Cancel tasks, also those that are added while they end, and return whether all ended within `GRACE_S`.
 
-    Args:
-        tasks: may become more while they end.
+    Those that go on are given up: their coroutines are closed.
     """
     clock = asyncio.get_running_loop().time
-    until_s, cancelled = clock() + GRACE_S, set[_Task]()
+    end_s, cancelled = clock() + GRACE_S, set[_Task]()
     try:
-        while (pending := _pending(tasks)) and (left_s := until_s - clock()) > 0:
+        while (pending := {task for task in tasks if not task.done()}) and clock() < end_s:
             for task in pending - cancelled:
-                task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+                task.add_done_callback(lambda done: done.cancelled() or done.exception())
                 task.cancel()
             cancelled |= pending
-            await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(pending, timeout=end_s - clock(), return_when=asyncio.FIRST_COMPLETED)
     finally:
-        stuck = _pending(tasks)
+        stuck = {task for task in tasks if not task.done()}
+        _given_up.update(stuck)
         for task in stuck:
-            _abandon(task)
+            task.cancel()
     return not stuck
 
 
-def _pending(tasks: Iterable[_Task]) -> set[_Task]:
-    return {task for task in tasks if not task.done()}
+class _TaskFactory:
+    """Makes tasks as the event loop did before, and guards those of rollouts."""
+
+    def __init__(self, earlier: Callable[..., _Task] | None) -> None:
+        self.earlier = earlier
+        self.users = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, /, **options: object) -> _Task:
+        make = self.earlier or _make_task
+        stopwatches, made = running(), _made_inside.get()
+        if not stopwatches or not asyncio.iscoroutine(coroutine):
+            return make(loop, coroutine, **options)
+
+        def end(task: _Task) -> None:
+            with suppress(BaseException):  # of a task that never began or was given up, it is not closed yet
+                coroutine.close()
+            if made is not None:
+                made.pop(task, None)
+
+        guarded = _guarded(_steps(coroutine, stopwatches))
+        guarded.__qualname__ = getattr(coroutine, "__qualname__", guarded.__qualname__)
+        task = make(loop, guarded, **options)
+        if made is not None:
+            made[task] = False
+        task.add_done_callback(end)
+        return task
 
 
-def _abandon(task: _Task) -> None:
-    """Make sure that nobody waits for a task, not even the event loop at its end."""
-    coroutine = task.get_coro()
-    assert isinstance(coroutine, Coroutine)  # a task that is not done has one
-    try:
-        coroutine.close()
-    except BaseException:  # it goes on, and once its event loop is gone, being finalized could take it for ever
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
-    task.cancel()
-    asyncio._unregister_task(task)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage, reportUnknownMemberType]  documented, for those who keep tasks of their own
+def _make_task(loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, **options: object) -> _Task:
+    return cast("Callable[..., _Task]", asyncio.Task)(coroutine, loop=loop, **options)
 
 
-class _Guarded(Coroutine[object, object, object]):
-    """A coroutine that ends with an ordinary exception where it would end the program.
+async def _guarded(steps: _Coroutine) -> object:
+    return await steps
 
-    No `async def`: one that is cancelled before it begins would never await what it was made for, which is a warning.
-    """
 
-    def __init__(
-        self, coroutine: Coroutine[object, object, object], process: int, stopwatches: Iterable[Stopwatch]
-    ) -> None:
-        self._coroutine = coroutine
-        self._process = process
-        self._stopwatches = stopwatches
-        self._holds = loop_holds()
-
-    @override
-    def send(self, value: object, /) -> object:
-        measured = self._holds.begin(self._stopwatches)
+@types.coroutine
+def _steps(coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> Generator[object, None, object]:
+    """Run a coroutine, charge its holds of the event loop to stopwatches, and let no exit out."""
+    holds, error = loop_holds(), None
+    while True:
+        begun = holds.begin(stopwatches)
         try:
-            waits_for = self._coroutine.send(value)
-        except BaseException as error:
-            self._ended(error)
-            raise
+            waits_for = coroutine.send(None) if error is None else coroutine.throw(error)
+        except StopIteration as returned:
+            return returned.value
+        except (SystemExit, KeyboardInterrupt) as asked:
+            if _is_signalled(asked):
+                raise
+            raise Exited(readable(f"{type(asked).__name__}: {text_of(asked)}")) from asked
         finally:
-            if measured:
-                self._holds.end()
-        if self._process != _process:
-            os._exit(1)  # there is no event loop here that it could wait in
-        return waits_for
-
-    @override
-    def throw(
-        self,
-        typ: type[BaseException] | BaseException,
-        val: BaseException | object = None,
-        tb: TracebackType | None = None,
-        /,
-    ) -> object:
-        measured = self._holds.begin(self._stopwatches)
+            error = None  # its traceback holds this frame
+            if begun:
+                holds.end()
         try:
-            waits_for = self._coroutine.throw(
-                typ if isinstance(typ, BaseException) else cast("BaseException", val or typ())
-            )
-        except BaseException as error:
-            self._ended(error)
-            raise
-        finally:
-            if measured:
-                self._holds.end()
-        if self._process != _process:
-            os._exit(1)
-        return waits_for
+            yield waits_for
+        except BaseException as thrown:
+            if asyncio.current_task() in _given_up:
+                del coroutine  # the traceback would keep it until there is no event loop to close it in
+                raise
+            error = thrown
 
-    @override
-    def close(self) -> None:
-        self._coroutine.close()
 
-    @override
-    def __await__(self) -> Generator[object, object, object]:
-        return (yield from self._coroutine.__await__())
-
-    def _ended(self, error: BaseException) -> None:
-        if self._process != _process:
-            os._exit(_exit_code(error))
-        if isinstance(error, SystemExit | KeyboardInterrupt):
-            contain(error)
-
-    def __getattr__(self, name: str) -> object:  # its name, frame and state, for those who look at tasks
-        return getattr(self._coroutine, name)
+def _is_signalled(error: SystemExit | KeyboardInterrupt) -> bool:
+    """Return whether a signal handler raised an error, on top of what ran then."""
+    if threading.current_thread() is not threading.main_thread():  # handlers run in that one
+        return False
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    if isinstance(error, KeyboardInterrupt) and handlers[0] is signal.default_int_handler:
+        return True  # perhaps: it is written in C and leaves no trace
+    codes = {getattr(getattr(handler, "func", handler), "__code__", 0) for handler in handlers}  # asyncio's is partial
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
