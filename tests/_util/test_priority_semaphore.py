@@ -1,12 +1,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit._util.priority_semaphore import Slots
 from rlkit.testing import run_virtual
+
+
+@asynccontextmanager
+async def held(slots: Slots, rank: int) -> AsyncGenerator[None]:
+    """Hold a slot."""
+    await slots.acquire((rank,))
+    try:
+        yield
+    finally:
+        slots.release()
 
 
 @given(st.integers(1, 4), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(1, 9)), max_size=20))
@@ -18,7 +30,7 @@ def test_no_more_than_allowed_hold_a_slot_and_every_slot_comes_back(
     async def visit(slots: Slots, arrival: int, rank: int, stay: int, patience: float) -> None:
         nonlocal live, most
         await asyncio.sleep(arrival)
-        async with asyncio.timeout(patience), slots.take((rank,)):
+        async with asyncio.timeout(patience), held(slots, rank):
             live += 1
             most = max(most, live)
             try:
@@ -31,7 +43,7 @@ def test_no_more_than_allowed_hold_a_slot_and_every_slot_comes_back(
         going = [visit(slots, *one, 3.5 if index % 3 == 0 else 1e6) for index, one in enumerate(visits)]
         await asyncio.gather(*going, return_exceptions=True)
         for _ in range(count):  # all are free again
-            await asyncio.wait_for(slots.take((0,)).__aenter__(), 1)
+            await asyncio.wait_for(slots.acquire((0,)), 1)
 
     run_virtual(run())
     assert most <= count
@@ -41,7 +53,7 @@ def test_the_lowest_rank_is_next_and_equals_in_the_order_in_which_they_came() ->
     served = list[str]()
 
     async def visit(slots: Slots, rank: int, name: str) -> None:
-        async with slots.take((rank,)):
+        async with held(slots, rank):
             served.append(name)
             await asyncio.sleep(1)
 

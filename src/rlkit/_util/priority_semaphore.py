@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import count as counter
 
 
@@ -18,8 +17,11 @@ class Slots:
 
     ::
 
-        async with slots.take((draw, member)):
+        await slots.acquire((draw, member))
+        try:
             ...
+        finally:
+            slots.release()
 
     Args:
         count: of the places.
@@ -53,17 +55,12 @@ class Slots:
         """Seconds that places were held up to now, summed over the places."""
         return self._busy_s + (self._count - self._free) * (self._clock() - self._changed_s)
 
-    @asynccontextmanager
-    async def take(self, rank: tuple[int, ...]) -> AsyncGenerator[None]:
-        """Hold a place; equal ranks are served in the order in which they came."""
+    async def acquire(self, rank: tuple[int, ...]) -> None:
+        """Take a place, to be released; equal ranks are served in the order in which they came."""
         if self._free and not self._waiting and self._open():
             self._change(-1)
         else:
             await self._wait(rank)
-        try:
-            yield
-        finally:
-            self._give_back()
 
     async def _wait(self, rank: tuple[int, ...]) -> None:
         turn = asyncio.get_running_loop().create_future()
@@ -72,8 +69,21 @@ class Slots:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # the place came together with the cancellation
-                self._give_back()
+                self.release()
             raise
+
+    def release(self) -> None:
+        """Give a place back, to whoever waits with the lowest rank."""
+        if self._waiting and not self._open():
+            self._change(1)
+            self._open()
+            return
+        while self._waiting:
+            turn = heapq.heappop(self._waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._change(1)
 
     async def left(self) -> None:
         """Wait until somebody wanted a place in vain, and all who had one are gone."""
@@ -86,18 +96,6 @@ class Slots:
         if self._free == self._count:
             self._left.set()
         return False
-
-    def _give_back(self) -> None:
-        if self._waiting and not self._open():
-            self._change(1)
-            self._open()
-            return
-        while self._waiting:
-            turn = heapq.heappop(self._waiting)[2]
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._change(1)
 
     def _change(self, free: int) -> None:
         self._busy_s, self._changed_s = self.busy_s, self._clock()

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 FAILED = 1
 
-_PAUSE_S = 0.2
-"""Processor time after which threads may run."""
-
 
 def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: int, quiet: bool) -> int:
     """Play a run in small, and print what works and what the whole one will take. Returns the exit code.
@@ -92,7 +89,7 @@ def _end(output: Output, told: str) -> Never:
 def _threads_run() -> Generator[None]:
     """Let threads run during code that releases the interpreter only to signals, such as a regular expression."""
     before = signal.signal(signal.SIGVTALRM, lambda number, frame: time.sleep(0.001))
-    signal.setitimer(signal.ITIMER_VIRTUAL, _PAUSE_S, _PAUSE_S)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.2, 0.2)
     try:
         yield
     finally:

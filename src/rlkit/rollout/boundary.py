@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import cast
 
 from rlkit._util.json_values import readable, text_of
@@ -38,42 +39,29 @@ async def outcome_of(
         UsageError: the environment and the model do not fit together.
         MissingError: something that has to be installed is not there.
     """
-    return await _bounded(
-        lambda: env.rollout(policy),
-        lambda result: as_outcome(result, of=type(env).__name__),
-        what=f"{type(env).__name__}.rollout",
-        doing="the rollout",
-        timeout_s=timeout_s,
-        name=name or type(env).__name__,
-    )
+    kind = type(env).__name__
+    read = partial(as_outcome, of=kind)
+    what, doing = f"{kind}.rollout", "the rollout"
+    return await _bounded(lambda: env.rollout(policy), read, what, doing=doing, timeout_s=timeout_s, name=name or kind)
 
 
 async def scores_of(
     env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float, name: str = ""
 ) -> tuple[list[float] | None, str | None]:
-    """The rewards of a group's episodes as its environment compares them, or why that failed; neither if it does not.
+    """Score a group; the rewards, or why that failed; neither if its environment does not compare episodes.
 
-    Args:
-        env: that they are of.
-        episodes: those that did not fail.
-        timeout_s: that it may take, as `Stopwatch` counts them.
-        name: the environment's name in the run; by default that of its class.
-
-    Raises:
-        ServiceError: as for `outcome_of`, as all the others.
+    Args and errors are those of `outcome_of`; `episodes` are those that did not fail.
     """
+    kind = type(env).__name__
+    read = partial(as_scores, count=len(episodes), of=kind)
+    what, doing = f"{kind}.score_group", "scoring the group"
     return await _bounded(
-        lambda: env.score_group(episodes),
-        lambda result: as_scores(result, count=len(episodes), of=type(env).__name__),
-        what=f"{type(env).__name__}.score_group",
-        doing="scoring the group",
-        timeout_s=timeout_s,
-        name=name or type(env).__name__,
+        lambda: env.score_group(episodes), read, what, doing=doing, timeout_s=timeout_s, name=name or kind
     )
 
 
 async def _bounded[T](
-    call: Callable[[], object], read: Callable[[object], T], *, what: str, doing: str, timeout_s: float, name: str
+    call: Callable[[], object], read: Callable[[object], T], what: str, *, doing: str, timeout_s: float, name: str
 ) -> tuple[T | None, str | None]:
     """Return what a method of an environment gave, read, or why there is nothing."""
     stopwatch = Stopwatch(name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, Protocol
@@ -189,16 +188,16 @@ class Player:
             attempt += 1
 
     async def _in_turn(self, group: _Playing, member: int, attempt: int) -> Episode:
-        async with AsyncExitStack() as holding:
-            try:
-                await holding.enter_async_context(self.slots.take((group.rank, member)))
-            finally:
-                self.counts.queued -= 1
-            self.counts.live += 1
-            try:
-                return await self._episode(group, member, attempt)
-            finally:
-                self.counts.live -= 1
+        try:
+            await self.slots.acquire((group.rank, member))
+        finally:
+            self.counts.queued -= 1
+        self.counts.live += 1
+        try:
+            return await self._episode(group, member, attempt)
+        finally:
+            self.counts.live -= 1
+            self.slots.release()
 
     async def _episode(self, group: _Playing, member: int, attempt: int) -> Episode:
         settings, task = group.settings, group.task

@@ -12,7 +12,7 @@ import signal
 import threading
 import traceback
 import types
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import cast
@@ -45,17 +45,18 @@ class Exited(Exception):
 def tasks_guarded() -> Generator[None]:
     """Guard rollouts and the tasks that they make on this event loop. It may be entered many times at once."""
     loop = asyncio.get_running_loop()
-    factory = cast("_TaskFactory | Callable[..., _Task] | None", loop.get_task_factory())
+    factory = cast("object", loop.get_task_factory())
     if not isinstance(factory, _TaskFactory):
-        factory = _TaskFactory(factory)
-        loop.set_task_factory(factory)
+        factory = _TaskFactory(cast("Callable[..., _Task] | None", factory))
+        loop.set_task_factory(factory)  # pyright: ignore[reportArgumentType]  typeshed's takes no options
     factory.users += 1
     try:
         yield
     finally:
         factory.users -= 1
-        if not factory.users and loop.get_task_factory() is factory:  # an environment may have set another one
-            loop.set_task_factory(factory.earlier)
+        # An environment may have set another one.
+        if not factory.users and cast("object", loop.get_task_factory()) is factory:
+            loop.set_task_factory(factory.earlier)  # pyright: ignore[reportArgumentType]  as above
 
 
 @asynccontextmanager
@@ -145,7 +146,7 @@ def _make_task(loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, **options
     return cast("Callable[..., _Task]", asyncio.Task)(coroutine, loop=loop, **options)
 
 
-async def _guarded(steps: _Coroutine) -> object:
+async def _guarded(steps: Awaitable[object]) -> object:
     return await steps
 
 

@@ -362,7 +362,7 @@ class RunStore:
         files.write_text(state_path(self.directory, step), state)
 
     def _without_secrets(self, episode: Episode) -> Episode:
-        return without_secrets(episode, self.about.redactor())
+        return without_secrets(episode, self.about.redactor)
 
     def _append(self, name: str, record: Mapping[str, Json]) -> None:
         try:
