@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
@@ -123,24 +124,15 @@ class _Running[T]:
     """A coroutine in a thread of its own, with an event loop of its own: callers may have one running already."""
 
     def __init__(self, make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        self.outcome = Future[T]()
         self._make = make
-        self._outcome = list[T | BaseException]()
         self._cancel: Callable[[], object] = lambda: None
-        self._done = threading.Event()  # Thread.join cannot be called again after it was interrupted
         threading.Thread(target=self._run, name="rlkit-train", daemon=True).start()
 
-    def result(self) -> T:
-        """Wait for it. An interrupt of the caller comes through as KeyboardInterrupt."""
-        self._done.wait()
-        outcome = self._outcome[0]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
-
     def cancel(self) -> None:
-        """Stop it, and give it a moment to clean up."""
+        """Stop the coroutine, and give it a moment to clean up."""
         self._cancel()
-        self._done.wait(CLEAN_UP_S)
+        wait([self.outcome], CLEAN_UP_S)
 
     def _run(self) -> None:
         async def main() -> T:
@@ -150,11 +142,9 @@ class _Running[T]:
             return await self._make()
 
         try:
-            self._outcome.append(run(main()))
+            self.outcome.set_result(run(main()))
         except BaseException as error:  # raised again in the caller's thread
-            self._outcome.append(error)
-        finally:
-            self._done.set()
+            self.outcome.set_exception(error)
 
 
 def _wait[T](make: Callable[[], Coroutine[Any, Any, T]], stop: StopSignal) -> T:
@@ -164,14 +154,14 @@ def _wait[T](make: Callable[[], Coroutine[Any, Any, T]], stop: StopSignal) -> T:
     """
     running = _Running(make)
     try:
-        return running.result()
+        return running.outcome.result()
     except KeyboardInterrupt:
         if not stop.is_watched:
             running.cancel()
             raise
         stop.request()
     try:
-        return running.result()
+        return running.outcome.result()
     except KeyboardInterrupt:
         running.cancel()
         raise

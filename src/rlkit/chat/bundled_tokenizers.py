@@ -1,4 +1,4 @@
-"""Tokenizers that come inside Python packages, and so need no hub.
+"""Tokenizers that come inside Python packages, and need no hub.
 
 Invariant: text with special tokens in it becomes the tokens that the model's own tokenizer makes of it, and every token
 becomes its text again.
@@ -21,43 +21,38 @@ NATIVE = {
     r"zai-org/GLM-5\.3.*": "GlmTokenizer",
     r"nvidia/NVIDIA-Nemotron-3-.+": "Nemotron3Tokenizer",
 }
-"""Patterns of models' names, and the class in `tml_renderers.tokenizers` that embeds their tokenizer."""
+"""Patterns of models' names, and the class in `tml_renderers.tokenizers` with their tokenizer."""
 
 LLAMA = re.compile(r"meta-llama/(Meta-)?Llama-3.*")
 """Models whose tokenizer the package llama-models carries."""
 
 _ENDS = {"HarmonyTokenizer": "<|return|>"}
-"""The token that ends a text, where the class names another."""
+"""The token that ends a text, if it is not the one that the class names."""
 
 _KEPT = re.compile(r"</?(think|tool_call|tool_response|arg_key|arg_value)>")
-"""Marks that are part of what a model says; the other special tokens are left out where these are asked to be."""
+"""Special tokens that are part of a reply's text; decoding without special tokens keeps them."""
 
 
 class Vocabulary(Protocol):
-    """What is needed of a package's tokenizer."""
+    """The tokenizer of a package: text without special tokens as tokens, and any tokens as text."""
 
-    def encode_ordinary(self, text: str) -> Sequence[int]:
-        """Tokens of a text in which nothing is special."""
-        ...
+    def encode_ordinary(self, text: str, /) -> Sequence[int]: ...  # noqa: D102  the class says it
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included."""
-        ...
+    def decode(self, token_ids: Sequence[int], /) -> str: ...  # noqa: D102  the class says it
 
 
 class PackagedTokenizer:
-    """As much of the interface of `transformers` as chat formats use, over a package's tokenizer.
+    """The part of the interface of `transformers` that chat formats use, over a package's tokenizer.
 
     Args:
-        name: of the model.
-        vocabulary: of the package.
-        special: the special tokens, by their text.
-        eos: the one that ends a text.
-        bos: the one that begins it, where there is one.
+        name: the model's name.
+        vocabulary: the package's tokenizer.
+        special: ids of the special tokens by their texts.
+        eos: text of the token that ends a text.
+        bos: text of the token that begins one, if there is such a token.
     """
 
-    chat_template: str | None = None
-    """There is none: conversations are written by one of tinker-cookbook's renderers."""
+    chat_template: str | None = None  # tinker-cookbook's renderers write the conversations
 
     def __init__(
         self, name: str, vocabulary: Vocabulary, special: Mapping[str, int], *, eos: str, bos: str | None = None
@@ -79,12 +74,12 @@ class PackagedTokenizer:
         return list(self._special)
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
-        """The tokens of a text, in which special tokens are known by their names.
+        """Return the tokens of a text, in which special tokens stand by their names.
 
         Args:
-            text: to be encoded.
-            add_special_tokens: put the beginning of a text before it, where the model has a token for that.
-            split_special_tokens: take the names of special tokens for ordinary text.
+            text: any text.
+            add_special_tokens: put the model's token for the beginning of a text first, if it has one.
+            split_special_tokens: read the names of special tokens as ordinary text.
         """
         tokens = [self.bos_token_id] if add_special_tokens and self.bos_token_id is not None else list[int]()
         if split_special_tokens:
@@ -97,14 +92,14 @@ class PackagedTokenizer:
         return tokens
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
-        """The text of tokens; what is no whole character is shown as U+FFFD."""
+        """Return the text of tokens, with U+FFFD for bytes that are no whole character."""
         tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
             tokens = [token for token in tokens if token not in self._dropped]
         return self._vocabulary.decode(tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int] | None:
-        """The ids of special tokens; None for any other."""
+        """Return the ids of special tokens; None for any other."""
         if isinstance(tokens, str):
             return self._special.get(tokens)
         return [self._special[token] for token in tokens]
@@ -116,7 +111,7 @@ class PackagedTokenizer:
 
 
 def packaged(model: str) -> PackagedTokenizer | None:
-    """The tokenizer of a model that an installed package carries; None where none does."""
+    """Return the tokenizer of a model from an installed package; None if no package has it."""
     model = model.split(":", 1)[0]
     for pattern, name in NATIVE.items():
         if re.fullmatch(pattern, model):
@@ -141,38 +136,14 @@ class _Native(Vocabulary, Protocol):
 def _native(model: str, name: str) -> PackagedTokenizer:
     module = importlib.import_module("tml_renderers.tokenizers")
     native = cast("Callable[[], _Native]", getattr(module, name))()
-    ids = {own: native.encode_special(own) for own in native.special_tokens()}
-    texts = {own: native.decode([token]) for own, token in ids.items()}
-    return PackagedTokenizer(
-        model,
-        native,
-        {texts[own]: token for own, token in ids.items()},
-        eos=_ENDS.get(name) or texts[native.eos_token],
-    )
-
-
-class _Tiktoken:
-    """A tiktoken encoding; what it decodes has replacement characters where bytes are no text."""
-
-    def __init__(self, encoding: _Encoding) -> None:
-        self._encoding = encoding
-
-    def encode_ordinary(self, text: str) -> Sequence[int]:
-        return self._encoding.encode_ordinary(text)
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return self._encoding.decode(token_ids, errors="replace")
-
-
-class _Encoding(Protocol):
-    def encode_ordinary(self, text: str) -> list[int]: ...
-
-    def decode(self, tokens: Sequence[int], errors: str) -> str: ...
+    special = {native.decode([token]): token for token in map(native.encode_special, native.special_tokens())}
+    eos = _ENDS.get(name) or native.decode([native.encode_special(native.eos_token)])
+    return PackagedTokenizer(model, native, special, eos=eos)
 
 
 class _Llama(Protocol):
     special_tokens: Mapping[str, int]
-    model: _Encoding
+    model: Vocabulary
 
 
 @cache
@@ -180,6 +151,4 @@ def _llama(model: str) -> PackagedTokenizer:
     module = importlib.import_module("llama_models.llama3.tokenizer")
     get_instance = cast("Callable[[], _Llama]", module.Tokenizer.get_instance)
     llama = get_instance()
-    return PackagedTokenizer(
-        model, _Tiktoken(llama.model), llama.special_tokens, eos="<|eot_id|>", bos="<|begin_of_text|>"
-    )
+    return PackagedTokenizer(model, llama.model, llama.special_tokens, eos="<|eot_id|>", bos="<|begin_of_text|>")

@@ -6,6 +6,7 @@ rendered, sampled and parsed is never tokenised again to stand for the tokens th
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,17 +18,12 @@ from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.types import Json, Message, Prompt, Tokens, Tool, ToolCall, Turn
 
 TAIL_TOKENS = 32
-"""Of a prompt's end that say whether the model has begun to think there."""
+"""The end of a prompt that shows whether the model is thinking there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A completion, read.
-
-    Args:
-        message: to be appended to the conversation as it stands.
-        malformed: the raw texts of tool calls that could not be parsed.
-    """
+    """A completion as a message for the conversation, and the raw texts of tool calls that could not be parsed."""
 
     message: Message
     malformed: tuple[str, ...] = ()
@@ -37,66 +33,61 @@ class ChatFormat(Protocol):
     """One model's way of writing conversations."""
 
     stop: tuple[str, ...] | tuple[int, ...]
-    """What ends an assistant's turn."""
+    """Strings or tokens that end an assistant's turn."""
 
     keeps_thinking: bool
-    """Whether an earlier turn's thinking stays in later prompts."""
+    """True if an earlier turn's thinking stays in later prompts."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
-        """The prompt that asks for the assistant's next message."""
+        """Return the prompt for the assistant's next message."""
         ...
 
     def parse(self, completion: Tokens) -> Parsed:
-        """The message that a completion stands for; never raises on what a model wrote."""
+        """Return the message of a completion; never raises, whatever a model wrote."""
         ...
 
     def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
-        """What ends the thinking of a reply that was cut off, and opens its answer; none where that has begun."""
+        """Return what ends the thinking of a truncated reply and opens its answer; empty if that has begun."""
         said = self.decode(np.concatenate([prompt.tokens[-TAIL_TOKENS:], completion]))
         return self.encode(end_of_thinking(said, phrase))
 
     def encode(self, text: str) -> Tokens:
-        """Plain text as tokens, without special ones."""
+        """Return plain text as tokens, without special ones."""
         ...
 
     def decode(self, tokens: Tokens) -> str:
-        """Tokens as text, without special ones."""
+        """Return tokens as text, without special ones."""
         ...
 
 
 def extend(
     chat: ChatFormat, known: Prompt, turn: Turn, messages: Sequence[Message], *, replied: int, tools: Sequence[Tool]
 ) -> Prompt | None:
-    """The prompt for `messages` as an extension of the exact tokens `known`, or None where the format cannot.
+    """Return the prompt for `messages` as an extension of the exact tokens `known`, or None if the format has none.
 
-    What the format writes after an assistant's message does not depend on what the message says. So the conversation
-    is rendered twice, with two different stand-ins for the sampled reply; the longest common tail of the two is the end
-    of the reply's turn, the new messages and the header of the next turn, and follows `known` token for token. Nor does
-    it depend on what was said before, but for how the conversation begins and is set up; a long one is not tokenised
-    for its tail.
+    What a format writes after an assistant's message depends neither on that message nor on the texts before it. The
+    conversation is rendered twice with short texts, and with two different stand-ins for the sampled reply. The longest
+    common tail of the two is the end of the reply's turn, the new messages and the header of the next turn. It follows
+    `known` token for token.
 
     Args:
         known: the prompt and completion of `turn`.
-        messages: the whole conversation, in which message `replied` is the one that `turn` sampled.
-        tools: as given when `turn` was sampled.
+        messages: the whole conversation; message `replied` is the one that `turn` sampled.
+        tools: the tools of `turn`.
     """
     thought = any("thinking" in message for message in messages[: replied + 1])
     if thought and not chat.keeps_thinking:
         return None
     before = [_brief(message) if place else message for place, message in enumerate(messages[:replied])]
-    stand_ins = [chat.render([*before, _reply(text), *messages[replied + 1 :]], tools) for text in ("0", "x")]
-    common = _common_tail(stand_ins[0].tokens, stand_ins[1].tokens)
-    tail = stand_ins[0].after(len(stand_ins[0]) - common)
+    replies: list[Message] = [{"role": "assistant", "content": text} for text in ("0", "x")]
+    first, second = (chat.render([*before, reply, *messages[replied + 1 :]], tools) for reply in replies)
+    tail = first.after(len(first) - _common_tail(first.tokens, second.tokens))
     written = _overlap(turn.completion, tail.tokens) if turn.stop == "stop" else 0
     return known + tail.after(written)
 
 
-def _reply(text: str) -> Message:
-    return {"role": "assistant", "content": text}
-
-
 def _brief(message: Message) -> Message:
-    """A message of the same kind that says next to nothing."""
+    """Return a message of the same kind that says next to nothing."""
     if message["role"] == "system":  # some templates look for switches in it
         return message
     brief: Message = {**message, "content": "0"}
@@ -112,7 +103,7 @@ def _common_tail(a: Tokens, b: Tokens) -> int:
 
 
 def _overlap(completion: Tokens, tail: Tokens) -> int:
-    """How many tokens of the tail the completion already ends with (its stop token or string)."""
+    """Count the tokens of the tail that the completion already ends with: its stop token or string."""
     for count in range(min(len(completion), len(tail)), 0, -1):
         if np.array_equal(completion[-count:], tail[:count]):
             return count
@@ -149,8 +140,6 @@ def parse_text(text: str) -> Parsed:
 
 
 def _read_call(block: str, *, number: int) -> ToolCall | None:
-    import json
-
     try:
         call = json.loads(block)
         # what cannot be written again would fail later, in a prompt or in the journal: NaN, infinity, a lone surrogate
@@ -165,11 +154,7 @@ def _read_call(block: str, *, number: int) -> ToolCall | None:
 
 
 def _nests_within(levels: int, value: Json) -> bool:
-    match value:
-        case dict():
-            inner = list(value.values())
-        case list():
-            inner = value
-        case _:
-            return True
+    if not isinstance(value, dict | list):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
     return levels > 0 and all(_nests_within(levels - 1, item) for item in inner)

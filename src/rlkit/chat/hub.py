@@ -1,6 +1,6 @@
-"""Whether the Hugging Face hub can be reached, found out at once.
+"""A quick check that the Hugging Face hub can be reached.
 
-Invariant: the answer takes no longer than `LIMIT_S`; the hub's own libraries would try again for more than a minute.
+Invariant: the check takes at most `LIMIT_S`; the hub's own libraries would try again for more than a minute.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 LIMIT_S = 0.8
-"""A host that has not taken a connection by then is taken for unreachable."""
+"""Time limit of a connection to the hub."""
 
 _HUB = "https://huggingface.co"
 _ON = ("1", "ON", "YES", "TRUE")
@@ -20,7 +20,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def hub_problem() -> str | None:
-    """Why the hub cannot be asked, as a phrase; None where it can.
+    """Return why the hub cannot be asked, as a phrase; None if it can.
 
     `HF_HUB_OFFLINE`, `HF_ENDPOINT` and the proxies of the environment are honoured.
     """

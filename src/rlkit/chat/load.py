@@ -15,7 +15,7 @@ def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetc
     """Return the chat format of the configured model; with the embedded engine, make the model itself ready first.
 
     Args:
-        config: of the run.
+        config: the run's configuration.
         engine: the embedded engine runs the model.
         note: receives what is being fetched or converted.
         fetch: download weights that the embedded engine needs and that are not on this machine.

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, cast, override
 
 import numpy as np
 
@@ -19,11 +19,9 @@ from rlkit.errors import UsageError
 from rlkit.types import (
     IMAGE_TOKEN,
     Image,
-    ImagePart,
     Json,
     Message,
     Prompt,
-    TextPart,
     Tokens,
     Tool,
     ToolCall,
@@ -32,7 +30,6 @@ from rlkit.types import (
 )
 
 if TYPE_CHECKING:
-    from tinker import ModelInputChunk
     from tinker_cookbook.renderers import Message as CookbookMessage
     from tinker_cookbook.renderers import Renderer
     from tinker_cookbook.tokenizer_utils import Tokenizer
@@ -42,11 +39,11 @@ CHAT_TEMPLATE = "chat_template"
 
 
 def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None) -> ChatFormat:
-    """The format of a model's conversations.
+    """Return the format of a model's conversations.
 
     Args:
-        model: its name, by which tinker-cookbook recommends a renderer.
-        tokenizer: of the model.
+        model: name of the model, for which tinker-cookbook recommends a renderer.
+        tokenizer: the model's tokenizer.
         renderer: a renderer's name, `chat_template`, or None for the recommended one.
 
     Raises:
@@ -77,13 +74,32 @@ def _recommended(model: str) -> str | None:
         return None
 
 
-class TemplateChat(ChatFormat):
-    """The Jinja chat template in a tokenizer's own configuration."""
-
-    keeps_thinking = False  # most templates drop it, and one that keeps it renders a natural extension anyway
+class _TokenizerChat(ChatFormat):
+    """A chat format over a tokenizer of `transformers`."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+
+    @override
+    def encode(self, text: str) -> Tokens:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False), np.int32)
+
+    @override
+    def decode(self, tokens: Tokens) -> str:
+        return cast("str", self._tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
+
+    @override
+    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
+        tail = prompt.tokens[-TAIL_TOKENS:]
+        # with the special tokens, which tell where the model is
+        said = cast("str", self._tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
+        return self.encode(end_of_thinking(said, phrase))
+
+
+class TemplateChat(_TokenizerChat):
+    """The Jinja chat template in a tokenizer's own configuration."""
+
+    keeps_thinking = False  # most templates drop it, and one that keeps it renders a natural extension anyway
 
     @cached_property
     def stop(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves the protocol
@@ -91,7 +107,8 @@ class TemplateChat(ChatFormat):
         end = cast("int | None", self._tokenizer.eos_token_id)
         return () if end is None else (end,)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
+    @override
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
         template = cast("object", self._tokenizer.chat_template)
         if not template:
             name = getattr(self._tokenizer, "name_or_path", "") or "the model"
@@ -115,25 +132,17 @@ class TemplateChat(ChatFormat):
             raise UsageError(f"the model's chat template refuses the conversation: {error}") from error
         return as_prompt(self.encode(cast("str", text)))
 
-    def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
+    @override
+    def parse(self, completion: Tokens) -> Parsed:
         return parse_text(self.decode(completion))
-
-    def encode(self, text: str) -> Tokens:  # noqa: D102  inherited
-        return _encode(self._tokenizer, text)
-
-    def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
-        return _decode(self._tokenizer, tokens)
-
-    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
-        return _last_words(self._tokenizer, prompt, completion, phrase)
 
 
 _TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
-"""What a template says that has a way of writing tools."""
+"""Words of a template that can write tools."""
 
 
 def _tools_as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """A conversation whose tools and calls are written as text, in the notation that `parse_text` reads."""
+    """Write the tools and calls of a conversation as text, in the notation that `parse_text` reads."""
     written = [_calls_as_text(message) for message in messages]
     if not tools:
         return written
@@ -175,21 +184,32 @@ def _template_message(message: Message) -> dict[str, object]:
     return plain
 
 
-class CookbookChat(ChatFormat):
+class CookbookChat(_TokenizerChat):
     """A renderer of tinker-cookbook."""
 
     def __init__(self, renderer: Renderer) -> None:
+        super().__init__(renderer.tokenizer)
         self._renderer = renderer
         self.stop = tuple(renderer.get_stop_sequences())  # pyright: ignore[reportAttributeAccessIssue]  one kind in, one kind out
         self.keeps_thinking = renderer.has_extension_property
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:  # noqa: D102  inherited
+    @override
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Prompt:
+        from tinker_cookbook.exceptions import RendererError
+
         conversation = [_cookbook_message(message) for message in messages]
         if tools:
             conversation = self._with_tools(conversation, tools)
+        contents = [content for message in messages if not isinstance(content := message["content"], str)]
+        images = sum(part["type"] == "image" for content in contents for part in content)
+        try:
+            chunks = self._renderer.build_generation_prompt(conversation).chunks
+        except (NotImplementedError, AssertionError, RendererError) as error:
+            if not images:
+                raise
+            raise self._blind() from error
         pieces = list[Prompt]()
-        images = sum(part["type"] == "image" for message in messages for part in _parts(message))
-        for chunk in self._rendered(conversation, images=images):
+        for chunk in chunks:
             if chunk.type == "encoded_text":
                 pieces.append(as_prompt(chunk.tokens))
             elif chunk.type == "image":
@@ -201,20 +221,11 @@ class CookbookChat(ChatFormat):
             raise self._blind()
         return prompt
 
-    def _rendered(self, conversation: list[CookbookMessage], *, images: int) -> Sequence[ModelInputChunk]:
-        from tinker_cookbook.exceptions import RendererError
-
-        try:
-            return self._renderer.build_generation_prompt(conversation).chunks
-        except (NotImplementedError, AssertionError, RendererError) as error:
-            if not images:
-                raise
-            raise self._blind() from error
-
     def _blind(self) -> UsageError:
         return UsageError(f"chat.renderer: {type(self._renderer).__name__} takes no images: choose one that does")
 
-    def parse(self, completion: Tokens) -> Parsed:  # noqa: D102  inherited
+    @override
+    def parse(self, completion: Tokens) -> Parsed:
         message, _ = self._renderer.parse_response(completion.tolist())
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -236,15 +247,6 @@ class CookbookChat(ChatFormat):
             ours["tool_calls"] = calls
         return Parsed(ours, tuple(malformed))
 
-    def encode(self, text: str) -> Tokens:  # noqa: D102  inherited
-        return _encode(self._renderer.tokenizer, text)
-
-    def decode(self, tokens: Tokens) -> str:  # noqa: D102  inherited
-        return _decode(self._renderer.tokenizer, tokens)
-
-    def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:  # noqa: D102  inherited
-        return _last_words(self._renderer.tokenizer, prompt, completion, phrase)
-
     def _with_tools(self, conversation: list[CookbookMessage], tools: Sequence[Tool]) -> list[CookbookMessage]:
         from tinker_cookbook.renderers import ToolSpec, ensure_text
 
@@ -259,11 +261,6 @@ class CookbookChat(ChatFormat):
             name = type(self._renderer).__name__
             raise UsageError(f"chat.renderer: {name} cannot show tools to the model; choose another") from None
         return [*prefix, *conversation[1 if has_system else 0 :]]
-
-
-def _parts(message: Message) -> Sequence[TextPart | ImagePart]:
-    content = message["content"]
-    return [] if isinstance(content, str) else content
 
 
 def _image(data: bytes, encoding: str, length: int) -> Prompt:
@@ -301,18 +298,3 @@ def _arguments(text: str) -> Mapping[str, Json] | None:
     except (ValueError, RecursionError):
         return None
     return cast("Mapping[str, Json]", arguments) if isinstance(arguments, dict) else None
-
-
-def _encode(tokenizer: Tokenizer, text: str) -> Tokens:
-    return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-
-
-def _decode(tokenizer: Tokenizer, tokens: Tokens) -> str:
-    return cast("str", tokenizer.decode(tokens.tolist(), skip_special_tokens=True))
-
-
-def _last_words(tokenizer: Tokenizer, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
-    """As in `ChatFormat`, from a text that has the special tokens, which tell where the model is."""
-    tail = prompt.tokens[-TAIL_TOKENS:]
-    said = cast("str", tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
-    return _encode(tokenizer, end_of_thinking(said, phrase))

@@ -6,19 +6,18 @@ Invariant: what is appended follows from the text alone; an answer that has begu
 from __future__ import annotations
 
 _FINAL = "<|start|>assistant<|channel|>final<|message|>"
-"""What opens the answer in the format of gpt-oss (harmony)."""
+"""The head of an answer in the format of gpt-oss (harmony)."""
 
 
 def end_of_thinking(text: str, phrase: str) -> str:
-    """What is appended to a reply that was cut off while the model was thinking.
+    """Return the text to append to a reply that was cut off while the model was thinking; "" if it was answering.
 
-    In harmony, the phrase, the end of the message and the head of one in the final channel; where the model thinks
-    between `<think>` and `</think>`, the phrase and the latter; where it has no thinking of its own, the phrase. Where
-    the answer has begun, nothing.
+    In harmony, it is the phrase, the end of the message and the head of one in the final channel; between `<think>` and
+    `</think>`, the phrase and the latter; for a model without thinking, the phrase.
 
     Args:
         text: the end of the prompt and the reply, with their special tokens.
-        phrase: that tells the model to come to an end.
+        phrase: tells the model to come to an end.
     """
     if "<|channel|>" in text:
         last = text.rpartition("<|start|>assistant")[2]

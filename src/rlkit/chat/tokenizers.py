@@ -1,6 +1,6 @@
-"""Where a model's tokenizer comes from.
+"""The tokenizer of a model, from the first place that has it.
 
-Invariant: what needs no network goes before what does, and where nothing serves the answer comes within a second.
+Invariant: places that need no network are tried first; if none has it, that is said within a second.
 """
 
 from __future__ import annotations
@@ -32,64 +32,64 @@ def load_tokenizer(
     tokenizer: str | None = None,
     template: bool = False,
 ) -> Tokenizer:
-    """The tokenizer of a model.
+    """Return the tokenizer of a model.
 
-    Looked for in this order: `tokenizer`, where it is given; the model's own folder; what was registered with
-    tinker-cookbook; the packages of `rlkit.chat.bundled_tokenizers`; the cache of the hub, and the hub.
+    The places, in order: `tokenizer`; the model's own folder; tinker-cookbook's registry; the packages of
+    `rlkit.chat.bundled_tokenizers`; the cache of the hub, and the hub.
 
     Args:
         model: a directory, or a name on the hub.
-        with_weights: fetch the weights too, as the embedded engine will need them.
-        note: told what is being fetched or converted.
-        tokenizer: a folder, or another name on the hub, to take it from.
-        template: whether it must bring a chat template, which the packages have none of.
+        with_weights: fetch the weights too, which the embedded engine needs.
+        note: receives what is being fetched or converted.
+        tokenizer: a folder, or another name on the hub, to take the tokenizer from.
+        template: the tokenizer must have a chat template, and those of the packages have none.
 
     Raises:
         UsageError: `tokenizer` is a path without a tokenizer.
         MissingError: the model or its tokenizer cannot be had.
     """
-    weights = _fetched(model, note) if with_weights else None
-    if tokenizer is None and weights is not None:
-        return _in_folder(weights)
+    weights = _fetch_weights(model, note) if with_weights else None
     name = tokenizer or model
     folder = Path(name).expanduser()
-    if folder.is_dir():
-        return _in_folder(folder) if tokenizer else _in_folder(_fetched(name, note))
+    if tokenizer is not None and folder.is_dir():
+        return _load_from_folder(folder)
     if tokenizer is not None and (name.startswith((".", "~", "/")) or name.count("/") > 1):
         raise UsageError(f"chat.tokenizer: there is no folder {name!r}")
-    if name == DEFAULT_MODEL:
-        return _in_folder(_fetched(name, note))
+    if tokenizer is None and weights is not None:
+        return _load_from_folder(weights)
+    if folder.is_dir() or name == DEFAULT_MODEL:
+        return _load_from_folder(_fetch_weights(name, note))
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered
 
-    if not template and not is_tokenizer_registered(name) and (found := packaged(name)) is not None:
-        return cast("Tokenizer", found)
-    return _by_cookbook(name, known=is_tokenizer_registered(name) or name.startswith("thinkingmachines/"))
+    registered = is_tokenizer_registered(name)
+    if not template and not registered and (bundled := packaged(name)) is not None:
+        return cast("Tokenizer", bundled)
+    if registered or name.startswith("thinkingmachines/"):  # made without the hub
+        return _load_by_cookbook(name)
+    problem = hub_problem()
+    return _load_by_cookbook(name) if problem is None else _load_cached(name, problem)
 
 
 def has_weights(model: str, note: Callable[[str], None]) -> bool:
-    """Whether the weights of a model are on this machine; a GGUF file is converted, and `note` told of it."""
+    """Return whether the weights of a model are on this machine; a GGUF file is converted, which `note` receives."""
     from rlkit.engine.model import models
 
     return models.find_model(model, progress=_Milestones(note)) is not None
 
 
-def _fetched(model: str, note: Callable[[str], None]) -> Path:
+def _fetch_weights(model: str, note: Callable[[str], None]) -> Path:
     from rlkit.engine.model import models
 
     return models.resolve_model(model, progress=_Milestones(note))
 
 
-def _in_folder(folder: Path) -> Tokenizer:
+def _load_from_folder(folder: Path) -> Tokenizer:
     from rlkit.engine.model import models
 
     return cast("Tokenizer", models.load_tokenizer(folder))
 
 
-def _by_cookbook(name: str, *, known: bool) -> Tokenizer:
-    """From the hub or its cache; `known` ones are made without it."""
-    problem = None if known else hub_problem()
-    if problem is not None:
-        return _cached(name, problem)
+def _load_by_cookbook(name: str) -> Tokenizer:
     from tinker_cookbook.tokenizer_utils import get_tokenizer
 
     try:
@@ -99,15 +99,15 @@ def _by_cookbook(name: str, *, known: bool) -> Tokenizer:
         raise MissingError(f"the tokenizer of {name} cannot be had from the hub: {first}. {_WAYS}") from error
 
 
-def _cached(name: str, problem: str) -> Tokenizer:
+def _load_cached(name: str, problem: str) -> Tokenizer:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.utils import HFValidationError
 
     try:
-        kept = isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str)
+        cached = isinstance(try_to_load_from_cache(name, "tokenizer_config.json"), str)
     except HFValidationError as error:
         raise UsageError(f"{name!r} is neither a folder nor a model's name on the hub") from error
-    if not kept:
+    if not cached:
         raise MissingError(f"the tokenizer of {name} is not on this machine, and {problem}. {_WAYS}")
     from transformers import AutoTokenizer
 
@@ -120,14 +120,14 @@ def _cached(name: str, problem: str) -> Tokenizer:
 
 
 class _Milestones:
-    """Tells each message once, and then each tenth of its way."""
+    """Note each message once, and then each tenth of its progress."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._told: tuple[str, int] = ("", -1)
+        self._noted: tuple[str, int] = ("", -1)
 
     def __call__(self, message: str, fraction: float | None) -> None:
         tenth = 0 if fraction is None else int(fraction * 10)
-        if (message, tenth) != self._told:
-            self._told = (message, tenth)
+        if (message, tenth) != self._noted:
+            self._noted = (message, tenth)
             self._note(message if fraction is None else f"{message} {tenth * 10} %")

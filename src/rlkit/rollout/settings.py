@@ -11,7 +11,7 @@ from rlkit.types import BudgetForcing, Sampling
 
 
 def env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:
-    """How each environment is played: its own settings over those of the run."""
+    """Return the settings of each environment: its own over those of the run."""
     return {
         name: EnvSettings(
             group_size=(size := spec.group_size or config.batch.group_size),
@@ -35,7 +35,7 @@ def _required_valid(spec: EnvConfig, *, size: int, default: int) -> int:
 
 
 def sampling(config: Config, *, max_tokens: int | None, temperature: float | None) -> Sampling:
-    """How completions are drawn: an environment's own limits over the run's settings."""
+    """Return the sampling settings of an environment: its own limits over the run's settings."""
     run = config.sampling
     forcing = run.budget_forcing
     return Sampling(

@@ -1,4 +1,4 @@
-"""What an environment returned, checked.
+"""Checks of what an environment returned.
 
 Invariant: an outcome that passes holds finite numbers and plain JSON only.
 """
@@ -17,15 +17,15 @@ from rlkit.errors import RewardError
 from rlkit.types import Json, Outcome
 
 INFO_BYTES = 2**20
-"""Of the info of an episode, as the JSON that is recorded: it is held, written and read with each episode."""
+"""Limit of an episode's info, as the JSON that is recorded."""
 
 
 def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
-    """The outcome that a rollout returned; a bare number is one.
+    """Return the outcome of a rollout, made from a bare number if it returned one.
 
     Args:
-        result: what it returned.
-        of: the environment, in messages.
+        result: what the rollout returned.
+        of: name of the environment, for messages.
 
     Raises:
         RewardError: it is neither, a reward or metric is not a finite number, or the info is not JSON or too large.
@@ -44,12 +44,12 @@ def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
 
 
 def as_scores(result: object, *, count: int, of: str) -> list[float] | None:
-    """The rewards that the scoring of a group gave; None if it left them as they were.
+    """Return the rewards that the scoring of a group gave; None if it left them as they were.
 
     Args:
-        result: what it returned.
-        count: of the episodes that were scored.
-        of: the environment, in messages.
+        result: what the scoring returned.
+        count: number of episodes that were scored.
+        of: name of the environment, for messages.
 
     Raises:
         RewardError: they are not as many finite numbers as there are episodes.
@@ -58,13 +58,13 @@ def as_scores(result: object, *, count: int, of: str) -> list[float] | None:
         return None
     scores = [real(value) for value in cast("Sequence[object]", result)] if isinstance(result, list | tuple) else []
     if len(scores) != count or not all(score is not None and math.isfinite(score) for score in scores):
-        given = shown(cast("object", result))
-        raise RewardError(f"{of} scored {count} episodes as {given}; it must give a list with a finite number for each")
+        text = shown(cast("object", result))
+        raise RewardError(f"{of} scored {count} episodes as {text}; it must give a list with a finite number for each")
     return cast("list[float]", scores)
 
 
 def real(value: object) -> float | None:
-    """The value of a real number of Python or numpy; None for anything else."""
+    """Return the value of a real number of Python or numpy; None for anything else."""
     number = cast("object", value.item()) if isinstance(value, np.generic) else value
     return float(number) if isinstance(number, numbers.Real) else None
 
