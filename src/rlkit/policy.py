@@ -1,7 +1,8 @@
-"""What a rollout talks to: the model as environments see it, and the weights behind it."""
+"""The model as environments see it, and the weights behind it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,10 +15,10 @@ class Reply:
     """A completion as the environment sees it.
 
     Args:
-        text: what the model said, thinking and tool calls taken out.
-        message: the same as a message, to be appended to the conversation unchanged.
-        turn: the tokens that it stands for.
-        tokens: the prompt and the completion, all of them; `sample` continues exactly from here.
+        text: the reply without thinking and tool calls.
+        message: the whole reply as a message, to be appended to the conversation unchanged.
+        turn: the record of the completion.
+        tokens: the whole prompt and the completion; `sample` continues exactly from here.
         malformed: raw texts of tool calls that could not be parsed.
     """
 
@@ -39,22 +40,72 @@ class Reply:
 
     @property
     def truncated(self) -> bool:
-        """Whether `max_tokens` cut the reply off."""
+        """True if `max_tokens` cut the reply off."""
         return self.turn.stop == "length"
 
 
-class Policy(Protocol):
-    """The model as a rollout uses it."""
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Turns that a rollout may take, and tokens that one prompt and its completion may have together."""
+
+    max_turns: int | None = None
+    context_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """The arguments of `Policy.sample`."""
+
+    prompt: str | Prompt | Sequence[int] | Tokens
+    forced: str | Sequence[int]
+    max_tokens: int | None
+    temperature: float | None
+    stop: Sequence[str] | Sequence[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """The arguments of `Policy.chat`."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool]
+    forced: str | Sequence[int]
+    max_tokens: int | None
+    temperature: float | None
+    room: int
+    context_tokens: int | None
+
+
+class Policy(ABC):
+    """The model as one rollout uses it, with the record of its turns. Subclasses implement `_respond`."""
+
+    def __init__(self, *, sampling: Sampling, limits: Limits) -> None:
+        self._sampling = sampling
+        self._limits = limits
+        self._turns: list[Turn] = []
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The record so far."""
+        return tuple(self._turns)
 
     @property
     def max_tokens(self) -> int:
         """Tokens that one completion may have, by the run's setting."""
-        ...
+        return self._sampling.max_tokens
 
     @property
     def context_tokens(self) -> int | None:
-        """Tokens that a prompt and its completion may have together; None where nothing is known of a limit."""
-        ...
+        """Tokens that a prompt and its completion may have together; None where no limit is known."""
+        return self._limits.context_tokens
+
+    def reward(self, value: float) -> None:
+        """Give the last turn a reward of its own, for estimators that assign credit by turn."""
+        return
+
+    @abstractmethod
+    async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
+        """Answer a call of `sample` or `chat`."""
 
     async def sample(
         self,
@@ -80,7 +131,7 @@ class Policy(Protocol):
             ValueError: the prompt is empty, or a setting makes no sense.
             ServiceError: the service failed after retries.
         """
-        ...
+        return await self._respond(SampleRequest(prompt, forced, max_tokens, temperature, stop))
 
     async def chat(
         self,
@@ -93,27 +144,24 @@ class Policy(Protocol):
         room: int = 1,
         context_tokens: int | None = None,
     ) -> Reply:
-        """The assistant's next message. A conversation that goes on from an earlier reply extends its exact tokens.
+        """Return the assistant's next message; one that continues an earlier reply extends its exact tokens.
 
         Args:
             messages: the conversation so far.
-            tools: that the model may call.
-            forced: as for `sample`.
-            max_tokens: as for `sample`.
-            temperature: as for `sample`.
-            room: tokens that the context must have left for the reply, which is otherwise not asked for.
-            context_tokens: that a prompt and its completion may have together, if less is wanted than the run's. An
-                endpoint counts them only afterwards, and does not heed this.
+            tools: functions that the model may call.
+            forced: see `sample`.
+            max_tokens: see `sample`.
+            temperature: see `sample`.
+            room: tokens that the context must have left for the reply; with fewer, the model is not asked.
+            context_tokens: limit of the prompt and its completion together, below the run's. An endpoint cannot count
+                tokens beforehand and ignores it.
 
         Raises:
-            ContextFull: the context has less room than that.
-            LimitReached: as for `sample`, as all the others.
+            ContextFull: the context has less room than `room`.
+            LimitReached: see `sample`, as for the other errors.
         """
-        ...
-
-    def reward(self, value: float) -> None:
-        """Give the last turn a reward of its own, for estimators that assign credit by turn."""
-        ...
+        request = ChatRequest(messages, tools, forced, max_tokens, temperature, room, context_tokens)
+        return await self._respond(request)
 
 
 class Sampler(Protocol):
@@ -133,11 +181,3 @@ class Sampler(Protocol):
             ServiceError: the service failed after retries.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a rollout may use: turns in all, and tokens in one prompt and its completion together."""
-
-    max_turns: int | None = None
-    context_tokens: int | None = None

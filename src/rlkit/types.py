@@ -96,7 +96,7 @@ class Prompt:
         return (
             len(self.tokens) >= count
             and bool((self.tokens[:count] == head.tokens).all())
-            and tuple(image for image in self.images if image.start < count) == head.images
+            and (self.images == head.images or tuple(i for i in self.images if i.start < count) == head.images)
         )
 
     def after(self, count: int) -> Prompt:

@@ -31,6 +31,7 @@ class Model(BaseHTTPRequestHandler):
     """Answers what it is told to, one answer a request, the last of them again and again."""
 
     slow: ClassVar[bool] = False
+    request_id: ClassVar[str | None] = None
     answers: ClassVar[list[tuple[int, Mapping[str, object]]]] = []
     asked: ClassVar[list[tuple[str, str | None, dict[str, Any]]]] = []
 
@@ -41,6 +42,8 @@ class Model(BaseHTTPRequestHandler):
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
+        if self.request_id:
+            self.send_header("x-request-id", self.request_id)
         self.end_headers()
         for piece in range(0, len(data), 10) if self.slow else ():
             self.wfile.write(data[piece : piece + 10])
@@ -179,6 +182,32 @@ def test_a_reply_in_parts_is_their_text(url: str) -> None:
 def test_an_address_that_is_none_is_refused_at_once(url: str) -> None:
     with pytest.raises(UsageError, match=r"is no address of the form https://HOST/v1$"):
         Endpoint(url, "big")
+
+
+@pytest.mark.parametrize("key", ["sk-1\n2", "sk-é"])
+def test_a_key_that_no_header_holds_is_refused_without_showing_it(key: str) -> None:
+    with pytest.raises(UsageError, match=r"^OPENAI_API_KEY: the key has a line break") as refused:
+        Endpoint("https://host/v1", "big", key)
+    assert "sk-" not in str(refused.value)
+
+
+def test_an_endpoint_without_a_key_gets_none_of_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-other")
+    monkeypatch.setenv("OPENAI_ADMIN_KEY", "sk-admin")
+
+    async def main() -> None:
+        async with connected(Endpoint(url, "big"), timeout_s=9) as make:
+            await make(Sampling(max_tokens=9), Limits()).chat(ASKED)
+
+    asyncio.run(main())
+    assert [key for _, key, _ in Model.asked] == [None]
+
+
+def test_a_refusal_names_the_request(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "request_id", "req_7")
+    Model.answers[:] = [(401, {"error": "who are you?"})]
+    with pytest.raises(ServiceError, match=r"\(request req_7\)$"):
+        ask(url, lambda policy: policy.chat(ASKED))
 
 
 def test_the_turns_of_a_rollout_are_limited(url: str) -> None:

@@ -17,10 +17,10 @@ from typing import Literal, override
 from rlkit.chat.format import ChatFormat
 from rlkit.env import Env
 from rlkit.errors import LimitReached, RewardError
-from rlkit.policy import Limits, Policy, Reply
+from rlkit.policy import ChatRequest, Limits, Policy, Reply, SampleRequest
 from rlkit.rollout.validation import as_outcome
 from rlkit.testing.policies import MAX_TOKENS, ScriptedPolicy
-from rlkit.types import Message, Outcome, Prompt, Tokens, Tool, Turn
+from rlkit.types import Message, Outcome, Tool, Turn
 
 GRACE_S = 1.0
 """How long a cancelled rollout may take to clean up."""
@@ -162,44 +162,15 @@ class WatchedPolicy(ScriptedPolicy):
         self._said: list[tuple[list[Message], Message]] = []
 
     @override
-    async def sample(
-        self,
-        prompt: str | Prompt | Sequence[int] | Tokens,
-        *,
-        forced: str | Sequence[int] = (),
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] | Sequence[int] | None = None,
-    ) -> Reply:
+    async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
         await self._wait()
-        return await super().sample(prompt, forced=forced, max_tokens=max_tokens, temperature=temperature, stop=stop)
-
-    @override
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        forced: str | Sequence[int] = (),
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        room: int = 1,
-        context_tokens: int | None = None,
-    ) -> Reply:
-        await self._wait()
-        asked = deepcopy(list(messages))
-        self.tools += [tool for tool in tools if tool not in self.tools]
-        self.rewritten = self.rewritten or self._rewriting(asked)
-        reply = await super().chat(
-            messages,
-            tools=tools,
-            forced=forced,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            room=room,
-            context_tokens=context_tokens,
-        )
-        self._said.append((asked, deepcopy(reply.message)))
+        if isinstance(request, SampleRequest):
+            return await super()._respond(request)
+        messages = deepcopy(list(request.messages))
+        self.tools += [tool for tool in request.tools if tool not in self.tools]
+        self.rewritten = self.rewritten or self._rewriting(messages)
+        reply = await super()._respond(request)
+        self._said.append((messages, deepcopy(reply.message)))
         return reply
 
     async def _wait(self) -> None:

@@ -1,7 +1,7 @@
 """A model behind an endpoint that speaks OpenAI's protocol, for evaluation only.
 
 Invariant: nothing that it says is trained on. An endpoint gives no tokens: the turns of a record count them, as the
-endpoint does, and hold their places' numbers.
+endpoint does, and number them from 0.
 """
 
 from __future__ import annotations
@@ -10,31 +10,31 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast, override
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, ServiceError, UsageError
-from rlkit.policy import Limits, Policy, Reply, Sampler
-from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, ToolCall, Turn, as_prompt
+from rlkit.policy import ChatRequest, Limits, Policy, Reply, Sampler, SampleRequest
+from rlkit.types import Completion, Message, Prompt, Sampling, ToolCall, Turn, as_prompt
 
 if TYPE_CHECKING:
-    import httpx
+    from openai import AsyncOpenAI
 
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
-_AGAIN = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _SHOWN_CHARS = 300
 
 _MOST_TOKENS = 1 << 24
-"""In one answer, whatever an endpoint says: its turn holds a number for each."""
+"""Limit of the tokens in one answer, whatever an endpoint says: its turn holds a number for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a model is.
+    """The address of a model.
 
     Args:
         url: up to and with `/v1`.
@@ -42,7 +42,7 @@ class Endpoint:
         key: of the account, where one is needed.
 
     Raises:
-        UsageError: the address is none.
+        UsageError: the URL is not an HTTP address, or no HTTP header can hold the key.
     """
 
     url: str
@@ -57,146 +57,109 @@ class Endpoint:
             known = False
         if not known:
             raise UsageError(f"the endpoint {self.url!r} is no address of the form https://HOST/v1")
+        if self.key and not (self.key.isascii() and self.key.isprintable()):
+            raise UsageError("OPENAI_API_KEY: the key has a line break or a character outside of ASCII; copy it again")
 
 
 class EndpointPolicy(Policy):
     """An endpoint as the policy of one episode.
 
     Args:
-        client: of the endpoint.
-        model: its name there.
+        client: connection to the endpoint.
+        endpoint: its model and key.
         sampling: the settings of the evaluation.
         limits: what the rollout may use.
-        timeout_s: for which a request is made again.
+        timeout_s: seconds for which a failed request is made again.
     """
 
     def __init__(
-        self, client: httpx.AsyncClient, *, model: str, sampling: Sampling, limits: Limits, timeout_s: float
+        self, client: AsyncOpenAI, *, endpoint: Endpoint, sampling: Sampling, limits: Limits, timeout_s: float
     ) -> None:
+        super().__init__(sampling=sampling, limits=limits)
         self._client = client
-        self._model = model
-        self._sampling = sampling
-        self._limits = limits
+        self._endpoint = endpoint
         self._timeout_s = timeout_s
-        self._turns: list[Turn] = []
 
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The record so far."""
-        return tuple(self._turns)
+    @override
+    async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
+        body, forced = dict[str, Any](), None
+        if isinstance(request, ChatRequest):
+            if len(request.forced):
+                raise EnvironmentFault("an endpoint cannot be made to begin a reply with given words")
+            body["messages"] = [_written(message) for message in request.messages]
+            if request.tools:
+                body["tools"] = [{"type": "function", "function": dict(tool)} for tool in request.tools]
+        else:
+            forced = request.forced if len(request.forced) else ""
+            if not isinstance(request.prompt, str) or not isinstance(forced, str):
+                raise EnvironmentFault("an endpoint has no tokens: give it texts")
+            body["prompt"] = request.prompt + forced
+            if request.stop is not None:
+                body["stop"] = [request.stop] if isinstance(request.stop, str) else list(request.stop)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        reply = await self._ask(self._settings(request) | body, forced)
+        turn = replace(reply.turn, seconds=clock() - started)
+        self._turns.append(turn)
+        return replace(reply, turn=turn)
 
-    @property
-    def max_tokens(self) -> int:  # noqa: D102  inherited
-        return self._sampling.max_tokens
-
-    @property
-    def context_tokens(self) -> int | None:  # noqa: D102  inherited
-        return self._limits.context_tokens
-
-    async def chat(  # noqa: D102  inherited
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        forced: str | Sequence[int] = (),
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        room: int = 1,
-        context_tokens: int | None = None,
-    ) -> Reply:
-        if len(forced):
-            raise EnvironmentFault("an endpoint cannot be made to begin a reply with given words")
-        asked = self._request(max_tokens, temperature)
-        asked["messages"] = [_written(message) for message in messages]
-        if tools:
-            asked["tools"] = [{"type": "function", "function": dict(tool)} for tool in tools]
-        started = asyncio.get_running_loop().time()
-        return self._recorded(await self._answer("chat/completions", asked, _chatted), started)
-
-    async def sample(  # noqa: D102  inherited
-        self,
-        prompt: str | Prompt | Sequence[int] | Tokens,
-        *,
-        forced: str | Sequence[int] = (),
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] | Sequence[int] | None = None,
-    ) -> Reply:
-        if not isinstance(prompt, str) or (not isinstance(forced, str) and len(forced)):
-            raise EnvironmentFault("an endpoint has no tokens: give it texts")
-        asked = self._request(max_tokens, temperature)
-        asked["prompt"] = prompt + (forced if isinstance(forced, str) else "")
-        if stop is not None:
-            asked["stop"] = [stop] if isinstance(stop, str) else list(stop)
-        started = asyncio.get_running_loop().time()
-        begun = forced if isinstance(forced, str) else ""
-        return self._recorded(await self._answer("completions", asked, lambda one: _completed(one, begun)), started)
-
-    def reward(self, value: float) -> None:
-        """Nothing: turns are given rewards to be trained on."""
-
-    def _request(self, max_tokens: int | None, temperature: float | None) -> dict[str, Any]:
+    def _settings(self, request: SampleRequest | ChatRequest) -> dict[str, Any]:
         most = self._limits.max_turns
         if most is not None and len(self._turns) >= most:
             raise LimitReached(f"the rollout has had its {most} turns (max_turns)")
         own = self._sampling
         return {
-            "model": self._model,
-            "max_tokens": min(max_tokens or own.max_tokens, own.max_tokens),
-            "temperature": own.temperature if temperature is None else temperature,
+            "model": self._endpoint.model,
+            "max_tokens": min(request.max_tokens or own.max_tokens, own.max_tokens),
+            "temperature": own.temperature if request.temperature is None else request.temperature,
             "top_p": own.top_p,
             **({"stop": list(own.stop)} if own.stop else {}),
         }
 
-    async def _answer(self, path: str, asked: Mapping[str, Any], read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
+    async def _ask(self, body: Mapping[str, Any], forced: str | None) -> Reply:
+        """Ask until there is an answer that can be read, for at most `timeout_s`; `forced` is None for a chat."""
         import httpx
+        import openai
 
         clock = asyncio.get_running_loop().time
         until_s, wait_s = clock() + self._timeout_s, _FIRST_WAIT_S
+        path = "/chat/completions" if forced is None else "/completions"
+        headers = {} if self._endpoint.key else {"Authorization": openai.omit}
         while True:
+            request_id = None
             try:
                 async with asyncio.timeout(self._timeout_s):  # a client's own limit is on each piece of an answer
-                    response = await self._client.post(path, json=asked)
-                if response.is_success:
-                    return _understood(response.content, read)
-                trouble = f"{response.status_code}: {' '.join(response.text.split())[:_SHOWN_CHARS]}"
-                if response.status_code not in _AGAIN:
-                    raise _refused(response.status_code, trouble)
+                    response = await self._client.post(
+                        path, cast_to=httpx.Response, body=body, options={"headers": headers}
+                    )
+                return _read_reply(response.content, forced)
             except TimeoutError:
                 trouble = f"no whole answer within {self._timeout_s:g} s"
-            except _Odd as error:
+            except _UnreadableAnswer as error:
                 trouble = str(error)
-            except httpx.HTTPError as error:
-                trouble = f"{type(error).__name__}: {error}"
+            except openai.APIConnectionError as error:
+                trouble = f"{type(error.__cause__).__name__}: {error.__cause__}"
+            except openai.APIStatusError as error:
+                trouble, request_id = f"{error.status_code}: {_on_a_line(error.response.text)}", error.request_id
+                if error.status_code not in _RETRIED:
+                    raise _refusal(error.status_code, trouble, request_id) from error
             if clock() + wait_s > until_s:
-                raise ServiceError(f"the endpoint {self._client.base_url} does not answer: {trouble}")
+                message = f"the endpoint {self._client.base_url} does not answer: {trouble}"
+                raise ServiceError(message, request_id=request_id)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
-    def _recorded(self, answer: _Answer, started_s: float) -> Reply:
-        turn = Turn(
-            prompt=as_prompt(np.arange(answer.given, dtype=np.int32)),
-            completion=np.arange(answer.said, dtype=np.int32),
-            logprobs=np.zeros(answer.said, np.float32),
-            sampled=np.ones(answer.said, np.bool_),
-            stop="length" if answer.cut else "stop",
-            version=0,
-            seconds=asyncio.get_running_loop().time() - started_s,
-            request_id=answer.request_id,
-        )
-        self._turns.append(turn)
-        tokens = turn.prompt + as_prompt(turn.completion)
-        return Reply(str(answer.message["content"]), answer.message, turn, tokens, answer.malformed)
-
 
 class NoSampler(Sampler):
-    """What stands where an evaluation has weights; it is never asked."""
+    """Placeholder for the weights of an evaluation that has none; it is never asked."""
 
     @property
-    def version(self) -> int:  # noqa: D102  inherited
+    @override
+    def version(self) -> int:
         return 0
 
-    async def sample(  # noqa: D102  inherited
+    @override
+    async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
         raise AssertionError("an endpoint has no weights that could be sampled from")
@@ -206,33 +169,44 @@ class NoSampler(Sampler):
 async def connected(
     endpoint: Endpoint, *, timeout_s: float
 ) -> AsyncGenerator[Callable[[Sampling, Limits], EndpointPolicy]]:
-    """A connection, as what makes a policy for each episode."""
+    """Connect to an endpoint, and give a factory of policies, one for each episode."""
     import httpx
+    import openai
 
-    headers = {} if endpoint.key is None else {"Authorization": f"Bearer {endpoint.key}"}
-    limits = httpx.Limits(max_connections=None)  # how many ask at once is the evaluation's to say
-    async with httpx.AsyncClient(
-        base_url=endpoint.url, headers=headers, timeout=timeout_s, limits=limits, follow_redirects=True
-    ) as client:
+    client = openai.AsyncOpenAI(
+        base_url=endpoint.url,
+        api_key=endpoint.key or "none",  # the client insists on one
+        timeout=timeout_s,
+        max_retries=0,  # retries here have a limit in seconds, and include answers that cannot be read
+        http_client=openai.DefaultAsyncHttpxClient(
+            limits=httpx.Limits(max_connections=None)
+        ),  # `max_live` is the limit
+    )
+    async with client:
+        yield lambda sampling, limits: EndpointPolicy(
+            client, endpoint=endpoint, sampling=sampling, limits=limits, timeout_s=timeout_s
+        )
 
-        def make(sampling: Sampling, limits: Limits) -> EndpointPolicy:
-            return EndpointPolicy(client, model=endpoint.model, sampling=sampling, limits=limits, timeout_s=timeout_s)
 
-        yield make
-
-
-def _refused(status: int, trouble: str) -> Exception:
-    """A request that is wrong is the rollout's own; one that no request of the account gets through ends it all."""
-    if status in (400, 413, 422):
-        if "context" in trouble or "too long" in trouble:
-            return ContextFull(f"the endpoint refuses a prompt ({trouble})")
-        return EnvironmentFault(f"the endpoint refuses a request ({trouble})")
-    return ServiceError(f"the endpoint refuses ({trouble})")
+def _refusal(status: int, trouble: str, request_id: str | None) -> Exception:
+    """Return the error for a request that is not retried: one that is wrong concerns its own rollout only."""
+    if status not in (400, 413, 422):
+        return ServiceError(f"the endpoint refuses ({trouble})", request_id=request_id)
+    if "context" in trouble or "too long" in trouble:
+        return ContextFull(f"the endpoint refuses a prompt ({trouble})")
+    return EnvironmentFault(f"the endpoint refuses a request ({trouble})")
 
 
 def _written(message: Message) -> dict[str, Any]:
-    """A message as the protocol has it; thinking is not sent back, as models are made for."""
-    written: dict[str, Any] = {"role": message["role"], "content": _content(message)}
+    """Return a message in the protocol's shape; thinking is not sent back, as models are made for."""
+    written: dict[str, Any] = {
+        key: value for key, value in message.items() if key in ("role", "content", "tool_call_id", "name")
+    }
+    if not isinstance(message["content"], str):
+        written["content"] = [
+            {"type": "image_url", "image_url": {"url": part["image"]}} if part["type"] == "image" else part
+            for part in message["content"]
+        ]
     if calls := message.get("tool_calls"):
         written["tool_calls"] = [
             {
@@ -242,68 +216,47 @@ def _written(message: Message) -> dict[str, Any]:
             }
             for call in calls
         ]
-    if "tool_call_id" in message:
-        written["tool_call_id"] = message["tool_call_id"]
-    if "name" in message:
-        written["name"] = message["name"]
     return written
 
 
-def _content(message: Message) -> object:
-    content = message["content"]
-    if isinstance(content, str):
-        return content
-    return [
-        {"type": "image_url", "image_url": {"url": part["image"]}} if part["type"] == "image" else part
-        for part in content
-    ]
-
-
-class _Odd(Exception):
+class _UnreadableAnswer(Exception):
     """An answer that is not of the protocol."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What an endpoint said: counts of tokens given and said, whether it was cut off, and calls that are no JSON."""
-
-    message: Message
-    given: int
-    said: int
-    cut: bool
-    request_id: str | None
-    malformed: tuple[str, ...] = ()
+def _on_a_line(text: str) -> str:
+    return " ".join(text.split())[:_SHOWN_CHARS]
 
 
-def _understood(content: bytes, read: Callable[[dict[str, Any]], _Answer]) -> _Answer:
+def _read_reply(content: bytes, forced: str | None) -> Reply:
+    """Read the answer to a chat, or to a prompt with what its completion was forced to begin with."""
     try:
-        return read(json.loads(content))
+        answer = json.loads(content)
+        choice = answer["choices"][0]
+        message, malformed = _read_message(
+            choice["message"] if forced is None else {"content": f"{forced}{choice['text']}"}
+        )
+        usage: dict[str, Any] = answer.get("usage") or {}
+        given, said = (
+            min(max(0, int(usage.get(f"{name}_tokens") or 0)), _MOST_TOKENS) for name in ("prompt", "completion")
+        )
+        cut, request_id = choice.get("finish_reason") == "length", answer.get("id")
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        shown = " ".join(content[:_SHOWN_CHARS].decode(errors="replace").split())
-        raise _Odd(f"its answer cannot be read ({type(error).__name__}): {shown}") from error
-
-
-def _chatted(answer: dict[str, Any]) -> _Answer:
-    message, malformed = _read(answer["choices"][0]["message"])
-    return _counted(answer, message, malformed)
-
-
-def _completed(answer: dict[str, Any], begun: str) -> _Answer:
-    return _counted(answer, {"role": "assistant", "content": f"{begun}{answer['choices'][0]['text']}"})
-
-
-def _counted(answer: dict[str, Any], message: Message, malformed: tuple[str, ...] = ()) -> _Answer:
-    usage = cast("dict[str, Any]", answer.get("usage") or {})
-    given, said = (
-        min(max(0, int(usage.get(f"{name}_tokens") or 0)), _MOST_TOKENS) for name in ("prompt", "completion")
+        shown = _on_a_line(content[:_SHOWN_CHARS].decode(errors="replace"))
+        raise _UnreadableAnswer(f"its answer cannot be read ({type(error).__name__}): {shown}") from error
+    turn = Turn(
+        prompt=as_prompt(np.arange(max(given, 1), dtype=np.int32)),
+        completion=np.arange(said, dtype=np.int32),
+        logprobs=np.zeros(said, np.float32),
+        sampled=np.ones(said, np.bool_),
+        stop="length" if cut else "stop",
+        version=0,
+        request_id=None if request_id is None else str(request_id),
     )
-    cut = answer["choices"][0].get("finish_reason") == "length"
-    name = answer.get("id")
-    return _Answer(message, max(given, 1), said, cut, None if name is None else str(name), malformed)
+    return Reply(str(message["content"]), message, turn, turn.prompt + as_prompt(turn.completion), malformed)
 
 
-def _read(given: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:
-    """A message of the endpoint's, and the arguments of those of its calls that are no JSON."""
+def _read_message(given: Mapping[str, Any]) -> tuple[Message, tuple[str, ...]]:
+    """Return a message of the endpoint's, and those of its calls whose arguments are no JSON object."""
     content = given.get("content") or ""
     if not isinstance(content, str):  # some give it in parts
         content = "".join(str(part["text"]) for part in content if part["type"] == "text")

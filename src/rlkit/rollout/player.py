@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Literal, Protocol
+from typing import Literal
 
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.seeds import derive
@@ -21,7 +21,7 @@ from rlkit.policy import Limits, Policy, Sampler
 from rlkit.rollout.boundary import outcome_of, scores_of
 from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.request_batcher import Coalescer
-from rlkit.types import Episode, Group, Sampling, Turn
+from rlkit.types import Episode, Group, Sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +79,6 @@ class Earlier:
     failed: int = 0
 
 
-class Recorded(Policy, Protocol):
-    """A policy that keeps a record."""
-
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The record so far."""
-        ...
-
-
 @dataclass(slots=True)
 class Player:
     """Plays groups.
@@ -110,7 +101,7 @@ class Player:
     purpose: str = "train"
     record: Callable[[Task, Episode], None] = _nothing
     scored: Callable[[Task, Episode], None] = _nothing
-    make: Callable[[Sampling, Limits], Recorded] | None = None
+    make: Callable[[Sampling, Limits], Policy] | None = None
     counts: Counts = field(default_factory=Counts)
 
     async def play(
@@ -219,7 +210,7 @@ class Player:
             masked=outcome is not None and outcome.masked,
         )
 
-    def _policy(self, group: _Playing, member: int, attempt: int) -> Recorded:
+    def _policy(self, group: _Playing, member: int, attempt: int) -> Policy:
         settings, task = group.settings, group.task
         if self.make is not None:
             return self.make(settings.sampling, settings.limits)

@@ -1,7 +1,7 @@
 """The record of a rollout, made by the handle that it samples through.
 
 Invariant: every completion that a rollout is given is recorded, as sampled, before the rollout sees it; the record is
-the only source of training data.
+the only source of training data. A token that was not sampled has no log-probability, and is marked.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import cast
+from typing import cast, override
 
 import numpy as np
 
@@ -22,33 +22,28 @@ from rlkit._util.seeds import derive
 from rlkit._util.threads import LooseThreads
 from rlkit.chat.format import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
-from rlkit.policy import Limits, Policy, Reply, Sampler
-from rlkit.rollout.recorder_pieces import forced_piece, joined, sampled_piece
+from rlkit.policy import ChatRequest, Limits, Policy, Reply, Sampler, SampleRequest
 from rlkit.rollout.validation import real
-from rlkit.types import (
-    BudgetForcing,
-    Completion,
-    Message,
-    Prompt,
-    Sampling,
-    Tokens,
-    Tool,
-    Turn,
-    as_prompt,
-)
+from rlkit.types import Bools, Completion, Floats, Message, Prompt, Sampling, Tokens, Tool, Turn, as_prompt
 
 AT_ONCE_CHARS = 200_000
-"""Of a prompt that is tokenised on the event loop, which takes up to a tenth of a second; a longer one, in a thread."""
+"""Longest prompt that is tokenised on the event loop, in up to a tenth of a second; a thread takes a longer one."""
 
 _TOKEN_CHARS = 512
 """No vocabulary has a longer token: the longest are runs of 128 spaces."""
 
+type _Piece = tuple[Tokens, Floats, Bools]
+"""Tokens of a completion, their log-probabilities, and whether they were sampled: [C] each."""
+
 
 @dataclass(slots=True, eq=False)
 class _Tip:
-    """The end of a segment: its last turn, all its tokens, and the conversation that they stand for where it is one.
+    """The end of a segment: its last turn, and all tokens up to there.
 
-    Its prompt is `plain` where it may be what the format renders for that; what extends one that is not cannot be.
+    Args:
+        index: position of the turn in the record.
+        messages: the conversation that the tokens stand for; none after `sample`.
+        plain: the prompt may be what the format renders for the conversation.
     """
 
     index: int
@@ -84,78 +79,49 @@ class RecordingPolicy(Policy):
         limits: Limits = Limits(),
         first: Callable[[], Sampler] | None = None,
     ) -> None:
+        super().__init__(sampling=sampling, limits=limits)
         self._sampler = sampler
-        self._first = sampler if first is None else first
+        self._first = first or sampler
         self._chat = chat
-        self._sampling = sampling
         self._seed = seed
-        self._limits = limits
-        self._turns: list[Turn] = []
         self._tips: list[_Tip] = []
         self._asked = 0
 
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """The record so far."""
-        return tuple(self._turns)
-
-    @property
-    def max_tokens(self) -> int:  # noqa: D102  inherited
-        return self._sampling.max_tokens
-
-    @property
-    def context_tokens(self) -> int | None:  # noqa: D102  inherited
-        return self._limits.context_tokens
-
-    async def sample(  # noqa: D102  inherited
-        self,
-        prompt: str | Prompt | Sequence[int] | Tokens,
-        *,
-        forced: str | Sequence[int] = (),
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        stop: Sequence[str] | Sequence[int] | None = None,
-    ) -> Reply:
+    @override
+    async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
+        if isinstance(request, ChatRequest):
+            return await self._respond_to_chat(request)
+        prompt = request.prompt
         if isinstance(prompt, str):
-            self._refuse_giant(len(prompt), None)
-            given = as_prompt(await _tokenized(len(prompt), self._chat.encode, prompt))
-        else:
-            given = as_prompt(prompt)
-        sampling = self._settings(max_tokens, temperature, stop)
-        tip = await self._complete(given, sampling, forced=forced)
+            self._refuse_giant(len(prompt), request)
+            prompt = await _tokenized(len(prompt), self._chat.encode, prompt)
+        sampling = self._settings(request.max_tokens, request.temperature, request.stop)
+        tip = await self._complete(as_prompt(prompt), sampling, request)
         text = self._chat.decode(tip.turn.completion)
         return Reply(text, {"role": "assistant", "content": text}, tip.turn, tip.tokens)
 
-    async def chat(  # noqa: D102  inherited
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Tool] = (),
-        forced: str | Sequence[int] = (),
-        max_tokens: int | None = None,
-        temperature: float | None = None,
-        room: int = 1,
-        context_tokens: int | None = None,
-    ) -> Reply:
+    async def _respond_to_chat(self, request: ChatRequest) -> Reply:
+        messages, tools = request.messages, request.tools
         if not messages:
             raise ValueError("chat needs at least one message")
-        sampling = self._settings(max_tokens, temperature, None)
+        sampling = self._settings(request.max_tokens, request.temperature, None)
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
         size = _chars(list(messages))
-        self._refuse_giant(size, context_tokens)
-        prompt, plain = await _tokenized(size, self._prompt, self._continued(messages, tools), messages, tools)
-        tip = await self._complete(
-            prompt, sampling, forced=forced, room=room, context_tokens=context_tokens, forcing=sampling.forcing
-        )
+        self._refuse_giant(size, request)
+        continued = self._continued(messages, tools)
+        prompt, plain = await _tokenized(size, self._prompt, continued, messages, tools)
+        tip = await self._complete(prompt, sampling, request)
         parsed = self._chat.parse(tip.turn.completion)
-        # copies, so that a rollout that edits a message in place is seen to have rewritten the conversation
-        tip.messages, tip.tools = deepcopy([*messages, parsed.message]), deepcopy(list(tools))
-        tip.plain = plain
+        # Copies, so that a rollout that edits a message in place is seen to have rewritten the conversation.
+        known = [] if continued is None else continued.messages
+        tip.messages = [*known, *deepcopy([*messages[len(known) :], parsed.message])]
+        tip.tools, tip.plain = deepcopy(list(tools)), plain
         text = parsed.message["content"]
         return Reply(text if isinstance(text, str) else "", parsed.message, tip.turn, tip.tokens, parsed.malformed)
 
-    def reward(self, value: float) -> None:  # noqa: D102  inherited
+    @override
+    def reward(self, value: float) -> None:
         if not self._turns:
             raise ValueError("reward() needs a turn to give the reward to: sample or chat first")
         number = real(value)
@@ -181,23 +147,30 @@ class RecordingPolicy(Policy):
             stop=run.stop if stop is None else tuple(stop),  # pyright: ignore[reportArgumentType]  one kind in, one kind out
         )
 
-    def _refuse_giant(self, chars: int, wanted: int | None) -> None:
-        """Check that a text of so many characters may fit, before it is tokenised.
+    def _context(self, request: SampleRequest | ChatRequest) -> int | None:
+        """Return the tokens that prompt and completion may have together; None without a limit."""
+        limit = self._limits.context_tokens
+        if not isinstance(request, ChatRequest) or request.context_tokens is None:
+            return limit
+        return request.context_tokens if limit is None else min(limit, request.context_tokens)
+
+    def _refuse_giant(self, chars: int, request: SampleRequest | ChatRequest) -> None:
+        """Refuse a text that cannot fit, however long its tokens are, before it is tokenised.
 
         Raises:
-            ContextFull: it does not, however long its tokens are.
+            ContextFull: the text does not fit.
         """
-        contexts = [context for context in (self._limits.context_tokens, wanted) if context is not None]
-        if contexts and chars > min(contexts) * _TOKEN_CHARS:
-            raise ContextFull(f"a prompt of {chars:,} characters does not fit a context of {min(contexts)} tokens")
+        context = self._context(request)
+        if context is not None and chars > context * _TOKEN_CHARS:
+            raise ContextFull(f"a prompt of {chars:,} characters does not fit a context of {context} tokens")
 
     def _prompt(self, tip: _Tip | None, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Prompt, bool]:
-        """The prompt for a conversation, and whether it may be what the format renders for it.
+        """Return the prompt for a conversation, and whether it may be what the format renders for it.
 
         Args:
             tip: the end of the segment that the conversation continues; None for a new one.
-            messages: of the conversation.
-            tools: that it may call.
+            messages: the whole conversation.
+            tools: functions that the model may call.
         """
         if tip is None:
             return self._chat.render(messages, tools), True
@@ -221,40 +194,37 @@ class RecordingPolicy(Policy):
                 return tip
         return None
 
-    async def _complete(
-        self,
-        prompt: Prompt,
-        sampling: Sampling,
-        *,
-        forced: str | Sequence[int],
-        room: int = 1,
-        context_tokens: int | None = None,
-        forcing: BudgetForcing | None = None,
-    ) -> _Tip:
-        prefix = self._chat.encode(forced) if isinstance(forced, str) else np.asarray(forced, dtype=np.int32)
-        given = prompt + as_prompt(prefix) if len(prefix) else prompt
-        sampling = self._admit(given, sampling, room, context_tokens)
+    async def _complete(self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest) -> _Tip:
+        """Sample a completion and record it as a turn, the new end of its segment."""
+        given, pieces = prompt, list[_Piece]()
+        if len(request.forced):
+            forced = self._chat.encode(request.forced) if isinstance(request.forced, str) else request.forced
+            prefix = as_prompt(forced)
+            given, pieces = prompt + prefix, [_forced(prefix.tokens)]
+        context = self._context(request)
+        sampling = self._admit(given, sampling, context, request.room if isinstance(request, ChatRequest) else 1)
         seed = self._seed(self._asked)
         sampler = self._sampler() if self._asked else self._first()
         self._asked += 1
         clock = asyncio.get_running_loop().time
         started = clock()
-        pieces = [forced_piece(prefix)] if len(prefix) else []
+        forcing = sampling.forcing if isinstance(request, ChatRequest) else None
         try:
             (completion,) = await sampler.sample(given, sampling, seed=seed)
-            pieces.append(sampled_piece(completion))
+            pieces.append(_sampled(completion))
             if forcing is not None and completion.stop == "length":
-                told = self._last_words(given, completion, forcing)
-                whole = given + as_prompt(np.concatenate([completion.tokens, told]))
-                left = self._left(whole, forcing, context_tokens)
+                last_words = self._chat.last_words(given, completion.tokens, forcing.phrase)
+                thought = given + as_prompt(np.concatenate([completion.tokens, last_words]))
+                limit = forcing.context_tokens if context is None else min(forcing.context_tokens, context)
+                left = limit - len(thought) - forcing.spare_tokens
                 if left > 0:  # the same weights, and a stream of random numbers of its own
                     answering = replace(sampling, max_tokens=left)
-                    (completion,) = await sampler.sample(whole, answering, seed=derive(seed, "answer"))
-                    pieces += [forced_piece(told), sampled_piece(completion)]
+                    (completion,) = await sampler.sample(thought, answering, seed=derive(seed, "answer"))
+                    pieces += [_forced(last_words), _sampled(completion)]
         except UsageError as error:  # what was asked for is this rollout's own, and no reason to end the run
             raise EnvironmentFault(str(error)) from error
         parent = self._parent(prompt)
-        tokens, logprobs, sampled = joined(pieces)
+        tokens, logprobs, sampled = _joined(pieces)
         turn = Turn(
             prompt=prompt if parent is None else prompt.after(len(parent.tokens)),
             completion=tokens,
@@ -269,19 +239,16 @@ class RecordingPolicy(Policy):
         self._turns.append(turn)
         if parent is not None:
             self._tips.remove(parent)
-        tip = _Tip(len(self._turns) - 1, turn, prompt + as_prompt(tokens))
-        self._tips.append(tip)
-        return tip
+        self._tips.append(_Tip(len(self._turns) - 1, turn, prompt + as_prompt(tokens)))
+        return self._tips[-1]
 
-    def _last_words(self, given: Prompt, completion: Completion, forcing: BudgetForcing) -> Tokens:
-        return self._chat.last_words(given, completion.tokens, forcing.phrase)
+    def _admit(self, given: Prompt, sampling: Sampling, context: int | None, needed: int) -> Sampling:
+        """Return the settings of an allowed request, with the tokens that the context has left.
 
-    def _left(self, whole: Prompt, forcing: BudgetForcing, wanted: int | None) -> int:
-        """Tokens that an answer to this may have."""
-        limits = (forcing.context_tokens, self._limits.context_tokens, wanted)
-        return min(limit for limit in limits if limit is not None) - len(whole) - forcing.spare_tokens
-
-    def _admit(self, given: Prompt, sampling: Sampling, needed: int, wanted: int | None) -> Sampling:
+        Raises:
+            ValueError: the prompt is empty, or a setting makes no sense.
+            LimitReached: the turns or the context are used up.
+        """
         if not len(given):
             raise ValueError("a completion of an empty prompt was asked for: give at least one token")
         if sampling.max_tokens < 1:
@@ -291,10 +258,8 @@ class RecordingPolicy(Policy):
         most = self._limits.max_turns
         if most is not None and self._asked >= most:
             raise LimitReached(f"the rollout has had its {most} turns (max_turns)")
-        contexts = [context for context in (self._limits.context_tokens, wanted) if context is not None]
-        if not contexts:
+        if context is None:
             return sampling
-        context = min(contexts)
         room = context - len(given)
         if room < 1:
             raise ContextFull(f"a prompt of {len(given)} tokens fills the context of {context}")
@@ -303,12 +268,36 @@ class RecordingPolicy(Policy):
         return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 
     def _parent(self, prompt: Prompt) -> _Tip | None:
-        fitting = [tip for tip in self._tips if len(tip.tokens) <= len(prompt) and prompt.starts_with(tip.tokens)]
+        fitting = [tip for tip in self._tips if prompt.starts_with(tip.tokens)]
         return max(fitting, key=lambda tip: len(tip.tokens), default=None)
 
 
+def _forced(tokens: Tokens) -> _Piece:
+    return tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.bool_)
+
+
+def _sampled(completion: Completion) -> _Piece:
+    count = len(completion.tokens)
+    return completion.tokens, completion.logprobs, _ones(count.bit_length())[:count]
+
+
+@cache
+def _ones(bits: int) -> Bools:
+    """Return 2^bits ones, which all completions share: nearly every token is sampled."""
+    ones = np.ones(1 << bits, np.bool_)
+    ones.flags.writeable = False
+    return ones
+
+
+def _joined(pieces: Sequence[_Piece]) -> _Piece:
+    if len(pieces) == 1:
+        return pieces[0]
+    tokens, logprobs, sampled = zip(*pieces, strict=True)
+    return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(sampled)
+
+
 def _chars(value: object) -> int:
-    """Characters of the texts in messages, whatever their shape: the chat format says what is wrong with it."""
+    """Count the characters of texts in messages of any shape: the chat format says what is wrong with one."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
@@ -319,7 +308,7 @@ def _chars(value: object) -> int:
 
 
 async def _tokenized[*Ts, T](chars: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a function that tokenises so many characters: here where they are few, and otherwise in a thread."""
+    """Call a function that tokenises so many characters: here if they are few, and otherwise in a thread."""
     if chars <= AT_ONCE_CHARS:
         return function(*args)
     return await asyncio.get_running_loop().run_in_executor(_tokenizing(), function, *args)
@@ -327,7 +316,7 @@ async def _tokenized[*Ts, T](chars: int, function: Callable[[*Ts], T], *args: *T
 
 @cache
 def _tokenizing() -> LooseThreads:
-    """A thread of its own: environments that tokenise for ever hold up neither each other's steps nor the journal."""
+    """Return a thread for tokenising alone, so that endless texts hold up neither steps nor the journal."""
     return LooseThreads(1, name="rlkit_tokenizing")
 
 
