@@ -138,12 +138,12 @@ def assembly() -> dict[str, float]:
     """Tokens a second of both sides, whose data is compared."""
     from tinker_cookbook.rl import data_processing
 
-    from rlkit.algorithms.advantages import estimator
     from rlkit.algorithms.datums import Preparation
+    from rlkit.algorithms.estimators import GroupMean
     from rlkit.service import sdk
 
     found, event_loop = dict[str, float](), asyncio.new_event_loop()
-    preparation = Preparation({"work": estimator("group_mean")})
+    preparation = Preparation({"work": GroupMean()})
     for turns in (1, 8, 40):
         rollouts = dialogues(turns)
         group, peer = our_group(rollouts), their_group(rollouts)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import rlkit
-from rlkit.algorithms.advantages import Estimator
+from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.chat.format import ChatFormat
 from rlkit.config import load_config
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World, run_virtual
@@ -93,7 +93,7 @@ class Simulation:
     settings: Mapping[str, object] = field(default_factory=dict)
     tasks: Sequence[rlkit.Env] = field(default_factory=lambda: [Word(number) for number in range(40)])
     chat: ChatFormat = field(default_factory=ByteChat)
-    estimators: Mapping[str, Estimator] = field(default_factory=dict)
+    estimators: Mapping[str, AnyEstimator] = field(default_factory=dict)
     ears: Ears = field(default_factory=Ears)
     virtual_s: float = 0.0
     cancel: Callable[[], object] | None = None

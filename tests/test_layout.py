@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[1] / "src" / "rlkit"
 FLOORS = (
     ("types", "errors"),
     ("_util", "policy"),
-    ("env", "engine", "sandbox"),
+    ("algorithms", "env", "engine", "sandbox"),
     ("config",),
-    ("algorithms", "chat", "launch"),
+    ("chat", "launch"),
     ("cost", "metrics", "rollout", "tasks"),
     ("service", "store"),
     ("envs", "testing"),

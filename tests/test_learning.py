@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import rlkit
-from rlkit.algorithms.advantages import ESTIMATORS, Estimator
-from rlkit.algorithms.estimators import group_mean
+from rlkit.algorithms.advantages import AnyEstimator
+from rlkit.algorithms.estimators import ESTIMATORS, GroupMean
 from rlkit.config import load_config
 from rlkit.engine import EngineServer
 from rlkit.service.sdk import TinkerService
@@ -105,7 +105,7 @@ def trained(
     model: Path,
     *,
     batch: Mapping[str, int] = BATCH,
-    estimators: Mapping[str, Estimator] | None = None,
+    estimators: Mapping[str, AnyEstimator] | None = None,
     **more: object,
 ) -> UntilLearned:
     settings = {
@@ -146,7 +146,7 @@ def test_without_a_learning_rate_nothing_is_learned(server: EngineServer, byte_m
 
 
 def against(group: rlkit.Group) -> np.ndarray:
-    return -group_mean(group)
+    return -GroupMean().advantages(group)
 
 
 @pytest.mark.parametrize("loss", LOSSES if EXHAUSTIVE else ["importance_sampling"])

@@ -18,8 +18,8 @@ import torch
 
 import rlkit
 from rlkit._util.priority_semaphore import Slots
-from rlkit.algorithms.advantages import group_mean
 from rlkit.algorithms.datums import Preparation
+from rlkit.algorithms.estimators import GroupMean
 from rlkit.env import Task
 from rlkit.policy import Limits
 from rlkit.rollout.player import EnvSettings, Player
@@ -142,8 +142,8 @@ def test_a_mistake_fails_its_own_rollout_and_moves_no_siblings_advantage(name: s
     group = play(One(odd), timeout_s=5.0 if odd is never else HANG_S)
     assert [episode.status for episode in group.episodes] == ["failed", "completed", "completed", "completed"]
     assert said in (group.episodes[0].error or "")
-    advantages = asyncio.run(Preparation({"e": group_mean}).prepare(group)).advantages
-    alone = group_mean(Group("e", "0", 0, group.episodes[1:]))
+    advantages = asyncio.run(Preparation({"e": GroupMean()}).prepare(group)).advantages
+    alone = GroupMean().advantages(Group("e", "0", 0, group.episodes[1:]))
     assert not advantages[0].any()
     assert [row[0] for row in advantages[1:]] == alone.tolist()
 

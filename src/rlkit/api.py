@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast
 
 from rlkit._util.threads import run
-from rlkit.algorithms.advantages import Estimator
+from rlkit.algorithms.advantages import AnyEstimator
+from rlkit.algorithms.estimator import Estimator
 from rlkit.config import Resolved, load_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
@@ -57,7 +58,7 @@ def train(
     config: Config | Path | str | None = None,
     *,
     envs: Tasks | Mapping[str, Tasks] | None = None,
-    advantage: Estimator | SectionLike | str | None = None,
+    advantage: AnyEstimator | SectionLike | str | None = None,
     trackers: Sequence[Tracker] | None = None,
     resume: bool = False,
     **settings: Unpack[Settings],
@@ -81,12 +82,12 @@ def train(
         ConfigError: a setting is unknown, ill-typed or contradictory.
         RlkitError: as `RLTrainer.train` says.
     """
-    if advantage is not None and not isinstance(advantage, str | Mapping) and not callable(advantage):
+    if advantage is not None and not isinstance(advantage, str | Mapping | Estimator) and not callable(advantage):
         kind = type(advantage).__name__
         raise UsageError(f"advantage: a value of type {kind} is no name, no function and no mapping with a name")
     given = _named(envs)
     chosen: dict[str, object] = {**settings}
-    if isinstance(advantage, str | Mapping):
+    if isinstance(advantage, str | Mapping | Estimator):
         chosen["advantage"] = advantage
     resolved = _resolved(config, chosen, envs=given, replace_envs=bool(given) and not isinstance(envs, Mapping))
     estimators = dict.fromkeys(resolved.config.envs, advantage) if callable(advantage) else None

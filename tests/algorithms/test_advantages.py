@@ -5,9 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -17,74 +15,68 @@ from hypothesis import strategies as st
 
 import rlkit
 from rlkit.algorithms.advantages import (
-    ESTIMATORS,
     BatchEstimator,
-    by_turn,
-    choose_estimators,
-    estimated,
-    estimator,
-    report,
-    title,
+    FunctionEstimator,
+    advantages_by_turn,
+    as_estimator,
+    estimate_advantages,
+    estimate_metrics,
 )
 from rlkit.algorithms.datums import Preparation, Prepared
-from rlkit.algorithms.estimators import batch_std, entropic_adaptive, group_mean, pkpo
+from rlkit.algorithms.estimator import Estimator
+from rlkit.algorithms.estimators import (
+    ESTIMATORS,
+    PKPO,
+    BatchStd,
+    EntropicAdaptive,
+    EntropicValidAware,
+    GroupMean,
+)
 from rlkit.config import Config, load_config
-from rlkit.config.loading.objects import load_object
-from rlkit.config.schema.advantage import CustomAdvantage, PkpoAdvantage, _Choice
-from rlkit.dry_run.pilot import nudged
+from rlkit.config.loading.objects import load_estimators, load_object
+from rlkit.dry_run.pilot import Nudged
 from rlkit.errors import ConfigError, EnvironmentFault
 from rlkit.testing import Fault, World
 from rlkit.types import Group
 from tests.builders import episode, group, turn
 from tests.simulation import Simulation, Talk, Word
 
-SETTINGS = {
-    name: section
-    for section in get_args(get_args(_Choice.__value__)[0])
-    if section is not CustomAdvantage
-    for name in get_args(section.model_fields["name"].annotation)
-}
 
-
-def test_every_estimator_has_a_section_and_its_defaults() -> None:
-    assert set(SETTINGS) == set(ESTIMATORS)
-    for name, section in SETTINGS.items():
-        configured, named = estimator(section(name=name)), estimator(name)
-        if isinstance(configured, partial):
-            parameters = signature(named).parameters
-            assert configured.func is named
-            assert configured.keywords == {key: parameters[key].default for key in configured.keywords}
-            assert set(configured.keywords) == set(section.model_fields) - {"name"} == set(parameters) - {"group"}
-        else:
-            assert configured is named
+def estimator(name: str, folder: Path) -> Estimator:
+    """The one of that name in `mine.py`, as a run finds it."""
+    return load_estimators(configured(advantage=f"{folder}/mine.py:{name}"), {})["a"]
 
 
 def test_settings_reach_the_formula() -> None:
     played = group([0, 1, 3])
-    assert estimator(PkpoAdvantage(name="pkpo", k=2))(played).tolist() == pkpo(played, k=2).tolist()
-    assert estimator(PkpoAdvantage(name="pkpo", k=2))(played).tolist() != pkpo(played, k=3).tolist()
+    config = configured(advantage={"name": "pkpo", "k": 2})
+    advantages = estimate_advantages(load_estimators(config, {})["a"], [played])
+    assert advantages == estimate_advantages(PKPO(k=2), [played])
+    assert advantages != estimate_advantages(PKPO(k=3), [played])
 
 
-def test_an_unknown_estimator_is_answered_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"advantage: there is no estimator 'grop'\. Did you mean 'grpo'"):
-        estimator("grop")
-
-
-def test_an_estimator_is_a_function_at_an_import_path(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import numpy as np\ndef ones(group):\n    return np.ones(len(group.episodes))\n")
-    assert estimator("mine.py:ones", base=tmp_path)(group([1, 2])).tolist() == [1, 1]
+def test_an_estimator_is_a_function_or_an_estimator_at_an_import_path(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom rlkit.algorithms.estimators import PKPO\n"
+        "def ones(group):\n    return np.ones(len(group.episodes))\nbest = PKPO(k=3)\nnumber = 3\n"
+    )
+    assert estimate_advantages(estimator("ones", tmp_path), [group([1, 2])]) == [[[1], [1]]]
+    assert estimator("best", tmp_path) == PKPO(k=3)
+    assert estimator("PKPO", tmp_path) == PKPO()
+    with pytest.raises(ConfigError, match=r"advantage: .*mine\.py:number is not a function of a group"):
+        estimator("number", tmp_path)
 
 
 def test_one_advantage_an_episode_is_spread_over_its_turns() -> None:
     two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
     whole = group([1, 0])
     whole = type(whole)("env", "task", 0, (two, whole.episodes[1]))
-    rows = by_turn(np.array([0.5, -0.5]), whole)
+    rows = advantages_by_turn(np.array([0.5, -0.5]), whole)
     assert [row.tolist() for row in rows] == [[0.5, 0.5], [-0.5]]
 
 
 def test_a_failed_episode_is_never_trained_on_whatever_the_estimator_says() -> None:
-    rows = by_turn(np.array([1.0, 1.0]), group([1.0, None]))
+    rows = advantages_by_turn(np.array([1.0, 1.0]), group([1.0, None]))
     assert [row.tolist() for row in rows] == [[1.0], [0.0]]
 
 
@@ -92,20 +84,20 @@ def test_a_masked_episode_is_never_trained_on_whatever_the_estimator_says() -> N
     two = episode(1.0, turns=[turn([1], [2]), turn([3], [4], parent=0)])
     played = Group("env", "task", 0, (replace(two, masked=True), replace(two, member=1)))
     for values in (np.array([0.5, -0.5]), [np.array([0.5, 0.5]), np.array([-0.5, -0.5])]):
-        assert [row.tolist() for row in by_turn(values, played)] == [[0.0, 0.0], [-0.5, -0.5]]
-    (rows,) = estimated(lambda group: np.ones(2), [played])
+        assert [row.tolist() for row in advantages_by_turn(values, played)] == [[0.0, 0.0], [-0.5, -0.5]]
+    (rows,) = estimate_advantages(lambda group: np.ones(2), [played])
     assert [row.tolist() for row in rows] == [[0.0, 0.0], [1.0, 1.0]]
 
 
 @pytest.mark.parametrize("bad", [np.array([1.0]), np.array([np.nan, 0.0]), [np.ones(3), np.ones(1)]])
 def test_an_estimator_that_gives_nonsense_is_refused(bad) -> None:
     with pytest.raises(EnvironmentFault):
-        by_turn(bad, group([1, 0]))
+        advantages_by_turn(bad, group([1, 0]))
 
 
 def test_an_advantage_that_32_bits_cannot_hold_is_refused_and_not_trained_as_infinity() -> None:
     with pytest.raises(EnvironmentFault, match=r"an advantage of -1e\+300 for a group of env, too large"):
-        by_turn(np.array([1.0, -1e300]), group([1, 0]))
+        advantages_by_turn(np.array([1.0, -1e300]), group([1, 0]))
 
 
 MINE = """
@@ -165,7 +157,7 @@ MUST = "it must return 2 numbers for the 2 episodes of a group of env, or as man
 )
 def test_what_is_wrong_with_an_estimator_of_ones_own_is_told(name: str, told: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    mine = estimator(f"mine.py:{name}", base=tmp_path)
+    mine = estimator(name, tmp_path)
     with pytest.raises(EnvironmentFault) as failed:
         asyncio.run(Preparation({"env": mine}).prepare(group([0, 1])))
     line = str(failed.value)
@@ -174,22 +166,32 @@ def test_what_is_wrong_with_an_estimator_of_ones_own_is_told(name: str, told: st
     assert "\n" not in line
     # What a dry run makes of it has its name too.
     with pytest.raises(EnvironmentFault, match=rf"the advantage estimator {name} \(mine\.py:"):
-        asyncio.run(Preparation({"env": nudged(mine)}).prepare(group([0, 1])))
+        asyncio.run(Preparation({"env": Nudged(inner=mine)}).prepare(group([0, 1])))
 
 
 def test_an_estimator_that_is_an_object_is_known_by_its_class_and_a_built_in_one_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
     with pytest.raises(EnvironmentFault, match="the advantage estimator Own returned None"):
-        asyncio.run(Preparation({"env": estimator("mine.py:own", base=tmp_path)}).prepare(group([0, 1])))
-    assert title(estimator(PkpoAdvantage(name="pkpo", k=2))) == "pkpo"
-    assert title(nudged(ESTIMATORS["batch_std"])) == "batch_std"
+        asyncio.run(Preparation({"env": estimator("own", tmp_path)}).prepare(group([0, 1])))
+    assert PKPO(k=2).title == "pkpo"
+    assert Nudged(inner=BatchStd()).title == "batch_std"
+
+
+def test_a_function_is_known_by_its_name_through_partials_and_decorators() -> None:
+    def mine(groups: Sequence[Group], scale: float) -> list[np.ndarray]:
+        return [np.full(len(group.episodes), scale) for group in groups]
+
+    wrapped = as_estimator(BatchEstimator(partial(mine, scale=2.0)))
+    assert wrapped.title.startswith("mine (test_advantages.py:")
+    assert wrapped.sees_steps
+    assert not FunctionEstimator(function=mine).sees_steps
 
 
 def test_whatever_is_like_an_array_is_an_answer(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE)
-    found = estimated(estimator("mine.py:tensor", base=tmp_path), [group([0, 1])])
+    found = estimate_advantages(estimator("tensor", tmp_path), [group([0, 1])])
     assert [row.tolist() for row in found[0]] == [[1.0], [-1.0]]
-    assert [row.tolist() for row in by_turn([True, 0], group([0, 1]))] == [[1.0], [0.0]]
+    assert [row.tolist() for row in advantages_by_turn([True, 0], group([0, 1]))] == [[1.0], [0.0]]
 
 
 # What estimators report
@@ -199,11 +201,11 @@ def test_whatever_is_like_an_array_is_an_answer(tmp_path: Path) -> None:
 def test_a_temperature_search_is_saturated_where_its_weights_stay_too_near_to_equal(
     values: list[int], kl: float
 ) -> None:
-    found = report(partial(entropic_adaptive, kl=kl), group([float(value) for value in values]))
+    found = estimate_metrics(EntropicAdaptive(kl=kl), group([float(value) for value in values]))
     if len(set(values)) < 2:
         assert not found
         return
-    advantages = entropic_adaptive(group([float(value) for value in values]), kl=kl, clip=1e300)
+    advantages = EntropicAdaptive(kl=kl, clip=1e300).advantages(group([float(value) for value in values]))
     weights = (advantages + 1) / (advantages + len(values))
     reached = sum(w * math.log(w * len(values)) for w in weights if w > 0)
     wanted = min(kl, 0.9 * math.log(len(values)))
@@ -214,11 +216,11 @@ def test_a_temperature_search_is_saturated_where_its_weights_stay_too_near_to_eq
 
 def test_only_the_valid_episodes_are_searched_where_validity_is_taken_apart() -> None:
     played = group([0.0, 0.0, 0.0, 2.0, 2.0, 1.0, None])
-    assert report(ESTIMATORS["entropic_adaptive"], played) == {"saturated": 0.0}
-    assert report(ESTIMATORS["entropic_valid_aware"], played) == {"saturated": 1.0}
-    assert report(nudged(ESTIMATORS["entropic_valid_aware"]), played) == {"saturated": 1.0}
-    assert report(ESTIMATORS["entropic_valid_aware"], group([0.0, 0.0])) == {}
-    assert report(group_mean, played) == {}
+    assert estimate_metrics(EntropicAdaptive(), played) == {"saturated": 0.0}
+    assert estimate_metrics(EntropicValidAware(), played) == {"saturated": 1.0}
+    assert estimate_metrics(Nudged(inner=EntropicValidAware()), played) == {"saturated": 1.0}
+    assert estimate_metrics(EntropicValidAware(), group([0.0, 0.0])) == {}
+    assert estimate_metrics(GroupMean(), played) == {}
 
 
 def test_the_share_of_saturated_searches_is_a_metric_of_the_environment(tmp_path: Path) -> None:
@@ -243,7 +245,7 @@ def test_the_share_of_saturated_searches_is_a_metric_of_the_environment(tmp_path
 
 
 def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
-    preparation = Preparation({"a": BatchEstimator(batch_std), "b": BatchEstimator(batch_std), "c": group_mean})
+    preparation = Preparation({"a": BatchStd(), "b": BatchStd(), "c": GroupMean()})
     groups = [group(values, env=env) for env, values in (("a", [0, 1]), ("b", [0, 9]), ("a", [5, 5]), ("c", [0, 8]))]
     alone = [asyncio.run(preparation.prepare(one)) for one in groups]
     together = preparation.together(alone)
@@ -288,11 +290,11 @@ def test_the_schedule_stream_has_no_use_for_an_estimator_of_whole_steps(name: st
     with pytest.raises(
         ConfigError, match=r"envs\.a: the estimator step \(own\.py:\d+\) needs .* schedule\.mode to sync"
     ):
-        choose_estimators(config, {})
+        load_estimators(config, {})
     with pytest.raises(ConfigError, match=rf"envs\.a: the estimator {name} needs"):
-        choose_estimators(configured(schedule={"mode": "stream"}), {"a": ESTIMATORS[name]})
-    assert choose_estimators(config, {"a": group_mean}) == {"a": group_mean}
-    assert choose_estimators(configured(advantage=name), {}) == {"a": ESTIMATORS[name]}
+        load_estimators(configured(schedule={"mode": "stream"}), {"a": ESTIMATORS[name]()})
+    assert load_estimators(config, {"a": GroupMean()}) == {"a": GroupMean()}
+    assert load_estimators(configured(advantage=name), {}) == {"a": ESTIMATORS[name]()}
 
 
 # Runs
@@ -428,7 +430,7 @@ def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
     with pytest.raises(ConfigError, match=r"found 'grop'\. Did you mean 'grpo'"):
         rlkit.train(envs=tasks, advantage="grop")
     with pytest.raises(ConfigError, match=r"set schedule\.mode to sync"):
-        rlkit.train(envs=tasks, advantage=BatchEstimator(batch_std), schedule={"mode": "stream"})
+        rlkit.train(envs=tasks, advantage=BatchEstimator(BatchStd().step_advantages), schedule={"mode": "stream"})
 
 
 @pytest.mark.parametrize(
@@ -444,12 +446,12 @@ def test_in_python_an_estimator_is_a_function_a_name_or_a_mapping() -> None:
 )
 def test_what_an_estimator_returns_instead_is_told_in_numbers(rewards: list[float], given: object, said: str) -> None:
     with pytest.raises(EnvironmentFault, match=f"the advantage estimator mine returned (an? )?{said}"):
-        by_turn(given, group(rewards), of="mine")
+        advantages_by_turn(given, group(rewards), title="mine")
 
 
 @pytest.mark.parametrize("largest", [3.4e38, -3.4e38])
 def test_an_advantage_that_32_bits_just_hold_is_taken(largest: float) -> None:
-    assert [row.tolist() for row in by_turn([largest, 0.0], group([1, 0]))] == [[largest], [0.0]]
+    assert [row.tolist() for row in advantages_by_turn([largest, 0.0], group([1, 0]))] == [[largest], [0.0]]
 
 
 def test_the_line_at_which_an_estimator_failed_is_told() -> None:
@@ -458,4 +460,4 @@ def test_the_line_at_which_an_estimator_failed_is_told() -> None:
 
     place = f"{Path(__file__).name}:{broken.__code__.co_firstlineno + 1}"
     with pytest.raises(EnvironmentFault, match=rf"AttributeError: .* at .*{place}$"):
-        estimated(broken, [group([1, 0])])
+        estimate_advantages(broken, [group([1, 0])])

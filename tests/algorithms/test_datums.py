@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.advantages import BatchEstimator, group_mean
+from rlkit.algorithms.advantages import BatchEstimator
 from rlkit.algorithms.datums import Excess, Preparation, Prepared, episode_data, trained_tokens
+from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import Normalization
 from rlkit.errors import EnvironmentFault, RunFailed
 from rlkit.types import IMAGE_TOKEN, Group, Image, Prompt, Turn
@@ -66,14 +67,14 @@ def test_images_pass_through_and_are_never_a_target() -> None:
 
 
 def test_a_group_with_equal_rewards_costs_nothing() -> None:
-    preparation = Preparation({"env": group_mean})
+    preparation = Preparation({"env": GroupMean()})
     assert prepare(preparation, group([1, 1])).data == ()
     assert len(prepare(preparation, group([0, 1])).data) == 2
     assert [row.tolist() for row in prepare(preparation, group([1, 1])).advantages] == [[0.0], [0.0]]
 
 
 def test_a_failed_episode_is_never_trained_on_not_even_by_a_loss_that_wants_every_sequence() -> None:
-    prepared = prepare(Preparation({"env": group_mean}, every_sequence=True), group([1, None, 1]))
+    prepared = prepare(Preparation({"env": GroupMean()}, every_sequence=True), group([1, None, 1]))
     assert len(prepared.data) == 2
 
 
@@ -84,30 +85,30 @@ def masking(played: Group, member: int) -> Group:
 
 def test_a_masked_episode_counts_in_its_group_and_is_not_trained_on() -> None:
     played = masking(group([1, 0, 0]), 0)
-    prepared = prepare(Preparation({"env": group_mean}, every_sequence=True), played)
+    prepared = prepare(Preparation({"env": GroupMean()}, every_sequence=True), played)
     assert [row.tolist() for row in prepared.advantages] == [[0.0], [pytest.approx(-1 / 3)], [pytest.approx(-1 / 3)]]
     assert len(prepared.data) == 2
 
 
 def test_a_masked_episode_takes_no_part_in_the_mean_over_episodes() -> None:
     normalization = Normalization("sequence", groups=1, tokens=0)
-    kept = prepare(Preparation({"env": group_mean}, normalization=normalization), masking(group([1, 0, 0]), 1))
+    kept = prepare(Preparation({"env": GroupMean()}, normalization=normalization), masking(group([1, 0, 0]), 1))
     weights = [float(datum.advantages[datum.mask].sum()) for datum in kept.data]
     assert weights == [pytest.approx(2 / 3 / 2), pytest.approx(-1 / 3 / 2)]
 
 
 def test_a_group_whose_only_lessons_are_masked_teaches_nothing() -> None:
-    assert prepare(Preparation({"env": group_mean}), group([1, 0])).teaches
+    assert prepare(Preparation({"env": GroupMean()}), group([1, 0])).teaches
     played = group([1, 0])
     every = replace(played, episodes=tuple(replace(one, masked=True) for one in played.episodes))
-    assert not prepare(Preparation({"env": group_mean}), every).teaches
+    assert not prepare(Preparation({"env": GroupMean()}), every).teaches
 
 
 @pytest.mark.parametrize(("excess", "lengths"), [("truncate", [3, 2]), ("drop", [2])])
 def test_a_sequence_that_is_too_long_is_cut_or_left_out(excess: Excess, lengths: list[int]) -> None:
     long, short = episode(1.0, turns=[turn([1, 2], [3, 4, 5])]), episode(0.0, member=1, turns=[turn([1], [3, 4])])
     played = Group("env", "task", 0, (long, short))
-    prepared = prepare(Preparation({"env": group_mean}, max_tokens=4, excess=excess), played)
+    prepared = prepare(Preparation({"env": GroupMean()}, max_tokens=4, excess=excess), played)
     assert [len(datum.targets) for datum in prepared.data] == lengths
     assert prepared.excess == 1
     if excess == "truncate":
@@ -118,7 +119,7 @@ def test_a_sequence_that_is_too_long_can_end_the_run() -> None:
     with pytest.raises(
         RunFailed, match=r"a sequence of 4 tokens of env, task task, is longer than batch\.max_tokens = 3"
     ):
-        prepare(Preparation({"env": group_mean}, max_tokens=3, excess="error"), group([0, 1]))
+        prepare(Preparation({"env": GroupMean()}, max_tokens=3, excess="error"), group([0, 1]))
 
 
 def test_an_estimator_that_raises_is_named() -> None:
@@ -190,7 +191,7 @@ def with_image(*, start: int, length: int, tokens: int) -> Turn:
 )
 def test_an_image_before_the_cut_stays_whole(max_tokens: int, targets: list[int], images: int) -> None:
     played = Group("env", "task", 0, (episode(1.0, turns=[with_image(start=2, length=3, tokens=6)]), episode(0.0)))
-    prepared = prepare(Preparation({"env": group_mean}, max_tokens=max_tokens), played)
+    prepared = prepare(Preparation({"env": GroupMean()}, max_tokens=max_tokens), played)
     datum = prepared.data[0]
     assert datum.targets.tolist() == targets
     assert len(datum.prompt.images) == images
@@ -202,7 +203,7 @@ def test_an_image_at_the_cut_is_left_out_whole(max_tokens: int, length: int) -> 
     first = turn([1, 2], [3, 4])
     second = replace(with_image(start=2, length=3, tokens=5), parent=0)
     played = Group("env", "task", 0, (episode(1.0, turns=[first, second]), episode(0.0)))
-    datum = prepare(Preparation({"env": group_mean}, max_tokens=max_tokens), played).data[0]
+    datum = prepare(Preparation({"env": GroupMean()}, max_tokens=max_tokens), played).data[0]
     assert len(datum.targets) == length
     assert [(image.start, image.length) for image in datum.prompt.images] == ([(6, 3)] if length >= 9 else [])
     assert (datum.prompt.tokens == IMAGE_TOKEN).sum() == (3 if length >= 9 else 0)
@@ -211,21 +212,21 @@ def test_an_image_at_the_cut_is_left_out_whole(max_tokens: int, length: int) -> 
 def test_a_sequence_of_which_nothing_sampled_is_left_is_left_out() -> None:
     long = episode(1.0, turns=[turn([1, 2, 3, 4], [5])])
     played = Group("env", "task", 0, (long, episode(0.0, member=1)))
-    prepared = prepare(Preparation({"env": group_mean}, max_tokens=4), played)
+    prepared = prepare(Preparation({"env": GroupMean()}, max_tokens=4), played)
     assert [datum.targets.tolist() for datum in prepared.data] == [[2, 3, 4]]
     assert prepared.excess == 1
 
 
 def test_a_sequence_that_is_too_long_and_teaches_nothing_ends_no_run() -> None:
-    preparation = Preparation({"env": group_mean}, max_tokens=3, excess="error")
+    preparation = Preparation({"env": GroupMean()}, max_tokens=3, excess="error")
     prepared = prepare(preparation, group([1, 1]))
     assert (prepared.data, prepared.excess) == ((), 0)
 
 
 def test_a_group_says_how_many_tokens_it_trains_on_and_whether_it_teaches() -> None:
-    prepared = prepare(Preparation({"env": group_mean}), group([1, 0, 0.5]))
+    prepared = prepare(Preparation({"env": GroupMean()}), group([1, 0, 0.5]))
     assert (prepared.tokens, prepared.teaches) == (6, True)
-    every = prepare(Preparation({"env": group_mean}, every_sequence=True), group([1, 1]))
+    every = prepare(Preparation({"env": GroupMean()}, every_sequence=True), group([1, 1]))
     assert (every.tokens, every.teaches) == (6, False)
 
 
@@ -233,9 +234,9 @@ def test_groups_are_estimated_together_by_environment_and_the_others_stay_as_the
     def by_place(groups: Sequence[Group]) -> list[np.ndarray]:
         return [np.array([place + 1.0, 0.0]) for place, _ in enumerate(groups)]
 
-    preparation = Preparation({"a": BatchEstimator(by_place), "b": group_mean, "c": BatchEstimator(by_place)})
+    preparation = Preparation({"a": BatchEstimator(by_place), "b": GroupMean(), "c": BatchEstimator(by_place)})
     assert preparation.whole_steps
-    assert not Preparation({"b": group_mean}).whole_steps
+    assert not Preparation({"b": GroupMean()}).whole_steps
     alone = [prepare(preparation, group([1, 0], env=env, draw=draw)) for draw, env in enumerate("aba")]
     together = preparation.together(alone)
     assert together[1] is alone[1]
@@ -245,16 +246,16 @@ def test_groups_are_estimated_together_by_environment_and_the_others_stay_as_the
 
 
 def test_how_much_of_a_group_a_penalty_and_a_limit_took_is_told() -> None:
-    prepared = prepare(Preparation({"env": group_mean}, clip=0.25), group([1, 0]))
+    prepared = prepare(Preparation({"env": GroupMean()}, clip=0.25), group([1, 0]))
     assert [row.tolist() for row in prepared.advantages] == [[0.25], [-0.25]]
     assert (prepared.clipped, prepared.length_penalty, prepared.drifts) == (1.0, None, None)
-    assert prepare(Preparation({"env": group_mean}), group([1, 0])).clipped is None
+    assert prepare(Preparation({"env": GroupMean()}), group([1, 0])).clipped is None
 
 
 def test_a_normalised_advantage_is_multiplied_and_the_rest_of_the_datum_is_as_it_was() -> None:
     normalization = Normalization("sequence", groups=2, tokens=0)
-    plain = prepare(Preparation({"env": group_mean}), group([1, 0]))
-    divided = prepare(Preparation({"env": group_mean}, normalization=normalization), group([1, 0]))
+    plain = prepare(Preparation({"env": GroupMean()}), group([1, 0]))
+    divided = prepare(Preparation({"env": GroupMean()}, normalization=normalization), group([1, 0]))
     for before, after in zip(plain.data, divided.data, strict=True):
         share = float(after.advantages[-1] / before.advantages[-1])
         np.testing.assert_allclose(after.advantages, before.advantages * share, rtol=1e-6)

@@ -9,14 +9,14 @@ from dataclasses import replace
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from itertools import combinations, product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rlkit.algorithms import estimators
-from rlkit.algorithms.advantages import ESTIMATORS, BatchEstimator
+from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.errors import EnvironmentFault
 from rlkit.types import Group
 from tests.builders import episode, group, turn
@@ -43,8 +43,7 @@ anything = st.lists(st.floats(-1.7e308, 1.7e308), max_size=12)
 
 def estimate(name: str, played: Group) -> np.ndarray:
     """[G], as if the group were the whole step; of an advantage for each turn the first, which here is the only one."""
-    function = ESTIMATORS[name]
-    found = function([played])[0] if isinstance(function, BatchEstimator) else function(played)
+    found = ESTIMATORS[name]().advantages(played)
     return np.array([np.ravel(row)[0] for row in found], dtype=np.float64)
 
 
@@ -70,6 +69,19 @@ def with_turns(rewards: Sequence[Sequence[float | None]], totals: Sequence[float
         for i, row in enumerate(rewards)
     ]
     return Group("env", "task", 0, tuple(episodes))
+
+
+def as_function(name: str) -> Callable[..., object]:
+    """The estimator of that name: of a group, or of the groups of a step, and of its settings."""
+
+    def estimate(played: Group | Sequence[Group], **settings: float) -> object:
+        one = ESTIMATORS[name](**settings)
+        return one.advantages(played) if isinstance(played, Group) else one.step_advantages(played)
+
+    return estimate
+
+
+estimators = SimpleNamespace(**{name: as_function(name) for name in NAMES})
 
 
 # What holds of all of them

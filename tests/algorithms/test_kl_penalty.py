@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.advantages import BatchEstimator
 from rlkit.algorithms.datums import Preparation, Prepared, episode_data
-from rlkit.algorithms.estimators import group_mean
+from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.kl_penalty import KLPenalty, discounted
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.errors import ServiceError
@@ -94,7 +94,7 @@ def test_discounted_sums_are_those_of_their_definition(values: list[float], disc
 
 
 def prepared(played: Group, **more: object) -> Prepared:
-    return asyncio.run(Preparation({"env": group_mean}, kl_penalty=KLPenalty(score, 1.0), **more).prepare(played))  # type: ignore[arg-type]
+    return asyncio.run(Preparation({"env": GroupMean()}, kl_penalty=KLPenalty(score, 1.0), **more).prepare(played))  # type: ignore[arg-type]
 
 
 def test_episodes_with_equal_rewards_are_trained_on_for_the_penalty_but_still_count_as_uninformative() -> None:
@@ -152,6 +152,6 @@ def test_a_reference_that_has_no_number_for_a_token_is_the_services_fault() -> N
     async def nothing(prompt: Prompt, last: int) -> Floats:
         return np.full(last, np.nan, np.float32)
 
-    preparation = Preparation({"env": group_mean}, kl_penalty=KLPenalty(nothing, 1.0))
+    preparation = Preparation({"env": GroupMean()}, kl_penalty=KLPenalty(nothing, 1.0))
     with pytest.raises(ServiceError, match="no log-probability for a sampled token"):
         asyncio.run(preparation.prepare(group([0, 1])))

@@ -9,9 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.losses import Loss, dro, loss
+from rlkit.algorithms.losses import CISPO, DRO, GSPO, LOSSES, PPO, ImportanceSampling, Loss
 from rlkit.algorithms.records import Update
-from rlkit.config.schema.objective import CISPOLoss, DROLoss, GSPOLoss, PPOLoss
 from rlkit.engine.training.losses import make_loss
 from rlkit.metrics.metrics import update_metrics
 from rlkit.types import Datum, as_prompt
@@ -20,17 +19,18 @@ NUMBERS = st.lists(st.tuples(st.floats(-3, 3), st.floats(-2, 2)), min_size=1, ma
 
 
 def test_settings_are_those_of_the_service_by_its_names() -> None:
-    assert loss(PPOLoss(name="ppo")).settings == make_loss("ppo", {}).settings
-    assert loss(CISPOLoss(name="cispo")).settings == make_loss("cispo", {}).settings
-    assert loss(GSPOLoss(name="gspo")).settings == make_loss("gspo", {}).settings
-    assert DROLoss(name="dro").beta == make_loss("dro", {}).settings["beta"]
+    assert PPO().service_loss() == ("ppo", make_loss("ppo", {}).settings)
+    assert CISPO().service_loss() == ("cispo", make_loss("cispo", {}).settings)
+    assert GSPO().service_loss() == ("gspo", make_loss("gspo", {}).settings)
+    assert ImportanceSampling().service_loss() == ("importance_sampling", {})
+    assert DRO().beta == make_loss("dro", {}).settings["beta"]
 
 
 @given(NUMBERS, st.sampled_from(["ppo", "cispo", "gspo"]))
 def test_clipped_tokens_are_those_that_the_services_formula_clips(pairs: list[tuple[float, float]], name: str) -> None:
     log_ratios, advantages = (np.array(column) for column in zip(*pairs, strict=True))
     bounds = (0.8, 1.2)
-    tested = Loss(name, {"clip_low_threshold": bounds[0], "clip_high_threshold": bounds[1]})
+    tested = LOSSES[name](clip_low=bounds[0], clip_high=bounds[1])
     clips = tested.clips(log_ratios, advantages)
     assert clips is not None
     ratios = [math.exp(log_ratios.mean() if name == "gspo" else value) for value in log_ratios]
@@ -43,7 +43,7 @@ def test_clipped_tokens_are_those_that_the_services_formula_clips(pairs: list[tu
 
 
 def test_a_loss_without_bounds_clips_nothing() -> None:
-    assert Loss().clips(np.array([9.0]), np.array([1.0])) is None
+    assert ImportanceSampling().clips(np.array([9.0]), np.array([1.0])) is None
 
 
 def datum(size: int, mask: np.ndarray, seed: int = 0) -> Datum:
@@ -61,7 +61,7 @@ def datum(size: int, mask: np.ndarray, seed: int = 0) -> Datum:
 def test_dro_has_the_services_gradient_at_sampled_tokens_and_none_elsewhere(flags: list[bool], beta: float) -> None:
     one = datum(len(flags), np.array(flags))
     logp = torch.tensor(-np.random.default_rng(1).exponential(1, len(flags)).astype(np.float32), requires_grad=True)
-    value, _ = dro(beta)([one], [logp])
+    value, _ = DRO(beta=beta).compute([one], [logp])
     value.backward()
     assert logp.grad is not None
     inputs = {"advantages": torch.tensor(one.advantages), "logprobs": torch.tensor(one.logprobs)}
@@ -81,7 +81,7 @@ def measured(log_ratios: list[float], asked: Loss) -> Mapping[str, float]:
 
 @given(st.lists(st.floats(-4, 4), min_size=1, max_size=9))
 def test_importance_weights_are_reported_as_they_are(log_ratios: list[float]) -> None:
-    found = measured(log_ratios, Loss())
+    found = measured(log_ratios, ImportanceSampling())
     weights = [math.exp(value) for value in log_ratios]
     effective = sum(weights) ** 2 / (len(weights) * sum(weight**2 for weight in weights))
     assert found["optim/ratio/effective"] == pytest.approx(effective, rel=1e-4)
@@ -92,8 +92,7 @@ def test_importance_weights_are_reported_as_they_are(log_ratios: list[float]) ->
 
 
 def test_a_weight_past_all_numbers_is_reported_as_infinite() -> None:
-    cispo = Loss("cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0})
-    found = measured([1000.0, 0.0, 0.0, 0.0], cispo)
+    found = measured([1000.0, 0.0, 0.0, 0.0], CISPO(clip_high=4.0))
     assert found["optim/ratio/max"] == math.inf
     assert found["optim/ratio/effective"] == pytest.approx(0.25)
     assert found["optim/ratio/clipped"] == 0.25

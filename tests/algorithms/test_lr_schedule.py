@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.lr_schedule import LearningRate, advised, learning_rate
+from rlkit.algorithms.lr_schedule import LearningRate, advised
 from rlkit.config.schema import Config
 from rlkit.errors import ConfigError
+from rlkit.training.from_config import learning_rate
 
 type Shape = Literal["constant", "linear", "cosine"]
 

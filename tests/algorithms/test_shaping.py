@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.advantages import group_mean
 from rlkit.algorithms.datums import Preparation, Prepared
+from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clipped
 from rlkit.types import Group
 from tests.builders import episode, group, turn
@@ -65,7 +65,7 @@ def test_a_length_penalty_moves_what_the_estimator_sees_and_no_recorded_reward(p
 
     def watching(given: Group) -> np.ndarray:
         seen.append(given.rewards)
-        return group_mean(given)
+        return GroupMean().advantages(given)
 
     prepared = prepare(Preparation({"env": watching}, length_penalty={"env": penalty}), played)
     np.testing.assert_allclose(seen[0], expected)
@@ -76,7 +76,7 @@ def test_a_length_penalty_moves_what_the_estimator_sees_and_no_recorded_reward(p
 
 def test_an_environment_without_a_length_penalty_keeps_its_rewards() -> None:
     prepared = prepare(
-        Preparation({"env": group_mean}, length_penalty={"other": LengthPenalty(9, 0, 1)}), group([0, 1])
+        Preparation({"env": GroupMean()}, length_penalty={"other": LengthPenalty(9, 0, 1)}), group([0, 1])
     )
     assert [row.tolist() for row in prepared.advantages] == [[-0.5], [0.5]]
     assert prepared.length_penalty is None
@@ -86,7 +86,7 @@ def test_advantages_are_clipped_and_it_is_told_how_many() -> None:
     rows, share = clipped([np.array([-3.0, 0.5]), np.array([2.0])], 1.0)
     assert [row.tolist() for row in rows] == [[-1.0, 0.5], [1.0]]
     assert share == pytest.approx(2 / 3)
-    prepared = prepare(Preparation({"env": group_mean}, clip=0.4), group([0, 1, 0.5]))
+    prepared = prepare(Preparation({"env": GroupMean()}, clip=0.4), group([0, 1, 0.5]))
     assert [row.tolist() for row in prepared.advantages] == [[-0.4], [0.4], [0.0]]
     assert prepared.clipped == pytest.approx(2 / 3)
 

@@ -9,13 +9,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit.algorithms.estimators import PKPO, Entropic, GroupMean
+from rlkit.algorithms.losses import PPO
 from rlkit.config import Config, Resolved, load_config, show_lines
 from rlkit.config.loading.nodes import Node, Origin, merge, plain
 from rlkit.config.loading.resolved import leaves
 from rlkit.config.loading.yaml_text import parse
 from rlkit.config.schema import EnvConfig
-from rlkit.config.schema.advantage import CustomAdvantage, EntropicAdvantage, PkpoAdvantage, PlainAdvantage
-from rlkit.config.schema.objective import PPOLoss
+from rlkit.config.schema.objective import CustomAdvantage
 from rlkit.errors import ConfigError
 from tests.config.conftest import Load, Refused
 
@@ -183,22 +184,20 @@ def test_a_group_cannot_need_more_episodes_than_it_has(load: Load, refused: Refu
 def test_a_name_is_short_for_the_section_of_an_estimator(load: Load) -> None:
     short, long = load(f"{ENVS}advantage: entropic"), load(f"{ENVS}advantage: {{name: entropic}}")
     assert short.config == long.config
-    assert short.config.advantage == EntropicAdvantage(name="entropic", beta=2, clip=16)
+    assert short.config.advantage == Entropic(beta=2, clip=16)
     assert short.origins == long.origins
     assert short.origins["advantage.name"] == "a.yaml:2"
     assert short.origins["advantage.beta"] == "default"
-    assert load(f"{ENVS}advantage:").config.advantage == PlainAdvantage(name="group_mean")
+    assert load(f"{ENVS}advantage:").config.advantage == GroupMean()
     envs = {"arithmetic": {"advantage": "pkpo"}, "pairs": {}}
     python = Config.model_validate({"envs": envs, "advantage": "mine:own"})
-    assert python.advantage == CustomAdvantage(name="custom", function="mine:own")
-    assert python.envs["arithmetic"].advantage == PkpoAdvantage(name="pkpo", k=4)
+    assert python.advantage == CustomAdvantage(function="mine:own")
+    assert python.envs["arithmetic"].advantage == PKPO(k=4)
 
 
 def test_a_later_estimator_replaces_an_earlier_name_but_not_its_settings(load: Load, refused: Refused) -> None:
     assert load(f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage=rloo").config.advantage.name == "rloo"
-    assert load(f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage.k=2").config.advantage == PkpoAdvantage(
-        name="pkpo", k=2
-    )
+    assert load(f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage.k=2").config.advantage == PKPO(k=2)
     assert "advantage.k: is no field of rloo" in refused(
         f"{ENVS}advantage: {{name: pkpo, k: 3}}", "advantage.name=rloo"
     )
@@ -207,7 +206,7 @@ def test_a_later_estimator_replaces_an_earlier_name_but_not_its_settings(load: L
 def test_an_environment_has_an_estimator_of_its_own_or_that_of_the_run(load: Load, refused: Refused) -> None:
     envs = "envs:\n  a: {env: arithmetic, advantage: {name: pkpo, k: 2}}\n  b: {env: arithmetic, advantage: null}\n"
     config = load(f"{envs}advantage: grpo").config
-    assert config.envs["a"].advantage == PkpoAdvantage(name="pkpo", k=2)
+    assert config.envs["a"].advantage == PKPO(k=2)
     assert (config.envs["b"].advantage, config.advantage.name) == (None, "grpo")
     assert "envs.a.advantage.name: expected group_mean" in refused("envs: {a: {env: arithmetic, advantage: grop}}")
     own = "envs: {arithmetic: {advantage: rloo}}\n"
@@ -277,9 +276,7 @@ def test_what_is_shown_is_the_record_with_the_origin_of_every_value(load: Load) 
 
 
 def test_a_configuration_made_in_python_knows_what_was_given() -> None:
-    config = Config(
-        envs={"a": EnvConfig(env="arithmetic", args={"x": "${HOME}"})}, loss=PPOLoss(name="ppo", clip_low=0.5)
-    )
+    config = Config(envs={"a": EnvConfig(env="arithmetic", args={"x": "${HOME}"})}, loss=PPO(clip_low=0.5))
     resolved = Resolved.from_python(config)
     assert resolved.config is config
     assert {key for key, origin in resolved.origins.items() if origin == "python"} == {
@@ -312,7 +309,7 @@ loss: {name: custom, function: my_env.py:loss}
     assert config.envs["b"].env == f"{folder / 'other.py'}:X.y"
     assert config.model == str(examples / "model")
     assert config.loss.model_dump()["function"] == f"{examples / 'my_env.py'}:loss"
-    assert config.advantage == CustomAdvantage(name="custom", function=f"{examples / 'my_env.py'}:advantage")
+    assert config.advantage == CustomAdvantage(function=f"{examples / 'my_env.py'}:advantage")
     with pytest.raises(
         ConfigError, match=r"examples/a\.yaml:2: envs\.a\.env|command line: envs\.a\.env: there is no file"
     ):

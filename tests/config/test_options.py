@@ -17,10 +17,10 @@ import pytest
 import torch
 
 import rlkit
+from rlkit._util.sections import Section, SectionTable
 from rlkit.chat.load import load_chat
 from rlkit.config import load_config
 from rlkit.config.schema import Config
-from rlkit.config.schema.section import Section
 from rlkit.config.schema.track import track_config
 from rlkit.service.connect import ServiceChoice, choose, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
@@ -137,8 +137,10 @@ def options() -> Mapping[str, set[tuple[str, str]]]:
 def _sections_in(annotation: object) -> Iterator[type[Section]]:
     if isinstance(annotation, TypeAliasType):
         yield from _sections_in(annotation.__value__)
-    elif isinstance(annotation, type) and issubclass(annotation, Section):
+    elif isinstance(annotation, type) and issubclass(annotation, Section) and not hasattr(annotation, "kind"):
         yield annotation
+    elif isinstance(annotation, SectionTable):
+        yield from annotation.classes.values()
     for inner in get_args(annotation):
         yield from _sections_in(inner)
 

@@ -4,13 +4,17 @@ import json
 
 from pydantic import BaseModel
 
+from rlkit._util.sections import Section
+from rlkit.algorithms.estimators import ESTIMATORS
+from rlkit.algorithms.losses import LOSSES
 from rlkit.config import reference_markdown, schema_json
 from rlkit.config.loading.outline import leaf_fields
-from rlkit.config.schema.section import Section
+from rlkit.config.schema.objective import CustomAdvantage, CustomLoss
 
 
 def sections() -> list[type[BaseModel]]:
-    return [section for section in Section.__subclasses__() if section.__module__.startswith("rlkit.config.")]
+    plain = [section for section in Section.__subclasses__() if section.__module__.startswith("rlkit.config.")]
+    return [*plain, *ESTIMATORS.values(), *LOSSES.values(), CustomAdvantage, CustomLoss]
 
 
 def test_the_reference_has_every_field_with_its_sentence() -> None:
@@ -32,7 +36,10 @@ def test_the_reference_has_every_field_with_its_sentence() -> None:
 def test_the_schema_describes_every_field_for_editors() -> None:
     schema = json.loads(schema_json())
     assert schema["$schema"].startswith("https://json-schema.org/")
-    for definition in schema["$defs"].values():
+    definitions = [*schema["$defs"].values()]
+    options = [option for definition in definitions for option in definition.get("oneOf", [])]
+    assert {option["description"] for option in options if "description" in option}
+    for definition in [*definitions, *options]:
         for name, field in definition.get("properties", {}).items():
             assert field.get("description"), name
     assert schema["additionalProperties"] is False

@@ -12,7 +12,7 @@ import torch
 
 import rlkit
 from rlkit._util.paths import runs_dir
-from rlkit.algorithms.advantages import ESTIMATORS, BatchEstimator
+from rlkit.algorithms.estimators import ESTIMATORS, BatchStd
 from rlkit.config import load_config
 from rlkit.config.schema import Config
 from rlkit.dry_run.rehearse import Part, Rehearsal, in_small, rehearse
@@ -408,9 +408,9 @@ def test_in_small_a_run_keeps_what_its_settings_need() -> None:
 
 
 def test_an_estimator_of_whole_steps_stays_one() -> None:
-    from rlkit.dry_run.pilot import nudged
+    from rlkit.dry_run.pilot import Nudged
 
     equal = [rlkit.Group("words", "task", 0, ())]
-    one = nudged(ESTIMATORS["batch_std"])
-    assert isinstance(one, BatchEstimator)
-    assert len(one(equal)) == 1
+    one = Nudged(inner=BatchStd())
+    assert one.sees_steps
+    assert len(one.step_advantages(equal)) == 1

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 import rlkit
 from rlkit.algorithms.datums import Preparation
-from rlkit.algorithms.estimators import group_mean
-from rlkit.algorithms.losses import loss
+from rlkit.algorithms.estimators import GroupMean
+from rlkit.algorithms.losses import PPO
 from rlkit.algorithms.records import Update
-from rlkit.config.schema.objective import PPOLoss
 from rlkit.metrics import diagnostics as module
 from rlkit.metrics.diagnostics import Finding, Line, Lookout, findings
 from rlkit.metrics.metrics import update_metrics
@@ -263,9 +262,9 @@ def test_a_single_kl_that_is_no_finite_number_is_found(kl: float | None) -> None
 )
 def test_a_trainer_without_a_probability_for_a_token_is_found_and_breaks_nothing(trained: list[float]) -> None:
     played = group([1.0, 0.0])
-    data = asyncio.run(Preparation({"env": group_mean}).prepare(played)).data
+    data = asyncio.run(Preparation({"env": GroupMean()}).prepare(played)).data
     rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(data, trained, strict=True)]
-    update = Update(data, rows, {}, loss(PPOLoss(name="ppo")), 1e-4)
+    update = Update(data, rows, {}, PPO(), 1e-4)
     assert [one.name for one in findings([(1, update_metrics(update))])] == ["no_kl"]
 
 

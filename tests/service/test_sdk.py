@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.config.schema import LoraConfig
 from rlkit.config.schema.objective import OptimizerConfig
 from rlkit.engine import EngineServer
@@ -65,7 +65,7 @@ def test_an_update_moves_the_weights_and_counts_versions(engine: EngineServer, b
         )
         gradients, after = [], None
         for version in (1, 2, 3):  # each step's requests stand in the queue together
-            gradients.append(learner.gradient([datum], Loss()))
+            gradients.append(learner.gradient([datum], ImportanceSampling()))
             learner.step(OptimizerConfig(), learning_rate=1e-2)
             after = learner.sampler(version)
         assert after is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.errors import UsageError
 from rlkit.trackers.feed import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker

@@ -10,9 +10,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rlkit.algorithms.advantages import group_mean
 from rlkit.algorithms.datums import Preparation, Prepared
-from rlkit.algorithms.losses import Loss
+from rlkit.algorithms.estimators import GroupMean
+from rlkit.algorithms.losses import ImportanceSampling, Loss
 from rlkit.algorithms.lr_schedule import LearningRate
 from rlkit.config.schema import LoraConfig
 from rlkit.config.schema.objective import OptimizerConfig
@@ -29,7 +29,7 @@ RATE = LearningRate(1e-4, "constant", 0, 1.0, 10)
 
 
 async def prepared(draw: int = 0) -> Prepared:
-    return await Preparation({"env": group_mean}).prepare(group([1.0, 0.0, 0.5], draw=draw))
+    return await Preparation({"env": GroupMean()}).prepare(group([1.0, 0.0, 0.5], draw=draw))
 
 
 async def learner(service: SimulatedTinker) -> Learner:
@@ -37,7 +37,7 @@ async def learner(service: SimulatedTinker) -> Learner:
 
 
 def recipe(*, substeps: int = 1, streaming: Streaming | None = None) -> Recipe:
-    return Recipe(Loss("importance_sampling"), OptimizerConfig(), RATE, 2, substeps, streaming=streaming)
+    return Recipe(ImportanceSampling(), OptimizerConfig(), RATE, 2, substeps, streaming=streaming)
 
 
 def on_virtual_time(main: Coroutine[Any, Any, None]) -> None:
@@ -209,7 +209,7 @@ def test_a_step_that_has_nothing_to_train_on_asks_for_nothing(substeps: int) -> 
         service = FakeLearner()
         update = StepUpdate(service, recipe(substeps=substeps), version=1)
         for draw in range(2):
-            update.add(await Preparation({"env": group_mean}).prepare(group([1.0, 1.0], draw=draw)), counts=True)
+            update.add(await Preparation({"env": GroupMean()}).prepare(group([1.0, 1.0], draw=draw)), counts=True)
         update.finish()
         assert await update.result(Watch(print, 600.0)) is None
         assert (service.asked, update.stepped, update.untrained) == ([], False, 0)

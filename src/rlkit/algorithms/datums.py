@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.algorithms.advantages import BatchEstimator, Estimator, estimated, report
+from rlkit.algorithms.advantages import AnyEstimator, as_estimator, estimate_advantages, estimate_metrics
 from rlkit.algorithms.kl_penalty import Drifts, KLPenalty
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clipped
 from rlkit.errors import RunFailed
@@ -41,7 +41,7 @@ class Preparation:
         normalization: None leaves the advantages as they are.
     """
 
-    estimators: Mapping[str, Estimator]
+    estimators: Mapping[str, AnyEstimator]
     every_sequence: bool = False
     max_tokens: int | None = None
     excess: Excess = "truncate"
@@ -51,7 +51,7 @@ class Preparation:
     normalization: Normalization | None = None
 
     async def prepare(self, group: Group) -> Prepared:
-        """Estimate a group's advantages and assemble its sequences; a `BatchEstimator` sees it as the whole step.
+        """Estimate a group's advantages and assemble its sequences; one of whole steps sees it as the step.
 
         Raises:
             EnvironmentFault: the estimator raised, or gave advantages of the wrong number or value.
@@ -66,10 +66,10 @@ class Preparation:
     @property
     def whole_steps(self) -> bool:
         """Whether the advantages of a group may depend on the others of its step."""
-        return any(isinstance(one, BatchEstimator) for one in self.estimators.values())
+        return any(as_estimator(one).sees_steps for one in self.estimators.values())
 
     def together(self, prepared: Sequence[Prepared]) -> list[Prepared]:
-        """The groups of a step, those of each `BatchEstimator` estimated together.
+        """The groups of a step, those of each estimator of whole steps estimated together.
 
         Raises:
             EnvironmentFault: as `prepare` says.
@@ -78,7 +78,7 @@ class Preparation:
         made = list(prepared)
         for name, estimator in self.estimators.items():
             places = [place for place, one in enumerate(prepared) if one.group.env == name]
-            if places and isinstance(estimator, BatchEstimator):
+            if places and as_estimator(estimator).sees_steps:
                 found = self._estimated([prepared[place].group for place in places])
                 for place, one in zip(places, found, strict=True):
                     group = prepared[place].group
@@ -94,9 +94,9 @@ class Preparation:
         seen = [(group, None) if penalty is None else penalty.applied(group) for group in groups]
         found = list[_Estimated]()
         estimator = self.estimators[env]
-        for rows, (given, lost) in zip(estimated(estimator, [one for one, _ in seen]), seen, strict=True):
+        for rows, (given, lost) in zip(estimate_advantages(estimator, [one for one, _ in seen]), seen, strict=True):
             kept, share = (rows, None) if self.clip is None else clipped(rows, self.clip)
-            found.append(_Estimated(kept, lost, share, report(estimator, given)))
+            found.append(_Estimated(kept, lost, share, estimate_metrics(estimator, given)))
         return found
 
     def _sequences(self, group: Group, advantages: Sequence[NDArray[np.float64]]) -> _Sequences:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
+from rlkit.algorithms.lazy_numpy import np
 from rlkit.algorithms.reward_scale import EQUAL, Values, exponent, settled
-
-LN2 = math.log(2)
 
 _REACH = 0.9  # of ln n, the divergence of all weight on one episode: near it a weight on the others is next to nothing
 _STEEPEST = 2.0**50  # past this, in 1/spread, only rewards that are equal would still share their weight
@@ -32,7 +29,7 @@ def adaptive(rewards: Values, *, kl: float, clip: float) -> Values:
     return against_others(steepness * gaps, clip=clip)
 
 
-def saturated(rewards: Values, *, kl: float = LN2) -> bool | None:
+def saturated(rewards: Values, *, kl: float) -> bool | None:
     """Whether no β of `entropic_adaptive` gives the divergence that is looked for, as too many share the best reward.
 
     With m of n at the best, weights can be no further than ln(n/m) from equal ones.

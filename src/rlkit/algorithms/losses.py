@@ -1,35 +1,28 @@
-"""The losses of the Tinker service by name, with their settings, and losses of the user's own.
+"""The losses of a run by name, with their settings: those of the Tinker service, and those of this machine.
 
-All are sums over tokens; scaling is in the advantages.
+All are sums over tokens; scaling is in the advantages. Below, p is the trained model's probability of a token, q the
+sampler's, and A the advantage. Importing this loads neither numpy nor torch, since reading a configuration imports it.
 """
 
 from __future__ import annotations
 
-import inspect
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, assert_never, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, cast
 
-import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
 
-from rlkit._util.json_values import text_of
-from rlkit.config.loading.objects import load_object
-from rlkit.config.schema.objective import (
-    CISPOLoss,
-    CustomLoss,
-    DROLoss,
-    GSPOLoss,
-    ImportanceSamplingLoss,
-    LossConfig,
-    PPOLoss,
-)
-from rlkit.errors import ConfigError, UsageError
-from rlkit.types import Bools, Datum
+from rlkit._util.sections import NamedSection
+from rlkit.algorithms.lazy_numpy import np
+from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rlkit.algorithms.reward_scale import Values
+    from rlkit.types import Bools, Datum
+
+type Computed = tuple[Tensor, Mapping[str, float]]
+"""A loss, as a scalar tensor, and metrics to report."""
 
 
 class LossFunction(Protocol):
@@ -42,7 +35,7 @@ class LossFunction(Protocol):
             return torch.stack(terms).sum(), {}
     """
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, Mapping[str, float]]:
+    def __call__(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:
         """The loss, a scalar tensor, and metrics to report.
 
         Args:
@@ -52,128 +45,122 @@ class LossFunction(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A loss as the service takes it: its name and the numbers that set it; `function` for one of this machine."""
+class Loss(NamedSection):
+    """A loss that the service computes: its settings are its fields, its formula stands in its docstring.
 
-    name: str = "importance_sampling"
-    settings: Mapping[str, float] = field(default_factory=dict[str, float])
-    function: LossFunction | None = None
+    The first paragraph of that docstring is what the reference of the configuration says. In `LOSSES` a configuration
+    finds it by its name.
+    """
 
-    @property
-    def passes(self) -> int:
-        """How often the service computes each sequence: one of this machine's is first asked for log-probabilities."""
-        return 1 if self.function is None else 2
+    kind: ClassVar = "loss"
+    passes: ClassVar[int] = 1
+    """How often the service computes each sequence."""
+    needs_every_sequence: ClassVar[bool] = False
+    """A sequence without advantage may still have a gradient."""
+    by_sequence: ClassVar[bool] = False
+    """The ratio is one for a whole sequence, of the sampled tokens, which the service must be told."""
+    normalize_problem: ClassVar[str | None] = None
+    """Why advantages may not be divided before it; None where they may."""
 
-    @property
-    def needs_every_sequence(self) -> bool:
-        """Whether a sequence without advantage may still have a gradient."""
-        return self.function is not None
+    def service_loss(self) -> tuple[str, dict[str, float]]:
+        """Return the service's name of the loss and its settings there."""
+        return self.name, {}
 
-    @property
-    def by_sequence(self) -> bool:
-        """Whether the ratio is one for a whole sequence, of the sampled tokens, which the service must be told."""
-        return self.name == "gspo"
-
-    def clips(self, log_ratios: NDArray[np.float64], advantages: NDArray[np.float64]) -> Bools | None:
-        """Which sampled tokens of a sequence this loss clips, [S]; None for one that clips none.
-
-        PPO and GSPO clip a token that has gone so far already in the direction of its advantage, and give it no
-        gradient; CISPO clips its weight.
+    def clips(self, log_ratios: Values, advantages: Values) -> Bools | None:
+        """Return which sampled tokens of a sequence this loss clips, [S]; None for one that clips none.
 
         Args:
             log_ratios: [S], log p(trainer) − log q(sampler).
             advantages: [S].
         """
-        if "clip_high_threshold" not in self.settings:
-            return None
-        if self.by_sequence and len(log_ratios):
-            log_ratios = np.full_like(log_ratios, log_ratios.mean())
-        with np.errstate(over="ignore"):  # infinity is above any threshold
+        return None
+
+
+class ClippedLoss(Loss):
+    """A loss with bounds of the ratio p/q."""
+
+    clip_low: float
+    clip_high: float
+
+    def service_loss(self) -> tuple[str, dict[str, float]]:  # noqa: D102  inherited
+        return self.name, {"clip_low_threshold": self.clip_low, "clip_high_threshold": self.clip_high}
+
+    def clips(self, log_ratios: Values, advantages: Values) -> Bools:
+        """Return which tokens went so far already in the direction of their advantage that they have no gradient."""
+        low, high = self._outside(log_ratios)
+        return (low & (advantages < 0)) | (high & (advantages > 0))
+
+    def _outside(self, log_ratios: Values) -> tuple[Bools, Bools]:
+        """Which ratios are below the lower bound, and which above the upper one."""
+        with np.errstate(over="ignore"):  # infinity is above any bound
             ratios = np.exp(log_ratios)
-        low, high = ratios < self.settings["clip_low_threshold"], ratios > self.settings["clip_high_threshold"]
-        return low | high if self.name == "cispo" else (low & (advantages < 0)) | (high & (advantages > 0))
+        return ratios < self.clip_low, ratios > self.clip_high
 
 
-def loss(config: LossConfig) -> Loss:
-    """The loss that a configuration asks for.
+class LocalLoss(Loss):
+    """A loss that is differentiated on this machine, with a second pass over the batch.
 
-    Raises:
-        ConfigError: there is no function at the path that it gives.
-    """
-    match config:
-        case ImportanceSamplingLoss():
-            return Loss("importance_sampling")
-        case PPOLoss() | CISPOLoss() | GSPOLoss():
-            return Loss(config.name, {"clip_low_threshold": config.clip_low, "clip_high_threshold": config.clip_high})
-        case DROLoss():
-            return Loss("dro", function=dro(config.beta))
-        case CustomLoss():
-            found = load_object(config.function, field="loss.function")
-            if not callable(found):
-                raise ConfigError(f"loss.function: {config.function} is not a function")
-            return Loss("custom", function=cast("LossFunction", found))
-        case _:
-            assert_never(config)
-
-
-def computed(
-    function: LossFunction, data: Sequence[Datum], logprobs: Sequence[Tensor]
-) -> tuple[Tensor, Mapping[str, float]]:
-    """What a loss of this machine gives, checked.
-
-    Args:
-        function: the loss.
-        data: the batch.
-        logprobs: for each datum, [N] float32.
-
-    Raises:
-        UsageError: it raised, or gave something else than it must.
-    """
-    import torch
-
-    try:
-        found = cast("object", function(data, logprobs))
-    except (Exception, SystemExit) as error:  # the user's own code; an exit would leave the SDK's thread without a word
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        raise UsageError(f"loss.function: {type(error).__name__}: {text_of(error)}{place}") from error
-    pair = cast("tuple[object, ...]", found) if isinstance(found, tuple) else ()
-    if len(pair) != 2:
-        raise _wrong(cast("object", found))
-    value, metrics = pair
-    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
-        raise UsageError("loss.function: the loss must be one number, a tensor that depends on the log-probabilities")
-    if not value.isfinite():
-        raise UsageError(f"loss.function: the loss is {value.item()}")
-    if not isinstance(metrics, Mapping):
-        raise _wrong(pair)
-    reported = dict[str, float]()
-    for name, number in cast("Mapping[str, float]", metrics).items():
-        try:
-            reported[name] = float(number)
-        except (TypeError, ValueError, RuntimeError) as error:  # the last is a tensor's of several numbers
-            raise UsageError(f"loss.function: the metric {name!r} is no number: {text_of(error)}") from error
-    return value, reported
-
-
-def _wrong(found: object) -> UsageError:
-    if inspect.iscoroutine(found):
-        found.close()
-        given = "a coroutine, as it is an async function"
-    else:
-        given = "None" if found is None else f"a value of type {type(found).__name__}"
-    return UsageError(f"loss.function: it returned {given}: it must return a pair, the loss and a mapping of metrics")
-
-
-def dro(beta: float) -> LossFunction:
-    """−Σ (A · log p − β/2 · (log p − log q)²) over the sampled tokens (Richemond et al. 2024, arXiv:2405.19107).
-
-    The service's own `dro` sums over all positions. Where no token was sampled there is no q, and whatever number stood
-    for it would be trained towards; so this one is computed here.
+    The service is first asked for log-probabilities; what it is then sent is the gradient with respect to these.
     """
 
-    def objective(data: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, Mapping[str, float]]:
+    passes: ClassVar = 2
+    needs_every_sequence: ClassVar = True
+
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:
+        """Return the loss and metrics, as `LossFunction` says."""
+        raise NotImplementedError
+
+
+class ImportanceSampling(Loss):
+    """−Σ (p/q)·A, the policy gradient corrected for the sampler's probabilities. The ratio is not bounded: with an old
+    sampler, `cispo` is the same with a bound.
+    """
+
+    name: ClassVar = "importance_sampling"
+
+
+class PPO(ClippedLoss):
+    """PPO's clipped surrogate, −Σ min((p/q)·A, clip(p/q)·A): a token past the bounds has no gradient any more."""
+
+    name: ClassVar = "ppo"
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Lower bound of the ratio p/q itself, as the Tinker service takes it and has it by default."""
+    clip_high: Annotated[float, Field(ge=1)] = 1.2
+    """Upper bound of the ratio p/q, by default the service's own."""
+
+
+class CISPO(ClippedLoss):
+    """−Σ clip(p/q)·A·log p with the ratio held constant: truncated importance weights. Every token keeps a gradient."""
+
+    name: ClassVar = "cispo"
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Lower bound of the weight p/q. At 0, the service's own, only large weights are cut, which are what adds noise."""
+    clip_high: Annotated[float, Field(ge=1)] = 4.0
+    """Upper bound of the weight p/q, by default the service's own; 1 gives no token more than its on-policy weight."""
+
+    def clips(self, log_ratios: Values, advantages: Values) -> Bools:
+        """Return which weights are cut."""
+        low, high = self._outside(log_ratios)
+        return low | high
+
+
+class DRO(LocalLoss):
+    """−Σ (A·log p − β/2·(log p − log q)²), which draws the policy towards the sampler's. Computed on this machine, with
+    a second pass over the batch: the service's own would draw the tokens that were not sampled, too.
+
+    Source: Richemond et al. 2024 (arXiv:2405.19107). Where no token was sampled there is no q, and whatever number
+    stood for it would be trained towards.
+    """
+
+    name: ClassVar = "dro"
+    normalize_problem: ClassVar = (
+        "dro is not linear in the advantage, so that dividing it would change what beta means; set normalize to none, "
+        "or use another loss"
+    )
+    beta: Annotated[float, Field(gt=0)] = 0.05
+    """How strongly it draws, by default as in the service's documentation."""
+
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:  # noqa: D102  inherited
         import torch
 
         terms = list[torch.Tensor]()
@@ -181,7 +168,71 @@ def dro(beta: float) -> LossFunction:
             sampled = torch.from_numpy(datum.mask)  # pyright: ignore[reportUnknownMemberType]  torch's own stub
             advantages, q = torch.tensor(datum.advantages)[sampled], torch.tensor(datum.logprobs)[sampled]
             logp = every[sampled]
-            terms.append(-(logp * advantages - beta / 2 * (logp - q).square()).sum())
+            terms.append(-(logp * advantages - self.beta / 2 * (logp - q).square()).sum())
         return torch.stack(terms).sum(), {}
 
-    return objective
+
+class GSPO(PPO):
+    """PPO's clipped surrogate with one ratio for a whole sequence, the geometric mean of its sampled tokens' p/q."""
+
+    name: ClassVar = "gspo"
+    by_sequence: ClassVar = True
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Lower bound of the sequence's ratio, by default that of the service. A mean over tokens moves little: GSPO's
+    authors clip at 0.9997."""
+    clip_high: Annotated[float, Field(ge=1)] = 1.2
+    """Upper bound of the sequence's ratio, by default that of the service; GSPO's authors clip at 1.0004."""
+
+    def clips(self, log_ratios: Values, advantages: Values) -> Bools:
+        """Return which tokens are of a sequence that is clipped for their advantage."""
+        mean = np.full_like(log_ratios, log_ratios.mean()) if len(log_ratios) else log_ratios
+        return super().clips(mean, advantages)
+
+
+LOSSES: dict[str, type[Loss]] = {each.name: each for each in (ImportanceSampling, PPO, CISPO, DRO, GSPO)}
+"""What a configuration's `loss` finds by name; one of your own is found once it is put here."""
+
+
+class FunctionLoss(LocalLoss):
+    """The user's own `LossFunction`."""
+
+    name: ClassVar = "custom"
+    function: Callable[..., object]
+
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:  # noqa: D102  inherited
+        return cast("LossFunction", self.function)(data, logprobs)
+
+
+def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    """Return what a loss of this machine gives, checked.
+
+    Raises:
+        UsageError: it raised, or gave something else than it must.
+    """
+    import torch
+
+    from rlkit.algorithms.user_code import describe_error, describe_value, text_of
+
+    def fault(problem: str) -> UsageError:
+        return UsageError(f"{'loss.function' if loss.name == 'custom' else f'the loss {loss.name}'}: {problem}")
+
+    try:
+        found = cast("object", loss.compute(data, logprobs))
+    except (Exception, SystemExit) as error:  # the user's own code; an exit would leave the SDK's thread without a word
+        raise fault(describe_error(error)) from error
+    pair = cast("tuple[object, ...]", found) if isinstance(found, tuple) else ()
+    value, metrics = pair if len(pair) == 2 else (None, None)
+    if not isinstance(metrics, Mapping):
+        given = describe_value(cast("object", found))
+        raise fault(f"it returned {given}: it must return a pair, the loss and a mapping of metrics")
+    if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
+        raise fault("the loss must be one number, a tensor that depends on the log-probabilities")
+    if not value.isfinite():
+        raise fault(f"the loss is {value.item()}")
+    reported = dict[str, float]()
+    for name, number in cast("Mapping[str, float]", metrics).items():
+        try:
+            reported[name] = float(number)
+        except (TypeError, ValueError, RuntimeError) as error:  # the last is a tensor's of several numbers
+            raise fault(f"the metric {name!r} is no number: {text_of(error)}") from error
+    return value, reported

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlkit.config.schema import Config
 from rlkit.errors import ConfigError
 
 
@@ -54,23 +53,6 @@ class LearningRate:
                 return self.whole * (1 - (1 - self.final) * part)
             case "cosine":
                 return self.whole * (self.final + (1 - self.final) * (1 + math.cos(math.pi * part)) / 2)
-
-
-def learning_rate(config: Config) -> LearningRate:
-    """The learning rate that a configuration asks for.
-
-    Raises:
-        ConfigError: it is to be found automatically, and nothing is known of the model.
-    """
-    optimizer = config.optimizer
-    whole = optimizer.learning_rate
-    return LearningRate(
-        whole=advised(config.model) if whole == "auto" else whole,
-        shape=optimizer.schedule,
-        warmup=optimizer.warmup_steps,
-        final=optimizer.final_fraction,
-        steps=config.step_count,
-    )
 
 
 def advised(model: str) -> float:

@@ -7,11 +7,15 @@ rounding is equal.
 from __future__ import annotations
 
 from collections.abc import Callable
+from sys import float_info
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
+from rlkit.algorithms.lazy_numpy import np
 
-from rlkit.types import Bools
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from rlkit.types import Bools
 
 type Values = NDArray[np.float64]
 
@@ -19,18 +23,17 @@ EQUAL = 1e-9
 """Share of the largest reward up to which two are equal: far above what the order of a sum changes in float64, so that
 no estimator divides by rounding errors, and far below what a grader means to tell apart."""
 
-_LARGEST = float(np.finfo(np.float64).max)
 
-
-def spread(rewards: Values, valid: Bools, formula: Callable[[Values], Values], *, scaled: bool) -> Values:
+def spread(rewards: Values, formula: Callable[[Values], Values], *, scaled: bool, valid: Bools | None = None) -> Values:
     """[G]: what a formula makes of the rewards of the valid episodes; 0 for the others, and for all if they are equal.
 
     Args:
         rewards: [G].
-        valid: [G].
         formula: from rewards [n], not all equal and in a unit in which none is above 1, to advantages [n].
         scaled: whether these grow with the rewards, and so are to be put back into their unit.
+        valid: [G]; None for those with a finite reward.
     """
+    valid = np.isfinite(rewards) if valid is None else valid
     advantages = np.zeros(len(rewards))
     unit = exponent(rewards[valid])
     values = settled(np.ldexp(rewards[valid], -unit))
@@ -48,7 +51,7 @@ def exponent(values: Values) -> int:
 def in_unit(values: Values, unit: int) -> Values:
     """Values times 2^unit; a difference of rewards near both ends of the range stays within it."""
     with np.errstate(over="ignore"):
-        return np.clip(np.ldexp(values, unit), -_LARGEST, _LARGEST)
+        return np.clip(np.ldexp(values, unit), -float_info.max, float_info.max)
 
 
 def settled(values: Values) -> Values:

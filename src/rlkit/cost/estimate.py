@@ -19,7 +19,6 @@ import numpy as np
 from rlkit._util import files
 from rlkit._util.paths import runs_dir
 from rlkit.algorithms.datums import trained_tokens
-from rlkit.algorithms.losses import loss
 from rlkit.cost.usage import Usage
 from rlkit.types import Episode, Group
 
@@ -269,7 +268,7 @@ class _End:
 
     def _passes(self) -> float:
         """Return how often a played sequence is computed for training, on average."""
-        config, objective = self.config, loss(self.config.loss)
+        config, objective = self.config, self.config.loss
         every = config.batch.replace_uninformative or config.kl_penalty.coefficient or objective.needs_every_sequence
         return objective.passes * (1.0 if self.long or every else 0.0)
 

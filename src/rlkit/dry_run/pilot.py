@@ -8,18 +8,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
+from typing import ClassVar
 
 import numpy as np
 
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.seeds import derive
 from rlkit._util.threads import together
-from rlkit.algorithms.advantages import Advantages, BatchEstimator, Estimator, choose_estimators, estimated
+from rlkit.algorithms.advantages import estimate_advantages
 from rlkit.algorithms.datums import trained_tokens
-from rlkit.algorithms.losses import loss
-from rlkit.algorithms.lr_schedule import learning_rate
+from rlkit.algorithms.estimator import Advantages, Estimator
 from rlkit.chat.format import ChatFormat
+from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
 from rlkit.cost.estimate import Band, Pair, Rollout, Speed
 from rlkit.cost.usage import Usage
@@ -32,7 +33,7 @@ from rlkit.service.connect import ServiceChoice, connect, describe
 from rlkit.service.watch import PatientSampler, Watch
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Tasks
-from rlkit.training.from_config import kl_reference, preparation
+from rlkit.training.from_config import kl_reference, learning_rate, preparation
 from rlkit.types import Datum, Group
 
 _SHORTER, _LONGER = 0.75, 1.5
@@ -98,9 +99,9 @@ async def run_pilot(
         player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
         played, played_s = await _timed(together(player.play(task, lambda: sampler) for task in drawn))
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
-        estimators = {name: nudged(one) for name, one in choose_estimators(config, {}).items()}
+        estimators = {name: Nudged(inner=one) for name, one in load_estimators(config, {}).items()}
         reference = await kl_reference(config, service, watch)
-        prepared = preparation(config, estimators, loss(config.loss), reference=reference)
+        prepared = preparation(config, estimators, load_loss(config.loss), reference=reference)
         groups_prepared, scored_s = await _timed(together(prepared.prepare(group) for group in played))
         data = [datum for group in prepared.together(groups_prepared) for datum in group.data]
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
@@ -130,7 +131,7 @@ def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task
 
 async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: Watch) -> tuple[float, float]:
     """Train once; return the seconds of the gradient, and those of the optimiser step and the hand-over of weights."""
-    objective, rate = loss(config.loss), learning_rate(config).at(1)
+    objective, rate = load_loss(config.loss), learning_rate(config).at(1)
 
     async def step() -> None:
         await watch.call(lambda: learner.step(config.optimizer, learning_rate=rate), "taking a step", retry=False)
@@ -193,22 +194,26 @@ def _rollout(name: str, groups: Sequence[Group]) -> Pair:
     return mean.scaled(_SHORTER), mean.scaled(_LONGER)
 
 
-def nudged(one: Estimator) -> Estimator:
-    """Make an estimator give something to train on where all rewards are equal, as those of nonsense often are."""
-    if isinstance(one, BatchEstimator):
+class Nudged(Estimator):
+    """An estimator that gives something to train on where all rewards are equal, as those of nonsense often are."""
 
-        @wraps(one.function)
-        def of_step(groups: Sequence[Group]) -> Sequence[Advantages]:
-            every = estimated(one, groups)
-            return [_or_nudge(rows, group) for rows, group in zip(every, groups, strict=True)]
+    name: ClassVar = "nudged"
+    inner: Estimator
 
-        return BatchEstimator(of_step)
+    @property
+    def title(self) -> str:  # noqa: D102  inherited
+        return self.inner.title
 
-    @wraps(one)
-    def of_group(group: Group) -> Advantages:
-        return _or_nudge(estimated(one, [group])[0], group)
+    @property
+    def sees_steps(self) -> bool:  # noqa: D102  inherited
+        return self.inner.sees_steps
 
-    return of_group
+    def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
+        every = estimate_advantages(self.inner, groups)
+        return [_or_nudge(rows, group) for rows, group in zip(every, groups, strict=True)]
+
+    def metrics(self, group: Group) -> Mapping[str, float]:  # noqa: D102  inherited
+        return self.inner.metrics(group)
 
 
 def _or_nudge(rows: Advantages, group: Group) -> Advantages:

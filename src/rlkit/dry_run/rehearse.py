@@ -18,19 +18,17 @@ from typing import Literal
 
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.advantages import choose_estimators
-from rlkit.algorithms.losses import loss
-from rlkit.algorithms.lr_schedule import learning_rate
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.hub import hub_problem
 from rlkit.chat.load import load_chat
 from rlkit.chat.tokenizers import has_weights
 from rlkit.config import Resolved
+from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import track_config
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate
 from rlkit.cost.prices import Price, listed_price, price_of, similar_model
-from rlkit.dry_run.pilot import Pilot, draw_tasks, nudged, run_pilot
+from rlkit.dry_run.pilot import Nudged, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import eval_player, eval_tasks
@@ -46,6 +44,7 @@ from rlkit.tasks.provenance import Origins
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
 from rlkit.trackers import RunResult
+from rlkit.training.from_config import learning_rate
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Group, Json
 
@@ -131,8 +130,8 @@ async def rehearse(
     choice = choose(config.service)
     price, hosted_price, price_parts = await in_thread(_prices, config, choice, note)
     # Before environments are played, which may take long.
-    choose_estimators(config, {})
-    loss(config.loss)
+    load_estimators(config, {})
+    load_loss(config.loss)
     parts = list[Part]()
     if chat is None:
         chat, part = await _chat(config, choice, note, pilot=pilot)
@@ -273,7 +272,7 @@ class _Stage:
         trainer = RLTrainer(
             self.config.model_copy(update={"steps": steps, "track": track_config()}),
             envs=self.tasks,
-            estimators={name: nudged(one) for name, one in choose_estimators(self.config, {}).items()},
+            estimators={name: Nudged(inner=one) for name, one in load_estimators(self.config, {}).items()},
             directory=directory,
             resume=steps > 1,
             service=service,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from rlkit.config.schema import Config
-from rlkit.config.schema.advantage import SEARCHING
 
 _PASS_AT = re.compile(r"pass_at_(\d{1,9})")
 
@@ -22,8 +21,9 @@ def has_by_chance(metric: str, config: Config) -> bool:
     if name == "retried/gap":
         return True
     specs = [spec for key, spec in config.envs.items() if env in (key, "all")] if of == "env" else []
-    if name == "advantage/saturated":
-        return any((spec.advantage or config.advantage).name in SEARCHING for spec in specs)
+    if name.startswith("advantage/"):
+        key = name.removeprefix("advantage/")
+        return any(key in (spec.advantage or config.advantage).metric_names for spec in specs)
     largest = max((spec.group_size or config.batch.group_size for spec in specs), default=0)
     k = int(found[1]) if (found := _PASS_AT.fullmatch(name)) else 0
     return 2 <= k <= largest and k.bit_count() == 1

@@ -17,7 +17,7 @@ import tinker
 from tinker import types
 
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.losses import Loss, computed
+from rlkit.algorithms.losses import LocalLoss, Loss, compute_loss
 from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
@@ -27,8 +27,6 @@ from rlkit.service.watch import WarningListener
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from rlkit.config.schema import LoraConfig
     from rlkit.config.schema.objective import OptimizerConfig
 
@@ -210,16 +208,11 @@ class TinkerLearner(Learner):
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
         wire = [_datum(datum, by_sequence=loss.by_sequence) for datum in data]
-        function = loss.function
-        if function is None:
-            future = self._client.forward_backward(wire, loss.name, dict(loss.settings) or None)  # pyright: ignore[reportArgumentType]  the configuration allows only the SDK's own names
-            return _soon(self._gradient(future, data, passes=loss.passes))
-
-        def custom(_: list[types.Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
-            value, metrics = computed(function, data, logprobs)
-            return value, dict(metrics)
-
-        future = self._client.forward_backward_custom(wire, custom)
+        if isinstance(loss, LocalLoss):
+            future = self._client.forward_backward_custom(wire, lambda _, logprobs: compute_loss(loss, data, logprobs))
+        else:
+            name, settings = loss.service_loss()
+            future = self._client.forward_backward(wire, name, settings or None)  # pyright: ignore[reportArgumentType]  a name that the SDK knows
         return _soon(self._gradient(future, data, passes=loss.passes))
 
     def step(  # noqa: D102  inherited

@@ -8,7 +8,7 @@ from rlkit._util.seeds import derive
 from rlkit.config import load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
-from rlkit.config.schema.turns import refuse_discount, refuse_limit
+from rlkit.config.schema.turns import refuse_limit, refuse_turn_settings
 from rlkit.env import Env, SingleTurnEnv, TaskSource
 from rlkit.errors import UsageError
 from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
@@ -54,7 +54,7 @@ def run_tasks(
     single = [name for name, tasks in found.items() if single_turn(tasks)]
     for name in single:
         refuse_limit(config.envs[name], field=f"envs.{name}")
-    refuse_discount(config, set(single))
+    refuse_turn_settings(config, set(single))
     return found
 
 

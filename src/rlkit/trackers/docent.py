@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import Field
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.errors import MissingError, missing_extra
 from rlkit.trackers.feed import RecordedRun, RecordedStep, Rollout
 from rlkit.trackers.service import ServiceTracker

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.config.schema.track import load_tracker_class, tracker_paths
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.trackers import Tracker

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.errors import RlkitError
 from rlkit.trackers import RunInfo, RunResult, Tracker
 from rlkit.trackers.feed import RecordedRun, RecordedStep, clean

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from rlkit._util import files
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.trackers.feed import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker
 

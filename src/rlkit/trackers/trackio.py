@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.errors import missing_extra
 from rlkit.trackers.feed import RecordedRun, RecordedStep
 from rlkit.trackers.service import ServiceTracker

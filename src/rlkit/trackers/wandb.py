@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.errors import MissingError
 from rlkit.trackers.feed import RecordedRun, RecordedStep, Rollout
 from rlkit.trackers.service import ServiceTracker

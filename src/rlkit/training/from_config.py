@@ -11,11 +11,11 @@ from itertools import count
 from pathlib import Path
 
 from rlkit._util.paths import runs_dir
-from rlkit.algorithms.advantages import Estimator
 from rlkit.algorithms.datums import Preparation
+from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.kl_penalty import KLPenalty, Score
 from rlkit.algorithms.losses import Loss
-from rlkit.algorithms.lr_schedule import LearningRate
+from rlkit.algorithms.lr_schedule import LearningRate, advised
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
@@ -111,6 +111,23 @@ def preparation(
         clip=batch.clip_advantages,
         kl_penalty=None if reference is None else KLPenalty(reference, kl.coefficient, kl.discount),
         normalization=normalization,
+    )
+
+
+def learning_rate(config: Config) -> LearningRate:
+    """Return the learning rate of each step.
+
+    Raises:
+        ConfigError: it is to be found automatically, and nothing is known of the model.
+    """
+    optimizer = config.optimizer
+    whole = optimizer.learning_rate
+    return LearningRate(
+        whole=advised(config.model) if whole == "auto" else whole,
+        shape=optimizer.schedule,
+        warmup=optimizer.warmup_steps,
+        final=optimizer.final_fraction,
+        steps=config.step_count,
     )
 
 

@@ -17,12 +17,11 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.paths import ARTEFACTS, runs_dir
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.advantages import Estimator, choose_estimators
-from rlkit.algorithms.losses import loss
-from rlkit.algorithms.lr_schedule import learning_rate
+from rlkit.algorithms.advantages import AnyEstimator
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
 from rlkit.config import Resolved
+from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.estimate import load_estimate
@@ -50,7 +49,15 @@ from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.following import following
 from rlkit.training import Trainer
 from rlkit.training.checkpoints import Saver
-from rlkit.training.from_config import kl_reference, pace, preparation, run_directory, selection, step_recipe
+from rlkit.training.from_config import (
+    kl_reference,
+    learning_rate,
+    pace,
+    preparation,
+    run_directory,
+    selection,
+    step_recipe,
+)
 from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
 from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups, redraw_tasks
@@ -89,7 +96,7 @@ class RLTrainer(Trainer):
         resolved: Resolved | Config,
         *,
         envs: Mapping[str, Tasks] | None = None,
-        estimators: Mapping[str, Estimator] | None = None,
+        estimators: Mapping[str, AnyEstimator] | None = None,
         trackers: Sequence[Tracker] = (),
         stop: StopSignal | None = None,
         directory: Path | None = None,
@@ -119,8 +126,8 @@ class RLTrainer(Trainer):
         tasks = run_tasks(config, given, tested=contents(self._eval_tasks), note=note, origins=origins)
         self._config = config = with_steps(config, tasks, note=note)
         self._sources = run_mixture(config, tasks)
-        self._estimators = choose_estimators(config, estimators or {})
-        self._loss = loss(config.loss)
+        self._estimators = load_estimators(config, estimators or {})
+        self._loss = load_loss(config.loss)
         self._rate = learning_rate(config)
 
     @leftovers_ended()

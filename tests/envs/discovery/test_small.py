@@ -19,9 +19,8 @@ import rlkit
 from rlkit._util import threads
 from rlkit._util.activity import Activity
 from rlkit._util.paths import cache_dir
-from rlkit.algorithms.advantages import choose_estimators
-from rlkit.algorithms.losses import loss
 from rlkit.config import load_config
+from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
 from rlkit.engine.model.models import DEFAULT_MODEL
 from rlkit.envs.discovery.problem import digest, published
@@ -105,7 +104,7 @@ def check_forced_tokens(groups: Sequence[Group], *, phrase: bytes | None = None)
 def check_advantages(groups: Sequence[Group], config: Config) -> int:
     """Check each token's advantage against the formula; how many groups have any."""
     beta, contrasted = 2.0, 0
-    prepare = preparation(config, choose_estimators(config, {}), loss(config.loss), reference=None).prepare
+    prepare = preparation(config, load_estimators(config, {}), load_loss(config.loss), reference=None).prepare
     for group in groups:
         weights = np.exp(beta * (group.rewards - group.rewards.max()))
         others = (weights.sum() - weights) / (len(weights) - 1)

@@ -14,7 +14,7 @@ import pytest
 
 import rlkit
 from rlkit._util.stopwatch import Stopwatch, timed_by
-from rlkit.algorithms.estimators import entropic_valid_aware
+from rlkit.algorithms.estimators import EntropicValidAware
 from rlkit.chat.renderers import chat_format
 from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config, load_envs
@@ -295,7 +295,7 @@ def test_the_estimators_for_discovery_know_what_is_valid(task: ConstructionProbl
     outcomes = [
         play(task, reply) for reply in (program(BETTER), program("def run(): return [0.5] * 4"), "no", "nothing")
     ]
-    advantages = entropic_valid_aware(group(task, outcomes))
+    advantages = EntropicValidAware().advantages(group(task, outcomes))
     assert list(advantages[2:]) == [-1, -1]
     assert advantages[0] != advantages[1] >= -1
 

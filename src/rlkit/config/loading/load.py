@@ -37,7 +37,7 @@ from rlkit.config.loading.resolved import Resolved
 from rlkit.config.loading.secrets import refuse_redacted, refuse_secrets
 from rlkit.config.loading.yaml_text import read_file, scalar
 from rlkit.config.schema import Config
-from rlkit.config.schema.advantage import written_out
+from rlkit.config.schema.objective import written_out
 from rlkit.errors import ConfigError
 
 

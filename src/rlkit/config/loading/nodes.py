@@ -75,7 +75,7 @@ def from_python(value: object) -> Node:
     """A tree of plain Python values, or of pydantic models, of which only what was set counts."""
     origin = Origin("python")
     if isinstance(value, BaseModel):
-        value = {name: getattr(value, name) for name in value.model_fields_set}
+        value = value.model_dump(exclude_unset=True)
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value)
         return Node({str(key): from_python(child) for key, child in entries.items()}, origin)

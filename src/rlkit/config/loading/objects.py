@@ -1,4 +1,4 @@
-"""The user's own code, by name: environments, estimators, graders.
+"""The user's own code, by name: environments, estimators, losses, graders.
 
 Invariant: what is wrong with it is one line that names the field and the user's own file and line; the exception itself
 is its cause. A file is loaded once, as a module that pickle finds again.
@@ -21,12 +21,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
+from rlkit.algorithms.estimator import Estimator
+from rlkit.algorithms.losses import FunctionLoss, Loss
 from rlkit.config.loading.arguments import bind
 from rlkit.config.loading.secrets import redact, secrets_in
+from rlkit.config.schema.objective import CustomAdvantage, CustomLoss
 from rlkit.errors import EXTRAS, ConfigError, RlkitError, UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
-    from rlkit.config.schema import EnvConfig, EvalEnvConfig
+    from rlkit.algorithms.advantages import AnyEstimator
+    from rlkit.config.schema import Config, EnvConfig, EvalEnvConfig
     from rlkit.env import Env, TaskSource
     from rlkit.types import Json
 
@@ -134,6 +138,43 @@ def load_envs(
     with _blamed(field, _source(found), hidden=secrets_in(spec.args)):
         made = found(**arguments)
         return _tasks(made, target, field=where)
+
+
+def load_estimators(config: Config, given: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
+    """The estimator of each environment: the one given for it, or its own, or the run's.
+
+    Raises:
+        ConfigError: there is no function at the path that one names, or the schedule has no use for it.
+    """
+    from rlkit.algorithms.advantages import as_estimator
+
+    estimators = dict[str, Estimator]()
+    for name, env in config.envs.items():
+        found: object = given.get(name, env.advantage or config.advantage)
+        if isinstance(found, CustomAdvantage):
+            loaded = load_object(found.function, field="advantage")
+            if not callable(loaded) and not isinstance(loaded, Estimator):
+                raise ConfigError(f"advantage: {found.function} is not a function of a group")
+            is_class = isinstance(loaded, type) and issubclass(loaded, Estimator)
+            found = cast("type[Estimator]", loaded)() if is_class else cast("object", loaded)
+        estimators[name] = as_estimator(cast("AnyEstimator", found))
+        if (problem := estimators[name].stream_problem) is not None and config.schedule.mode == "stream":
+            raise ConfigError(f"envs.{name}: {problem}")
+    return estimators
+
+
+def load_loss(loss: Loss) -> Loss:
+    """The loss of a run, with the user's function in place of its path.
+
+    Raises:
+        ConfigError: there is no function at the path that it gives.
+    """
+    if not isinstance(loss, CustomLoss):
+        return loss
+    found = load_object(loss.function, field="loss.function")
+    if not callable(found):
+        raise ConfigError(f"loss.function: {loss.function} is not a function")
+    return FunctionLoss(function=found)
 
 
 def missing_file(shown: str, places: Sequence[Path], *, hidden: bool = False) -> str:

@@ -1,6 +1,7 @@
 """The shape of a configuration: which fields there are, and what each may hold.
 
-Invariant: it is read off the schema, so nothing here has to change when a field is added.
+Invariant: it is read off the schema, so nothing here has to change when a field is added, or when an estimator or a
+loss is registered.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, cast
 
+from rlkit.algorithms.estimators import ESTIMATORS
+from rlkit.algorithms.losses import LOSSES
 from rlkit.config.loading.nodes import Node, Steps, is_mapping
 from rlkit.config.schema import Config
 
@@ -60,15 +63,23 @@ class Field:
     required: bool
 
 
-@cache
 def config_schema() -> Schema:
     """The JSON schema of a configuration."""
+    return _config_schema(*ESTIMATORS, *LOSSES)
+
+
+def outline() -> Shape:
+    """The shape of a whole configuration."""
+    return _outline(*ESTIMATORS, *LOSSES)
+
+
+@cache
+def _config_schema(*_: str) -> Schema:
     return cast("Schema", Config.model_json_schema())
 
 
 @cache
-def outline() -> Shape:
-    """The shape of a whole configuration."""
+def _outline(*_: str) -> Shape:
     return _shape(config_schema())
 
 

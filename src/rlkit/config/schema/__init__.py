@@ -11,19 +11,14 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
-from rlkit.config.schema.advantage import (
-    OF_WHOLE_STEPS,
-    AdvantageConfig,
-    CustomAdvantage,
-    PkpoAdvantage,
-    PlainAdvantage,
-    needs_whole_steps,
-)
+from rlkit._util.sections import Positive, Section
+from rlkit.algorithms.estimator import Estimator
+from rlkit.algorithms.estimators import GroupMean
+from rlkit.algorithms.losses import ClippedLoss, ImportanceSampling
 from rlkit.config.schema.curriculum import CurriculumConfig
 from rlkit.config.schema.metric_names import never_measured
 from rlkit.config.schema.objective import (
-    DROLoss,
-    ImportanceSamplingLoss,
+    AdvantageConfig,
     KLPenaltyConfig,
     LengthPenaltyConfig,
     LossConfig,
@@ -31,7 +26,6 @@ from rlkit.config.schema.objective import (
 )
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.schema.sampling import SamplingConfig
-from rlkit.config.schema.section import Positive, Section
 from rlkit.config.schema.track import TrackConfig, track_config
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -259,11 +253,11 @@ class Config(Section):
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    advantage: AdvantageConfig = PlainAdvantage(name="group_mean")
+    advantage: AdvantageConfig = GroupMean()
     """How rewards become advantages. A name alone is short for the section with its defaults, and
     `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, changes least: no scale, no choice
     of what counts."""
-    loss: LossConfig = ImportanceSamplingLoss()
+    loss: LossConfig = ImportanceSampling()
     kl_penalty: KLPenaltyConfig = KLPenaltyConfig()
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     lora: LoraConfig = LoraConfig()
@@ -404,17 +398,14 @@ class Config(Section):
             needs["batch/length_penalty"] = "set length_penalty.coefficient"
         if self.batch.clip_advantages is None:
             needs["batch/clipped"] = "set batch.clip_advantages"
-        if self.loss.name not in ("ppo", "cispo", "gspo"):
+        if not isinstance(self.loss, ClippedLoss):
             needs["optim/ratio/clipped"] = f"the loss {self.loss.name} clips nothing"
         return needs
 
     @model_validator(mode="after")
     def _has_an_objective(self) -> Self:
-        if isinstance(self.loss, DROLoss) and self.batch.normalize != "none":
-            raise ValueError(
-                "batch.normalize: dro is not linear in the advantage, so that dividing it would change what beta "
-                "means; set normalize to none, or use another loss"
-            )
+        if self.loss.normalize_problem and self.batch.normalize != "none":
+            raise ValueError(f"batch.normalize: {self.loss.normalize_problem}")
         if self.steps is not None:
             self.optimizer.check_steps(self.steps)
         if self.length_penalty.coefficient:
@@ -430,15 +421,10 @@ class Config(Section):
         """Sampled tokens of an episode of this environment at which the length penalty is full."""
         return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
 
-    def _estimates(self, field: str, advantage: AdvantageConfig, size: int) -> None:
+    def _estimates(self, field: str, advantage: Estimator, size: int) -> None:
         """Whether an environment's groups have what its estimator needs."""
-        if size < 2 and not isinstance(advantage, CustomAdvantage):
-            raise ValueError(
-                f"{field}: a group of 1 has no baseline, so {advantage.name} would train nothing; "
-                "set group_size to 2 or more"
-            )
-        if isinstance(advantage, PkpoAdvantage) and advantage.k > size:
-            raise ValueError(f"{field}: pkpo cannot take the best of {advantage.k} in a group of {size}; lower its k")
-        if advantage.name in OF_WHOLE_STEPS and self.schedule.mode == "stream":
+        if (problem := advantage.size_problem(size)) is not None:
+            raise ValueError(f"{field}: {problem}")
+        if (problem := advantage.stream_problem) is not None and self.schedule.mode == "stream":
             own = "" if self.envs[field.removeprefix("envs.")].advantage is None else f"{field}."
-            raise ValueError(f"{own}advantage: {needs_whole_steps(advantage.name)}")
+            raise ValueError(f"{own}advantage: {problem}")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlkit.config.schema.section import Positive, Probability, Section
+from rlkit._util.sections import Positive, Probability, Section
 
 type Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -1,77 +1,37 @@
-"""The part of the schema that says what is optimised, and how: losses, penalties and the optimiser.
+"""The part of the schema that says what is optimised, and how: advantages, losses, penalties and the optimiser.
 
 Invariant: as in the rest of the schema, what would have no effect is an error, and a default carries its reason.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections import ChainMap
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section, SectionTable
+from rlkit.algorithms.estimator import Estimator
+from rlkit.algorithms.estimators import ESTIMATORS
+from rlkit.algorithms.losses import LOSSES, LocalLoss, Loss
 
 
-class ImportanceSamplingLoss(Section):
-    """−Σ (p/q)·A, the policy gradient corrected for the sampler's probabilities. The ratio is not bounded: with an old
-    sampler, `cispo` is the same with a bound.
-    """
+class CustomAdvantage(Estimator):
+    """A function of your own, from a group to its advantages."""
 
-    name: Literal["importance_sampling"] = "importance_sampling"
-    """The loss."""
+    name: ClassVar = "custom"
+    function: str
+    """`package.module:name` or `file.py:name`."""
 
-
-class PPOLoss(Section):
-    """PPO's clipped surrogate, −Σ min((p/q)·A, clip(p/q)·A): a token past the bounds has no gradient any more."""
-
-    name: Literal["ppo"]
-    """The loss."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Lower bound of the ratio p/q itself, as the Tinker service takes it and has it by default."""
-    clip_high: Annotated[float, Field(ge=1)] = 1.2
-    """Upper bound of the ratio p/q, by default the service's own."""
+    def size_problem(self, size: int) -> str | None:  # noqa: D102  inherited
+        return None
 
 
-class CISPOLoss(Section):
-    """−Σ clip(p/q)·A·log p with the ratio held constant: truncated importance weights. Every token keeps a gradient."""
-
-    name: Literal["cispo"]
-    """The loss."""
-    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Lower bound of the weight p/q. At 0, the service's own, only large weights are cut, which are what adds noise."""
-    clip_high: Annotated[float, Field(ge=1)] = 4.0
-    """Upper bound of the weight p/q, by default the service's own; 1 gives no token more than its on-policy weight."""
-
-
-class DROLoss(Section):
-    """−Σ (A·log p − β/2·(log p − log q)²), which draws the policy towards the sampler's. Computed on this machine, with
-    a second pass over the batch: the service's own would draw the tokens that were not sampled, too.
-    """
-
-    name: Literal["dro"]
-    """The loss."""
-    beta: Annotated[float, Field(gt=0)] = 0.05
-    """How strongly it draws, by default as in the service's documentation."""
-
-
-class GSPOLoss(Section):
-    """PPO's clipped surrogate with one ratio for a whole sequence, the geometric mean of its sampled tokens' p/q."""
-
-    name: Literal["gspo"]
-    """The loss."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Lower bound of the sequence's ratio, by default that of the service. A mean over tokens moves little: GSPO's
-    authors clip at 0.9997."""
-    clip_high: Annotated[float, Field(ge=1)] = 1.2
-    """Upper bound of the sequence's ratio, by default that of the service; GSPO's authors clip at 1.0004."""
-
-
-class CustomLoss(Section):
+class CustomLoss(LocalLoss):
     """A function of your own, run on this machine. It costs a second pass over the batch."""
 
-    name: Literal["custom"]
-    """The loss."""
+    name: ClassVar = "custom"
     function: str
     """`package.module:name` or `file.py:name` of a function from (data, log-probabilities) to (loss, metrics)."""
 
@@ -88,15 +48,23 @@ def _of_this_kind(value: object) -> object:
     name = value.get("name") if isinstance(value, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  anything may stand in a file
     if isinstance(name, str) and name in _OTHERS:
         raise ValueError(f"{name} cannot be trained with: {_OTHERS[name]}")
-    return value  # pyright: ignore[reportUnknownVariableType]  the union checks it
+    return value  # pyright: ignore[reportUnknownVariableType]  the table checks it
 
 
-type LossConfig = Annotated[
-    Annotated[
-        ImportanceSamplingLoss | PPOLoss | CISPOLoss | DROLoss | GSPOLoss | CustomLoss, Field(discriminator="name")
-    ],
-    BeforeValidator(_of_this_kind),
-]
+def written_out(value: str) -> dict[str, str]:
+    """Return the section that the name of an estimator, or the import path of a function, is short for."""
+    return {"name": "custom", "function": value} if ":" in value else {"name": value}
+
+
+def _section(value: object) -> object:
+    return written_out(value) if isinstance(value, str) else value
+
+
+_ADVANTAGES = SectionTable(ChainMap[str, type[Estimator]]({"custom": CustomAdvantage}, ESTIMATORS))
+_LOSSES = SectionTable(ChainMap[str, type[Loss]]({"custom": CustomLoss}, LOSSES))
+type _Choice = Annotated[Estimator, _ADVANTAGES]
+type AdvantageConfig = Annotated[_Choice, BeforeValidator(_section, json_schema_input_type=str | _Choice)]
+type LossConfig = Annotated[Loss, _LOSSES, BeforeValidator(_of_this_kind)]
 
 
 class KLPenaltyConfig(Section):

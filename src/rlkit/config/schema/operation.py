@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlkit.config.schema.section import Positive, Section
+from rlkit._util.sections import Positive, Section
 
 
 class CheckpointConfig(Section):

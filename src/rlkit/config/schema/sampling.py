@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlkit.config.schema.section import Positive, Probability, Section
+from rlkit._util.sections import Positive, Probability, Section
 
 
 class BudgetForcingConfig(Section):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, create_model
 from pydantic_core import core_schema
 
-from rlkit.config.schema.section import Section
+from rlkit._util.sections import Section
 from rlkit.errors import MissingError
 
 if TYPE_CHECKING:

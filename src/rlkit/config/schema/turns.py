@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import TYPE_CHECKING
 
-from rlkit.config.schema.advantage import TurnReturnsAdvantage
 from rlkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,8 +28,8 @@ def refuse_limit(spec: EnvConfig | EvalEnvConfig, *, field: str) -> None:
         raise ConfigError(f"{field}.max_turns: has no effect, since each of its tasks has a single turn; leave it out")
 
 
-def refuse_discount(config: Config, single: Set[str]) -> None:
-    """Refuse a discount of later turns where there are none.
+def refuse_turn_settings(config: Config, single: Set[str]) -> None:
+    """Refuse a setting for later turns, such as a discount, where there are none.
 
     Args:
         config: of the run.
@@ -39,7 +38,7 @@ def refuse_discount(config: Config, single: Set[str]) -> None:
     Raises:
         ConfigError: there is one.
     """
-    for field, users in _discounts(config).items():
+    for field, users in _turn_settings(config).items():
         if users <= single | _cut_to_one(config):
             raise ConfigError(
                 f"{field}: has no effect, since each task of {', '.join(sorted(users))} has a single turn; leave it out"
@@ -54,12 +53,14 @@ def _cut_to_one(config: Config) -> set[str]:
     return {name for name, spec in config.envs.items() if spec.max_turns == 1}
 
 
-def _discounts(config: Config) -> dict[str, set[str]]:
-    """By field, the environments that its discount is of."""
+def _turn_settings(config: Config) -> dict[str, set[str]]:
+    """By field, the environments that the setting is of."""
     own = [(f"envs.{name}.advantage", spec.advantage, {name}) for name, spec in config.envs.items()]
     inherit = {name for name, spec in config.envs.items() if spec.advantage is None}
     return {
-        f"{field}.discount": users
+        f"{field}.{setting}": users
         for field, section, users in [("advantage", config.advantage, inherit), *own]
-        if isinstance(section, TurnReturnsAdvantage) and section.discount != 1
+        if section is not None
+        for setting in section.turn_settings
+        if getattr(section, setting) != type(section).model_fields[setting].default
     }

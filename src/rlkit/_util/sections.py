@@ -1,0 +1,101 @@
+"""The parts that a configuration is made of, and the choice of one of several by its name.
+
+Invariant: a section is immutable and refuses keys that it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from inspect import getdoc
+from typing import Annotated, ClassVar, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    model_serializer,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError, SchemaValidator, core_schema, to_json
+
+type Positive = Annotated[int, Field(ge=1)]
+type Probability = Annotated[float, Field(gt=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: immutable, with no unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class NamedSection(Section):
+    """A section that the key `name` chooses; its fields are its settings. See `SectionTable`."""
+
+    name: ClassVar[str]
+    kind: ClassVar[str]
+    """Word for people: `estimator`."""
+
+    @model_serializer(mode="wrap")
+    def _with_name(self, settings: SerializerFunctionWrapHandler) -> dict[str, object]:
+        return {"name": self.name, **settings(self)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SectionTable:
+    """Metadata of a field's type: the classes that its key `name` chooses from.
+
+    A class that is put into the table later counts, too::
+
+        type LossConfig = Annotated[Loss, SectionTable(LOSSES)]
+
+    Args:
+        classes: by name.
+    """
+
+    classes: Mapping[str, type[NamedSection]]
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._choose)
+
+    def _choose(self, value: object, info: ValidationInfo) -> object:
+        if type(value) in self.classes.values():
+            return value
+        if not isinstance(value, Mapping):
+            raise PydanticKnownError("dict_type")
+        settings = dict(cast("Mapping[str, object]", value))
+        name = settings.pop("name", None)
+        if not isinstance(name, str) or name not in self.classes:
+            raise PydanticCustomError("union_tag", "name: not one of the table")
+        # Errors have the name before the field, as those of a tagged union.
+        validator, tagged = _validator(self.classes[name]), {name: settings}
+        if info.mode == "json":
+            return validator.validate_json(to_json(tagged), strict=True)[name]
+        return validator.validate_python(tagged)[name]
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        """Describe each class by the first paragraph of its docstring, and those without settings as one."""
+        plain = [name for name, each in self.classes.items() if not each.model_fields]
+        options = list[JsonSchemaValue]()
+        for name, each in self.classes.items():
+            schema = handler.resolve_ref_schema(handler(each.__pydantic_core_schema__))
+            text, choice = (getdoc(each) or "").partition("\n\n")[0], {"const": name}
+            if name in plain[1:]:
+                continue
+            if name in plain and len(plain) > 1:
+                text, choice = f"An {each.kind} without settings.", {"enum": plain}
+            key = {"type": "string", **choice, "description": f"The {each.kind}."}
+            properties, required = {"name": key, **schema["properties"]}, ["name", *schema.get("required", ())]
+            options.append({**schema, "description": text, "properties": properties, "required": required})
+        return {"oneOf": options}
+
+
+@cache
+def _validator(section: type[NamedSection]) -> SchemaValidator:
+    field = core_schema.typed_dict_field(section.__pydantic_core_schema__)
+    return SchemaValidator(core_schema.typed_dict_schema({section.name: field}))

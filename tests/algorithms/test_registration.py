@@ -1,0 +1,125 @@
+"""An estimator and a loss from outside of the package, found by name as the built-in ones are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+from pydantic import Field
+
+from rlkit.algorithms.estimator import RewardEstimator
+from rlkit.algorithms.estimators import ESTIMATORS
+from rlkit.algorithms.losses import LOSSES, LocalLoss, Loss
+from rlkit.config import load_config, reference_markdown
+from rlkit.errors import ConfigError
+from rlkit.types import Datum, Group
+from tests.simulation import Simulation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+batches = list[int]()
+
+
+class Power(RewardEstimator):
+    """Differences from the mean, raised to a power.
+
+    A_i = sign(c_i) |c_i|^p with c_i = r_i − mean(r).
+    """
+
+    name: ClassVar = "power"
+    metric_names: ClassVar = ("spread",)
+    exponent: Annotated[float, Field(gt=0)] = 2.0
+    """p: above 1 the great differences count more."""
+
+    def formula(self, r: np.ndarray) -> np.ndarray:
+        centred = r - r.mean()
+        return np.sign(centred) * np.abs(centred) ** self.exponent
+
+    def metrics(self, group: Group) -> Mapping[str, float]:
+        return {"spread": float(np.ptp(group.rewards))}
+
+
+class Unclipped(Loss):
+    """The service's `cispo` without an upper bound, for the service."""
+
+    name: ClassVar = "unclipped"
+
+    def service_loss(self) -> tuple[str, dict[str, float]]:
+        return "cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 1e9}
+
+
+class Likelihood(LocalLoss):
+    """−scale · Σ A · log p, on this machine."""
+
+    name: ClassVar = "likelihood"
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Factor."""
+
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, Mapping[str, float]]:
+        import torch
+
+        batches.append(len(data))
+        terms = [-(torch.tensor(d.advantages) * logp).sum() for d, logp in zip(data, logprobs, strict=True)]
+        return self.scale * torch.stack(terms).sum(), {}
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    ESTIMATORS[Power.name] = Power
+    LOSSES.update({each.name: each for each in (Unclipped, Likelihood)})
+    yield
+    del ESTIMATORS[Power.name], LOSSES[Unclipped.name], LOSSES[Likelihood.name]
+
+
+def test_a_step_is_trained_with_an_estimator_from_outside_by_its_name(tmp_path: Path) -> None:
+    settings = {"steps": 1, "advantage": {"name": "power", "exponent": 3.0}}
+    run = Simulation(tmp_path / "run", settings=settings)
+    assert run.train().status == "completed"
+    saved = pd.read_parquet(run.directory / "episodes")
+    spreads = [rewards.max() - rewards.min() for _, rewards in saved.groupby("draw").reward]
+    assert run.lines()[0]["env/words/advantage/spread"] == pytest.approx(np.mean(spreads))
+    other = Simulation(tmp_path / "other", settings={"steps": 1, "advantage": "power"})
+    other.train()
+    assert run.weights() != other.weights()
+
+
+@pytest.mark.parametrize("loss", [{"name": "unclipped"}, {"name": "likelihood", "scale": 2.0}])
+def test_a_step_is_trained_with_a_loss_from_outside_by_its_name(loss: dict[str, object], tmp_path: Path) -> None:
+    batches.clear()
+    run = Simulation(tmp_path / "run", settings={"steps": 1, "loss": loss})
+    assert run.train().status == "completed"
+    assert run.lines()[0]["optim/skipped"] == 0
+    assert bool(batches) == (loss["name"] == "likelihood")
+
+
+def test_the_configuration_knows_their_settings() -> None:
+    def mistake(**settings: object) -> str:
+        with pytest.raises(ConfigError) as refused:
+            load_config([], settings={"envs": {"arithmetic": {}}, **settings})
+        return str(refused.value)
+
+    assert mistake(advantage="powr").endswith("found 'powr'. Did you mean 'power'?")
+    assert "advantage.exponent: expected a value above 0, found 0" in mistake(
+        advantage={"name": "power", "exponent": 0}
+    )
+    assert "loss.scal: is no field of likelihood. Did you mean 'scale'?" in mistake(
+        loss={"name": "likelihood", "scal": 1}
+    )
+    assert "| `advantage.exponent` | number > 0 | `2.0` | p: above 1 the great differences count more. |" in (
+        reference_markdown()
+    )
+
+
+def test_what_was_taken_out_again_is_unknown() -> None:
+    del ESTIMATORS[Power.name]
+    try:
+        with pytest.raises(ConfigError, match="expected group_mean, "):
+            load_config([], settings={"envs": {"arithmetic": {}}, "advantage": "power"})
+        assert "advantage.exponent" not in reference_markdown()
+    finally:
+        ESTIMATORS[Power.name] = Power
