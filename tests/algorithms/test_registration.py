@@ -1,4 +1,4 @@
-"""An estimator and a loss from outside of the package, found by name as the built-in ones are."""
+"""An estimator, a loss and a schedule from outside of the package, found by name as the built-in ones are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pydantic import Field
 from rlkit.algorithms.estimator import RewardEstimator
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES, LocalLoss, Loss
+from rlkit.algorithms.schedules import SCHEDULES, Schedule
 from rlkit.config import load_config, reference_markdown
 from rlkit.errors import ConfigError
 from rlkit.types import Datum, Group
@@ -68,12 +69,25 @@ class Likelihood(LocalLoss):
         return self.scale * torch.stack(terms).sum(), {}
 
 
+class Lead(Schedule):
+    """Plays so many steps ahead, in the order of the draws."""
+
+    name: ClassVar = "lead"
+    lead: Annotated[int, Field(ge=1)] = 2
+    """Steps that are played ahead."""
+
+    @property
+    def steps_ahead(self) -> int:
+        return self.lead
+
+
 @pytest.fixture(autouse=True)
 def registered() -> Iterator[None]:
     ESTIMATORS[Power.name] = Power
+    SCHEDULES[Lead.name] = Lead
     LOSSES.update({each.name: each for each in (Unclipped, Likelihood)})
     yield
-    del ESTIMATORS[Power.name], LOSSES[Unclipped.name], LOSSES[Likelihood.name]
+    del ESTIMATORS[Power.name], SCHEDULES[Lead.name], LOSSES[Unclipped.name], LOSSES[Likelihood.name]
 
 
 def test_a_step_is_trained_with_an_estimator_from_outside_by_its_name(tmp_path: Path) -> None:
@@ -123,3 +137,13 @@ def test_what_was_taken_out_again_is_unknown() -> None:
         assert "advantage.exponent" not in reference_markdown()
     finally:
         ESTIMATORS[Power.name] = Power
+
+
+@pytest.mark.parametrize("lead", [1, 3])
+def test_a_run_follows_a_schedule_from_outside(lead: int, tmp_path: Path) -> None:
+    run = Simulation(tmp_path / "run", settings={"steps": 6, "schedule": {"mode": "lead", "lead": lead}})
+    assert run.train().status == "completed"
+    assert max(line["batch/staleness/max"] for line in run.lines()) == lead
+    assert "## `schedule` with `mode: lead`" in reference_markdown()
+    with pytest.raises(ConfigError, match="schedule.lead: expected at least 1, found 0"):
+        load_config([], settings={"envs": {"words": {}}, "schedule": {"mode": "lead", "lead": 0}})

@@ -14,6 +14,7 @@ from rlkit.algorithms.datums import Preparation, Prepared
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ImportanceSampling, Loss
 from rlkit.algorithms.lr_schedule import LearningRate
+from rlkit.algorithms.schedules import Streaming
 from rlkit.config.schema import LoraConfig
 from rlkit.config.schema.objective import OptimizerConfig
 from rlkit.errors import ServiceError
@@ -21,7 +22,7 @@ from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import Watch
 from rlkit.testing import Fault, SimulatedTinker, World, run_virtual
-from rlkit.training.step import Recipe, StepUpdate, Streaming
+from rlkit.training.step import Recipe, StepUpdate
 from rlkit.types import Datum
 from tests.builders import group
 

@@ -34,21 +34,27 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
-class NamedSection(Section):
-    """A section that the key `name` chooses; its fields are its settings. See `SectionTable`."""
+_PLAIN_MAX = 2
+"""More classes without settings than this are described as one."""
 
+
+class NamedSection(Section):
+    """A section that one of its keys chooses; its fields are its settings. See `SectionTable`."""
+
+    key: ClassVar[str] = "name"
+    """The key, whose value is `name`."""
     name: ClassVar[str]
     kind: ClassVar[str]
     """Word for people: `estimator`."""
 
     @model_serializer(mode="wrap")
     def _with_name(self, settings: SerializerFunctionWrapHandler) -> dict[str, object]:
-        return {"name": self.name, **settings(self)}
+        return {self.key: self.name, **settings(self)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SectionTable:
-    """Metadata of a field's type: the classes that its key `name` chooses from.
+    """Metadata of a field's type: the classes that one of its keys chooses from.
 
     A class that is put into the table later counts, too::
 
@@ -56,12 +62,18 @@ class SectionTable:
 
     Args:
         classes: by name.
+        default: the name that is meant where there is none.
     """
 
     classes: Mapping[str, type[NamedSection]]
+    default: str | None = None
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.with_info_plain_validator_function(self._choose)
+
+    @property
+    def _key(self) -> str:
+        return next(iter(self.classes.values())).key
 
     def _choose(self, value: object, info: ValidationInfo) -> object:
         if type(value) in self.classes.values():
@@ -69,9 +81,9 @@ class SectionTable:
         if not isinstance(value, Mapping):
             raise PydanticKnownError("dict_type")
         settings = dict(cast("Mapping[str, object]", value))
-        name = settings.pop("name", None)
+        name = settings.pop(self._key, self.default)
         if not isinstance(name, str) or name not in self.classes:
-            raise PydanticCustomError("union_tag", "name: not one of the table")
+            raise PydanticCustomError("union_tag", "not one of the table", {"key": self._key})
         # Errors have the name before the field, as those of a tagged union.
         validator, tagged = _validator(self.classes[name]), {name: settings}
         if info.mode == "json":
@@ -79,18 +91,22 @@ class SectionTable:
         return validator.validate_python(tagged)[name]
 
     def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Describe each class by the first paragraph of its docstring, and those without settings as one."""
+        """Describe each class by the first paragraph of its docstring, and many without settings as one."""
         plain = [name for name, each in self.classes.items() if not each.model_fields]
+        plain = plain if len(plain) > _PLAIN_MAX else []
         options = list[JsonSchemaValue]()
         for name, each in self.classes.items():
             schema = handler.resolve_ref_schema(handler(each.__pydantic_core_schema__))
             text, choice = (getdoc(each) or "").partition("\n\n")[0], {"const": name}
             if name in plain[1:]:
                 continue
-            if name in plain and len(plain) > 1:
+            if name in plain:
                 text, choice = f"An {each.kind} without settings.", {"enum": plain}
             key = {"type": "string", **choice, "description": f"The {each.kind}."}
-            properties, required = {"name": key, **schema["properties"]}, ["name", *schema.get("required", ())]
+            if name == self.default:
+                key["default"] = name
+            properties, required = {self._key: key, **schema["properties"]}, list[str](schema.get("required", ()))
+            required += [] if name == self.default else [self._key]
             options.append({**schema, "description": text, "properties": properties, "required": required})
         return {"oneOf": options}
 

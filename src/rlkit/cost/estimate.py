@@ -291,9 +291,9 @@ class _End:
             (self.evaluated[name][0][long], self.evaluated[name][1] * spec.attempts)
             for name, spec in config.eval.envs.items()
         ]
-        ahead, played = config.schedule.mode == "async", 1 + self.run.replaced
+        ahead, played = config.schedule.steps_ahead, 1 + self.run.replaced
         # What replaces a group is begun when that has ended.
-        played_s = played * self._played_s(in_step, speed, steps_at_once=1 + config.schedule.max_staleness * ahead)
+        played_s = played * self._played_s(in_step, speed, steps_at_once=1 + ahead)
         tokens = sum(rollout.trained * count for rollout, count in in_step)
         trained_s = self._passes() * tokens / speed.trained.end(high=not long)
         trained_s += speed.step_s.end(high=long) * config.batch.substeps

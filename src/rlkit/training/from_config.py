@@ -23,45 +23,30 @@ from rlkit.service import Service
 from rlkit.service.watch import Watch
 from rlkit.training.model_selection import Aim, Selection
 from rlkit.training.schedule import Pace
-from rlkit.training.step import Recipe, Streaming
+from rlkit.training.step import Recipe
 from rlkit.types import Floats, Prompt
 
 
-def pace(config: Config, *, streaming: Streaming | None = None) -> Pace:
+def pace(config: Config, *, is_repeatable: bool) -> Pace:
     """Return how much a run plays ahead.
 
     Args:
         config: of the run.
-        streaming: from the function of that name.
+        is_repeatable: the service gives the same answers to the same requests.
     """
-    ahead = config.schedule.mode == "async"
     return Pace(
         groups=config.batch.groups,
         steps=config.step_count,
-        max_staleness=config.schedule.max_staleness if ahead else 0,
-        in_order=config.schedule.staleness == "strict" if ahead else streaming != "ready_groups",
+        max_staleness=config.schedule.steps_ahead,
+        in_order=config.schedule.is_in_draw_order(is_repeatable=is_repeatable),
         replace=config.batch.replace_uninformative,
         replaced_max=config.batch.max_replaced or 4 * config.batch.groups,
     )
 
 
-def streaming(config: Config, *, repeatable: bool) -> Streaming | None:
-    """Return how the gradients of a step are divided that are requested while its groups are in play; None: not at all.
-
-    The requests to a service that repeats its numbers do not depend on timing. With another service that would gain
-    nothing, and would cost most of the time that the schedule saves: a step would wait for its slowest group before it
-    computes the gradients of the groups drawn later.
-
-    Args:
-        config: of the run.
-        repeatable: the service gives the same answers to the same requests.
-    """
-    if config.schedule.mode != "stream":
-        return None
-    return "each_group" if repeatable else "ready_groups"
-
-
-def step_recipe(config: Config, loss: Loss, rate: LearningRate, prepared: Preparation, *, repeatable: bool) -> Recipe:
+def step_recipe(
+    config: Config, loss: Loss, rate: LearningRate, prepared: Preparation, *, is_repeatable: bool
+) -> Recipe:
     """Return how the requests of a step are made of its groups.
 
     Args:
@@ -69,7 +54,7 @@ def step_recipe(config: Config, loss: Loss, rate: LearningRate, prepared: Prepar
         loss: of the run.
         rate: of its steps.
         prepared: turns groups into training sequences.
-        repeatable: as for `streaming`.
+        is_repeatable: as for `pace`.
     """
     return Recipe(
         loss,
@@ -77,7 +62,7 @@ def step_recipe(config: Config, loss: Loss, rate: LearningRate, prepared: Prepar
         rate,
         config.batch.groups,
         config.batch.substeps,
-        streaming=streaming(config, repeatable=repeatable),
+        streaming=config.schedule.streaming(is_repeatable=is_repeatable),
         together=prepared.together if prepared.whole_steps else None,
     )
 

@@ -18,7 +18,6 @@ from rlkit.service import Learner, Service
 from rlkit.store import RunStore
 from rlkit.store.history import Draw, History, StepRecord, state_path
 from rlkit.tasks.sources import Mixture
-from rlkit.training.from_config import pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,7 @@ def interrupted_groups(history: History, config: Config, *, forgive: bool) -> di
         config: says what is fresh enough.
         forgive: play what failed again, as if for the first time.
     """
-    paced = config.schedule.mode == "async" and config.schedule.staleness == "paced"
-    oldest = 0 if paced else history.step - pace(config).max_staleness
+    oldest = config.schedule.oldest_version(history.step)
     return {draw: _interrupted_group(history, draw, oldest, forgive=forgive) for draw in history.outstanding}
 
 

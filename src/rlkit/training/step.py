@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -18,19 +17,12 @@ from rlkit.algorithms.datums import Prepared
 from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate
 from rlkit.algorithms.records import Update
+from rlkit.algorithms.schedules import Streaming
 from rlkit.config.schema.objective import OptimizerConfig
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
 from rlkit.service.watch import Watch
 from rlkit.types import Datum
-
-type Streaming = Literal["each_group", "ready_groups"]
-"""Division of gradients that are requested while groups are in play.
-
-With `each_group`, every group is a request of its own, sent at once; given in the order of their draws, the requests
-are the same whatever the timing. With `ready_groups`, the groups that are ready share a request as soon as the service
-has answered the one before, since each request has a cost of its own.
-"""
 
 type _Asked = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] | asyncio.Future[Sampler]
 

@@ -262,13 +262,13 @@ class RLTrainer(Trainer):
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, self._estimators, self._loss, reference=reference)
-        recipe = step_recipe(config, self._loss, self._rate, prepared, repeatable=service.repeatable)
+        recipe = step_recipe(config, self._loss, self._rate, prepared, is_repeatable=service.repeatable)
         slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached, clock=asyncio.get_running_loop().time)
         groups = Groups(
             self._sources,
             Player(chat, env_settings(config, context=context), seed=config.seed, slots=slots),
             prepared,
-            pace(config, streaming=recipe.streaming),
+            pace(config, is_repeatable=service.repeatable),
             is_streaming=recipe.at_once,
             passes=self._loss.passes,
             store=store,

@@ -65,7 +65,8 @@ def explain(error: ValidationError, root: Node) -> str:
 
 def _line(details: ErrorDetails, root: Node) -> str:
     union = details["type"].startswith("union_tag")
-    steps, parent, tag = locate((*details["loc"], "name") if union else details["loc"])
+    key = str(details.get("ctx", {}).get("key", "name"))
+    steps, parent, tag = locate((*details["loc"], key) if union else details["loc"])
     if details["type"] == "value_error":
         return _own_line(str(details.get("ctx", {})["error"]), steps, root)
     told = _told(details, steps, parent, tag, root)

@@ -158,7 +158,7 @@ def load_estimators(config: Config, given: Mapping[str, AnyEstimator]) -> dict[s
             is_class = isinstance(loaded, type) and issubclass(loaded, Estimator)
             found = cast("type[Estimator]", loaded)() if is_class else cast("object", loaded)
         estimators[name] = as_estimator(cast("AnyEstimator", found))
-        if (problem := estimators[name].stream_problem) is not None and config.schedule.mode == "stream":
+        if (problem := estimators[name].stream_problem) is not None and config.schedule.is_streaming:
             raise ConfigError(f"envs.{name}: {problem}")
     return estimators
 

@@ -1,7 +1,7 @@
 """The shape of a configuration: which fields there are, and what each may hold.
 
-Invariant: it is read off the schema, so nothing here has to change when a field is added, or when an estimator or a
-loss is registered.
+Invariant: it is read off the schema, so nothing here has to change when a field is added, or when an estimator, a
+loss or a schedule is registered.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES
+from rlkit.algorithms.schedules import SCHEDULES
 from rlkit.config.loading.nodes import Node, Steps, is_mapping
 from rlkit.config.schema import Config
 
@@ -35,7 +36,7 @@ class Shape:
         fields: of a section.
         entries: the shape of a mapping's values, where the keys are the user's own.
         items: the shape of a list's items.
-        choices: the sections of a tagged union, by the value of their field `name`.
+        choices: the sections of a tagged union, by the value of their first field.
         nullable: whether null is a value of its own.
     """
 
@@ -65,12 +66,12 @@ class Field:
 
 def config_schema() -> Schema:
     """The JSON schema of a configuration."""
-    return _config_schema(*ESTIMATORS, *LOSSES)
+    return _config_schema(*ESTIMATORS, *LOSSES, *SCHEDULES)
 
 
 def outline() -> Shape:
     """The shape of a whole configuration."""
-    return _outline(*ESTIMATORS, *LOSSES)
+    return _outline(*ESTIMATORS, *LOSSES, *SCHEDULES)
 
 
 @cache
@@ -200,8 +201,8 @@ def _union(schema: Schema, description: str) -> Shape:
 
 
 def _names(section: Shape) -> list[str]:
-    """The values of a section's field `name`, which say that it is the one."""
-    return [name.strip("`") for name in section.fields["name"].shape.type.split(" or ")]
+    """The values of a section's first field, which say that it is the one."""
+    return [name.strip("`") for name in next(iter(section.fields.values())).shape.type.split(" or ")]
 
 
 def _fields(schema: Schema) -> dict[str, Field]:

@@ -51,7 +51,9 @@ def _pages(path: str, shape: Shape) -> Iterator[str]:
         yield from _section(f"{path}.<name>", shape.entries)
     for _, same in groupby(shape.choices.items(), key=lambda item: id(item[1])):
         (tag, choice), *others = same
-        yield from _section(path, choice, heading=f"`{path}` with `name: {tag}`{', …' if others else ''}")
+        yield from _section(
+            path, choice, heading=f"`{path}` with `{next(iter(choice.fields))}: {tag}`{', …' if others else ''}"
+        )
 
 
 def _has_page(name: str, shape: Shape) -> bool:

@@ -11,10 +11,11 @@ from typing import Annotated, Literal, Self, cast
 
 from pydantic import Field, JsonValue, model_validator
 
-from rlkit._util.sections import Positive, Section
+from rlkit._util.sections import Positive, Section, SectionTable
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ClippedLoss, ImportanceSampling
+from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
 from rlkit.config.schema.curriculum import CurriculumConfig
 from rlkit.config.schema.metric_names import never_measured
 from rlkit.config.schema.objective import (
@@ -130,24 +131,7 @@ class BatchConfig(Section):
         return self
 
 
-class ScheduleConfig(Section):
-    """What is played when."""
-
-    mode: Literal["sync", "stream", "async"] = "sync"
-    """`sync` plays a step's groups and then trains; `stream` computes gradients as groups are finished; `async`
-    plays the groups of later steps meanwhile, with weights that are some steps old."""
-    max_staleness: Positive = 1
-    """With `async`: steps between the weights that a group starts with and those that it trains."""
-    staleness: Literal["paced", "strict"] = "paced"
-    """With `async`: `strict` keeps to `max_staleness` and takes groups in the order in which they were started, so that
-    a step waits for its slowest; `paced` keeps as many groups in play, and trains on a slow one when it is done."""
-
-    @model_validator(mode="after")
-    def _is_used(self) -> Self:
-        for name in ("max_staleness", "staleness"):
-            if self.mode != "async" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} has no effect: set mode to async")
-        return self
+type ScheduleConfig = Annotated[Schedule, SectionTable(SCHEDULES, default="sync")]
 
 
 class RolloutsConfig(Section):
@@ -252,7 +236,8 @@ class Config(Section):
     sampling: SamplingConfig = SamplingConfig()
     batch: BatchConfig = BatchConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    schedule: ScheduleConfig = Sync()
+    """What is played when, and when gradients are computed."""
     advantage: AdvantageConfig = GroupMean()
     """How rewards become advantages. A name alone is short for the section with its defaults, and
     `package.module:name` or `file.py:name` for `custom`. The default, `group_mean`, changes least: no scale, no choice
@@ -362,12 +347,12 @@ class Config(Section):
                 raise ValueError(f"{field}: has no effect, since every environment has its own{which}")
         if len(self.envs) == 1 and (only := next(iter(self.envs.items())))[1].weight != 1.0:
             raise ValueError(f"envs.{only[0]}.weight: has no effect, since there is no other environment")
-        if self.schedule.mode != "async":
+        if not self.schedule.steps_ahead:
             for name, env in self.envs.items():
                 if not env.newest_weights:
                     raise ValueError(
                         f"envs.{name}.newest_weights: has no effect, since weights change only between the rollouts of "
-                        f"the schedule {self.schedule.mode}; set schedule.mode to async"
+                        f"the schedule {self.schedule.name}; set schedule.mode to async"
                     )
 
     @property
@@ -425,6 +410,6 @@ class Config(Section):
         """Whether an environment's groups have what its estimator needs."""
         if (problem := advantage.size_problem(size)) is not None:
             raise ValueError(f"{field}: {problem}")
-        if (problem := advantage.stream_problem) is not None and self.schedule.mode == "stream":
+        if (problem := advantage.stream_problem) is not None and self.schedule.is_streaming:
             own = "" if self.envs[field.removeprefix("envs.")].advantage is None else f"{field}."
             raise ValueError(f"{own}advantage: {problem}")
