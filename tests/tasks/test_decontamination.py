@@ -5,18 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import rlkit
 from rlkit.errors import UsageError
 from rlkit.tasks.decontamination import contents, kept_apart
-from rlkit.trackers import Broadcast
-from rlkit.training.trainer import RLTrainer
+from tests.simulation import Simulation
 
 
 @dataclass(frozen=True)
 class Asks(rlkit.Env):
     content: str
+
+    @property
+    def task_id(self) -> str:
+        return self.content
 
     async def rollout(self, policy: rlkit.Policy) -> float:
         return 0.0
@@ -38,15 +42,6 @@ def everything() -> list[Asks]:
     return TRAINED
 
 
-class Notes(Broadcast):
-    def __init__(self) -> None:
-        super().__init__([])
-        self.told = list[str]()
-
-    def note(self, message: str) -> None:
-        self.told.append(message)
-
-
 def test_tasks_that_ask_what_is_evaluated_are_left_out_and_those_that_do_not_say_stay() -> None:
     silent = Silent()
     asked = contents({"held_out": [*held_out(), silent]})
@@ -60,16 +55,13 @@ def test_where_nothing_is_left_both_environments_are_named() -> None:
 
 
 def test_a_run_leaves_them_out_and_says_how_many(tmp_path: Path) -> None:
-    def trainer(name: str) -> tuple[RLTrainer, Notes]:
-        notes = Notes()
-        config = rlkit.Config.model_validate(
-            {"model": "simulated", "envs": {"x": {}}, "eval": {"envs": {"y": {"env": f"{__file__}:{name}"}}}}
-        )
-        return RLTrainer(config, envs={"x": TRAINED}, trackers=[notes], directory=tmp_path), notes
+    def simulation(evaluated: str) -> Simulation:
+        settings = {"eval": {"envs": {"y": {"env": f"{__file__}:{evaluated}"}}}}
+        return Simulation(tmp_path / evaluated, settings=settings, tasks=TRAINED)
 
-    made, notes = trainer("held_out")
-    assert notes.told == ["envs.x: 1 tasks are evaluated, and not trained on"]
-    asked = {task.env.content for task in made._tasks.draw(4) if isinstance(task.env, Asks)}  # pyright: ignore[reportPrivateUsage]
-    assert asked == {"one", "three"}
+    run = simulation("held_out")
+    assert run.train().status == "completed"
+    assert "envs.words: 1 tasks are evaluated, and not trained on" in run.ears.notes
+    assert set(pd.read_parquet(run.directory / "episodes").task) == {"one", "three"}
     with pytest.raises(UsageError, match="all of its 3 tasks"):
-        trainer("everything")
+        simulation("everything").train()
