@@ -51,7 +51,7 @@ def test_a_turn_with_unequal_arrays_cannot_be_made() -> None:
         Turn(Prompt(np.zeros(1, np.int32)), np.zeros(2, np.int32), np.zeros(1, np.float32), np.ones(2, bool), "stop", 0)
 
 
-MODULES = ["algorithms.advantages", "algorithms.datums", "algorithms.records", "env", "rollout.player", "types"]
+MODULES = ["algorithms.advantages", "algorithms.datums", "algorithms.datums", "env", "rollout.player", "types"]
 MODULES += ["store.history", "store.journal", "store.table", "training.schedule", "training.step", "training.learner"]
 MODULES += ["training.groups", "training.resume", "training.run"]
 CHANGING = {"Counts", "Player", "PendingStep", "_Submission", "History", "_Budget"}
@@ -80,7 +80,7 @@ def test_data_cannot_be_changed_nor_a_field_of_it_misspelt(module: str) -> None:
 def test_each_module_of_data_has_data() -> None:
     for module, name in [
         ("training.step", "Recipe"),
-        ("algorithms.records", "Update"),
+        ("algorithms.datums", "Update"),
         ("algorithms.advantages", "BatchEstimator"),
     ]:
         assert is_dataclass(getattr(importlib.import_module(f"rlkit.{module}"), name))

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from rlkit.evaluation.evaluate import evaluate
     from rlkit.policy import Policy, Reply
     from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
-    from rlkit.training import Trainer
-    from rlkit.training.stop import StopSignal
+    from rlkit.training import StopSignal, Trainer
     from rlkit.training.trainer import RLTrainer
     from rlkit.types import Checkpoint, Episode, Group, Message, Outcome, Prompt, Tool, ToolCall, Turn
 
@@ -56,8 +55,7 @@ _MODULES = {
     "dry_run.rehearse": ["rehearse"],
     "training.trainer": ["RLTrainer"],
     "trackers": ["Progress", "RunInfo", "RunResult", "Tracker"],
-    "training.stop": ["StopSignal"],
-    "training": ["Trainer"],
+    "training": ["StopSignal", "Trainer"],
     "types": ["Checkpoint", "Episode", "Group", "Message", "Outcome", "Prompt", "Tool", "ToolCall", "Turn"],
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

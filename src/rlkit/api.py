@@ -18,8 +18,8 @@ from rlkit.errors import UsageError
 from rlkit.store import holds_run
 from rlkit.tasks.sources import Tasks, is_env
 from rlkit.trackers import RunResult, Tracker
+from rlkit.training import StopSignal
 from rlkit.training.from_config import named_directory
-from rlkit.training.stop import StopSignal
 from rlkit.training.trainer import RLTrainer
 
 CLEAN_UP_S = 10.0

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlkit.algorithms.datums import Update
 from rlkit.algorithms.losses import CISPO, DRO, GSPO, LOSSES, PPO, ImportanceSampling, Loss
-from rlkit.algorithms.records import Update
 from rlkit.engine.training.losses import make_loss
 from rlkit.metrics.metrics import update_metrics
 from rlkit.types import Datum, as_prompt

@@ -145,5 +145,5 @@ def test_a_run_follows_a_schedule_from_outside(lead: int, tmp_path: Path) -> Non
     assert run.train().status == "completed"
     assert max(line["batch/staleness/max"] for line in run.lines()) == lead
     assert "## `schedule` with `mode: lead`" in reference_markdown()
-    with pytest.raises(ConfigError, match="schedule.lead: expected at least 1, found 0"):
+    with pytest.raises(ConfigError, match=r"schedule\.lead: expected at least 1, found 0"):
         load_config([], settings={"envs": {"words": {}}, "schedule": {"mode": "lead", "lead": 0}})

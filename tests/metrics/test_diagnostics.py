@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlkit
-from rlkit.algorithms.datums import Preparation
+from rlkit.algorithms.datums import Preparation, Update
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import PPO
-from rlkit.algorithms.records import Update
 from rlkit.metrics import diagnostics as module
 from rlkit.metrics.diagnostics import Finding, Line, Lookout, findings
 from rlkit.metrics.metrics import update_metrics

@@ -21,8 +21,8 @@ from rlkit.store import table
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, Kind, segments
 from rlkit.testing import Fault, Latency, World
+from rlkit.training import StopSignal
 from rlkit.training.step import StepUpdate
-from rlkit.training.stop import StopSignal
 from tests.simulation import Ears, Simulation, Talk, Word
 
 

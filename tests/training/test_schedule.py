@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.datums import Prepared
-from rlkit.algorithms.records import Played
+from rlkit.algorithms.datums import Played, Prepared
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed, RunFailed
 from rlkit.testing import run_virtual

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.advantages import AnyEstimator, as_estimator, estimate_advantages, estimate_metrics
 from rlkit.algorithms.kl_penalty import Drifts, KLPenalty
+from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clipped
 from rlkit.errors import RunFailed
-from rlkit.types import Datum, Episode, Group, Prompt, join
+from rlkit.types import Datum, Episode, Floats, Group, Prompt, join
 
 type Excess = Literal["truncate", "drop", "error"]
 
@@ -198,6 +199,51 @@ class Prepared:
     def teaches(self) -> bool:
         """Whether its episodes have advantages; a penalty or a loss of one's own may train on others too."""
         return bool(self.data) and any(row.any() for row in self.advantages)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Played:
+    """A group as it comes out of play.
+
+    Args:
+        prepared: the group, and what it teaches.
+        usable: enough of its episodes have a reward.
+    """
+
+    prepared: Prepared
+    usable: bool
+
+    @property
+    def teaches(self) -> bool:
+        """True where the group is usable and its episodes differ, so that there is something to learn."""
+        return self.usable and self.prepared.teaches
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Taken:
+    """A group that a step got; one that does not count was replaced by another."""
+
+    played: Played
+    counts: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """Result of a step.
+
+    Args:
+        data: that it trained on.
+        logprobs: for each datum, [N] float32, the trainer's log-probabilities before the optimiser step.
+        metrics: what the service reported; of several requests, sums of what is named `:sum`, and means of the rest.
+        loss: of every sequence.
+        learning_rate: of the step.
+    """
+
+    data: Sequence[Datum]
+    logprobs: Sequence[Floats]
+    metrics: Mapping[str, float]
+    loss: Loss
+    learning_rate: float
 
 
 def _taught(episode: Episode) -> bool:

@@ -94,7 +94,7 @@ def _train(
     panel: bool,
     openreward: bool,
 ) -> int:
-    from rlkit.training.stop import StopSignal
+    from rlkit.training import StopSignal
 
     stop = StopSignal()
     drawn: PanelTracker | None = None

@@ -27,8 +27,7 @@ from rlkit.evaluation.openai_endpoint import Endpoint, NoSampler, connected
 from rlkit.evaluation.scores import score_metrics
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
-from rlkit.rollout.failure_notes import FailureNotes
-from rlkit.rollout.player import EnvSettings, Player
+from rlkit.rollout.player import EnvSettings, FailureNotes, Player
 from rlkit.rollout.settings import sampling
 from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.service.connect import choose, connect

@@ -12,8 +12,7 @@ from math import comb, isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.algorithms.datums import Prepared
-from rlkit.algorithms.records import Taken, Update
+from rlkit.algorithms.datums import Prepared, Taken, Update
 from rlkit.algorithms.reward_scale import EQUAL, differ
 from rlkit.types import Bools, Episode, Group, Turn
 

@@ -23,6 +23,9 @@ from rlkit.rollout.recorder import RecordingPolicy
 from rlkit.rollout.request_batcher import Coalescer
 from rlkit.types import Episode, Group, Sampling
 
+_ERROR_CHARS = 500
+"""Characters of an error that a note shows."""
+
 
 @dataclass(frozen=True, slots=True)
 class EnvSettings:
@@ -77,6 +80,31 @@ class Earlier:
     episodes: Mapping[int, Episode] = field(default_factory=dict[int, Episode])
     attempts: Mapping[int, int] = field(default_factory=dict[int, int])
     failed: int = 0
+
+
+class FailureNotes:
+    """Notes the first failed episode of each environment.
+
+    Args:
+        note: given the message.
+        redacted: takes the secrets out of an error.
+        where: stands before the name of an environment, as "the evaluation of ".
+    """
+
+    def __init__(self, note: Callable[[str], None], *, redacted: Callable[[str], str], where: str = "") -> None:
+        self._note = note
+        self._redacted = redacted
+        self._where = where
+        self._noted = set[str]()
+
+    def add(self, task: Task, episode: Episode) -> None:
+        """Look at an episode that ended."""
+        if episode.status != "failed" or task.name in self._noted:
+            return
+        self._noted.add(task.name)
+        error = " ".join(self._redacted(episode.error or "it did not say why").split())
+        cut = error if len(error) <= _ERROR_CHARS else f"{error[:_ERROR_CHARS]} …"
+        self._note(f"the first failed rollout of {self._where}{task.name}, task {task.id}: {cut}")
 
 
 @dataclass(slots=True)

@@ -11,13 +11,11 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rlkit.algorithms.datums import Preparation, sequence_lengths
-from rlkit.algorithms.records import Played, Taken
+from rlkit.algorithms.datums import Played, Preparation, Taken, sequence_lengths
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RunFailed
-from rlkit.rollout.failure_notes import FailureNotes
-from rlkit.rollout.player import Counts, Earlier, Player
+from rlkit.rollout.player import Counts, Earlier, FailureNotes, Player
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
 from rlkit.store.history import Member

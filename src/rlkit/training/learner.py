@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.records import Taken
+from rlkit.algorithms.datums import Taken
 from rlkit.cost.usage import Usage
 from rlkit.errors import ServiceError
 from rlkit.metrics.metrics import batch_metrics, group_metrics, update_metrics

@@ -23,11 +23,11 @@ from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
 from rlkit.store.usage_log import UsageLog
 from rlkit.trackers import Broadcast, Phase, Progress, RunResult
+from rlkit.training import StopSignal
 from rlkit.training.checkpoints import Saver, Saving
 from rlkit.training.groups import Groups, PendingStep
 from rlkit.training.model_selection import Selection
 from rlkit.training.reporter import Reporter
-from rlkit.training.stop import StopSignal
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from rlkit.algorithms.records import Played, Taken
+from rlkit.algorithms.datums import Played, Taken
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed, RunFailed
 

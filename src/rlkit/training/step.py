@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlkit.algorithms.datums import Prepared
+from rlkit.algorithms.datums import Prepared, Update
 from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate
-from rlkit.algorithms.records import Update
 from rlkit.algorithms.schedules import Streaming
 from rlkit.config.schema.objective import OptimizerConfig
 from rlkit.policy import Sampler

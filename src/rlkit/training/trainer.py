@@ -29,8 +29,7 @@ from rlkit.cost.prices import Price, price_of
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, eval_player, eval_tasks
-from rlkit.rollout.failure_notes import FailureNotes
-from rlkit.rollout.player import Player
+from rlkit.rollout.player import FailureNotes, Player
 from rlkit.rollout.settings import env_settings
 from rlkit.rollout.task_guard import leftovers_ended
 from rlkit.service import Service
@@ -47,7 +46,7 @@ from rlkit.tasks.provenance import Origins
 from rlkit.tasks.sources import Tasks
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.following import following
-from rlkit.training import Trainer
+from rlkit.training import StopSignal, Trainer
 from rlkit.training.checkpoints import Saver
 from rlkit.training.from_config import (
     kl_reference,
@@ -62,7 +61,6 @@ from rlkit.training.groups import Groups
 from rlkit.training.learner import PolicyLearner
 from rlkit.training.resume import Resumption, WeightsLoader, interrupted_groups, redraw_tasks
 from rlkit.training.run import Run
-from rlkit.training.stop import StopSignal
 
 _LAST_SAVE_S = 120.0
 """Time to save the weights of a run that failed."""
