@@ -98,7 +98,7 @@ def test_json_may_be_less_large_than_other_bodies(server: EngineServer) -> None:
 
 def test_a_prompt_that_fills_the_longest_context_is_small_enough() -> None:
     tokens = json.dumps([151_643] * 131_072, separators=(",", ":"))
-    assert len(tokens) < request_body._JSON_BYTES_MAX / 2  # pyright: ignore[reportPrivateUsage] it is not seen outside
+    assert len(tokens) < request_body.JSON_BYTES_MAX / 2
 
 
 def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:

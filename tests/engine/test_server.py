@@ -275,7 +275,7 @@ def test_stop_answers_what_is_open(
 ) -> None:
     with EngineServer(root=tmp_path, resolve=resolve) as server:
         service = server._service  # pyright: ignore[reportPrivateUsage]
-        name = f"{service.create_session()}:never"
+        name = f"{service.sessions.open().session_id}:never"
         waiting, _ = service.promises.make(name)
         answers: list[bytes] = []
 

@@ -554,7 +554,7 @@ def test_a_client_that_asks_again_and_again_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr(routes, "_HOLD_S", 0.01)
     service = service_of(server)
-    name = f"{on_server(server, service.create_session)}:never"
+    name = f"{on_server(server, service.sessions.open).session_id}:never"
     promise, _ = on_server(server, lambda: service.promises.make(name))
     for _ in range(5):
         assert post(server, "retrieve_future", {"request_id": name})[0] == 408

@@ -53,7 +53,6 @@ class Bases:
 
     Args:
         resolve: a name to a directory; called on up to four threads at a time.
-        device: where weights go.
     """
 
     def __init__(self, resolve: Callable[[str], Path], device: torch.device) -> None:
@@ -82,23 +81,14 @@ class Bases:
             return self._looking[name]
 
     def find(self, name: str) -> Found:
-        """Where a model is.
-
-        Raises:
-            NotYet: it is being looked for.
-        """
+        """Return where a model is, or raise `NotYet` while it is being looked for."""
         looking = self.look_for(name)
         if looking is not None:
             raise NotYet(looking)
         return self._found[name]
 
     def load(self, name: str) -> Base:
-        """A model with its weights, which must be used by one thread only.
-
-        Raises:
-            NotYet: it is being looked for.
-            UsageError: as `load_weights`.
-        """
+        """Return a model with its weights, for one thread only, or raise `NotYet` while it is being looked for."""
         found = self.find(name)
         base = self._used.get(name)
         self._recent.pop(name, None)
@@ -130,7 +120,6 @@ class Bases:
             self._unlooked.clear()
 
     def _look_up_all(self) -> None:
-        """Look up what is asked for until there is no more of it."""
         while True:
             with self._lock:
                 if not self._unlooked:
@@ -141,17 +130,15 @@ class Bases:
             self._look(name, looking)
 
     def _look(self, name: str, looking: Future[None]) -> None:
-        found, problem = None, None
         try:
             directory = self._resolve(name)
             found = Found(directory, read_config(directory))
         except Exception as error:
-            problem = error
+            with self._lock:
+                del self._looking[name]  # it may be there when it is asked for again
+            looking.set_exception(error)
+            return
         with self._lock:
-            del self._looking[name]  # what failed may be there when it is asked for again
-            if found is not None:
-                self._found[name] = found
-        if problem is None:
-            looking.set_result(None)
-        else:
-            looking.set_exception(problem)
+            del self._looking[name]
+            self._found[name] = found
+        looking.set_result(None)

@@ -60,7 +60,6 @@ def proto_answer(body: bytes) -> Answer:
 
 
 def _size_bytes(answer: Answer) -> int:
-    """What an answer keeps in memory, its promise included."""
     return len(answer.body) + _OVERHEAD_BYTES
 
 
@@ -171,11 +170,7 @@ class Promises:
         return len(self._all)
 
     def make(self, request_id: str, fingerprint: bytes = b"") -> tuple[Promise, bool]:
-        """The promise of a request, and whether it is new: a client resends what it got no reply to.
-
-        Raises:
-            UsageError: the id belongs to another request.
-        """
+        """Return the promise of a request, and whether it is new: a client resends what it got no reply to."""
         known = self.get(request_id)
         if known is None:
             unfetched = self._unfetched.setdefault(request_id.partition(":")[0], Tally())

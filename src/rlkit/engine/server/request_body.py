@@ -14,7 +14,7 @@ from starlette.requests import Request
 _BODY_BYTES_MAX = 64 << 20
 # Nothing else is answered while JSON is parsed, which takes half a microsecond a number. A prompt of 131,072 tokens
 # comes to a mebibyte at most.
-_JSON_BYTES_MAX = 2 << 20
+JSON_BYTES_MAX = 2 << 20
 # So much of a body that is too large is read and thrown away, because clients send all of it before they read why it
 # was refused, and would find the connection closed.
 _DISCARDED_BYTES_MAX = 256 << 20
@@ -31,8 +31,6 @@ class Refused(Exception):
 
 
 class _Place(BaseModel):
-    """Where a request stands in its model's line, which can be read even if the rest cannot."""
-
     model_id: str
     seq_id: int
 
@@ -44,38 +42,22 @@ class Bodies:
         self._coming: set[asyncio.Timeout] = set()
         self._wait_s: float | None = None
 
-    async def read(self, request: Request) -> bytes:
-        """A body of any kind, unpacked.
+    async def read(self, request: Request, bytes_max: int | None = None) -> bytes:
+        """Receive a body and unpack it.
 
         Raises:
             Refused: it is too large, or packed in a way that is not known, or it did not come before `close`.
         """
-        return await self._read(request, _BODY_BYTES_MAX)
-
-    async def read_json(self, request: Request) -> bytes:
-        """A body that is parsed as JSON, which may be less large.
-
-        Raises:
-            Refused: as `read`.
-        """
-        return await self._read(request, _JSON_BYTES_MAX)
-
-    async def parse[M: BaseModel](self, request: Request, model: type[M]) -> M:
-        """A body in JSON as `model`.
-
-        Raises:
-            Refused: as `read`, or names the first field that does not fit.
-        """
-        return parse_body(await self.read_json(request), model)
-
-    def close(self) -> None:
-        """Give up what is still coming, so that a client that has stopped sending holds up nobody."""
-        self._wait_s = 0.0
-        for timeout in self._coming:
-            timeout.reschedule(asyncio.get_running_loop().time())
-
-    async def _read(self, request: Request, bytes_max: int) -> bytes:
-        body = await self._receive(request, bytes_max)
+        bytes_max = bytes_max or _BODY_BYTES_MAX
+        try:
+            async with asyncio.timeout(self._wait_s) as timeout:
+                self._coming.add(timeout)
+                try:
+                    body = await read_body(request, bytes_max=bytes_max)
+                finally:
+                    self._coming.discard(timeout)
+        except TimeoutError:
+            raise Refused(503, "the engine was stopped") from None
         encoding = request.headers.get("content-encoding", "identity")
         if encoding == "zstd":
             return await asyncio.to_thread(unpack_body, body, bytes_max=bytes_max)
@@ -83,24 +65,19 @@ class Bodies:
             raise Refused(415, f"Content-Encoding {encoding!r} is not supported; use zstd or none")
         return bytes(body)
 
-    async def _receive(self, request: Request, bytes_max: int) -> bytearray:
-        try:
-            async with asyncio.timeout(self._wait_s) as timeout:
-                self._coming.add(timeout)
-                try:
-                    return await read_body(request, bytes_max=bytes_max)
-                finally:
-                    self._coming.discard(timeout)
-        except TimeoutError:
-            raise Refused(503, "the engine was stopped") from None
+    async def parse[M: BaseModel](self, request: Request, model: type[M]) -> M:
+        """Read a body in JSON as `model`; raises as `read` and `parse_body`."""
+        return parse_body(await self.read(request, JSON_BYTES_MAX), model)
+
+    def close(self) -> None:
+        """Give up what is still coming, so that a client that has stopped sending holds up nobody."""
+        self._wait_s = 0.0
+        for timeout in self._coming:
+            timeout.reschedule(asyncio.get_running_loop().time())
 
 
 async def read_body(request: Request, *, bytes_max: int) -> bytearray:
-    """The body as it comes.
-
-    Raises:
-        Refused: it is larger than `bytes_max`.
-    """
+    """Receive a body as it comes; one larger than `bytes_max` is `Refused`."""
     body, size_bytes = bytearray(), 0
     async for chunk in request.stream():
         size_bytes += len(chunk)
@@ -113,11 +90,7 @@ async def read_body(request: Request, *, bytes_max: int) -> bytearray:
 
 
 def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
-    """A body that came in zstd.
-
-    Raises:
-        Refused: it is not one whole frame, or larger than `bytes_max`.
-    """
+    """Unpack a body in zstd; what is not one whole frame, or larger than `bytes_max`, is `Refused`."""
     # It is fed in small steps, because one step may come to many times its size.
     reader = zstandard.ZstdDecompressor(max_window_size=bytes_max).decompressobj()
     plain = bytearray()
@@ -134,11 +107,7 @@ def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
 
 
 def parse_body[M: BaseModel](body: bytes, model: type[M]) -> M:
-    """A body in JSON as `model`.
-
-    Raises:
-        Refused: names the first field that does not fit.
-    """
+    """Parse a body in JSON as `model`; `Refused` names the first field that does not fit."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -148,7 +117,7 @@ def parse_body[M: BaseModel](body: bytes, model: type[M]) -> M:
 
 
 def json_place(body: bytes) -> tuple[str, int] | None:
-    """The model and `seq_id` of a body in JSON that is otherwise wrong; None if they are wrong too."""
+    """Return the model and `seq_id` of a body in JSON that is otherwise wrong; None if they are wrong too."""
     try:
         place = _Place.model_validate_json(body)
     except ValidationError:

@@ -55,12 +55,7 @@ class Turns:
         self._submit_soon = submit_soon
 
     def new_line(self, session_id: str, model_seq_id: int) -> tuple[str, Line]:
-        """The id and the line of a model to be made.
-
-        Raises:
-            GoneError: it was made before, and the answer to that is forgotten; or it was unloaded.
-            MissingError: there is no such session.
-        """
+        """Return the id and the line of a model to be made; `GoneError` where it was made or unloaded before."""
         session = self._sessions.get(session_id)
         # The client computes this id too, and names its checkpoints after it.
         model_id = new_id(session_id, "train", model_seq_id)
@@ -72,11 +67,7 @@ class Turns:
         return model_id, line
 
     def line(self, model_id: str) -> Line:
-        """The line of a model.
-
-        Raises:
-            MissingError: there is no such model.
-        """
+        """Return the line of a model."""
         line = self._sessions.of(model_id).lines.get(model_id)
         if line is None:
             raise MissingError(f"there is no model {model_id!r} on this server")
@@ -114,8 +105,6 @@ class Turns:
 
         Raises:
             GoneError: it was run before, and its answer is forgotten.
-            UsageError: there is no `seq_id`, or it is too far ahead.
-            MissingError: there is no such model.
         """
         line = self.line(model_id)
         if seq_id is None or seq_id < 1:
@@ -210,11 +199,7 @@ def fingerprint_of(request: BaseModel) -> bytes:
 
 
 def new_id(session_id: str, kind: str, number: int) -> str:
-    """The id of a session's model (`kind` "train") or sampling session ("sample"), as the client computes it too.
-
-    Raises:
-        UsageError: the number cannot be one.
-    """
+    """Return the id of a session's model (`kind` "train") or sampling session ("sample"), as the client computes it."""
     if not 0 <= number < _ID_MAX:
         raise UsageError(f"model_seq_id and sampling_session_seq_id must be 0 … {_ID_MAX - 1}")
     return f"{session_id}:{kind}:{number}"

@@ -10,12 +10,10 @@ no server: it reads the user from a JWT, and there is none here.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -41,115 +39,109 @@ class TtlRequest(BaseModel):
 
 
 class Management:
-    """One method for each route; of `sessions` it knows which are open."""
+    """One method for each route, called on any thread; of `sessions` it knows which are open."""
 
     def __init__(self, store: CheckpointStore, sessions: Sessions) -> None:
         self._store = store
         self._sessions = sessions
         self._secret = secrets.token_bytes(32)
 
-    async def list_runs(self, request: Request) -> Response:
+    def list_runs(self, request: Request) -> Response:
         """The training runs of the root, newest first."""
         if "project_id" in request.query_params:
             raise UsageError("project_id: the embedded engine has no projects; leave it out")
         offset, limit = _page(request, 20)
-        runs = await asyncio.to_thread(self._store.records.runs)
-        page = await asyncio.to_thread(lambda: [self._told(run) for run in runs[offset : offset + limit]])
+        runs = self._store.records.runs()
+        page = [self._run_json(run) for run in runs[offset : offset + limit]]
         return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(runs))})
 
-    async def get_run(self, request: Request) -> Response:
+    def get_run(self, request: Request) -> Response:
         """One training run."""
-        run = await self._run(request.path_params["model_id"])
-        return JSONResponse(await asyncio.to_thread(self._told, run))
+        return JSONResponse(self._run_json(self._run(request.path_params["model_id"])))
 
-    async def list_run_checkpoints(self, request: Request) -> Response:
+    def list_run_checkpoints(self, request: Request) -> Response:
         """All checkpoints of a training run."""
-        run = await self._run(request.path_params["model_id"])
-        checkpoints = await asyncio.to_thread(self._store.checkpoints, run.model_id)
+        run = self._run(request.path_params["model_id"])
+        checkpoints = self._store.checkpoints(run.model_id)
         return JSONResponse({"checkpoints": [_checkpoint_json(c) for c in checkpoints]})
 
-    async def list_checkpoints(self, request: Request) -> Response:
+    def list_checkpoints(self, request: Request) -> Response:
         """The checkpoints of the root, newest first."""
         offset, limit = _page(request, 100)
-        checkpoints = await asyncio.to_thread(self._store.checkpoints)
+        checkpoints = self._store.checkpoints()
         page = [_checkpoint_json(c) for c in checkpoints[offset : offset + limit]]
         return JSONResponse({"checkpoints": page, "cursor": _cursor(offset, limit, len(checkpoints))})
 
-    async def delete_checkpoint(self, request: Request) -> Response:
+    def delete_checkpoint(self, request: Request) -> Response:
         """Remove a checkpoint."""
-        await asyncio.to_thread(self._store.delete, _path(request))
+        self._store.delete(_path(request))
         return Response(status_code=204)
 
-    async def publish(self, request: Request) -> Response:
+    def publish(self, request: Request) -> Response:
         """Note that a checkpoint is public (POST) or is not (DELETE); who has the key can read it either way."""
-        await asyncio.to_thread(self._store.set_public, _path(request), request.method == "POST")
+        self._store.set_public(_path(request), request.method == "POST")
         return Response(status_code=204)
 
-    async def set_ttl(self, request: Request, body: TtlRequest) -> Response:
+    def set_ttl(self, request: Request, body: TtlRequest) -> Response:
         """Set or remove a checkpoint's end."""
-        await asyncio.to_thread(self._store.set_ttl, _path(request), body.ttl_seconds)
+        self._store.set_ttl(_path(request), body.ttl_seconds)
         return Response(status_code=204)
 
-    async def copy_weights(self, request: Request, body: types.CopyWeightsRequest) -> Response:
+    def copy_weights(self, request: Request, body: types.CopyWeightsRequest) -> Response:
         """Copy a checkpoint into a run of its own; the project is not asked for, there are none."""
         if body.session_id is not None and (self._live(body.session_id) is None or body.model_seq_id is None):
             raise MissingError(f"copy_weights: there is no session {body.session_id!r}, or model_seq_id is missing")
         # A resent request carries the same key, and must not make a second copy.
         key = request.headers.get("x-idempotency-key") or secrets.token_hex(8)
         session_id = body.session_id or hashlib.sha256(key.encode()).hexdigest()[:16]
-        path = await asyncio.to_thread(
-            self._store.copy,
-            body.source_path,
-            session_id,
-            model_seq_id=body.model_seq_id or 0,
-            ttl_s=body.ttl_seconds,
+        path = self._store.copy(
+            body.source_path, session_id, model_seq_id=body.model_seq_id or 0, ttl_s=body.ttl_seconds
         )
         return JSONResponse({"tinker_path": path})
 
-    async def storage(self, _: Request) -> Response:
+    def storage(self, _: Request) -> Response:
         """What all checkpoints take on disk."""
-        checkpoints = await asyncio.to_thread(self._store.checkpoints)
+        checkpoints = self._store.checkpoints()
         size_bytes = sum(checkpoint.size_bytes for checkpoint in checkpoints)
-        sizes = {"size_bytes": size_bytes, "size_gigabytes": size_bytes / 1e9}
-        return JSONResponse({"data": [{"checkpoint_count": len(checkpoints), **sizes}]})
+        usage = {"checkpoint_count": len(checkpoints), "size_bytes": size_bytes, "size_gigabytes": size_bytes / 1e9}
+        return JSONResponse({"data": [usage]})
 
-    async def note_session(self, session_id: str, body: types.CreateSessionRequest) -> None:
+    def note_session(self, session_id: str, body: types.CreateSessionRequest) -> None:
         """Write down what a client says of the session that was opened for it."""
-        about = SessionRecord(session_id, self._store.clock(), strings(body.user_metadata), body.display_name)
-        await asyncio.to_thread(self._store.records.add_session, about)
+        record = SessionRecord(session_id, self._store.clock(), strings(body.user_metadata), body.display_name)
+        self._store.records.add_session(record)
 
-    async def list_sessions(self, request: Request) -> Response:
+    def list_sessions(self, request: Request) -> Response:
         """The ids of all sessions there ever were, newest first."""
         offset, limit = _page(request, 20)
-        sessions = await asyncio.to_thread(self._store.records.sessions)
+        sessions = self._store.records.sessions()
         return JSONResponse({"sessions": [session.session_id for session in sessions[offset : offset + limit]]})
 
-    async def get_session(self, request: Request) -> Response:
+    def get_session(self, request: Request) -> Response:
         """A session, its training runs and, while it is open, its sampling sessions."""
         session_id = request.path_params["session_id"]
-        session = await asyncio.to_thread(self._store.records.session, session_id)
+        session = self._store.records.session(session_id)
         if session is None:
             raise MissingError(f"there is no session {session_id!r}")
-        runs = await asyncio.to_thread(self._store.records.runs, session_id)
+        runs = self._store.records.runs(session_id)
         about = {"user_metadata": session.user_metadata, "display_name": session.display_name}
         ids = [run.model_id for run in runs]
         return JSONResponse({"training_run_ids": ids, "sampler_ids": self._live(session_id) or [], **about})
 
-    async def search_sessions(self, _: Request, body: types.SessionSearchRequest) -> Response:
+    def search_sessions(self, _: Request, body: types.SessionSearchRequest) -> Response:
         """A page of the sessions that fit, newest first; there are no projects and nobody else's sessions."""
-        sessions = await asyncio.to_thread(self._store.records.sessions)
+        sessions = self._store.records.sessions()
         found = [session for session in sessions if self._fits(session, body)]
         page = found[: body.limit]
         following = None
         if len(found) > len(page):
             following = {"last_created_at": _time(page[-1].created), "last_session_id": page[-1].session_id}
-        summaries = await asyncio.to_thread(lambda: [self._summary(session) for session in page])
-        return JSONResponse({"sessions": summaries, "next_cursor": following})
+        return JSONResponse({"sessions": [self._summary(session) for session in page], "next_cursor": following})
 
-    async def external_urls(self, request: Request) -> Response:
+    def external_urls(self, request: Request) -> Response:
         """Where each file of an external checkpoint can be fetched without the key, for an hour."""
         path = _path(request)
-        checkpoint = await asyncio.to_thread(self._store.get, path)
+        checkpoint = self._store.get(path)
         if not checkpoint.id.startswith("external_weights/"):
             raise UsageError(f"{path}: only what save_weights_external wrote can be downloaded")
         expires = int(time.time()) + _URL_S
@@ -160,30 +152,42 @@ class Management:
         }
         return JSONResponse({"urls": urls, "expires": _time(expires)})
 
-    async def download(self, request: Request) -> Response:
+    def download(self, request: Request) -> Response:
         """One file of an external checkpoint; the signature in its URL stands for the key."""
         part = request.path_params
         path, name, expires = _path(request), str(part["file"]), int(part["expires"])
         signature = self._sign(path, name, expires)
         if not hmac.compare_digest(str(part["signature"]).encode(), signature.encode()) or time.time() > expires:
             raise MissingError("this download URL is wrong or over: ask for a new one with get_external_weights_urls")
-        file = (await asyncio.to_thread(self._store.get, path)).data / name
+        file = self._store.get(path).data / name
         if not file.is_file() or file.is_symlink():
             raise MissingError(f"{path} has no file {name!r}")
         return FileResponse(file, media_type="application/octet-stream")
 
-    async def not_offered(self, request: Request) -> Response:
+    def not_offered(self, request: Request) -> Response:
         """The answer to a route of the hosted service that has no meaning here."""
         raise MissingError(f"{request.method} {request.url.path} is not offered by the embedded engine")
 
-    async def _run(self, model_id: str) -> Run:
-        run = await asyncio.to_thread(self._store.records.run, model_id)
+    def _run(self, model_id: str) -> Run:
+        run = self._store.records.run(model_id)
         if run is None:
             raise MissingError(f"there is no training run {model_id!r}")
         return run
 
-    def _told(self, run: Run) -> dict[str, object]:
-        return _run_json(run, self._store.checkpoints(run.model_id))
+    def _run_json(self, run: Run) -> dict[str, object]:
+        own = self._store.checkpoints(run.model_id)
+        last = {kind: next((_checkpoint_json(c) for c in own if c.id.startswith(f"{kind}/")), None) for kind in _TYPES}
+        return {
+            "training_run_id": run.model_id,
+            "base_model": run.base_model,
+            "model_owner": _OWNER,
+            "is_lora": True,
+            "lora_rank": run.rank,
+            "last_request_time": _time(max([run.created, *(checkpoint.created for checkpoint in own)])),
+            "last_checkpoint": last["weights"],
+            "last_sampler_checkpoint": last["sampler_weights"],
+            "user_metadata": run.user_metadata,
+        }
 
     def _live(self, session_id: str) -> list[str] | None:
         """The sampling sessions of an open session; asking does not keep it open."""
@@ -240,29 +244,12 @@ def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, object]:
     }
 
 
-def _run_json(run: Run, own: Sequence[Checkpoint]) -> dict[str, object]:
-    """What is told of a training run, whose checkpoints are `own`, newest first."""
-    last = {kind: next((_checkpoint_json(c) for c in own if c.id.startswith(f"{kind}/")), None) for kind in _TYPES}
-    return {
-        "training_run_id": run.model_id,
-        "base_model": run.base_model,
-        "model_owner": _OWNER,
-        "is_lora": True,
-        "lora_rank": run.rank,
-        "last_request_time": _time(max([run.created, *(checkpoint.created for checkpoint in own)])),
-        "last_checkpoint": last["weights"],
-        "last_sampler_checkpoint": last["sampler_weights"],
-        "user_metadata": run.user_metadata,
-    }
-
-
 def _path(request: Request) -> str:
     part = request.path_params
     return f"tinker://{part['model_id']}/{part['kind']}/{part['name']}"
 
 
 def _page(request: Request, limit: int) -> tuple[int, int]:
-    """Offset and limit of a list."""
     values: list[int] = []
     for name, default in (("offset", 0), ("limit", limit)):
         text = request.query_params.get(name, str(default))

@@ -9,6 +9,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from hashlib import blake2b
 
 from pydantic import BaseModel
@@ -20,7 +21,7 @@ from starlette.routing import Route
 from tinker import types
 
 from rlkit.engine.server.futures import Answer, GoneError, Promise
-from rlkit.engine.server.request_body import Bodies, Refused, json_place, parse_body
+from rlkit.engine.server.request_body import JSON_BYTES_MAX, Bodies, Refused, json_place, parse_body
 from rlkit.engine.server.rest import Management, TtlRequest
 from rlkit.engine.server.service import Service
 from rlkit.engine.wire import training_format
@@ -39,30 +40,20 @@ _CHECKPOINT = "training_runs/{model_id}/checkpoints/{kind}/{name}"
 
 type Handler = Callable[[Request], Awaitable[Response]]
 
-
 _STATUSES = ((GoneError, 410), (UsageError, 400), (MissingError, 404), (ClientDisconnect, 400))
 
 
+# The SDK has no type for the bodies of `cancel_future` and `weights_info`.
 class _CancelRequest(BaseModel):
-    """The body of `cancel_future`, for which the SDK has no type."""
-
     request_id: str
 
 
 class _WeightsInfoRequest(BaseModel):
-    """The body of `weights_info`, for which the SDK has no type."""
-
     tinker_path: str
 
 
 def make_app(service: Service, bodies: Bodies, *, api_key: str, models: Sequence[str]) -> Starlette:
-    """The web application.
-
-    Args:
-        bodies: reads those of the requests.
-        api_key: what the header `X-API-Key` must hold.
-        models: names that `get_server_capabilities` lists.
-    """
+    """Make the web application; clients send `api_key` as `X-API-Key`, and `get_server_capabilities` lists `models`."""
     manage = Management(service.store, service.sessions)
     handlers = _Handlers(service, bodies, manage, models)
     posts: dict[str, Handler] = {
@@ -82,7 +73,7 @@ def make_app(service: Service, bodies: Bodies, *, api_key: str, models: Sequence
         "create_custom_loss": handlers.create_custom_loss,
         "sessions/search": handlers.body(types.SessionSearchRequest, manage.search_sessions),
         "copy_weights": handlers.body(types.CopyWeightsRequest, manage.copy_weights),
-        f"{_CHECKPOINT}/publish": manage.publish,
+        f"{_CHECKPOINT}/publish": _in_thread(manage.publish),
         "create_model": handlers.future(types.CreateModelRequest, service.create_model),
         "load_weights": handlers.future(types.LoadWeightsRequest, service.load_weights),
         "optim_step": handlers.future(types.OptimStepRequest, service.optim_step),
@@ -97,35 +88,42 @@ def make_app(service: Service, bodies: Bodies, *, api_key: str, models: Sequence
         "healthz": handlers.health,
         "get_server_capabilities": handlers.capabilities,
         "samplers/{sampler_id}": handlers.get_sampler,
-        "training_runs": manage.list_runs,
-        "training_runs/{model_id}": manage.get_run,
-        "training_runs/{model_id}/checkpoints": manage.list_run_checkpoints,
-        f"{_CHECKPOINT}/external_weights_urls": manage.external_urls,
-        "checkpoints": manage.list_checkpoints,
-        "sessions": manage.list_sessions,
-        "sessions/{session_id}": manage.get_session,
-        "sessions/{session_id}/trace_export": manage.not_offered,
-        "billing/usage/checkpoints/current": manage.storage,
-        "billing/usage/events": manage.not_offered,
-        "audit": manage.not_offered,
+        "training_runs": _in_thread(manage.list_runs),
+        "training_runs/{model_id}": _in_thread(manage.get_run),
+        "training_runs/{model_id}/checkpoints": _in_thread(manage.list_run_checkpoints),
+        f"{_CHECKPOINT}/external_weights_urls": _in_thread(manage.external_urls),
+        "checkpoints": _in_thread(manage.list_checkpoints),
+        "sessions": _in_thread(manage.list_sessions),
+        "sessions/{session_id}": _in_thread(manage.get_session),
+        "sessions/{session_id}/trace_export": _in_thread(manage.not_offered),
+        "billing/usage/checkpoints/current": _in_thread(manage.storage),
+        "billing/usage/events": _in_thread(manage.not_offered),
+        "audit": _in_thread(manage.not_offered),
     }
     puts: dict[str, Handler] = {
         f"{_CHECKPOINT}/ttl": handlers.body(TtlRequest, manage.set_ttl),
-        "sessions/{session_id}/project": manage.not_offered,
+        "sessions/{session_id}/project": _in_thread(manage.not_offered),
     }
-    deletes: dict[str, Handler] = {_CHECKPOINT: manage.delete_checkpoint, f"{_CHECKPOINT}/publish": manage.publish}
+    deletes: dict[str, Handler] = {
+        _CHECKPOINT: _in_thread(manage.delete_checkpoint),
+        f"{_CHECKPOINT}/publish": _in_thread(manage.publish),
+    }
     routes = [
         Route(f"/api/v1/{path}", _guarded(handler, api_key), methods=[method])
         for method, table in (("POST", posts), ("GET", gets), ("PUT", puts), ("DELETE", deletes))
         for path, handler in table.items()
     ]
     download = "/api/v1/downloads/{signature}/{expires:int}/{model_id}/{kind}/{name}/{file}"
-    routes.append(Route(download, _answered(manage.download), methods=["GET"]))
+    routes.append(Route(download, _answered(_in_thread(manage.download)), methods=["GET"]))
     return Starlette(routes=routes)
 
 
+def _in_thread(handler: Callable[[Request], Response]) -> Handler:
+    """Keep a handler that waits for the disk off the server's own thread."""
+    return partial(asyncio.to_thread, handler)
+
+
 def _guarded(handler: Handler, api_key: str) -> Handler:
-    """Check the key first."""
     expected = api_key.encode()
 
     async def guarded(request: Request) -> Response:
@@ -140,8 +138,6 @@ def _guarded(handler: Handler, api_key: str) -> Handler:
 
 
 def _answered(handler: Handler) -> Handler:
-    """Map errors to statuses."""
-
     async def answered(request: Request) -> Response:
         try:
             return await handler(request)
@@ -185,11 +181,11 @@ class _Handlers:
 
         return handler
 
-    def body[M: BaseModel](self, model: type[M], answer: Callable[[Request, M], Awaitable[Response]]) -> Handler:
-        """A route that reads `model` and gives it to `answer`."""
+    def body[M: BaseModel](self, model: type[M], answer: Callable[[Request, M], Response]) -> Handler:
+        """A route that reads `model` and gives it to `answer` on another thread."""
 
         async def handler(request: Request) -> Response:
-            return await answer(request, await self._bodies.parse(request, model))
+            return await asyncio.to_thread(answer, request, await self._bodies.parse(request, model))
 
         return handler
 
@@ -206,10 +202,9 @@ class _Handlers:
         return JSONResponse({"sample_cancel_enabled": True})
 
     async def create_session(self, request: Request) -> Response:
-        """Open a session."""
         wanted = await self._bodies.parse(request, types.CreateSessionRequest)
-        session_id = self._service.create_session()
-        await self._manage.note_session(session_id, wanted)
+        session_id = self._service.sessions.open().session_id
+        await asyncio.to_thread(self._manage.note_session, session_id, wanted)
         return JSONResponse({"session_id": session_id, "type": "create_session"})
 
     async def heartbeat(self, request: Request) -> Response:
@@ -224,13 +219,11 @@ class _Handlers:
         return JSONResponse({"status": "accepted"})
 
     async def finish_session(self, request: Request) -> Response:
-        """Close a session."""
         await self._bodies.read(request)
         self._service.finish_session(request.path_params["session_id"])
         return Response(status_code=204)
 
     async def health(self, _: Request) -> Response:
-        """Alive."""
         return JSONResponse({"status": "ok"})
 
     async def capabilities(self, _: Request) -> Response:
@@ -251,27 +244,24 @@ class _Handlers:
         return JSONResponse({**info, "model_data": data})
 
     async def weights_info(self, request: Request) -> Response:
-        """What a checkpoint was trained from."""
         info = self._service.store.info((await self._bodies.parse(request, _WeightsInfoRequest)).tinker_path)
         lora = {name: getattr(info.settings, name) for name in ("train_unembed", "train_mlp", "train_attn")}
         return JSONResponse({"base_model": info.base_model, "is_lora": True, "lora_rank": info.settings.rank, **lora})
 
     async def create_sampling_session(self, request: Request) -> Response:
-        """Open a sampling session."""
         sampler_id = self._service.create_sampling_session(
             await self._bodies.parse(request, types.CreateSamplingSessionRequest)
         )
         return JSONResponse({"sampling_session_id": sampler_id, "type": "create_sampling_session"})
 
     async def get_sampler(self, request: Request) -> Response:
-        """What a sampling session samples from."""
         sampler_id = request.path_params["sampler_id"]
         ref = self._service.sampler(sampler_id).ref
         return JSONResponse({"sampler_id": sampler_id, "base_model": ref.base_model, "model_path": ref.path})
 
     async def sample(self, request: Request) -> Response:
         """Start sampling; the reply names every sample."""
-        body = await self._bodies.read_json(request)
+        body = await self._bodies.read(request, JSON_BYTES_MAX)
         wanted = parse_body(body, types.SampleRequest)
         # Of the bytes, which come again just so: to write a long prompt anew would take as long as to parse it.
         promise = self._service.sample(wanted, blake2b(body, digest_size=16).digest())

@@ -1,20 +1,22 @@
 """The models of a server: base weights, models in training, weights for sampling.
 
-Invariant: everything here runs on the worker thread, one call at a time, but for `look_for`, `contexts` and `halt`,
-which any thread may call, and for samples, which go on inside `train`: no weights change there. A method that fails
+Invariant: everything here runs on the worker thread, one call at a time, but for `halt`, which any thread may call,
+and what `bases` allows, and for samples, which go on inside `train`: no weights change there. A method that fails
 leaves the rest usable.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from tinker import types
+from torch import Tensor
 
 from rlkit._util.activity import Activity
 from rlkit.engine.decode.sampler import Decoder
@@ -44,8 +46,6 @@ _SERVED_BYTES = 2 << 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Model:
-    """A model in training."""
-
     base: Base
     learner: Learner
 
@@ -57,11 +57,8 @@ class Runtime:
 
     Args:
         resolve: a base model's name to its directory; called on other threads.
-        store: where checkpoints go.
         scratch: a `scratch_folder` of this server's own, removed by `close`.
         threads: how many cores to use; by default one for a tiny model and all of them for others.
-        device: where models are: "cpu" or "cuda".
-        activity: told of what is being computed.
     """
 
     def __init__(
@@ -80,7 +77,7 @@ class Runtime:
         self._narrow = self._wide if threads else Lanes(1)
         self._store = store
         self._snapshots = Snapshots(scratch)
-        self._bases = Bases(resolve, device)
+        self.bases = Bases(resolve, device)
         self._models: dict[str, _Model] = {}
         # A GPU's memory holds the cache and what is trained besides: two sets are what can be counted on.
         self._samplers = Samplers(
@@ -89,30 +86,22 @@ class Runtime:
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
         """Make a model with a fresh adapter."""
-        base = self._bases.load(base_model)
-        weights = base.weights
-        adapter = new_adapter(weights.config, settings, seed=secrets.randbits(62) if seed is None else seed)
-        self._models[model_id] = _Model(base, Learner(weights, adapter, self._lanes(weights), activity=self._activity))
-        return ModelInfo(base_model, base.directory, settings.rank)
+        base = self.bases.load(base_model)
+        seed = secrets.randbits(62) if seed is None else seed
+        return self._add_model(model_id, base, new_adapter(base.weights.config, settings, seed=seed))
 
     def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
         """Make a model from a checkpoint, or replace one; with Adam's state if `optimiser` is set."""
         info = self._store.info(path)
         if base_model not in (None, info.base_model):
             raise UsageError(f"{path} was trained from {info.base_model!r} and cannot be loaded into {base_model!r}")
-        base = self._bases.load(info.base_model)
-        weights = base.weights
-        adapter, moments = self._store.load(path, weights.config)
+        base = self.bases.load(info.base_model)
+        adapter, moments = self._store.load(path, base.weights.config)
         if optimiser and moments is None:
             raise UsageError(f"{path} holds no optimiser state: save it with save_state, or load the weights only")
-        lanes = self._lanes(weights)
-        learner = (
-            Learner(weights, adapter, lanes, moments=moments, steps=info.steps, activity=self._activity)
-            if optimiser
-            else Learner(weights, adapter, lanes, activity=self._activity)
-        )
-        self._models[model_id] = _Model(base, learner)
-        return ModelInfo(info.base_model, base.directory, info.settings.rank)
+        if optimiser:
+            return self._add_model(model_id, base, adapter, moments=moments, steps=info.steps)
+        return self._add_model(model_id, base, adapter)
 
     def train(self, request: training_format.TrainRequest, others: Others) -> bytes:
         """Run a forward or forward-backward request, in which `sample` and `advance` may be called to let others on."""
@@ -126,42 +115,28 @@ class Runtime:
         """Apply the accumulated gradient; its norm before clipping."""
         return self._model(model_id).learner.step(settings)
 
-    def save_state(
+    def save(
         self,
         model_id: str,
+        kind: Literal["weights", "sampler_weights"],
         name: str,
         *,
-        overwrite: bool,
-        ttl_s: int | None = None,
-        user_metadata: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+        ttl_s: int | None,
+        user_metadata: Mapping[str, str] | None,
     ) -> str:
-        """Write a training state; its tinker:// path."""
+        """Write a training state, with Adam's moments, or sampler weights; return their tinker:// path."""
         model = self._model(model_id)
         return self._store.save(
             model_id,
-            "weights",
+            kind,
             name,
             _info(model),
             model.learner.adapter,
-            moments=model.learner.moments,
+            moments=model.learner.moments if kind == "weights" else None,
             overwrite=overwrite,
             ttl_s=ttl_s,
             user_metadata=user_metadata,
-        )
-
-    def save_sampler(
-        self,
-        model_id: str,
-        name: str,
-        *,
-        ttl_s: int | None = None,
-        user_metadata: Mapping[str, str] | None = None,
-    ) -> str:
-        """Write sampler weights, which never change once they have a name; their tinker:// path."""
-        model = self._model(model_id)
-        adapter = model.learner.adapter
-        return self._store.save(
-            model_id, "sampler_weights", name, _info(model), adapter, ttl_s=ttl_s, user_metadata=user_metadata
         )
 
     def save_external(self, model_id: str, name: str, *, ttl_s: int | None, recipients: Sequence[str]) -> str:
@@ -183,7 +158,7 @@ class Runtime:
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
         """Queue a sampling request; its promise is kept by a later `advance`, unless it has an answer before."""
-        base = self._bases.find(target.ref.base_model)
+        base = self.bases.find(target.ref.base_model)
 
         def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
             if tokens is None:
@@ -212,14 +187,6 @@ class Runtime:
         self._model(model_id)
         del self._models[model_id]
 
-    def look_for(self, base_model: str) -> None:
-        """Begin to look for a base model that will be asked for. May be called from any thread."""
-        self._bases.look_for(base_model)
-
-    def contexts(self, names: Iterable[str]) -> dict[str, int]:
-        """As `Bases.contexts`."""
-        return self._bases.contexts(names)
-
     def halt(self) -> None:
         """Let the call that runs end early. May be called from any thread."""
         self._narrow.halt()
@@ -228,7 +195,7 @@ class Runtime:
     def close(self) -> None:
         """Forget everything."""
         self._models.clear()
-        self._bases.close()
+        self.bases.close()
         self._samplers.clear()
         self._snapshots.close()
         self._narrow.close()
@@ -242,13 +209,21 @@ class Runtime:
     def _lanes(self, weights: Weights) -> Lanes:
         return self._narrow if weights.config.hidden_size < _ONE_LANE_BELOW else self._wide
 
+    def _add_model(
+        self, model_id: str, base: Base, adapter: Adapter, *, moments: Tensor | None = None, steps: int = 0
+    ) -> ModelInfo:
+        lanes = self._lanes(base.weights)
+        learner = Learner(base.weights, adapter, lanes, moments=moments, steps=steps, activity=self._activity)
+        self._models[model_id] = _Model(base, learner)
+        return ModelInfo(base.name, base.directory, adapter.settings.rank)
+
     def _model(self, model_id: str) -> _Model:
         if model_id not in self._models:
             raise UsageError(f"there is no model {model_id!r} on this server: it was never made, or its session ended")
         return self._models[model_id]
 
     def _serve(self, ref: SamplerRef) -> Served:
-        base = self._bases.load(ref.base_model)
+        base = self.bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = serve(base.weights, self._adapter(ref, base), lanes.run)
         decoder = Decoder(weights, lanes, size=self._size, activity=self._activity)
@@ -271,11 +246,7 @@ class Runtime:
 
 
 def check_save(store: CheckpointStore, ref: SamplerRef) -> None:
-    """See that the checkpoint to sample from, if it is one, is there as it was saved. May be called from any thread.
-
-    Raises:
-        MissingError: it was deleted or has expired, or other weights were saved under its name.
-    """
+    """Raise `MissingError` where the checkpoint to sample from, if it is one, is not there as it was saved."""
     if ref.path is not None and store.get(ref.path).data.name != ref.save:
         raise MissingError(
             f"{ref.path}: these weights were deleted, and others saved under their name: make a new sampling client"

@@ -46,8 +46,6 @@ class Served:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wanted:
-    """A request whose turn has not come."""
-
     target: Target
     request: SampleRequest
     encode: Callable[[SampleResult], bytes]
@@ -60,7 +58,6 @@ class Samplers:
     Args:
         make: merges and packs the weights of a reference.
         served_bytes: more weights than two are served while they come to less.
-        activity: told how many replies there are.
     """
 
     def __init__(

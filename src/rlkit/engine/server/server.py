@@ -18,6 +18,7 @@ import uvicorn
 
 from rlkit._util.activity import Activity
 from rlkit._util.paths import engine_dir
+from rlkit.engine.model.models import resolve_model
 from rlkit.engine.server.http_limits import LimitedHttpProtocol
 from rlkit.engine.server.request_body import Bodies
 from rlkit.engine.server.routes import make_app
@@ -77,11 +78,11 @@ class EngineServer:
         self._address = (host, port)
         self._root = (root or engine_dir()).absolute()  # whatever becomes of the working directory
         self._service = Service(
-            resolve=resolve or _resolve,
+            resolve=resolve or resolve_model,
             root=self._root,
             threads=threads,
             device=device,
-            activity=activity or Activity(),
+            activity=activity,
         )
         self._bodies = Bodies()
         app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
@@ -177,9 +178,3 @@ class EngineServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
-
-
-def _resolve(name: str) -> Path:
-    from rlkit.engine.model.models import resolve_model
-
-    return resolve_model(name)

@@ -22,7 +22,7 @@ from rlkit.engine.kernels.devices import torch_device
 from rlkit.engine.server.futures import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.server.request_order import Turns, fingerprint_of, new_id
 from rlkit.engine.server.runtime import Runtime, check_save
-from rlkit.engine.server.sessions import Line, ModelInfo, SamplerRef, Session, Sessions, Target
+from rlkit.engine.server.sessions import Line, ModelInfo, SamplerRef, Sessions, Target
 from rlkit.engine.server.worker import Worker
 from rlkit.engine.storage.checkpoints import CheckpointStore
 from rlkit.engine.storage.session_log import Run, strings
@@ -86,23 +86,25 @@ class Service:
     def contexts(self) -> Mapping[str, int]:
         """The longest context of each base model in use, in tokens, where it is known. Waits a little for look-ups."""
         targets = [target for session in self.sessions for target in list(session.samplers.values())]
-        return self._runtime.contexts(target.ref.base_model for target in targets)
-
-    def create_session(self) -> str:
-        """A new session's id."""
-        return self.sessions.open().session_id
+        return self._runtime.bases.contexts(target.ref.base_model for target in targets)
 
     def finish_session(self, session_id: str) -> None:
         """End a session: its models, unnamed sampler weights and answers go.
 
         What the worker has begun and saves, with the steps before them, are still done.
-
-        Raises:
-            MissingError: there never was such a session.
         """
         session = self.sessions.end(session_id)
-        if session is not None:
-            self._forget(session)
+        if session is None:
+            return
+        for promise in self.promises.of(f"{session_id}:"):
+            # A save that was asked for is still made; samples and what nobody will ask about are dropped.
+            is_sample = promise.request_id.rpartition("#")[0] in session.samplers
+            if is_sample or not (promise.begun or promise.outlives):
+                promise.fail("the session has ended", "user")
+            self.promises.forget(promise.request_id)
+        for line in session.lines.values():
+            line.waiting.clear()
+        self._turns.after(session.lines.values(), lambda: self._runtime.release(session_id))
 
     def end_silent_sessions(self) -> None:
         """End the sessions of clients that are gone; one that waits for a job which is running is not silent."""
@@ -187,8 +189,9 @@ class Service:
         def job(_: Promise) -> Answer:
             if request.path is None:
                 raise UsageError("save_weights: path, the checkpoint's name, is missing")
-            path = self._runtime.save_state(
+            path = self._runtime.save(
                 request.model_id,
+                "weights",
                 request.path,
                 overwrite=request.overwrite,
                 ttl_s=request.ttl_seconds,
@@ -206,8 +209,12 @@ class Service:
             if request.path is not None:
                 if request.kind != "snapshot":
                     raise UsageError(f"save_weights_for_sampler: weights with a name are not {request.kind!r}")
-                path = self._runtime.save_sampler(
-                    request.model_id, request.path, ttl_s=request.ttl_seconds, user_metadata=request.user_metadata
+                path = self._runtime.save(
+                    request.model_id,
+                    "sampler_weights",
+                    request.path,
+                    ttl_s=request.ttl_seconds,
+                    user_metadata=request.user_metadata,
                 )
                 return json_answer({"path": path, "type": "save_weights_for_sampler"})
             if request.sampling_session_seq_id is None:
@@ -283,7 +290,8 @@ class Service:
         known = session.samplers.setdefault(sampler_id, Target(ref))
         if known.ref != ref:
             raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
-        self._runtime.look_for(ref.base_model)  # soon there will be samples to take, and its context may be asked for
+        # Soon there will be samples to take, and its context may be asked for.
+        self._runtime.bases.look_for(ref.base_model)
         return sampler_id
 
     def sampler(self, sampler_id: str) -> Target:
@@ -309,12 +317,7 @@ class Service:
         return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint, job)
 
     def promise(self, request_id: str) -> Promise:
-        """The promise of a request.
-
-        Raises:
-            GoneError: the answer was there and is forgotten.
-            MissingError: there is no such request.
-        """
+        """Return the promise of a request; `GoneError` where the answer was there and is forgotten."""
         session = self.sessions.of(request_id)
         promise = self.promises.get(request_id)
         if promise is not None:
@@ -327,11 +330,7 @@ class Service:
         raise MissingError(f"there is no request {request_id!r}")
 
     def cancel(self, request_id: str) -> None:
-        """Give up a sampling request, which may be known no more; it frees its place in the batch.
-
-        Raises:
-            UsageError: the request is not for samples, and others may depend on it.
-        """
+        """Give up a sampling request, which may be known no more; it frees its place in the batch."""
         session = self.sessions.of(request_id)
         if request_id.rpartition("#")[0] not in session.samplers:
             raise UsageError("cancel_future: only sampling requests can be cancelled")
@@ -339,18 +338,6 @@ class Service:
         if promise is not None:
             promise.fail("the request was cancelled", "user")
             self.promises.forget(request_id)
-
-    def _forget(self, session: Session) -> None:
-        prefix = f"{session.session_id}:"
-        for promise in self.promises.of(prefix):
-            # A save that was asked for is still made; samples and what nobody will ask about are dropped.
-            is_sample = promise.request_id.rpartition("#")[0] in session.samplers
-            if is_sample or not (promise.begun or promise.outlives):
-                promise.fail("the session has ended", "user")
-            self.promises.forget(promise.request_id)
-        for line in session.lines.values():
-            line.waiting.clear()
-        self._turns.after(session.lines.values(), lambda: self._runtime.release(session.session_id))
 
     def _note_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
         now = self.store.clock()

@@ -118,11 +118,7 @@ class Sessions:
         return session
 
     def get(self, session_id: str) -> Session:
-        """The session of an id; being asked for keeps it open.
-
-        Raises:
-            MissingError: there is none.
-        """
+        """Return the session of an id; being asked for keeps it open."""
         session = self._open.get(session_id)
         if session is None:
             raise MissingError(f"there is no session {session_id!r}: it ended, or was never opened")
@@ -134,22 +130,14 @@ class Sessions:
         return self.get(name.partition(":")[0])
 
     def beat(self, session_id: str) -> None:
-        """Keep a session open.
-
-        Raises:
-            GoneError: there is none, so that the client need not go on beating.
-        """
+        """Keep a session open; `GoneError` where there is none, so that the client need not go on beating."""
         try:
             self.get(session_id)
         except MissingError as error:
             raise GoneError(str(error)) from error
 
     def end(self, session_id: str) -> Session | None:
-        """Take a session out; None if it was ended already.
-
-        Raises:
-            MissingError: there never was one.
-        """
+        """Take a session out; None if it was ended already, `MissingError` if there never was one."""
         if session_id in self._ended:
             return None
         session = self.get(session_id)

@@ -78,7 +78,6 @@ class Worker:
             self._given.notify()
 
     def _next(self, wait_s: float | None) -> Callable[[], None] | None:
-        """The job whose turn it is; None if none comes in time, or the worker stops."""
         with self._given:
             self._given.wait_for(lambda: self._soon or self._jobs or self._stopping, wait_s)
             if self._stopping:
