@@ -104,7 +104,7 @@ def test_whatever_the_moment_of_the_kill_the_last_complete_checkpoint_loads(
         for _ in range(KILLS):
             told = killed_while_saving(process, told + 2, rng)
             interrupted += len(list(folder.iterdir())) != 2
-            steps = store.info(PATH).steps
+            steps = store.get(PATH).info.steps
             assert told <= steps <= told + 1
             adapter, moments = store.load(PATH, config)
             assert moments is not None

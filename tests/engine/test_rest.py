@@ -414,4 +414,4 @@ def test_a_store_without_a_root_is_empty(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "none")
     assert (store.checkpoints(), store.records.runs(), store.records.sessions()) == ([], [], [])
     with pytest.raises(MissingError, match="no such checkpoint"):
-        store.info("tinker://a:train:0/weights/a")
+        store.get("tinker://a:train:0/weights/a")

@@ -217,7 +217,7 @@ def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(ser
         asking.join()
     assert answers == [{"error": "the session has ended", "category": "user"}]
     settle(server)
-    assert service_of(server).store.info(f"tinker://{session_id}:train:7/weights/last").base_model == "llama"
+    assert service_of(server).store.get(f"tinker://{session_id}:train:7/weights/last").info.base_model == "llama"
 
 
 def test_what_no_save_needs_is_not_run_once_its_session_has_ended(
@@ -238,7 +238,7 @@ def test_what_no_save_needs_is_not_run_once_its_session_has_ended(
             client.close("success").result()
         settle(server)
     assert ran == [saved, saved]
-    assert service_of(server).store.info(f"tinker://{saved}/weights/last").steps == 2
+    assert service_of(server).store.get(f"tinker://{saved}/weights/last").info.steps == 2
 
 
 def test_a_model_is_out_of_reach_without_its_sessions_id(server: EngineServer, client: tinker.ServiceClient) -> None:

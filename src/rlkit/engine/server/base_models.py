@@ -49,11 +49,7 @@ class Base:
 
 
 class Bases:
-    """Finds and loads base models.
-
-    Args:
-        resolve: a name to a directory; called on up to four threads at a time.
-    """
+    """Finds and loads base models; `resolve` is called on up to four threads at a time."""
 
     def __init__(self, resolve: Callable[[str], Path], device: torch.device) -> None:
         self._resolve = resolve

@@ -78,22 +78,15 @@ class Tally:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Promise:
-    """One answer to come. `resolve` and `fail` may be called from any thread; the first call counts.
-
-    Args:
-        fingerprint: tells the request from another one under the same id.
-        running: whether the request's turn has come.
-        begun: whether the worker has begun with it.
-        outlives: whether its session's end leaves it alone, because it saves or a save that was asked for needs it.
-        unfetched: what all of its session count their answers in.
-    """
+    """One answer to come. `resolve` and `fail` may be called from any thread; the first call counts."""
 
     request_id: str
-    fingerprint: bytes = b""
-    running: bool = False
-    begun: bool = False
+    fingerprint: bytes = b""  # tells the request from another one under the same id
+    running: bool = False  # whether the request's turn has come
+    begun: bool = False  # whether the worker has begun with it
+    # Whether its session's end leaves it alone, because it saves or a save that was asked for needs it
     outlives: bool = False
-    unfetched: Tally = field(default_factory=Tally)
+    unfetched: Tally = field(default_factory=Tally)  # what all of its session count their answers in
     _future: Future[Answer] = field(default_factory=Future[Answer])
     _wakers: set[Callable[[], object]] = field(default_factory=set[Callable[[], object]])
 

@@ -74,11 +74,7 @@ class Turns:
         return line
 
     def once(self, request_id: str, fingerprint: bytes, job: Job, line: Line | None = None) -> Promise:
-        """Run a job now, unless it was run under this id before.
-
-        Args:
-            line: the jobs that are handed over for it later run after this one.
-        """
+        """Run a job now, unless it was run under this id before; later jobs of `line` run after it."""
         promise, new = self._promises.make(request_id, fingerprint)
         if new:
             self._start(job, promise, line)
@@ -102,9 +98,6 @@ class Turns:
         Args:
             saves: whether the job leaves something that outlives the session.
             size_bytes: what the job holds until it has run, where that is much.
-
-        Raises:
-            GoneError: it was run before, and its answer is forgotten.
         """
         line = self.line(model_id)
         if seq_id is None or seq_id < 1:
@@ -118,7 +111,7 @@ class Turns:
         if new:
             session = self._sessions.of(model_id)
             if (problem := _lacks_room(session, size_bytes, early=seq_id > line.next_seq)) is not None:
-                job, size_bytes = partial(_refuse, problem), 0
+                job, size_bytes = partial(refuse, problem), 0
 
             def start() -> None:
                 if saves:
@@ -222,7 +215,8 @@ def _lacks_room(session: Session, size_bytes: int, *, early: bool) -> str | None
     return None
 
 
-def _refuse(problem: str, _: Promise) -> Answer:
+def refuse(problem: str, _: Promise) -> Answer:
+    """Fail as a job, when its turn comes."""
     raise UsageError(problem)
 
 

@@ -244,7 +244,7 @@ class _Handlers:
         return JSONResponse({**info, "model_data": data})
 
     async def weights_info(self, request: Request) -> Response:
-        info = self._service.store.info((await self._bodies.parse(request, _WeightsInfoRequest)).tinker_path)
+        info = self._service.store.get((await self._bodies.parse(request, _WeightsInfoRequest)).tinker_path).info
         lora = {name: getattr(info.settings, name) for name in ("train_unembed", "train_mlp", "train_attn")}
         return JSONResponse({"base_model": info.base_model, "is_lora": True, "lora_rank": info.settings.rank, **lora})
 

@@ -24,6 +24,7 @@ from rlkit.engine.decode.stops import StopRule
 from rlkit.engine.kernels.devices import Batches, batches
 from rlkit.engine.kernels.row_threads import Lanes
 from rlkit.engine.model.lora import Adapter, LoraSettings, merged_bytes, new_adapter, serve
+from rlkit.engine.model.models import load_tokenizer
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.server.base_models import Base, Bases
 from rlkit.engine.server.futures import Promise
@@ -92,7 +93,7 @@ class Runtime:
 
     def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
         """Make a model from a checkpoint, or replace one; with Adam's state if `optimiser` is set."""
-        info = self._store.info(path)
+        info = self._store.get(path).info
         if base_model not in (None, info.base_model):
             raise UsageError(f"{path} was trained from {info.base_model!r} and cannot be loaded into {base_model!r}")
         base = self.bases.load(info.base_model)
@@ -260,8 +261,6 @@ def _info(model: _Model) -> CheckpointInfo:
 @lru_cache(maxsize=4)
 def _decoder_of(directory: Path) -> Callable[[Sequence[int]], str]:
     """The tokeniser's own decoding, special tokens kept: a stop string may be one."""
-    from rlkit.engine.model.models import load_tokenizer
-
     tokenizer = load_tokenizer(directory)
 
     def decode(tokens: Sequence[int]) -> str:

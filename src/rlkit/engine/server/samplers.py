@@ -31,16 +31,11 @@ _SERVED_MAX = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Served:
-    """Weights that can be sampled from, and the requests that they are sampled for.
-
-    Args:
-        size_bytes: what is theirs alone.
-        base: held, so that it is not loaded anew for the next adapter.
-    """
+    """Weights that can be sampled from, and the requests that they are sampled for."""
 
     decoder: Decoder
-    size_bytes: int
-    base: Base
+    size_bytes: int  # what is theirs alone
+    base: Base  # held, so that it is not loaded anew for the next adapter
     tickets: dict[Promise, Ticket] = field(default_factory=dict[Promise, Ticket])
 
 
@@ -56,7 +51,6 @@ class Samplers:
     """The weights that are served, and the requests that they work on or that wait for some.
 
     Args:
-        make: merges and packs the weights of a reference.
         served_bytes: more weights than two are served while they come to less.
     """
 

@@ -12,6 +12,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tinker import types
 from rlkit._util.activity import Activity
 from rlkit.engine.kernels.devices import torch_device
 from rlkit.engine.server.futures import Answer, GoneError, Promise, Promises, json_answer, proto_answer
-from rlkit.engine.server.request_order import Turns, fingerprint_of, new_id
+from rlkit.engine.server.request_order import Turns, fingerprint_of, new_id, refuse
 from rlkit.engine.server.runtime import Runtime, check_save
 from rlkit.engine.server.sessions import Line, ModelInfo, SamplerRef, Sessions, Target
 from rlkit.engine.server.worker import Worker
@@ -41,12 +42,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Service:
-    """Everything a server does, without HTTP.
-
-    Args:
-        clock: seconds from any start, by which silent sessions end.
-        activity: told of what is being computed.
-    """
+    """Everything a server does, without HTTP; silent sessions end by `clock`, in seconds from any start."""
 
     def __init__(
         self,
@@ -167,12 +163,9 @@ class Service:
 
     def refuse(self, model_id: str, seq_id: int, message: str) -> Promise:
         """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""
-
-        def job(_: Promise) -> Answer:
-            raise UsageError(message)
-
         # Of what could not be read, not the same part may have been kept when it is sent again.
-        return self._turns.in_turn(model_id, seq_id, blake2b(message.encode(), digest_size=16).digest(), job)
+        fingerprint = blake2b(message.encode(), digest_size=16).digest()
+        return self._turns.in_turn(model_id, seq_id, fingerprint, partial(refuse, message))
 
     def optim_step(self, request: types.OptimStepRequest) -> Promise:
         """Apply the gradient."""

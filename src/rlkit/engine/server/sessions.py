@@ -23,15 +23,11 @@ _ENDED_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class SamplerRef:
-    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`.
-
-    Args:
-        save: which save of the path: it can be deleted, and other weights saved under its name.
-    """
+    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`."""
 
     base_model: str
     path: str | None = None
-    save: str | None = None
+    save: str | None = None  # which save of the path: it can be deleted, and other weights saved under its name
     snapshot: str | None = None
 
 
@@ -61,46 +57,32 @@ class Early:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Line:
-    """The requests of one model, waiting for their turn.
+    """The requests of one model, waiting for their turn."""
 
-    Args:
-        next_seq: the `seq_id` that runs next.
-        waiting: the requests that came early, by their `seq_id`.
-        info: known once the model is made.
-        inflight: what the model's in-flight sampling sessions share.
-        held: what comes after a job that cannot begin yet; None while there is no such job. Used by the worker only.
-    """
-
-    next_seq: int = 1
+    next_seq: int = 1  # the `seq_id` that runs next
+    # The requests that came early, by their `seq_id`
     waiting: dict[int, Early] = field(default_factory=dict[int, Early])
-    info: ModelInfo | None = None
-    inflight: Target | None = None
+    info: ModelInfo | None = None  # known once the model is made
+    inflight: Target | None = None  # what the model's in-flight sampling sessions share
+    # What comes after a job that cannot begin yet; None while there is no such job. Used by the worker only.
     held: deque[Callable[[], None]] | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
-    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of.
-
-    Args:
-        unloaded: the ids of models that were unloaded, none of which is given to another model.
-        queued: what the requests come to whose turn has come and that have not run.
-    """
+    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of."""
 
     session_id: str
     seen_s: float
     lines: dict[str, Line] = field(default_factory=dict[str, Line])
+    # The ids of models that were unloaded, none of which is given to another model
     unloaded: set[str] = field(default_factory=set[str])
     samplers: dict[str, Target] = field(default_factory=dict[str, Target])
-    queued: Tally = field(default_factory=Tally)
+    queued: Tally = field(default_factory=Tally)  # what the requests come to whose turn has come and that have not run
 
 
 class Sessions:
-    """The open sessions.
-
-    Args:
-        clock: seconds from any start.
-    """
+    """The open sessions."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

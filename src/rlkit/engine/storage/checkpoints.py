@@ -9,7 +9,7 @@ written last and replaced by one rename; and no name a client gives can lead out
 
 A checkpoint's folder holds `checkpoint.json` and the folder that this names, with `tensors.safetensors` (each LoRA
 matrix by name; `adam.mean` and `adam.square`, flat) or the files of a PEFT adapter. Beside them in the root are the
-records of `records.py` and the scratch folders of `snapshots.py`.
+records of `session_log.py` and the scratch folders of `snapshots.py`.
 
 Several servers may share a root. Who reads or writes tensors holds the root's lock shared, who changes or removes a
 checkpoint holds it exclusively, and the lock of a killed process is free at once: what has no name in any
@@ -37,10 +37,9 @@ from torch import Tensor
 
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings, slots
-from rlkit.engine.storage.files import locked, sync, write_json
+from rlkit.engine.storage.files import locked, read_tensors, sync, write_json, write_tensors
 from rlkit.engine.storage.session_log import MODEL_ID, Records, Run, SessionRecord
 from rlkit.engine.storage.snapshots import sweep_scratch
-from rlkit.engine.storage.tensorfile import read_tensors, write_tensors
 from rlkit.errors import MissingError, UsageError
 
 FORMAT = 3
@@ -78,11 +77,6 @@ class Checkpoint:
     size_bytes: int = 0
 
     @property
-    def model_id(self) -> str:
-        """The training run that it belongs to."""
-        return self.path.split("/")[2]
-
-    @property
     def id(self) -> str:
         """`<kind>/<name>`, unique in its run."""
         return "/".join(self.path.split("/")[3:])
@@ -94,8 +88,7 @@ _CHECKPOINT = TypeAdapter(Checkpoint)
 class CheckpointStore:
     """The checkpoints below a root folder, and the `records` of the runs that they belong to.
 
-    Args:
-        clock: seconds since 1970.
+    `clock` counts seconds since 1970.
     """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
@@ -116,11 +109,7 @@ class CheckpointStore:
         ttl_s: int | None = None,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Write a checkpoint and return its tinker:// path.
-
-        Raises:
-            UsageError: the name or the lifetime is not allowed, or the name is taken and `overwrite` is not set.
-        """
+        """Write a checkpoint and return its tinker:// path; the name must be free unless `overwrite` is set."""
         tensors = {key: view.detach().contiguous() for key, view in adapter.views.items()}
         if moments is not None:
             tensors |= {"adam.mean": moments[0].contiguous(), "adam.square": moments[1].contiguous()}
@@ -147,14 +136,7 @@ class CheckpointStore:
         ttl_s: int | None = None,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Write a checkpoint of any files and return its tinker:// path.
-
-        Args:
-            fill: puts the files into the folder that it is given.
-
-        Raises:
-            UsageError: as `save`.
-        """
+        """Write a checkpoint of the files that `fill` puts into the folder it is given; as `save`."""
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"checkpoint name {name!r}: use up to 128 letters, digits, '.', '_' and '-', not starting with '.'"
@@ -172,9 +154,6 @@ class CheckpointStore:
         """Copy a checkpoint into a run of its own, sharing the files; the copy's tinker:// path.
 
         The same copy made again is the same: a client resends what it got no reply to.
-
-        Raises:
-            UsageError, MissingError: as `get`; also where the lifetime is not allowed.
         """
         model_id = f"{session_id}:train:{model_seq_id}"
         with locked(self._root, fcntl.LOCK_SH):
@@ -202,16 +181,8 @@ class CheckpointStore:
             raise MissingError(f"{path}: this checkpoint has expired: its ttl_seconds are over")
         return checkpoint
 
-    def info(self, path: str) -> CheckpointInfo:
-        """What the checkpoint at a tinker:// path was trained from; raises as `get`."""
-        return self.get(path).info
-
     def load(self, path: str, config: ModelConfig) -> tuple[Adapter, Tensor | None]:
-        """The adapter, and Adam's moments [2, P] where they were saved.
-
-        Raises:
-            UsageError, MissingError: as `get`; also where the tensors do not fit the base model.
-        """
+        """Return the adapter, and Adam's moments [2, P] where they were saved; raises as `get`."""
         with locked(self._root, fcntl.LOCK_SH):
             checkpoint = self.get(path)
             if checkpoint.id.startswith("external_weights/"):
@@ -235,11 +206,7 @@ class CheckpointStore:
             _remove(self.get(path))
 
     def set_ttl(self, path: str, ttl_s: int | None) -> None:
-        """Let a checkpoint expire in `ttl_s` seconds from now, or never.
-
-        Raises:
-            UsageError, MissingError: as `get`; also where the lifetime is not allowed.
-        """
+        """Let a checkpoint expire in `ttl_s` seconds from now, or never; raises as `get`."""
         expires = self._expiry(ttl_s)
         self._amend(path, lambda checkpoint: replace(checkpoint, expires=expires))
 
@@ -315,13 +282,9 @@ class CheckpointStore:
 
     def _read(self, folder: Path) -> Checkpoint | None:
         try:
-            return _decode(self._path(folder), folder / "checkpoint.json")
+            return _decode(_path_of(folder), folder / "checkpoint.json")
         except (OSError, UsageError):
             return None
-
-    def _path(self, folder: Path) -> str:
-        session_id, _, seq_id = folder.parts[-3].rpartition("_train_")
-        return f"tinker://{session_id}:train:{seq_id}/{folder.parts[-2]}/{folder.name}"
 
     def _folder(self, path: str) -> Path:
         match = _PATH.fullmatch(path)
@@ -334,10 +297,15 @@ class CheckpointStore:
 
     def _folders(self, owner: str | None) -> Iterator[Path]:
         for run in self.records.folders(owner):
-            kinds = [run / kind for kind in _KINDS]
-            for folder in [folder for kind in kinds if not kind.is_symlink() for folder in list(kind.glob("*"))]:
-                if _PATH.fullmatch(self._path(folder)) and not folder.is_symlink():
+            kinds = [run / kind for kind in _KINDS if not (run / kind).is_symlink()]
+            for folder in [folder for kind in kinds for folder in kind.glob("*")]:
+                if _PATH.fullmatch(_path_of(folder)) and not folder.is_symlink():
                     yield folder
+
+
+def _path_of(folder: Path) -> str:
+    session_id, _, seq_id = folder.parts[-3].rpartition("_train_")
+    return f"tinker://{session_id}:train:{seq_id}/{folder.parts[-2]}/{folder.name}"
 
 
 def _encode(checkpoint: Checkpoint) -> dict[str, object]:

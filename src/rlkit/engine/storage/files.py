@@ -1,6 +1,6 @@
-"""Small files that last: replaced by one rename, flushed, and guarded by the lock of the folder that they are in.
+"""The files of checkpoints and snapshots: JSON, named tensors, and the lock of a folder.
 
-Invariant: who reads such a file sees the old content or the new one, whatever is killed and whenever.
+Invariant: who reads a JSON file sees the old content or the new one, whatever is killed and whenever.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import TypeAdapter
+from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnknownVariableType] their PathLike is bare
+from torch import Tensor
 
 from rlkit._util import files
 
 
 def read_json[T](file: Path, kind: TypeAdapter[T]) -> T | None:
-    """What a file holds, or None if the file is absent, damaged or holds something else."""
+    """Return what a file holds, or None if the file is absent, damaged or holds something else."""
     try:
         return kind.validate_json(file.read_bytes())
     except (OSError, ValueError):
@@ -28,7 +30,16 @@ def read_json[T](file: Path, kind: TypeAdapter[T]) -> T | None:
 def write_json(file: Path, value: object) -> None:
     """Replace a file, on the disk when this returns; its folder is made if it is missing."""
     files.write_text(file, json.dumps(value, indent=1))
-    sync(file.parent)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write contiguous tensors that share no memory as safetensors."""
+    save_file(dict(tensors), str(path))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read all tensors of a safetensors file onto the CPU."""
+    return load_file(str(path))
 
 
 def sync(path: Path) -> None:
@@ -41,14 +52,7 @@ def sync(path: Path) -> None:
 
 
 def lock(folder: Path, mode: int) -> int:
-    """Lock a folder, which is made if it is missing; the descriptor that holds the lock until it is closed.
-
-    Args:
-        mode: as `fcntl.flock` takes it.
-
-    Raises:
-        BlockingIOError: `mode` does not wait, and somebody else holds the lock.
-    """
+    """Lock a folder, which is made if it is missing, by a `mode` of `fcntl.flock`; closing the result unlocks it."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -61,7 +65,7 @@ def lock(folder: Path, mode: int) -> int:
 
 @contextmanager
 def locked(folder: Path, mode: int) -> Generator[None]:
-    """Hold the lock of a folder for a while; arguments and errors as `lock`."""
+    """Hold the lock of a folder for a while; arguments as `lock`."""
     descriptor = lock(folder, mode)
     try:
         yield

@@ -48,9 +48,6 @@ def save_external(
 
     Args:
         recipients: `age` or SSH public keys; with any, each file is encrypted to them and gets the suffix `.age`.
-
-    Raises:
-        UsageError: as `CheckpointStore.save`; also where a key is none, or where `peft` sees other matrices than we do.
     """
     if adapter.config.fused:
         raise UsageError(
@@ -84,7 +81,6 @@ def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
 
 
 def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]]:
-    """Names and contents."""
     from safetensors.torch import save
 
     tensors = peft_tensors(adapter.to(torch.device("cpu")))

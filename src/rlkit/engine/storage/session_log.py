@@ -104,9 +104,6 @@ class Records:
         """Remove what a killed server left half-written, and what was a month ago and left no checkpoint.
 
         The caller holds the root's lock exclusively, and has removed what is left of checkpoints that are gone.
-
-        Args:
-            now_s: seconds since 1970.
         """
         for folder in (*self.folders(), self._root / ".sessions"):
             for file in folder.glob(".*.tmp"):
@@ -114,21 +111,16 @@ class Records:
         for folder in self.folders():
             run = read_json(folder / "run.json", _RUN)
             if run is not None and run.created + _KEPT_S < now_s and not any(folder.glob("*/*")):
-                _remove(folder)
+                (folder / "run.json").unlink()
+                with suppress(OSError):  # somebody else has put something there
+                    for kind in folder.iterdir():
+                        kind.rmdir()
+                    folder.rmdir()
         in_use = {folder.name.rpartition("_train_")[0] for folder in self.folders()}
         for file in (self._root / ".sessions").glob("*.json"):
             session = read_json(file, _SESSION)
             if session is not None and session.created + _KEPT_S < now_s and file.stem not in in_use:
                 file.unlink()
-
-
-def _remove(run: Path) -> None:
-    """Remove the record of a run and its folder, in which there are empty folders at most."""
-    (run / "run.json").unlink()
-    with suppress(OSError):  # somebody else has put something there
-        for folder in run.iterdir():
-            folder.rmdir()
-        run.rmdir()
 
 
 def strings(metadata: Mapping[str, object] | None) -> dict[str, str] | None:

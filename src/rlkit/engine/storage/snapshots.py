@@ -20,8 +20,7 @@ from safetensors import SafetensorError
 
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings
-from rlkit.engine.storage.files import lock, locked
-from rlkit.engine.storage.tensorfile import read_tensors, write_tensors
+from rlkit.engine.storage.files import lock, locked, read_tensors, write_tensors
 from rlkit.errors import UsageError
 
 _MEMORY_BYTES_MAX = 256 << 20
@@ -31,8 +30,6 @@ _PREFIX = ".scratch-"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Spilled:
-    """An adapter on disk."""
-
     config: ModelConfig
     settings: LoraSettings
     path: Path
@@ -49,11 +46,7 @@ class Snapshots:
         self._spilled: OrderedDict[str, _Spilled] = OrderedDict()
 
     def put(self, key: str, adapter: Adapter) -> None:
-        """Keep a frozen adapter under a new key.
-
-        Raises:
-            UsageError: an older one has to go to disk, and cannot be written.
-        """
+        """Keep a frozen adapter under a new key; `UsageError` where an older one cannot be written to disk."""
         while self._recent and sum(map(_bytes, (adapter, *self._recent.values()))) > _MEMORY_BYTES_MAX:
             oldest = next(iter(self._recent))
             self._spill(oldest, self._recent[oldest])

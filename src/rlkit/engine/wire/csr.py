@@ -22,11 +22,7 @@ def dense_of[T: np.generic](
     *,
     pad: int = 0,
 ) -> NDArray[T]:
-    """A tensor [N, K] in compressed sparse rows, made dense with `pad` where nothing is listed.
-
-    Raises:
-        UsageError: names the field that is wrong.
-    """
+    """Make a tensor [N, K] in compressed sparse rows dense, with `pad` where nothing is listed."""
     if len(shape) != 2:
         raise UsageError(f"{name}: a sparse tensor needs a shape [N, K], not {list(shape)}")
     if not 0 <= shape[0] * shape[1] <= VALUES_MAX:

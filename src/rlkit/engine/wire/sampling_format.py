@@ -33,11 +33,7 @@ type StopRules = Callable[[Sequence[int] | None, Sequence[str]], StopRule]
 
 
 def decode_sample(request: types.SampleRequest, rule: StopRules) -> SampleRequest:
-    """Read a sampling request.
-
-    Raises:
-        UsageError: a field is out of range, or asks for something that the engine does not do.
-    """
+    """Read a sampling request; `UsageError` where it asks for something that the engine does not do."""
     if request.record_stability_info:
         raise UsageError("sample: record_stability_info is not supported by the embedded engine")
     params, prompt = request.sampling_params, _prompt(request.prompt)
@@ -162,7 +158,6 @@ def _prompt(prompt: ModelInput) -> NDArray[np.int64]:
 
 
 def _integers(name: str, values: Sequence[float]) -> NDArray[np.int64]:
-    """Whole numbers that fit 64 bits."""
     try:
         found = np.array(values, np.int64)
     except (OverflowError, ValueError):

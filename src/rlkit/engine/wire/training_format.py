@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -25,9 +24,6 @@ from rlkit.engine.training.packing import Example
 from rlkit.engine.wire.csr import VALUES_MAX, dense_of
 from rlkit.errors import UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
 _RANK_MAX = 512
 # Beyond this a step is a mistake: weights go where no number of theirs means anything.
 _STEP_MAX = 1000.0
@@ -37,11 +33,7 @@ _DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRequest:
-    """A forward or forward-backward request; its data are still encoded (see `decode_examples`).
-
-    Args:
-        fingerprint: equal requests have equal ones.
-    """
+    """A forward or forward-backward request; its data are still encoded (see `decode_examples`)."""
 
     model_id: str
     seq_id: int
@@ -63,15 +55,8 @@ def decode_train(body: bytes) -> TrainRequest:
     for key, value in message.loss_fn_config_v2.items():
         settings[key] = value.text if value.WhichOneof("value") == "text" else value.number
     fingerprint = blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
-    return TrainRequest(
-        message.model_id,
-        message.seq_id,
-        message.loss_fn,
-        settings,
-        message.forward_only,
-        message.data,
-        fingerprint,
-    )
+    loss, seq_id = message.loss_fn, message.seq_id
+    return TrainRequest(message.model_id, seq_id, loss, settings, message.forward_only, message.data, fingerprint)
 
 
 def place_of(body: bytes) -> tuple[str, int] | None:
@@ -83,11 +68,7 @@ def place_of(body: bytes) -> tuple[str, int] | None:
 
 
 def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
-    """Read training sequences; what is missing from a sparse tensor is 0.
-
-    Raises:
-        UsageError: names the datum and what is wrong with it.
-    """
+    """Read training sequences; what is missing from a sparse tensor is 0. Errors name the datum."""
     tensors = (tensor for datum in data for tensor in datum.loss_fn_inputs.values())
     sparse = sum(abs(math.prod(t.shape)) for t in tensors if t.HasField("sparse_csr") and len(t.shape) == 2)
     if sparse > VALUES_MAX:
@@ -166,37 +147,28 @@ def encode_loss(output: LossOutput) -> bytes:
         field.offsets = np.cumsum([0, *(4 * values.size for values in members)], dtype=np.int64).tobytes()
         field.dtype = pb.DTYPE_FLOAT32
         field.trailing_shape.extend(trailing)
-    _set_metrics(message.metrics, {"loss:sum": output.loss})
+    metrics: MutableMapping[str, float] = message.metrics
+    metrics["loss:sum"] = output.loss
     return message.SerializeToString()
 
 
-def _set_metrics(target: MutableMapping[str, float], metrics: Mapping[str, float]) -> None:
-    for name, value in metrics.items():
-        target[name] = value
-
-
 def _tensor(name: str, tensor: pb.Tensor) -> NDArray[np.generic]:
-    """A tensor [N] or [N, K], dense."""
     if tensor.dtype not in _DTYPES:
         raise UsageError(f"{name}: dtype {tensor.dtype} is not supported; use float32 or int64")
     dtype, shape = _DTYPES[tensor.dtype], tuple(tensor.shape)
     if len(shape) > 2 or min(shape, default=0) < 0:
         raise UsageError(f"{name}: shape {list(shape[:4])} is not supported; use [N] or [N, K]")
     if tensor.WhichOneof("encoding") == "sparse_csr":
-        return _sparse(name, tensor.sparse_csr, dtype, shape)
+        csr = tensor.sparse_csr
+        starts = _array(f"{name}.crow_indices", csr.crow_indices, np.int64).astype(np.int64)
+        columns = _array(f"{name}.col_indices", csr.col_indices, np.int64).astype(np.int64)
+        return dense_of(name, _array(name, csr.values, dtype), starts, columns, shape)
     values = _array(name, tensor.dense, dtype)
     if not shape:
         return values
     if math.prod(shape) != len(values):
         raise UsageError(f"{name}: shape {list(shape)} does not agree with {len(values)} values")
     return values.reshape(shape)
-
-
-def _sparse(name: str, csr: pb.SparseCsr, dtype: type[np.generic], shape: tuple[int, ...]) -> NDArray[np.generic]:
-    """A tensor in compressed sparse rows, made dense."""
-    starts = _array(f"{name}.crow_indices", csr.crow_indices, np.int64).astype(np.int64)
-    columns = _array(f"{name}.col_indices", csr.col_indices, np.int64).astype(np.int64)
-    return dense_of(name, _array(name, csr.values, dtype), starts, columns, shape)
 
 
 def _array(name: str, data: bytes, dtype: type[np.generic]) -> NDArray[np.generic]:
