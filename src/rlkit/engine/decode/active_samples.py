@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import accumulate, groupby
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -22,12 +22,7 @@ from rlkit.engine.model.weights import Weights
 
 
 class Rows:
-    """Rows on their way, with their keys and values.
-
-    Args:
-        weights: made by `rlkit.engine.model.lora.serve`.
-        threads: how many share the work of a step.
-    """
+    """Rows on their way, with their keys and values; `weights` are made by `rlkit.engine.model.lora.serve`."""
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
@@ -66,10 +61,11 @@ class Rows:
             block.begin()
         logits = self._steps.run([row.tokens[-1] for row in rows], blocks)
         alive = self._draw(rows, logits)
-        ends = list(accumulate(len(block.rows) for block in blocks))
-        spans = [slice(end - len(block.rows), end) for block, end in zip(blocks, ends, strict=True)]
-        for block, span in zip(blocks, spans, strict=True):
-            finished = [index for index in range(len(block.rows)) if not alive[span.start + index]]
+        start = 0
+        for block in blocks:
+            end = start + len(block.rows)
+            finished = [index for index, goes_on in enumerate(alive[start:end]) if not goes_on]
+            start = end
             if finished:
                 block.remove(finished)
         self._forget_empty()
@@ -108,10 +104,8 @@ class Rows:
         _keep_top(rows, logits)
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=logits.device)
         tokens, logprobs = draw(logits, [row.ticket.request.settings for row in rows], uniforms, threads=self._threads)
-        alive: list[bool] = []
-        for row, token, logprob in zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True):
-            alive.append(row.extend(int(token), float(logprob)))
-        return alive
+        drawn = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
+        return [row.extend(int(token), float(logprob)) for row, token, logprob in drawn]
 
 
 def _keep_top(rows: Sequence[Row], logits: Tensor) -> None:

@@ -145,8 +145,6 @@ class KvBlock[Row]:
         out.view(grouped.shape)[:] = torch.matmul(functional.softmax(scores, -1), values[: len(rows)])
 
     def _each(self, task: Callable[[int], None]) -> None:
-        """Call `task` for each of the parts."""
-
         @torch.inference_mode(torch.is_inference_mode_enabled())
         def part(first: int, last: int) -> None:
             for index in range(first, last):
@@ -171,7 +169,6 @@ class KvBlock[Row]:
         return self.capacity if needed <= self.capacity else needed + needed // _SPARE_PART
 
     def _layers(self) -> list[range]:
-        """The layers of each part."""
         together = -(-self._config.layers // _PARTS)
         return [
             range(first, min(first + together, self._config.layers))

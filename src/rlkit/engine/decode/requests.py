@@ -17,31 +17,22 @@ from rlkit.engine.decode.token_sampling import DrawSettings
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """What to sample.
+    """What to sample."""
 
-    Args:
-        prompt: [P] int64, not empty.
-        max_tokens: None for what the context window leaves.
-        top: how many of the likeliest tokens to report at every sampled token.
-        prompt_logprobs: whether to score the prompt.
-        prompt_top: how many of the likeliest tokens to report at each token of the prompt.
-        last: `prompt_logprobs` and `prompt_top` are about so many tokens at the end of the prompt; None for all.
-        targets: [P - 1, K] int64, tokens to score at each position after the first; −1 scores nothing.
-        alternatives: how many tokens to draw at each position after the first.
-    """
-
-    prompt: NDArray[np.int64]
+    prompt: NDArray[np.int64]  # [P] int64, not empty
     samples: int
-    max_tokens: int | None
+    max_tokens: int | None  # None for what the context window leaves
     seed: int
     settings: DrawSettings
     stop: StopRule
-    top: int = 0
-    prompt_logprobs: bool = False
-    prompt_top: int = 0
+    top: int = 0  # how many of the likeliest tokens to report at every sampled token
+    prompt_logprobs: bool = False  # whether to score the prompt
+    prompt_top: int = 0  # how many of the likeliest tokens to report at each token of the prompt
+    # `prompt_logprobs` and `prompt_top` are about so many tokens at the end of the prompt; None for all
     last: int | None = None
+    # [P - 1, K] int64, tokens to score at each position after the first; −1 scores nothing
     targets: NDArray[np.int64] | None = None
-    alternatives: int = 0
+    alternatives: int = 0  # how many tokens to draw at each position after the first
 
     @property
     def asked_from(self) -> int:
@@ -76,19 +67,12 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """What was asked about a prompt of P tokens.
+    """What was asked about a prompt of P tokens."""
 
-    Args:
-        logprobs: [P] float32, NaN where nothing was asked for.
-        top: [P, k].
-        targets: [P - 1, K] float32, NaN where nothing was asked for.
-        alternatives: [P - 1, k].
-    """
-
-    logprobs: NDArray[np.float32] | None = None
-    top: Tokens | None = None
-    targets: NDArray[np.float32] | None = None
-    alternatives: Tokens | None = None
+    logprobs: NDArray[np.float32] | None = None  # [P] float32, NaN where nothing was asked for
+    top: Tokens | None = None  # [P, k]
+    targets: NDArray[np.float32] | None = None  # [P - 1, K] float32, NaN where nothing was asked for
+    alternatives: Tokens | None = None  # [P - 1, k]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,17 +96,12 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One sample on its way.
-
-    Args:
-        number: rows that came later have greater ones.
-        reached: positions that were set aside for it before it was put back into the queue; 0 if it was not.
-    """
+    """One sample on its way."""
 
     ticket: Ticket
     index: int
-    number: int
-    reached: int = 0
+    number: int  # rows that came later have greater ones
+    reached: int = 0  # positions that were set aside for it before it was put back into the queue; 0 if it was not
     random: np.random.Generator = field(init=False)
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])

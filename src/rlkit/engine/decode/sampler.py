@@ -39,7 +39,6 @@ class Decoder:
     Args:
         size: how much to decode at a time, by default what suits the weights' device. What its keys and values may
             come to is for all decoders together that are named to each other in `step`.
-        activity: told how many tokens of prompts are being read.
     """
 
     def __init__(
@@ -72,14 +71,10 @@ class Decoder:
     @property
     def busy(self) -> bool:
         """Whether there is something to decode."""
-        return bool(self._waiting) or self._count() > 0
+        return bool(self._waiting) or self.running > 0
 
     def submit(self, request: SampleRequest, done: Callable[[SampleResult], None]) -> Ticket:
-        """Queue a request; `done` is called from `step` with its result.
-
-        Raises:
-            UsageError: the request cannot be answered.
-        """
+        """Queue a request; `done` is called from `step` with its result."""
         ticket = Ticket(request, done, _check(request, self._weights), [None] * request.samples)
         self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.samples)]
         return ticket
@@ -105,26 +100,23 @@ class Decoder:
             if len(samples) == len(ticket.samples):
                 ticket.done(SampleResult(samples, ticket.prompt))
 
-    def _running(self) -> list[Row]:
-        return self._rows.running()
-
     def _make_room(self, others: Sequence[Decoder]) -> None:
         """Put rows back while all together have outgrown the memory; one alone may take more than there is."""
         together = (self, *others)
         while sum(d._used_bytes() for d in together) > self._size.kv_bytes:
-            if sum(d._count() for d in together) < 2:
+            if sum(d.running for d in together) < 2:
                 return
             max(together, key=Decoder._used_bytes)._put_back()
 
     def _put_back(self) -> None:
         """Give up what the newest row has drawn, until there is room for as much of it."""
-        newest = max(self._running(), key=lambda row: row.number)
+        newest = max(self._rows.running(), key=lambda row: row.number)
         self._rows.drop(lambda row: row is newest)
         self._waiting.appendleft(Row(newest.ticket, newest.index, newest.number, _positions(newest)))
 
     def _admit(self, others: Sequence[Decoder]) -> list[Row]:
         """Take waiting rows while rows and memory last; while memory is short, the decoder with least of it is next."""
-        room = min(self._size.rows - self._count(), len(self._waiting))
+        room = min(self._size.rows - self.running, len(self._waiting))
         admitted: list[Row] = []
         self._short = False
         if room <= 0:
@@ -141,11 +133,8 @@ class Decoder:
                 self._short = True
         return admitted
 
-    def _count(self) -> int:
-        return len(self._rows)
-
     def _used_bytes(self) -> int:
-        return sum(map(self._bytes, self._running()))
+        return sum(map(self._bytes, self._rows.running()))
 
     def _bytes(self, row: Row) -> int:
         return kv_bytes(self._weights.config, _positions(row), self._weights.embedding.element_size())
@@ -228,7 +217,6 @@ def _check(request: SampleRequest, weights: Weights) -> int:
 
 
 def _limit(request: SampleRequest, window: int) -> int:
-    """The largest number of tokens to sample in a context of `window`."""
     length = len(request.prompt)
     if length == window and request.max_tokens == 1 and request.scored_from < length:
         return 1  # the last token that is drawn is never run, so that a prompt that fills the context can be scored

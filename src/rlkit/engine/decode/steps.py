@@ -11,7 +11,6 @@ from bisect import bisect
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import cast
 
 import numpy as np
 import torch
@@ -25,10 +24,10 @@ from rlkit.engine.kernels.matmul import ROWS, Packed, product
 from rlkit.engine.kernels.memory import cleared
 from rlkit.engine.kernels.thread_team import together
 from rlkit.engine.kernels.tiles import COLUMNS
-from rlkit.engine.model.lora import LayerAdapter
+from rlkit.engine.model.lora import NO_ADAPTER
 from rlkit.engine.model.model import attended, mlp, project_qkv, rope_at
 from rlkit.engine.model.ops import Rope, rms_norm, rotated
-from rlkit.engine.model.weights import Layer, Weights
+from rlkit.engine.model.weights import Weights
 
 # Numbers in a line of the cache.
 _LINE = 16
@@ -75,8 +74,8 @@ class Steps:
                 qkv = rotated(qkv, config.heads + config.kv_heads, rope)
             for block, start, end in zip(blocks, edges, edges[1:], strict=False):
                 block.attend(index, qkv[start:end], mixed[start:end])
-            x = attended(layer, x, mixed, LayerAdapter.none())
-            x = x + mlp(config, layer, x, LayerAdapter.none())
+            x = attended(layer, x, mixed, NO_ADAPTER)
+            x = x + mlp(config, layer, x, NO_ADAPTER)
         return rms_norm(x, weights.norm, config.norm_eps)
 
     def _compiled[Row](
@@ -149,17 +148,12 @@ def _model(weights: Weights) -> decode_step.Model | None:
     if not isinstance(weights.output, Packed):
         return None
     return decode_step.Model(
-        layers=np.array([_addresses(layer) for layer in weights.layers]),
+        layers=np.array([[_address(getattr(layer, n)) for n in decode_step.ADDRESSES] for layer in weights.layers]),
         rotary=np.array([layer.rotary for layer in weights.layers]),
         norm=weights.norm.numpy(),
         head=weights.output.panels,
         eps=np.float32(weights.config.norm_eps),
     )
-
-
-def _addresses(layer: Layer) -> list[int]:
-    parts = [cast("Tensor | Packed | None", getattr(layer, name)) for name in decode_step.ADDRESSES]
-    return [_address(part) for part in parts]
 
 
 def _address(part: Tensor | Packed | None) -> int:

@@ -14,15 +14,11 @@ _MARGIN_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Stop tokens, and stop strings that are looked for in the decoded text of the completion.
-
-    Args:
-        decode: token ids to text; needed where `strings` is not empty.
-    """
+    """Stop tokens, and stop strings that are looked for in the decoded text of the completion."""
 
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
-    decode: Callable[[Sequence[int]], str] | None = None
+    decode: Callable[[Sequence[int]], str] | None = None  # token ids to text; needed where `strings` is not empty
     _reach: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -45,9 +45,7 @@ def draw(
 
     Args:
         logits: [n, V] float32.
-        settings: n of them.
         uniforms: [n] float64 in [0, 1).
-        threads: how many share the work, by default as many as torch would use here.
 
     Returns:
         tokens [n] int64 and log-probabilities [n] float32.

@@ -26,13 +26,7 @@ _SHARED_OPERATIONS = 10_000_000
 
 
 class Attention:
-    """Attention inside the sequences of one batch, which every layer has alike.
-
-    Args:
-        spans: where the sequences are, one behind the other, a prefix before what attends to it.
-        rope: for each row.
-        kv_heads: K.
-    """
+    """Attention inside the sequences of one batch, alike for every layer; a prefix stands before what attends to it."""
 
     def __init__(self, spans: Sequence[Span], rope: Rope, kv_heads: int) -> None:
         self.kv_heads = kv_heads

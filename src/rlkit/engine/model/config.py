@@ -80,18 +80,12 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023, section 3): slow wavelengths stretched by `factor`, quick ones kept, a ramp between.
-
-    Args:
-        low: index of the first frequency on the ramp; it may lie between two.
-        high: index of the last one.
-        amplitude: what cosines and sines are multiplied by.
-    """
+    """YaRN (Peng et al. 2023, section 3): slow wavelengths stretched by `factor`, quick ones kept, a ramp between."""
 
     factor: float
-    low: float
-    high: float
-    amplitude: float
+    low: float  # index of the first frequency on the ramp; it may lie between two
+    high: float  # index of the last one
+    amplitude: float  # what cosines and sines are multiplied by
 
     def apply(self, frequencies: list[float]) -> list[float]:
         """The scaled frequencies."""
@@ -102,14 +96,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The shape of a dense decoder.
-
-    Args:
-        eos: tokens that end a generation, from config.json and generation_config.json together.
-        fused: the checkpoint keeps query, key and value as one matrix, and gate and up as another.
-        o_bias: the output projection of the attention has a bias.
-        unrotated: layers without rotary embedding.
-    """
+    """The shape of a dense decoder."""
 
     architecture: str
     vocab_size: int
@@ -125,11 +112,11 @@ class ModelConfig:
     tied: bool
     qk_norm: bool
     qkv_bias: bool
-    o_bias: bool
-    fused: bool
-    unrotated: frozenset[int]
+    o_bias: bool  # the output projection of the attention has a bias
+    fused: bool  # the checkpoint keeps query, key and value as one matrix, and gate and up as another
+    unrotated: frozenset[int]  # layers without rotary embedding
     max_positions: int
-    eos: frozenset[int]
+    eos: frozenset[int]  # tokens that end a generation, from config.json and generation_config.json together
 
     def inverse_frequencies(self) -> list[float]:
         """Rotary angle per position, [head_dim / 2], in radians."""
@@ -143,11 +130,7 @@ class ModelConfig:
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The configuration in `directory`.
-
-    Raises:
-        UsageError: config.json is missing or broken, or describes a model that the engine does not compute.
-    """
+    """Read the configuration in `directory`; `UsageError` where the engine does not compute such a model."""
     path = directory / "config.json"
     raw = _Fields(path, _read_json(path))
     architecture = next((str(name) for name in _list(raw.raw.get("architectures"))), "none")
@@ -199,11 +182,7 @@ def read_config(directory: Path) -> ModelConfig:
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of the model in `directory`: those that its index names, or `model.safetensors`, or all.
-
-    Raises:
-        UsageError: there is none, or the index is broken or names a file that is not there.
-    """
+    """Return the safetensors files in `directory`: those that its index names, or `model.safetensors`, or all."""
     index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if not index.exists():
         files = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))

@@ -84,12 +84,12 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     """
     from gguf import GGUFReader
 
-    say = progress or _silent
+    say: Progress = progress or (lambda _message, _fraction: None)
     try:
         reader = GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise UsageError(f"{path}: not a readable GGUF file, it may be cut short ({error})") from error
-    metadata = _read_metadata(reader, path)
+    metadata = Metadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
     config = _config(reader, metadata)
 
     temporary = out.with_name(f".{out.name}.{os.getpid()}.converting")
@@ -103,18 +103,17 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
         generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         _write_json(temporary / "generation_config.json", generation)
         say("finishing", 1.0)
-        _rename_or_discard(temporary, out)
+        try:
+            temporary.rename(out)
+        except OSError:  # another process may have put its own there first
+            if not (out / "config.json").is_file():
+                raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return out
 
 
-def _read_metadata(reader: GGUFReader, path: Path) -> Metadata:
-    return Metadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
-
-
 def _config(reader: GGUFReader, metadata: Metadata) -> dict[str, JSONValue]:
-    """The `config.json` with the file's hyper-parameters."""
     kind = metadata.text("general.architecture")
     if kind not in _ARCHITECTURES:
         known = ", ".join(_ARCHITECTURES)
@@ -131,7 +130,7 @@ def _config(reader: GGUFReader, metadata: Metadata) -> dict[str, JSONValue]:
     theta = metadata.real(f"{kind}.rope.freq_base", 10_000.0)
     eos = metadata.integer("tokenizer.ggml.eos_token_id")
     shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
-    vocabulary = len(metadata.texts("tokenizer.ggml.tokens"))
+    vocabulary = len(metadata.array("tokenizer.ggml.tokens", str))
     if shapes.get("token_embd.weight") != [vocabulary, hidden]:
         raise UsageError(
             f"{metadata.path}: token_embd.weight has shape {shapes.get('token_embd.weight')}, "
@@ -216,7 +215,6 @@ def _is_exact(tensor: ReaderTensor) -> bool:
 
 
 def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValue], say: Progress) -> None:
-    """Dequantise every tensor of the file into one safetensors file."""
     import torch
     from gguf import dequantize
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] its PathLike is bare
@@ -248,7 +246,6 @@ def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValu
 
 
 def _tensor_name(name: str, architecture: _Architecture) -> str:
-    """The Hugging Face name of the GGUF tensor `name`."""
     if name in _MODEL_TENSORS:
         return _MODEL_TENSORS[name]
     block, _, rest = name.partition(".")
@@ -260,31 +257,14 @@ def _tensor_name(name: str, architecture: _Architecture) -> str:
 
 
 def _unpermute(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """Undo llama.cpp's order of the rows of a query or key projection.
+    """Undo llama.cpp's order of the rows of a query or key projection, `[heads * head_dim, hidden]`.
 
     llama.cpp rotates neighbouring pairs of a head's dimensions (2i, 2i+1), Hugging Face pairs the halves
     (i, i + head_dim/2), so llama.cpp's converter interleaves the two halves of each head.
-
-    Args:
-        weight: `[heads * head_dim, hidden]`.
-        heads: number of query heads for `attn_q`, of key heads for `attn_k`.
     """
     pairs = weight.reshape(heads, -1, 2, weight.shape[1])  # [heads, head_dim/2, 2, hidden]
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
-def _rename_or_discard(temporary: Path, out: Path) -> None:
-    """Move the finished directory into place, unless another process has put its own there first."""
-    try:
-        temporary.rename(out)
-    except OSError:
-        if not (out / "config.json").is_file():
-            raise
-
-
 def _write_json(path: Path, value: Mapping[str, JSONValue]) -> None:
     files.write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def _silent(_message: str, _fraction: float | None) -> None:
-    """The progress of a caller that does not want any."""

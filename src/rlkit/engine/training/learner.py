@@ -11,7 +11,7 @@ which goes through the model and back before the next one of its share.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -76,12 +76,8 @@ class Learner:
     """A model in training.
 
     Args:
-        weights: the frozen base model.
-        adapter: what is trained.
-        lanes: where it is computed.
         moments: [2, P], Adam's running averages of the gradient and of its square; zeros for a new model.
         steps: optimiser steps taken.
-        activity: told how many sequences are left of a request.
     """
 
     def __init__(
@@ -124,11 +120,9 @@ class Learner:
         return self._run(examples, loss, others, backward=True)
 
     def step(self, settings: AdamSettings) -> float:
-        """One step of AdamW (Loshchilov and Hutter 2019); returns the gradient's norm before clipping.
+        """Take a step of AdamW (Loshchilov and Hutter 2019); return the gradient's norm before clipping.
 
-        Raises:
-            UsageError: the gradient is not whole or not finite, and was cleared, or the weights would not be finite;
-                they are as they were.
+        `UsageError` where the gradient is not whole or not finite, or the weights would not be: they stay as they were.
         """
         gradient, torn = self.gradients.sum(0), self._torn
         self.gradients.zero_()
@@ -181,9 +175,7 @@ class Learner:
             raise
         finally:
             self._activity.add(_TO_GO, sum(len(share.logprobs) for share in shares) - len(examples))
-        logprobs: dict[int, NDArray[np.float32]] = {}
-        for share in shares:
-            logprobs |= share.logprobs
+        logprobs = ChainMap(*(share.logprobs for share in shares))
         total = math.fsum(loss for share in shares for loss in share.losses)
         return LossOutput([logprobs[i] for i in range(len(examples))], total)
 
@@ -222,7 +214,9 @@ class Learner:
             # The output layer wants the targets of one row together.
             order = torch.argsort(targets.rows, stable=True)
             if loss.by_sequence:
-                targets = _with_sequence_ratio(targets, batch, examples, _in_order(head, hidden, targets, order))
+                sorted_logp = head.logprobs(hidden, targets.reordered(order))
+                unsorted_logp = torch.empty_like(sorted_logp).index_copy_(0, order, sorted_logp)
+                targets = _with_sequence_ratio(targets, batch, examples, unsorted_logp)
             sorted_targets = targets.reordered(order)
             if backward:
                 logp, losses, upstream = head.backward(hidden.detach(), sorted_targets, loss)
@@ -248,7 +242,6 @@ class _Share:
 
 
 def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.device) -> Targets:
-    """All targets of a micro-batch's members, one behind the other."""
     members = [(member, examples[member.index]) for member in batch.members]
 
     def joined(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
@@ -257,12 +250,6 @@ def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.devic
     rows = [np.repeat(member.rows, example.targets.size // len(member.rows)) for member, example in members]
     inputs = {name: joined([example.inputs[name] for _, example in members]) for name in members[0][1].inputs}
     return Targets(joined(rows), joined([example.targets for _, example in members]), inputs)
-
-
-def _in_order(head: Head, hidden: Tensor, targets: Targets, order: Tensor) -> Tensor:
-    """Log-probabilities of `targets` as they stand."""
-    found = head.logprobs(hidden, targets.reordered(order))
-    return torch.empty_like(found).index_copy_(0, order, found)
 
 
 def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence[Example], logp: Tensor) -> Targets:

@@ -23,17 +23,12 @@ _HEAD_ROWS = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Targets:
-    """What is asked of the output layer.
+    """What is asked of the output layer."""
 
-    Args:
-        rows: [Q] int64, the hidden state that predicts each target; one may predict several. Ascending for `Head`.
-        tokens: [Q] int64.
-        inputs: the loss inputs, each [Q] float32.
-    """
-
+    # [Q] int64, the hidden state that predicts each target; one may predict several. Ascending for `Head`.
     rows: Tensor
-    tokens: Tensor
-    inputs: Inputs
+    tokens: Tensor  # [Q] int64
+    inputs: Inputs  # the loss inputs, each [Q] float32
 
     def reordered(self, order: Tensor) -> Targets:
         """The targets in another order, [Q] int64."""
@@ -43,18 +38,12 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """The output layer: logits = h Wᵀ + the unembedding's adapter, [V] a row.
+    """The output layer: logits = h Wᵀ + the unembedding's adapter, [V] a row."""
 
-    Args:
-        weight: [V, E].
-        output: the same as it is multiplied with, [E, V].
-        lora: the unembedding's adapter.
-        scratch: where logits are put, by `head_scratch`: to have new memory for each piece would take as long as they.
-    """
-
-    weight: Tensor
-    output: Matrix
-    lora: Lora | None
+    weight: Tensor  # [V, E]
+    output: Matrix  # the same as it is multiplied with, [E, V]
+    lora: Lora | None  # the unembedding's adapter
+    # Where logits are put, by `head_scratch`: to have new memory for each piece would take as long as they
     scratch: Tensor
 
     def logprobs(self, hidden: Tensor, targets: Targets) -> Tensor:

@@ -111,11 +111,7 @@ def sequence_log_ratio(logp: Tensor, inputs: Inputs) -> Tensor:
 
 
 def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:
-    """The loss called `name`.
-
-    Raises:
-        UsageError: the loss is unknown or not supported, or does not take one of `settings`.
-    """
+    """Make the loss called `name`; `UsageError` where it is unknown or does not take one of `settings`."""
     if name not in LOSSES:
         raise UsageError(
             f"loss_fn {name!r} is not supported by the embedded engine; it computes {', '.join(LOSSES)}."

@@ -56,15 +56,11 @@ class _Family:
     indices: tuple[int, ...]
 
     def size(self, lengths: Sequence[int]) -> int:
-        """Rows that it takes."""
         return self.shared + sum(lengths[i] - self.shared for i in self.indices)
 
 
 def micro_batches(sequences: Sequence[NDArray[np.int64]], most: int, shares: int = 1) -> list[list[MicroBatch]]:
-    """Pack sequences, none of them empty, into micro-batches of about `most` rows at most (or one longer sequence).
-
-    They come in as many shares as are asked for, of about as many rows each.
-    """
+    """Pack sequences, none empty, into micro-batches of about `most` rows (or one longer sequence), in even shares."""
     lengths = [len(sequence) for sequence in sequences]
     families = [part for family in _families(sequences) for part in _split(family, lengths, most)]
     families.sort(key=lambda family: (family.size(lengths), family.indices))
@@ -74,12 +70,8 @@ def micro_batches(sequences: Sequence[NDArray[np.int64]], most: int, shares: int
     batches = [_pack(sequences, chosen) for chosen in _fill(sizes, families, sum(sizes) / count, most + most // 8)]
     shared: list[list[MicroBatch]] = [[] for _ in range(shares)]
     for batch in sorted(batches, key=lambda batch: -len(batch.tokens)):
-        min(shared, key=_rows).append(batch)
+        min(shared, key=lambda batches: sum(len(other.tokens) for other in batches)).append(batch)
     return shared
-
-
-def _rows(batches: Sequence[MicroBatch]) -> int:
-    return sum(len(batch.tokens) for batch in batches)
 
 
 def _families(sequences: Sequence[NDArray[np.int64]]) -> Iterator[_Family]:
@@ -96,10 +88,10 @@ def _families(sequences: Sequence[NDArray[np.int64]]) -> Iterator[_Family]:
                 members.append(index)
                 shared = common
                 continue
-            yield _Family(shared if len(members) > 1 else 0, tuple(members))
+            yield _Family(shared, tuple(members))
         members, shared = [index], 0
     if members:
-        yield _Family(shared if len(members) > 1 else 0, tuple(members))
+        yield _Family(shared, tuple(members))
 
 
 def _common(one: NDArray[np.int64], other: NDArray[np.int64], limit: int) -> int:
