@@ -38,9 +38,7 @@ def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: in
     Args:
         rows: [N, H + 2K, D], queries, keys and values.
         spans: [S, 4], of each sequence where it starts and its length, and of the prefix that it attends to as well.
-        kv_heads: K.
-        first: the first key head.
-        last: the one behind the last.
+        first: the first key head; up to `last`, which is not computed.
         out: [N, H, D], the result; rows of no span are left alone.
         shape: [N, H, 2], a result too: a query's largest score, and what its weights are divided by.
     """
@@ -87,14 +85,7 @@ def attention_gradient(  # noqa: PLR0917  compiled
     """The gradient of `attention` at `rows` for one at its results, `by_out [N, H, D]`.
 
     Args:
-        rows: as they were given to `attention`, with all up to `last`.
-        spans: likewise.
-        kv_heads: likewise.
-        first: likewise.
-        last: likewise.
-        out: what it found.
-        shape: likewise.
-        by_out: a gradient.
+        rows: as they were given to `attention`, with all up to `last`; `out` and `shape` are its results.
         by_rows: [N, H + 2K, D], the result; rows of no span are left alone. A prefix stands before what attends to it.
     """
     size = rows.shape[2]
@@ -227,12 +218,8 @@ def _add_product(x: Floats, turned: bool, right: Floats, steps: int, out: Floats
 
     Args:
         x: [rows, steps], or [steps, rows] if it is `turned`, with room up to a multiple of `SMALL_ROWS` rows.
-        turned: whether it is.
-        right: [steps, columns], with room up to a multiple of `SMALL_COLUMNS`.
-        steps: how many are summed, at least 1.
+        right: [steps, columns], with room up to a multiple of `SMALL_COLUMNS`; at least one step.
         out: the result, with room for both.
-        rows: how many.
-        columns: how many.
     """
     _products(x, turned, right, steps, out, rows, columns, True)
 

@@ -35,61 +35,34 @@ ADDRESSES = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bi
 
 
 class Model(NamedTuple):
-    """The weights of a model of L layers, as compiled code takes them.
+    """The weights of a model of L layers, as compiled code takes them."""
 
-    Args:
-        layers: [L, 10] addresses, in the order of `ADDRESSES`.
-        rotary: [L], whether a layer rotates its queries and keys.
-        norm: [E], the last.
-        head: the output layer, packed.
-        eps: of the norms.
-    """
-
-    layers: Integers
-    rotary: Any
-    norm: Floats
-    head: Floats
-    eps: np.float32
+    layers: Integers  # [L, 10] addresses, in the order of `ADDRESSES`
+    rotary: Any  # [L], whether a layer rotates its queries and keys
+    norm: Floats  # [E], the last
+    head: Floats  # the output layer, packed
+    eps: np.float32  # of the norms
 
 
 class Step(NamedTuple):
-    """What the threads of a step have in common, of N rows of which the last may be padding.
+    """What the threads of a step have in common, of N rows of which the last may be padding."""
 
-    Args:
-        counter: [8], the first of them for `meet`.
-        x: [N, E], the embeddings.
-        streams: [M, N, E], room for the residual stream of each of M threads.
-        normed: [M, N, E], room for it after a norm.
-        qkv: [N, H + 2K, D], room for queries, keys and values.
-        mixed: [N, H · D], room for what attention gives; zero where there is padding.
-        added: [N, E], room for what is added to the residual stream.
-        both: [N, 2I], room for gate and up.
-        gated: [N, I], room.
-        logits: [N, V], the result.
-        rope: [2, N, D], cosines and sines.
-        caches: [B, L, 2], addresses of the keys and values [·, K, T, D] of each of B blocks.
-        tokens: [B], their T.
-        rows: [n, 3], for each row that is no padding its block, its place there, and its new position.
-        shares: [M + 1], where the rows of each thread begin and end in attention.
-        scores: [M, at least the largest T], room.
-    """
-
-    counter: Integers
-    x: Floats
-    streams: Floats
-    normed: Floats
-    qkv: Floats
-    mixed: Floats
-    added: Floats
-    both: Floats
-    gated: Floats
-    logits: Floats
-    rope: Floats
-    caches: Integers
-    tokens: Integers
-    rows: Integers
-    shares: Integers
-    scores: Floats
+    counter: Integers  # [8], the first of them for `meet`
+    x: Floats  # [N, E], the embeddings
+    streams: Floats  # [M, N, E], room for the residual stream of each of M threads
+    normed: Floats  # [M, N, E], room for it after a norm
+    qkv: Floats  # [N, H + 2K, D], room for queries, keys and values
+    mixed: Floats  # [N, H · D], room for what attention gives; zero where there is padding
+    added: Floats  # [N, E], room for what is added to the residual stream
+    both: Floats  # [N, 2I], room for gate and up
+    gated: Floats  # [N, I], room
+    logits: Floats  # [N, V], the result
+    rope: Floats  # [2, N, D], cosines and sines
+    caches: Integers  # [B, L, 2], addresses of the keys and values [·, K, T, D] of each of B blocks
+    tokens: Integers  # [B], their T
+    rows: Integers  # [n, 3], for each row that is no padding its block, its place there, and its new position
+    shares: Integers  # [M + 1], where the rows of each thread begin and end in attention
+    scores: Floats  # [M, at least the largest T], room
 
 
 @intrinsic
@@ -102,14 +75,7 @@ def _pointer(_context: Any, _address: Any) -> Any:
 
 @compiled()
 def decode(model: Model, step: Step, members: int, member: int) -> None:
-    """Do one thread's part of a step: the others must do theirs at the same time, each in a thread of its own.
-
-    Args:
-        model: the weights.
-        step: what is computed, and where.
-        members: how many threads there are.
-        member: which of them this is.
-    """
+    """Do the part of thread `member` of a step; all `members` must do theirs at the same time, each in its own."""
     x, normed, width = step.streams[member], step.normed[member], step.x.shape[1]
     qkv = step.qkv.reshape(len(x), step.qkv.shape[1] * step.qkv.shape[2])
     q_first, q_last = _share(_count_panels(qkv.shape[1]), member, members)
@@ -211,7 +177,6 @@ def _count_panels(columns: int) -> int:
 
 @njit(inline="always")
 def _address(panels: Floats, index: int) -> int:
-    """Of one of the panels."""
     return panels.ctypes.data + index * panels.shape[1] * PANEL_ROW_BYTES
 
 

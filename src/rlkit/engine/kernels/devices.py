@@ -17,19 +17,12 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """How much is computed at a time.
+    """How much is computed at a time."""
 
-    Args:
-        rows: samples of one set of weights that are decoded together.
-        kv_bytes: what keys and values of all samples may come to.
-        prefill_tokens: prompt tokens in one pass.
-        train_tokens: tokens in one training pass.
-    """
-
-    rows: int
-    kv_bytes: int
-    prefill_tokens: int
-    train_tokens: int
+    rows: int  # samples of one set of weights that are decoded together
+    kv_bytes: int  # what keys and values of all samples may come to
+    prefill_tokens: int  # prompt tokens in one pass
+    train_tokens: int  # tokens in one training pass
 
 
 def batches(device: torch.device) -> Batches:
@@ -46,11 +39,7 @@ def has_gpu() -> bool:
 
 
 def torch_device(name: str | None) -> torch.device:
-    """The device called `name`; by default the GPU if there is one.
-
-    Raises:
-        UsageError: there is no such device, or none that can be used here.
-    """
+    """Return the device called `name`; by default the GPU if there is one."""
     if name is None:
         return torch.device("cuda" if has_gpu() else "cpu")
     if name not in DEVICES:

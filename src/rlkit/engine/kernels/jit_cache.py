@@ -24,17 +24,6 @@ from rlkit.errors import UsageError
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
     raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
 
-_SOURCES = (
-    "barrier",
-    "causal_attention",
-    "decode_attention",
-    "decode_step",
-    "jit_cache",
-    "kernels",
-    "llvm",
-    "tiles",
-)
-
 # What lets sums be split over the lanes of a vector; what is not finite stays so.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -80,5 +69,4 @@ class _Kept(FunctionCache):
 @cache
 def _sources() -> str:
     """A hash of all that compiled functions are made of."""
-    folder = Path(__file__).parent
-    return sha256(b"".join((folder / f"{name}.py").read_bytes() for name in _SOURCES)).hexdigest()
+    return sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()

@@ -46,7 +46,6 @@ def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int, afte
     Args:
         x: N a multiple of `TILE_ROWS`; contiguous, as all of them.
         panels: [⌈M / COLUMNS⌉, K, COLUMNS], aligned to 64 bytes.
-        out: the result.
         first: the first panel whose columns are written; up to `last`, which is not.
         after: the address of what this thread reads next, if that is known.
     """
@@ -196,7 +195,6 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
 
     Args:
         rows: [N, heads and perhaps others, D].
-        heads: how many are rotated.
         cos: [N, D], and `sin` alike.
         way: 1, or −1 for the way back.
     """
@@ -251,7 +249,6 @@ def exponentials(rows: Floats, peaks: Floats, sums: Floats) -> None:
     """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
 
     Args:
-        rows: changed in place.
         peaks: [N], the largest of each row, as a result.
         sums: [N], the sum of the exponentials of each row, as a result.
     """

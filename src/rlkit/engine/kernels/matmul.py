@@ -67,12 +67,7 @@ def product(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
     """`x [N, in]` times `weight [in, out]`, plain or packed: [N, out].
 
     Args:
-        x: what is multiplied.
-        weight: with what.
         out: its first rows take the result, if it is given; it needs them up to a multiple of `ROWS`.
-
-    Raises:
-        ValueError: they do not fit each other.
     """
     if isinstance(weight, Tensor):
         return x @ weight if out is None else torch.mm(x, weight, out=out[: len(x)])

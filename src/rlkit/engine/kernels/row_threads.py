@@ -46,9 +46,6 @@ class Lanes:
         """Run the tasks, as many at a time as there are lanes, and return what they return.
 
         When one raises, the others still end before the error is passed on, so that nothing goes on unseen.
-
-        Raises:
-            StoppedError: `halt` was called before all of them had begun.
         """
 
         def begin(task: Callable[[], T]) -> T:
@@ -61,11 +58,7 @@ class Lanes:
         return [future.result() for future in futures]
 
     def check(self) -> None:
-        """Called by a long task now and then.
-
-        Raises:
-            StoppedError: `halt` was called.
-        """
+        """Raise `StoppedError` once `halt` was called: a long task asks now and then."""
         if self._halted:
             raise StoppedError("the engine was stopped")
 

@@ -22,7 +22,6 @@ def share(task: Callable[[int, int], None], count: int, *, least: int, threads: 
 
     Args:
         task: holds no lock while it computes; each range is its own.
-        count: how many parts the work has.
         least: so many parts are worth a thread.
         threads: how many at most, by default as many as torch would use here.
     """
@@ -39,7 +38,6 @@ def together(task: Callable[[int], None], members: int, *, give_up: Callable[[],
 
     Args:
         task: holds no lock while it computes.
-        members: how many.
         give_up: called when one cannot be begun or raises, so that none of the others waits for it.
     """
 

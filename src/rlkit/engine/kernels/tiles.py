@@ -101,13 +101,9 @@ def _sums(  # noqa: PLR0917  values of the emitted code
     """Emit the loop over the inner dimension; what it adds to `begin`, for each row its vectors.
 
     Args:
-        e: what emits.
-        rows: the addresses of the left factor's rows.
-        row_step: the bytes between their numbers.
-        right: the address of the right factor, whose rows are as many vectors.
-        right_step: the bytes between them.
+        rows: the addresses of the left factor's rows, with `row_step` bytes between their numbers.
+        right: the address of the right factor, whose rows are as many vectors, `right_step` bytes apart.
         steps: how many numbers are multiplied, at least 1.
-        begin: what it begins with.
         ahead: where to fetch ahead from, and how many bytes further at each step.
     """
     builder, entry = e.builder, e.builder.block
