@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +13,8 @@ from pydantic import Field, JsonValue
 from rlkit.errors import UsageError, did_you_mean, missing_extra
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from rlkit.envs.discovery.problem import Problem
     from rlkit.envs.discovery.source import Discovery
     from rlkit.envs.discovery.state import State
@@ -87,6 +90,7 @@ def discovery(
 
     from rlkit._util.seeds import derive
     from rlkit.envs.discovery.archive import Archive, ReuseRule
+    from rlkit.envs.discovery.problem import known
     from rlkit.envs.discovery.prompts import Terms
     from rlkit.envs.discovery.runners import RunnerChoice
     from rlkit.envs.discovery.source import Discovery
@@ -115,21 +119,20 @@ def discovery(
     archive = Archive(made, rule, derive(seed, "discovery"))
     rng = np.random.default_rng(derive(seed, "starts"))
     count = starts or (8 if reuse == "puct" else 1)
-    archive.plant(_begin(made, start, count if start == "random" else 1, rng))
+    archive.plant(_starting_states(made, start, count, rng))
     helpers = helpers and find_spec("scipy") is not None
-    wanted = made.polish is not None and (helpers or polish_s > 0)
-    preload = ((made.polish or "").partition(":")[0],) if wanted else ()
+    preload = (made.polish.partition(":")[0],) if made.polish is not None and (helpers or polish_s > 0) else ()
     choice = RunnerChoice(runner, workers, cpus, min_isolation, preload)
     if runner == "ray" and find_spec("ray") is None:
         raise missing_extra("ray")
     limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
-    _tell(made, archive.best, note)
+    begins = f"it begins with {made.symbol} = {archive.best.value:.10g}"
+    note(f"{made.name}, {made.direction}: {'; '.join(filter(None, [begins, known(made)]))}")
     if sys.platform != "linux" and min_isolation is None:
         note(
             "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
         )
-    terms = Terms(limits, helpers)
-    return Discovery(archive, Play(terms, choice, polish_s, _written(made)))
+    return Discovery(archive, Play(Terms(limits, helpers), choice, polish_s, _json_options(made)))
 
 
 def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
@@ -164,44 +167,31 @@ def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
     return made
 
 
-def _begin(problem: Problem, start: str, count: int, rng: object) -> list[State]:
+def _starting_states(problem: Problem, start: str, count: int, rng: np.random.Generator) -> list[State]:
     import numpy as np
 
     from rlkit.envs.discovery.problem import Invalid, published_with_program
     from rlkit.envs.discovery.problems.erdos import Erdos
     from rlkit.envs.discovery.state import State
 
-    assert isinstance(rng, np.random.Generator)
     program = ""
     if start == "random":
-        given = [problem.start(rng) for _ in range(count)]
+        constructions = [problem.start(rng) for _ in range(count)]
     elif start == "flat":
         if not isinstance(problem, Erdos) or problem.n_points is None:
             raise UsageError("start: flat is for the problem erdos with the option n_points")
-        given = [np.full(problem.n_points, 0.5)]
+        constructions = [np.full(problem.n_points, 0.5)]
     else:
         construction, program = published_with_program(start)
-        given = [construction]
+        constructions = [construction]
     try:
-        found = [problem.verified(one) for one in given]
+        starts = [problem.verified(construction) for construction in constructions]
     except Invalid as error:
         raise UsageError(f"start: {start} is no construction of {problem.name}: {error}") from None
-    return [State(one.construction, one.value, program=program) for one in found]
+    return [State(verified.construction, verified.value, program=program) for verified in starts]
 
 
-def _written(problem: Problem) -> dict[str, JsonValue]:
-    """The options of a problem as JSON, as far as they are."""
-    from dataclasses import fields, is_dataclass
-
-    if not is_dataclass(problem):
-        return {}
-    held = {one.name: getattr(problem, one.name) for one in fields(problem)}
-    return {name: value for name, value in held.items() if isinstance(value, bool | int | float | str | None)}
-
-
-def _tell(problem: Problem, best: State, note: Note) -> None:
-    from rlkit.envs.discovery.problem import known
-
-    without_a_model = known(problem)
-    begins = f"it begins with {problem.symbol} = {best.value:.10g}"
-    note(f"{problem.name}, {problem.direction}: {begins}{'; ' * bool(without_a_model)}{without_a_model}")
+def _json_options(problem: Problem) -> dict[str, JsonValue]:
+    """Return those options of a problem that JSON can hold."""
+    options = {field.name: getattr(problem, field.name) for field in fields(problem)} if is_dataclass(problem) else {}
+    return {name: value for name, value in options.items() if isinstance(value, bool | int | float | str | None)}

@@ -34,7 +34,6 @@ class ReuseRule:
             with the greatest PUCT score. `fixed`: the ones that were there at the beginning. `none`: a new random
             beginning each time.
         size: states that are kept beside those that were there at the beginning.
-        epsilon: of `epsilon_greedy`.
         c: of `puct`, how much states count that were expanded seldom.
     """
 
@@ -61,11 +60,6 @@ class Archive:
     """The states of a search over one problem.
 
     An expansion is one group of rollouts that start from a state; it is counted once, however many rollouts it has.
-
-    Args:
-        problem: whose constructions they are.
-        rule: which states are kept and expanded.
-        seed: of what is drawn by chance.
     """
 
     problem: Problem
@@ -115,7 +109,8 @@ class Archive:
             node = self._nodes[parent]
             node.best_child = max(node.best_child, *(self.score(child) for child in children))
         if self.rule.name in ("fixed", "none"):
-            children = self._best_of([*children, *self._found()], 1)  # one, so that the best is known
+            found = [node.state for node in self._nodes.values() if not node.seed]
+            children = self._best_first([*children, *found])[:1]  # one, so that the best is known
         for child in children:
             if child.id not in self._nodes:
                 self._nodes[child.id] = _Node(child, seed=False)
@@ -178,11 +173,7 @@ class Archive:
         }
 
     def load_state_dict(self, held: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` gave.
-
-        Raises:
-            UsageError: it is of another problem, or of another way of choosing.
-        """
+        """Go on from what `state_dict` gave; raise `UsageError` if it is of another problem or reuse."""
         for name, now in (("problem", self.problem.name), ("reuse", self.rule.name)):
             if held[name] != now:
                 raise UsageError(f"{name}: the run was begun with {held[name]}, and this is {now}")
@@ -190,25 +181,20 @@ class Archive:
         self._in_play = list(cast("Sequence[str]", held["in_play"]))
         self._parents = dict(cast("Mapping[str, str | None]", held["parents"]))
         self._nodes = {}
-        for one in cast("Sequence[Mapping[str, Json]]", held["nodes"]):
-            child = cast("float | None", one["best_child"])
-            state = State.from_json(one)
-            node = _Node(
-                state, bool(one["seed"]), cast("int", one["expansions"]), -math.inf if child is None else child
-            )
-            self._nodes[state.id] = node
+        for node in cast("Sequence[Mapping[str, Json]]", held["nodes"]):
+            state = State.from_json(node)
+            best_child = cast("float | None", node["best_child"])
+            best_child = -math.inf if best_child is None else best_child
+            self._nodes[state.id] = _Node(state, bool(node["seed"]), cast("int", node["expansions"]), best_child)
 
     def _fresh(self, rng: np.random.Generator) -> State:
-        found = self.problem.verified(self.problem.start(rng))
-        state = State(found.construction, found.value)
+        verified = self.problem.verified(self.problem.start(rng))
+        state = State(verified.construction, verified.value)
         self._in_play.append(state.id)
         return state
 
-    def _found(self) -> list[State]:
-        return [node.state for node in self._nodes.values() if not node.seed]
-
-    def _best_of(self, states: Sequence[State], count: int) -> list[State]:
-        return sorted(states, key=self.score, reverse=True)[:count]  # of equals, the one that was there first
+    def _best_first(self, states: Sequence[State]) -> list[State]:
+        return sorted(states, key=self.score, reverse=True)  # of equals, the one that was there first
 
     def _ranked(self) -> list[str]:
         return sorted(self._nodes, key=lambda name: self.score(self._nodes[name].state), reverse=True)
@@ -218,22 +204,17 @@ class Archive:
         puct = self.rule.name == "puct"
         if puct:
             own = [node.state for node in self._nodes.values() if not node.seed and node.state.parent == parent]
-            for state in self._best_of(own, len(own))[CHILDREN_KEPT:]:
+            for state in self._best_first(own)[CHILDREN_KEPT:]:
                 del self._nodes[state.id]
         fixed = self.rule.name in ("fixed", "none")
-        stay = puct or fixed
-        loose = [node.state for node in self._nodes.values() if not (stay and node.seed)]
-        for state in self._best_of(loose, len(loose))[1 if fixed else self.rule.size :]:
+        loose = [node.state for node in self._nodes.values() if not (node.seed and (puct or fixed))]
+        for state in self._best_first(loose)[1 if fixed else self.rule.size :]:
             del self._nodes[state.id]
-        self._parents = {name: self._parents[name] for name in self._reachable()}
-
-    def _reachable(self) -> list[str]:
-        """What is held or in play, and all that it came from."""
-        found = dict[str, None]()
-        for name in (*self._nodes, *(one for one in self._in_play if one in self._parents)):
-            found[name] = None
-            found.update(dict.fromkeys(self.lineage(name)))
-        return [name for name in found if name in self._parents]
+        # Only what is held or in play, and all that it came from.
+        reachable = dict.fromkeys(
+            relative for name in (*self._nodes, *self._in_play) for relative in (name, *self.lineage(name))
+        )
+        self._parents = {name: self._parents[name] for name in reachable if name in self._parents}
 
     def _most_promising(self) -> str:
         """By Q + c · scale · P · √(1 + T) / (1 + n), as TTT-Discover §A.2 (arXiv:2601.16175) defines it.
@@ -252,11 +233,7 @@ class Archive:
         bonus = self.rule.c * float(np.ptp(own)) * prior * math.sqrt(1 + self.expansions) / (1 + expansions)
         places: list[int] = np.argsort(-(quality + bonus), kind="stable").tolist()
         order = [names[place] for place in places]
-        blocked = {relative for name in self._in_play for relative in (name, *self.lineage(name))}
-        free = [name for name in order if name not in blocked and not blocked_by(self.lineage(name), self._in_play)]
-        return (free or [name for name in order if name not in self._in_play] or order)[0]
-
-
-def blocked_by(lineage: Sequence[str], in_play: Sequence[str]) -> bool:
-    """Whether an ancestor is in play."""
-    return not set(lineage).isdisjoint(in_play)
+        in_play = set(self._in_play)
+        blocked = {relative for name in in_play for relative in (name, *self.lineage(name))}
+        free = [name for name in order if name not in blocked and in_play.isdisjoint(self.lineage(name))]
+        return (free or [name for name in order if name not in in_play] or order)[0]

@@ -162,11 +162,7 @@ def digest(construction: Construction) -> str:
 
 
 def one_dimensional(given: Construction, *, least: int, most: int) -> Construction:
-    """A copy of an array, once it is seen to be a vector of finite numbers of such a length.
-
-    Raises:
-        Invalid: it is not.
-    """
+    """Copy a vector of finite numbers of such a length; raise `Invalid` for any other array."""
     if given.ndim != 1:
         raise Invalid(f"the array has {given.ndim} dimensions, and must have 1")
     if not least <= len(given) <= most:
@@ -177,11 +173,7 @@ def one_dimensional(given: Construction, *, least: int, most: int) -> Constructi
 
 
 def published(name: str) -> Construction:
-    """A construction from the literature by its name, such as `erdos_haugland_2016`, or from a JSON file.
-
-    Raises:
-        UsageError: as `published_with_program`.
-    """
+    """A construction from the literature by its name, such as `erdos_haugland_2016`, or from a JSON file."""
     return published_with_program(name)[0]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from rlkit.envs.discovery.problem import Problem
@@ -31,7 +31,7 @@ _FENCE = re.compile(
 _PYTHON = ("python", "python3", "py")
 _THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"
-_DIGITS = 10
+_FORMAT = ".10f"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class Terms:
     """What programs are given, as it is said and as it holds.
 
     Args:
-        limits: of each program.
         helpers: whether the problem's local search may be called.
     """
 
@@ -81,25 +80,24 @@ def _answer(text: str) -> str:
 def _start(problem: Problem, parent: State) -> str:
     shape = "x".join(map(str, parent.construction.shape))
     size = f"{shape} values" if parent.construction.ndim > 1 else f"{len(parent.construction)} values"
-    told = [f"You start from a construction of {size} with {problem.symbol} = {_number(parent.value)}."]
-    known = [
-        f"the best found by hand is {problem.baseline:g}" if problem.baseline is not None else "",
-        f"the best ever published is {problem.best_known:.9g}" if problem.best_known is not None else "",
-    ]
-    if any(known):
-        told.append(f"For comparison, {' and '.join(one for one in known if one)}.")
-    told.append(f"Improve on it: {problem.direction}.")
+    sentences = [f"You start from a construction of {size} with {problem.symbol} = {parent.value:{_FORMAT}}."]
+    known = list[str]()
+    if problem.baseline is not None:
+        known.append(f"the best found by hand is {problem.baseline:g}")
+    if problem.best_known is not None:
+        known.append(f"the best ever published is {problem.best_known:.9g}")
+    if known:
+        sentences.append(f"For comparison, {' and '.join(known)}.")
+    sentences.append(f"Improve on it: {problem.direction}.")
     if not parent.program:
-        return " ".join(told)
-    before = "" if parent.parent_value is None else f", starting from {_number(parent.parent_value)}"
+        return " ".join(sentences)
+    before = "" if parent.parent_value is None else f", starting from {parent.parent_value:{_FORMAT}}"
     after = " and a local search after it" if parent.polished else ""
-    told.append(f"It was made by this program{after}{before}:")
-    made = f"{' '.join(told)}\n\n```python\n{parent.program.strip()}\n```"
-    return (
-        f"{made}\n\nThe end of what it printed:\n\n```text\n{parent.stdout.strip()}\n```"
-        if parent.stdout.strip()
-        else made
-    )
+    sentences.append(f"It was made by this program{after}{before}:")
+    text = f"{' '.join(sentences)}\n\n```python\n{parent.program.strip()}\n```"
+    if stdout := parent.stdout.strip():
+        text += f"\n\nThe end of what it printed:\n\n```text\n{stdout}\n```"
+    return text
 
 
 def _contract(problem: Problem, parent: State, terms: Terms) -> str:
@@ -118,21 +116,16 @@ def _contract(problem: Problem, parent: State, terms: Terms) -> str:
         f"These are global variables of your program:\n\n{chr(10).join(given)}\n\n"
         f"`budget_s` is {terms.budget_s:g}; after {limits.timeout_s:g} seconds the program is ended and counts as "
         f"failed. It has {processors} and {limits.memory_bytes // MIB} MiB of memory. It can import Python's standard "
-        f"library and {_installed(_LIBRARIES)}. It cannot write files, start processes or use the network.\n\n"
+        f"library and {_installed_libraries()}. It cannot write files, start processes or use the network.\n\n"
         f"You are rewarded for the construction that it returns ({problem.direction}), and get 0 if it returns none "
         "that is valid."
     )
 
 
-def _installed(names: Sequence[str]) -> str:
-    found = list[str]()
-    for name in names:
-        try:
-            found.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return " and ".join([", ".join(found[:-1]), found[-1]] if len(found) > 1 else found)
-
-
-def _number(value: float) -> str:
-    return f"{value:.{_DIGITS}f}"
+def _installed_libraries() -> str:
+    libraries = list[str]()
+    for name in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            libraries.append(f"{name} {importlib.metadata.version(name)}")
+    *others, last = libraries  # NumPy is always there
+    return f"{', '.join(others)} and {last}" if others else last

@@ -22,6 +22,8 @@ from rlkit.types import Json
 
 _ENDING = ".record.json"
 _FORMAT = 1
+_LOCKS: dict[Path, threading.Lock] = {}
+"""By folder; all rollouts of this process share them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,17 +31,11 @@ class Record:
     """A construction that was better than all before it.
 
     Args:
-        problem: its name.
-        options: the problem's settings, by which it is made again.
-        symbol: what the value is called.
-        value: of the construction.
-        construction: itself.
-        certificate: what is proven of it, if anything.
-        task: that it was found at.
-        parent: the id of the state that its program started from.
-        program: that made it.
+        options: settings from which the problem is made again.
+        task: id of the task that found it.
+        parent: id of the state that its program started from.
         polished: whether a local search improved what the program returned.
-        name: of its file, without the ending.
+        name: name of its file, without the ending.
     """
 
     problem: str
@@ -88,9 +84,10 @@ def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str,
     Raises:
         OSError: it cannot be written.
     """
-    with _lock(folder):
-        known = _best(folder)
-        if known is not None and not problem.better(state.value, known):
+    with _LOCKS.setdefault(folder, threading.Lock()):  # atomic, unlike functools.cache
+        paths = _paths(folder)
+        best = json.loads(paths[-1].read_text())["value"] if paths else None  # each is better than all before it
+        if best is not None and not problem.better(state.value, best):
             return False
         proven = problem.certificate(state.construction)
         held: dict[str, Json] = {
@@ -107,17 +104,14 @@ def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str,
             "program": state.program,
             "values": cast("Json", state.construction.tolist()),
         }
-        number = len(list(folder.glob(f"*{_ENDING}"))) + 1
-        path = folder / f"{number:04d}-{state.id}{_ENDING}"
-        files.write_text(path, json.dumps(held))
+        files.write_text(folder / f"{len(paths) + 1:04d}-{state.id}{_ENDING}", json.dumps(held))
         return True
 
 
 def read(folder: Path) -> list[Record]:
     """The records of a folder, the best first."""
-    paths = sorted(folder.glob(f"*{_ENDING}"))
-    found = [_record(json.loads(path.read_text()), path.name.removesuffix(_ENDING)) for path in paths]
-    return found[::-1]  # each is better than all before it
+    paths = reversed(_paths(folder))
+    return [_record(json.loads(path.read_text()), path.name.removesuffix(_ENDING)) for path in paths]
 
 
 def _record(held: Mapping[str, Json], name: str) -> Record:
@@ -128,7 +122,7 @@ def _record(held: Mapping[str, Json], name: str) -> Record:
         str(held["symbol"]),
         float(cast("float", held["value"])),
         np.asarray(held["values"], np.float64),
-        None if proven is None else Certificate(proven["claim"], proven["bound"], proven["exact"]),
+        None if proven is None else Certificate(**proven),
         str(held["task"]),
         cast("str | None", held["parent"]),
         str(held["program"]),
@@ -137,15 +131,5 @@ def _record(held: Mapping[str, Json], name: str) -> Record:
     )
 
 
-def _best(folder: Path) -> float | None:
-    """The value of the last record, which is the best."""
-    paths = sorted(folder.glob(f"*{_ENDING}"))
-    return float(json.loads(paths[-1].read_text())["value"]) if paths else None
-
-
-_LOCKS: dict[Path, threading.Lock] = {}
-
-
-def _lock(folder: Path) -> threading.Lock:
-    """Return the folder's lock, which all rollouts of this process share."""
-    return _LOCKS.setdefault(folder, threading.Lock())  # atomic, unlike functools.cache
+def _paths(folder: Path) -> list[Path]:
+    return sorted(folder.glob(f"*{_ENDING}"))

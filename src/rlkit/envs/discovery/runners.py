@@ -21,7 +21,6 @@ class RunnerChoice:
     Args:
         kind: `local`, on this machine; `ray`, on the machines of a Ray cluster.
         workers: programs at once; None for as many as there are processors for.
-        cpus: processors for each.
         min_isolation: below which nothing is run; None for `os` on Linux and `limits` elsewhere.
         preload: modules that hold the helpers of programs.
     """
@@ -45,12 +44,7 @@ def shared_runner(choice: RunnerChoice) -> CodeRunner:
         from rlkit.sandbox.runners.ray_runner import RayRunner
 
         return RayRunner(cpus=choice.cpus, workers=choice.workers, min_isolation=choice.min_isolation, preload=preload)
-    runner = ForkServer(
-        workers=choice.workers,
-        cpus=choice.cpus,
-        min_isolation=choice.min_isolation,
-        preload=preload,
-    )
+    runner = ForkServer(cpus=choice.cpus, workers=choice.workers, min_isolation=choice.min_isolation, preload=preload)
     atexit.register(runner.close)
     return runner
 

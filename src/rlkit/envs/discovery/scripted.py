@@ -15,60 +15,38 @@ _HEADS: Mapping[str, str] = {
     "circle_packing": f"from {_STEPS}.packing_steps import search\n",
 }
 
-PROGRAMS: Mapping[str, Mapping[str, str]] = {
-    "erdos": {
-        "multistart": """
-def run(seed, budget_s):
-    return search(seed, 0.8 * budget_s, start=48, rungs=())
-""",
-        "adam": """
+
+def _program(construction: str) -> str:
+    """Return a program that computes its construction by one expression."""
+    return f"\ndef run(seed, budget_s):\n    return {construction}\n"
+
+
+_ADAM = """
 def run(seed, budget_s):
     rng = np.random.default_rng(seed)
     h = mirrored(np.clip(0.5 + rng.uniform(-0.4, 0.4, 50), 0, 1))
     return descend(h, iterations=3000, symmetric=True)
-""",
-        "linear programs": """
-def run(seed, budget_s):
-    return polish(initial_h_values, 0.8 * budget_s)
-""",
-        "basin hopping": """
-def run(seed, budget_s):
-    return search(seed, 0.8 * budget_s, start=60, rungs=(2, 2, 2))
-""",
-        "upsampling": """
-def run(seed, budget_s):
-    return polish(upsample(initial_h_values, 2), 0.8 * budget_s)
-""",
+"""
+
+PROGRAMS: Mapping[str, Mapping[str, str]] = {
+    "erdos": {
+        "multistart": _program("search(seed, 0.8 * budget_s, start=48, rungs=())"),
+        "adam": _ADAM,
+        "linear programs": _program("polish(initial_h_values, 0.8 * budget_s)"),
+        "basin hopping": _program("search(seed, 0.8 * budget_s, start=60, rungs=(2, 2, 2))"),
+        "upsampling": _program("polish(upsample(initial_h_values, 2), 0.8 * budget_s)"),
     },
     "autocorrelation_1": {
-        "multistart": """
-def run(seed, budget_s):
-    return search(seed, 0.8 * budget_s, norms=False)
-""",
-        "linear programs": """
-def run(seed, budget_s):
-    return polish(initial_f_values, 0.8 * budget_s)
-""",
+        "multistart": _program("search(seed, 0.8 * budget_s, norms=False)"),
+        "linear programs": _program("polish(initial_f_values, 0.8 * budget_s)"),
     },
     "autocorrelation_2": {
-        "multistart": """
-def run(seed, budget_s):
-    return search(seed, 0.8 * budget_s, norms=True)
-""",
-        "linear programs": """
-def run(seed, budget_s):
-    return polish(initial_f_values, 0.8 * budget_s)
-""",
+        "multistart": _program("search(seed, 0.8 * budget_s, norms=True)"),
+        "linear programs": _program("polish(initial_f_values, 0.8 * budget_s)"),
     },
     "circle_packing": {
-        "basin hopping": """
-def run(seed, budget_s):
-    return search(seed, 0.8 * budget_s, count=len(initial_circles))
-""",
-        "linear programs": """
-def run(seed, budget_s):
-    return polish(initial_circles, 0.8 * budget_s)
-""",
+        "basin hopping": _program("search(seed, 0.8 * budget_s, count=len(initial_circles))"),
+        "linear programs": _program("polish(initial_circles, 0.8 * budget_s)"),
     },
 }
 """By problem and name. Those that call `polish` start from the parent, the others from random beginnings."""

@@ -21,12 +21,7 @@ from rlkit.types import Group, Json
 
 
 class Discovery(TaskSource):
-    """A search over one problem.
-
-    Args:
-        archive: the states that it knows.
-        play: how its tasks are played.
-    """
+    """A search over one problem."""
 
     def __init__(self, archive: Archive, play: Play) -> None:
         self._archive = archive
@@ -65,11 +60,7 @@ class Discovery(TaskSource):
         return task
 
     def observe(self, group: Group) -> None:
-        """Put what a group has found into the archive: one expansion, however many rollouts it had.
-
-        Raises:
-            UsageError: it is of none of the tasks.
-        """
+        """Put what a group has found into the archive: one expansion, however many rollouts it had."""
         parent = self._playing.pop(group.task, None)
         if parent is None:
             raise UsageError(f"a group of {group.task!r} is of none of the search's tasks")

@@ -22,9 +22,7 @@ class State:
 
     Args:
         construction: as its problem normalises it.
-        value: of it.
         parent: the id of the state that its program was given; None for one that nothing was made from.
-        parent_value: of that state.
         program: that made it; "" where none did.
         stdout: the end of what the program printed.
         polished: whether a local search improved what the program returned.

@@ -11,14 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from rlkit._util.activity import running_activity
 from rlkit._util.stopwatch import waiting
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
-from rlkit.envs.discovery.problem import Construction, Invalid, Problem, Verified
+from rlkit.envs.discovery.problem import Invalid, Problem, Verified
 from rlkit.envs.discovery.prompts import ENTRY, POLISH, Terms
 from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
 from rlkit.envs.discovery.state import State
@@ -34,8 +34,6 @@ SAVED = "saved"
 
 type End = Literal["valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large"]
 
-ENDS: tuple[End, ...] = ("valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large")
-
 _POLISHER = f"def {ENTRY}(seconds):\n    return {POLISH}(start, seconds)\n"
 _SHOWN_CHARS = 2000
 _SPARE = 1.5  # a local search looks at the clock between its steps only
@@ -46,8 +44,6 @@ class Play:
     """How tasks of a search are played.
 
     Args:
-        terms: what programs are given.
-        runner: what runs them.
         polish_s: seconds of local search that each child gets before it is archived; 0 for none.
         options: of the problem, for its records.
     """
@@ -83,10 +79,6 @@ class ConstructionProblem(Env):
     shares `end/<how>` of how programs ended. Its info holds the program, what it printed, and what it found.
 
     Args:
-        problem: what is looked for.
-        parent: what is started from.
-        number: of the expansion in its search.
-        play: how.
         folder: where records go; None keeps none.
         best: value that the search knew when this was drawn; what is no better than that is no record.
         saved: records of this task that were there when its run was resumed.
@@ -126,7 +118,7 @@ class ConstructionProblem(Env):
         code = prompts.final_code(reply.text)
         if code is None:
             return _outcome(0.0, "no_code", {"why": "the final answer has no ```python block"}, reply)
-        ran = await self._run(code)
+        ran = await self._run(self._program(code), self.play.terms.limits, "programs running or queued")
         found, why = await in_thread(self._verified, ran)
         metrics = {"program_s": ran.seconds, "program_cpu_s": ran.cpu_s}
         info: dict[str, Json] = {"program": code, "stdout": ran.stdout}
@@ -144,18 +136,15 @@ class ConstructionProblem(Env):
             metrics["record"] = float(await in_thread(self._recorded, self.folder, child))
         return _outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": found.value}, reply, metrics)
 
-    async def _run(self, code: str) -> Ran:
-        terms = self.play.terms
-        helpers = {POLISH: self.problem.polish} if terms.helpers and self.problem.polish is not None else {}
-        program = Program(
-            code,
-            ENTRY,
-            {"seed": self.number, "budget_s": terms.budget_s},
-            {self.problem.initial: self.parent.construction},
-            helpers,
-        )
-        with waiting(_Queue(terms.limits.timeout_s)), running_activity().under_way("programs running or queued"):
-            return await shared_runner(self.play.runner).run(program, terms.limits)
+    def _program(self, code: str) -> Program:
+        terms, polish = self.play.terms, self.problem.polish
+        arguments = {"seed": self.number, "budget_s": terms.budget_s}
+        helpers = {POLISH: polish} if terms.helpers and polish is not None else {}
+        return Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
+
+    async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> Ran:
+        with waiting(_Queue(limits.timeout_s)), running_activity().under_way(activity):
+            return await shared_runner(self.play.runner).run(program, limits)
 
     def _verified(self, ran: Ran) -> tuple[Verified | None, str]:
         """What a program returned, as it counts; or why it does not."""
@@ -182,10 +171,8 @@ class ConstructionProblem(Env):
         """
         seconds = self.play.polish_s
         limits = replace(self.play.terms.limits, timeout_s=_SPARE * seconds + self.play.terms.limits.timeout_s)
-        arrays: dict[str, Construction] = {"start": child.construction}
-        program = Program(_POLISHER, ENTRY, {"seconds": seconds}, arrays, {POLISH: polish})
-        with waiting(_Queue(limits.timeout_s)), running_activity().under_way("local searches running or queued"):
-            ran = await shared_runner(self.play.runner).run(program, limits)
+        program = Program(_POLISHER, ENTRY, {"seconds": seconds}, {"start": child.construction}, {POLISH: polish})
+        ran = await self._run(program, limits, "local searches running or queued")
         found, _ = await in_thread(self._verified, ran)
         if found is None or not self.problem.better(found.value, child.value):
             return child, ran.cpu_s
@@ -203,6 +190,6 @@ def _end(ran: Ran) -> End:
 def _outcome(
     reward: float, end: End, info: Mapping[str, Json], reply: Reply, metrics: Mapping[str, float] | None = None
 ) -> Outcome:
-    ends = {f"end/{one.replace(' ', '_')}": float(one == end) for one in ENDS}
+    ends = {f"end/{name.replace(' ', '_')}": float(name == end) for name in get_args(End.__value__)}
     counted = {"valid": float(end == "valid"), "improved": 0.0, **ends, **(metrics or {})}
     return Outcome(reward, counted, {"end": end, **info}, truncated=reply.truncated)

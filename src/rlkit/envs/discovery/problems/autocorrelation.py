@@ -48,7 +48,6 @@ class _Autocorrelation(Problem):
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
 
     def __post_init__(self) -> None:
-        """See whether the options can hold together."""
         if self.n_points > self.max_points:
             raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 

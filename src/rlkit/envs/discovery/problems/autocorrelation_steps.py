@@ -144,7 +144,6 @@ def search(
     """Descents from random beginnings, linear programs from the best of them, and both on ever finer grids.
 
     Args:
-        seed: of all that is drawn by chance.
         seconds: of processor time.
         norms: of the second inequality, and not of the first.
         start: pieces to begin with.

@@ -79,7 +79,6 @@ class Erdos(Problem):
     polish = "rlkit.envs.discovery.problems.erdos_steps:polish"
 
     def __post_init__(self) -> None:
-        """See whether the options can hold together."""
         if self.exact_n and self.n_points is None:
             raise UsageError("options: exact_n needs n_points, the number of pieces that is meant")
         if self.n_points is not None and self.n_points > self.max_points:

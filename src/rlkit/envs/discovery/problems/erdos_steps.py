@@ -137,7 +137,6 @@ def search(
     """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
 
     Args:
-        seed: of everything random.
         seconds: of processor time.
         start: pieces at first.
         rungs: by which the number of pieces is multiplied, one after the other.

@@ -131,17 +131,9 @@ class CirclePacking(Problem):
 def _fit(circles: Construction) -> None:
     if np.abs(circles).max() > 1:
         raise Invalid("a circle leaves the square")
-    _inside(circles)
-    _apart(circles)
-
-
-def _inside(circles: Construction) -> None:
     for x, y, radius in ((Fraction(x), Fraction(y), Fraction(r)) for x, y, r in circles.tolist()):
         if min(x, y) < radius or max(x, y) > 1 - radius:
             raise Invalid(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the square")
-
-
-def _apart(circles: Construction) -> None:
     x, y, radii = circles.T
     gaps = np.hypot(x[:, None] - x, y[:, None] - y) - (radii[:, None] + radii)
     first, second = np.nonzero(np.triu(gaps < _CLOSE, 1))

@@ -52,7 +52,6 @@ def polish(construction: Circles, seconds: float) -> Circles:
     again, and no worse.
 
     Args:
-        construction: [n, 3] circles.
         seconds: of processor time, after which no new program is begun.
     """
     circles = np.array(construction, np.float64)
@@ -81,9 +80,7 @@ def search(
     """Basin hopping from random beginnings: some circles are put elsewhere, and linear programs do the rest.
 
     Args:
-        seed: of all that is drawn by chance.
         seconds: of processor time.
-        count: of circles.
         told: called with the seconds so far and each new best packing.
     """
     rng = np.random.default_rng(seed)
