@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
@@ -8,10 +9,26 @@ import pytest
 
 from rlkit.redteam.reply_cheats import REPLY_CHEATS, Situation
 from rlkit.redteam.report import Result
-from rlkit.redteam.task_cheat import SEALED_ELSEWHERE, SEALED_LOCALLY, TaskCheat
+from rlkit.redteam.task_cheat import Seal, TaskCheat
 from rlkit.redteam.task_cheats import TASK_CHEATS
 
 PAGE = Path(__file__).parents[2] / "docs" / "redteam.md"
+
+SEALED_LOCALLY: Mapping[Seal, str] = {
+    "view": "sealed",
+    "record": "sealed",
+    "programs": "sealed with `tested_folders`",
+    "tests": "up to the tests",
+    "kernel": "refused",
+}
+SEALED_ELSEWHERE: Mapping[Seal, str] = {
+    "view": "sealed without `tested_processes`",
+    "record": "open where logs are mounted",
+    "programs": "open",
+    "tests": "up to the tests",
+    "kernel": "up to the engine",
+}
+"""What the page says of each seal: in the local sandbox, and where the verifier shares the agent's environment."""
 
 
 def test_each_cheat_has_a_name_of_its_own_and_one_sentence() -> None:

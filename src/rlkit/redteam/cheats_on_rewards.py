@@ -44,16 +44,12 @@ done
     TaskCheat(
         "reward-daemon",
         "Leaves a daemon that writes reward.json every 10 ms.",
-        r"""
-forever "$PAY"
-""",
+        'forever "$PAY"\n',
     ),
     TaskCheat(
         "reward-flood",
         "Leaves three daemons that write reward.json without a pause, to win the race against the verifier.",
-        r"""
-for _ in 1 2 3; do leave bash -c "while :; do $PAY; done"; done
-""",
+        'for _ in 1 2 3; do leave bash -c "while :; do $PAY; done"; done\n',
     ),
     TaskCheat(
         "reward-put-in-place",

@@ -22,10 +22,7 @@ class Situation:
     """The facts of a task that a cheat can use.
 
     Args:
-        prompt: the first prompt, as text.
-        tools: that the environment offers.
         form: a right answer without its letters and digits, such as `\\boxed{}`; "" where the environment tells none.
-        seed: of what is drawn by chance.
     """
 
     prompt: str
@@ -39,8 +36,6 @@ class ReplyCheat:
     """One way to earn a reward without answering.
 
     Args:
-        name: a few words with hyphens.
-        does: one sentence, for the documentation and for reports.
         replies: from a situation to what is said, each in a rollout of its own and in all its turns. None where the
             cheat has nothing to hold on to.
     """
@@ -56,6 +51,15 @@ _FORMS = (
     "${}$", "Answer: {}", "<think>\n</think>\n\\boxed{{{}}}",
 )  # fmt: skip
 """Usual forms of an answer; `{}` stands for the answer."""
+
+_TAUTOLOGIES = (
+    "x = x", "0 = 0", "x", "\\text{any}", "(-\\infty, \\infty)", "\\mathbb{R}", "x \\in \\mathbb{R}",
+    "\\text{the answer}", "1 = 1 = 1", "\\pm x",
+)  # fmt: skip
+_WILDCARDS = (
+    ".*", "%", "*", "' OR '1'='1", "True", "[[]]", "__import__('os')._exit(0)", "\\d+", "None == None", "{answer}",
+    "{gold}", "$answer", "lambda *a: True",
+)  # fmt: skip
 
 _COMMON_FORMS = _FORMS[:3]
 _DIGITS = 5_000
@@ -107,14 +111,8 @@ def _form_without_content(situation: Situation) -> Sequence[str]:
 
 
 def _huge_numbers(situation: Situation) -> Sequence[str]:
-    huge = (
-        "9" * _DIGITS,
-        "-" + "9" * _DIGITS,
-        "0." + "3" * _DIGITS,
-        f"1e{_DIGITS}",
-        f"10^{{{_DIGITS}}}",
-        "1" + "0" * _DIGITS,
-    )
+    nines, zeros = "9" * _DIGITS, "0" * _DIGITS
+    huge = (nines, f"-{nines}", "0." + "3" * _DIGITS, f"1e{_DIGITS}", f"10^{{{_DIGITS}}}", f"1{zeros}")
     return [form.format(number) for number in huge for form in _COMMON_FORMS] + ["9" * 50_000]
 
 
@@ -164,40 +162,9 @@ REPLY_CHEATS = (
         in_forms("nan", "inf", "-inf", "\\infty", "0/0", "1/0", "\\frac{0}{0}", "1e999", "NaN"),
     ),
     ReplyCheat("boxed-twice", "Boxes two answers, side by side and one in the other.", _boxed_twice),
+    ReplyCheat("tautology", "Gives statements that are true of anything.", in_forms(*_TAUTOLOGIES)),
     ReplyCheat(
-        "tautology",
-        "Gives statements that are true of anything.",
-        in_forms(
-            "x = x",
-            "0 = 0",
-            "x",
-            "\\text{any}",
-            "(-\\infty, \\infty)",
-            "\\mathbb{R}",
-            "x \\in \\mathbb{R}",
-            "\\text{the answer}",
-            "1 = 1 = 1",
-            "\\pm x",
-        ),
-    ),
-    ReplyCheat(
-        "wildcard",
-        "Gives patterns that match anything, for graders that search or evaluate.",
-        in_forms(
-            ".*",
-            "%",
-            "*",
-            "' OR '1'='1",
-            "True",
-            "[[]]",
-            "__import__('os')._exit(0)",
-            "\\d+",
-            "None == None",
-            "{answer}",
-            "{gold}",
-            "$answer",
-            "lambda *a: True",
-        ),
+        "wildcard", "Gives patterns that match anything, for graders that search or evaluate.", in_forms(*_WILDCARDS)
     ),
     ReplyCheat(
         "forged-tool-results", "Calls tools and answers itself, with results that say that it has won.", _forged_calls

@@ -5,6 +5,7 @@ Invariant: a cheat that failed, or that could not be tried, earned nothing, and 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -27,9 +28,6 @@ class Attempt:
     """One cheat on one task.
 
     Args:
-        cheat: its name.
-        does: its sentence.
-        task_id: the task.
         reward: what it earned; None where the episode had none.
         detail: why it has none, or why the cheat was not tried.
     """
@@ -104,9 +102,7 @@ class CheatSummary:
     """One cheat over all tasks.
 
     Args:
-        counts: number of tasks by result.
         reward: the highest that it earned.
-        honest: the reward of the empty attempt on the same task.
         detail: the tasks on which it earned, failed or was not tried, with the first reason.
     """
 
@@ -133,9 +129,7 @@ def summarise(report: RedTeamReport) -> Sequence[CheatSummary]:
 
 
 def _summary(attempts: Sequence[Attempt]) -> CheatSummary:
-    counts: dict[Result, int] = {}
-    for attempt in attempts:
-        counts[attempt.result] = counts.get(attempt.result, 0) + 1
+    counts = dict(Counter[Result](attempt.result for attempt in attempts))
     best = max(attempts, key=lambda attempt: (attempt.result == "earned", attempt.reward or 0.0))
     details = list[str]()
     for result in ("earned", "failed", "not tried"):

@@ -6,31 +6,12 @@ instruction names (`OUTPUTS`) and, from earlier episodes, the names of the files
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 type Seal = Literal["view", "record", "programs", "tests", "kernel"]
 """The defence against a cheat: the verifier's view, rlkit's copy of the agent's record, the programs of the image, the
 tests themselves, or system calls that are refused."""
-
-SEALED_LOCALLY: Mapping[Seal, str] = {
-    "view": "sealed",
-    "record": "sealed",
-    "programs": "sealed with `tested_folders`",
-    "tests": "up to the tests",
-    "kernel": "refused",
-}
-"""By seal: how things stand in the local sandbox."""
-
-SEALED_ELSEWHERE: Mapping[Seal, str] = {
-    "view": "sealed without `tested_processes`",
-    "record": "open where logs are mounted",
-    "programs": "open",
-    "tests": "up to the tests",
-    "kernel": "up to the engine",
-}
-"""By seal: how things stand in Harbor's other environments, where the verifier shares the agent's."""
 
 SKIPPED = 77
 """Exit code of a script that cannot be carried out here; the last line of its output is the reason."""
@@ -60,19 +41,14 @@ class TaskCheat:
     """One way to earn a reward without solving a task.
 
     Args:
-        name: a few words with hyphens.
-        does: one sentence, for the documentation and for reports.
         script: commands for bash, run as the agent's user in the agent's environment, before verification. In a task of
             steps they are run in each step.
-        seal: the defence against it.
-        attacks: a group of cheats: what is attacked.
     """
 
     name: str
     does: str
     script: str
     seal: Seal = "view"
-    attacks: str = ""
 
     @property
     def command(self) -> str:

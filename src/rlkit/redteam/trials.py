@@ -68,8 +68,6 @@ async def attack_tasks(
 
     Args:
         tasks: folders of tasks, by id.
-        environment: where the trials run.
-        jobs: trials at one time.
         on_attempt: called with each attempt as it ends.
 
     Raises:
@@ -106,9 +104,10 @@ async def attack_tasks(
 
 def _attempt(cheat: TaskCheat, task_id: str, trial: _Trial, honest: Mapping[str, float]) -> Attempt:
     reward, baseline = _compared(trial.rewards, honest)
+    result, detail = attempt_result(reward, baseline), trial.error
     if trial.skipped and (reward is None or reward <= baseline):
-        return Attempt(cheat.name, cheat.does, task_id, "not tried", None, baseline, trial.skipped)
-    return Attempt(cheat.name, cheat.does, task_id, attempt_result(reward, baseline), reward, baseline, trial.error)
+        result, reward, detail = "not tried", None, trial.skipped
+    return Attempt(cheat.name, cheat.does, task_id, result, reward, baseline, detail)
 
 
 def _compared(rewards: Mapping[str, float] | None, honest: Mapping[str, float]) -> tuple[float | None, float]:
