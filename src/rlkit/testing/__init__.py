@@ -5,7 +5,7 @@ model = rlkit.testing.byte_model(tmp_path / "model")
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,26 +34,18 @@ __all__ = [
     "tiny_model",
 ]
 
-_HOME = {
-    "ByteChat": "rlkit.testing.policies",
-    "Deadlock": "rlkit.testing.clock",
-    "Fault": "rlkit.testing.world",
-    "FaultyProxy": "rlkit.testing.proxy",
-    "Latency": "rlkit.testing.world",
-    "NoisyPolicy": "rlkit.testing.policies",
-    "ScriptedPolicy": "rlkit.testing.policies",
-    "ScriptedSampler": "rlkit.testing.policies",
-    "SimulatedClient": "rlkit.testing.simulated",
-    "SimulatedTinker": "rlkit.testing.simulated",
-    "VirtualClock": "rlkit.testing.clock",
-    "World": "rlkit.testing.world",
-    "byte_model": "rlkit.testing.models",
-    "run_virtual": "rlkit.testing.clock",
-    "tiny_model": "rlkit.testing.models",
+_MODULES = {
+    "clock": ["Deadlock", "VirtualClock", "run_virtual"],
+    "models": ["byte_model", "tiny_model"],
+    "policies": ["ByteChat", "NoisyPolicy", "ScriptedPolicy", "ScriptedSampler"],
+    "proxy": ["FaultyProxy"],
+    "simulated": ["SimulatedClient", "SimulatedTinker"],
+    "world": ["Fault", "Latency", "World"],
 }
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(import_module(f"rlkit.testing.{_HOME[name]}"), name)

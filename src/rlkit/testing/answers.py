@@ -43,9 +43,9 @@ def now[T](value: T) -> Answer[T]:
 def later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
     """An answer after so many seconds, unless something goes wrong; work that fails is not done."""
     loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
     world.calls[call] += 1
     kind = world.fault(call, loop.time())
-    future: asyncio.Future[T] = loop.create_future()
 
     def answer() -> None:
         if future.done():
@@ -58,14 +58,13 @@ def later[T](world: World, call: str, seconds: float, work: Callable[[], T]) -> 
         elif kind == "cancel":
             future.cancel()
         elif kind != "hang":
-            future.set_exception(error_of(kind))
+            future.set_exception(_sdk_error(kind))
 
     loop.call_later(seconds, answer, context=Context())
     return Answer(future)
 
 
-def error_of(kind: FaultKind) -> tinker.TinkerError:
-    """What the SDK raises for it."""
+def _sdk_error(kind: FaultKind) -> tinker.TinkerError:
     response = httpx.Response(int(kind) if kind.isdigit() else 500, request=_REQUEST)
     match kind:
         case "429":

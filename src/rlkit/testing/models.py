@@ -64,12 +64,10 @@ def byte_model(path: Path, *, seed: int = 0) -> Path:
     Token id b < 256 is the byte b; 256, 257 and 258 are `<bos>`, `<eos>` and `<pad>`. Its chat template wraps a message
     as `<bos>role`, a newline, the content, `<eos>`, a newline.
     """
-    tokenizer = _byte_tokenizer()
-    config = _config(
-        "llama", vocab=259, hidden=64, intermediate=192, layers=2, heads=4, kv_heads=2, head_dim=16, tied=False
-    )
+    size = {"vocab_size": 259, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "head_dim": 16}
+    config = {**_config("llama"), **size, "tie_word_embeddings": False}
     specials = {"bos": "<bos>", "eos": "<eos>", "pad": "<pad>"}
-    return _write(path, config, tokenizer, specials=specials, template=BYTE_TEMPLATE, seed=seed)
+    return _write(path, config, _byte_tokenizer(), specials=specials, template=BYTE_TEMPLATE, seed=seed)
 
 
 def tiny_model(path: Path, *, family: Family = "llama", seed: int = 0) -> Path:
@@ -79,54 +77,30 @@ def tiny_model(path: Path, *, family: Family = "llama", seed: int = 0) -> Path:
     roles system, user, assistant and tool. Input and output embeddings are tied.
 
     Args:
-        path: the directory to write; its parents are made.
         family: `llama`, or `qwen3` (query and key norms, heads wider than hidden/heads).
-        seed: of the weights.
     """
-    head_dim = 32 if family == "llama" else 48
-    config = _config(
-        family,
-        vocab=_TINY_VOCABULARY_TOKENS,
-        hidden=128,
-        intermediate=384,
-        layers=4,
-        heads=4,
-        kv_heads=2,
-        head_dim=head_dim,
-        tied=True,
-    )
+    config = _config(family)
     specials = {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|endoftext|>"}
     return _write(path, config, _trained_tokenizer(), specials=specials, template=CHATML_TEMPLATE, seed=seed)
 
 
-def _config(
-    family: Family,
-    *,
-    vocab: int,
-    hidden: int,
-    intermediate: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    tied: bool,
-) -> dict[str, Setting]:
+def _config(family: Family) -> dict[str, Setting]:
     return {
         "architectures": ["LlamaForCausalLM" if family == "llama" else "Qwen3ForCausalLM"],
         "model_type": family,
-        "vocab_size": vocab,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        "vocab_size": _TINY_VOCABULARY_TOKENS,
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32 if family == "llama" else 48,
         "hidden_act": "silu",
         "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
         "attention_bias": False,
-        "tie_word_embeddings": tied,
+        "tie_word_embeddings": True,
         "dtype": "float32",
     }
 
@@ -144,12 +118,11 @@ def _write(
 
     path.mkdir(parents=True, exist_ok=True)
     ids = {f"{role}_token_id": cast("int", tokenizer.token_to_id(token)) for role, token in specials.items()}
-    named = {f"{role}_token": token for role, token in specials.items()}
     tokenizer_config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
         "clean_up_tokenization_spaces": False,
-        **named,
+        **{f"{role}_token": token for role, token in specials.items()},
         "chat_template": template,
     }
     (path / "model.safetensors").write_bytes(save(_weights(config, seed), metadata={"format": "pt"}))
@@ -203,27 +176,20 @@ def _weights(config: Mapping[str, Setting], seed: int) -> dict[str, NDArray[np.f
 
 
 def _byte_tokenizer() -> Tokenizer:
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
 
     tokenizer = Tokenizer(BPE(vocab={_byte_character(byte): byte for byte in range(256)}, merges=[]))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<bos>", "<eos>", "<pad>"])
     return tokenizer
 
 
 def _byte_character(byte: int) -> str:
     """The printable character that stands for `byte` in byte-level vocabularies (GPT-2, `bytes_to_unicode`)."""
-    if _stands_for_itself(byte):
-        return chr(byte)
-    return chr(256 + sum(not _stands_for_itself(lower) for lower in range(byte)))
-
-
-def _stands_for_itself(byte: int) -> bool:
-    return 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    return chr(byte if byte in printable else 256 + len(set(range(byte)) - printable))
 
 
 @cache
@@ -231,8 +197,7 @@ def _trained_tokenizer() -> Tokenizer:
     """A byte-level BPE tokenizer trained on the Python manual that ships with the interpreter."""
     from pydoc_data.topics import topics  # pyright: ignore[reportUnknownVariableType]  # the stub leaves it open
 
-    from tokenizers import Tokenizer
-    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers import Tokenizer, decoders
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from tokenizers.trainers import BpeTrainer
@@ -240,7 +205,7 @@ def _trained_tokenizer() -> Tokenizer:
     manual = "\n".join(topics[name] for name in sorted(topics))[:_TRAINING_TEXT_CHARACTERS]
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)])
-    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=_TINY_VOCABULARY_TOKENS,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],

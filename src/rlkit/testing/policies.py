@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -222,12 +222,7 @@ class NoisyPolicy(_AuthoredPolicy):
     """
 
     def __init__(
-        self,
-        seed: int,
-        *,
-        chat: ChatFormat | None = None,
-        max_tokens: int = 400,
-        limits: Limits = PATIENCE,
+        self, seed: int, *, chat: ChatFormat | None = None, max_tokens: int = 400, limits: Limits = PATIENCE
     ) -> None:
         super().__init__(_noise, chat=chat, max_tokens=max_tokens, limits=limits, seed=seed * 1000)
 
@@ -240,14 +235,14 @@ def _calling(function: Callable[[str], str]) -> Author:
 
 
 def _reading(replies: Sequence[str]) -> Author:
-    script: Iterator[str] = iter([replies] if isinstance(replies, str) else replies)
-    total = 1 if isinstance(replies, str) else len(replies)
+    script = [replies] if isinstance(replies, str) else replies
+    unread = iter(script)
 
     def author(prompt: str, *, seed: int) -> str:
-        for reply in script:
+        for reply in unread:
             return reply
         raise AssertionError(
-            f"the script has {total} replies and the environment asks for one more: …{prompt[-200:]!r}"
+            f"the script has {len(script)} replies and the environment asks for one more: …{prompt[-200:]!r}"
         )
 
     return author

@@ -39,10 +39,8 @@ class FaultyProxy:
             client = tinker.ServiceClient(base_url=proxy.url, api_key=engine.api_key)
 
     Args:
-        target: URL of the service.
         share: of the requests that are spoiled.
         kinds: how, each as likely as the others.
-        seed: of the choice.
         only: what the paths of requests end with that may be spoiled; any by default.
     """
 

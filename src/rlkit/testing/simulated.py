@@ -32,6 +32,7 @@ from rlkit.testing.world import Latency, World, digest
 if TYPE_CHECKING:
     from torch import Tensor
 
+type _Floats = np.ndarray[Any, np.dtype[np.float32]]
 type CustomLoss = Callable[[list[types.Datum], list[Tensor]], tuple[Tensor, dict[str, float]]]
 
 _LETTERS = (97, 123)
@@ -41,7 +42,6 @@ class SimulatedTinker(TinkerService):
     """The simulated service as rlkit uses it; hand it to `RLTrainer(service=…)`.
 
     Args:
-        latency: how long it takes.
         world: what outlives it; a new one by default.
         slots: samples that it draws at once; more wait.
         context_tokens: the context that it claims.
@@ -155,20 +155,12 @@ class SimulatedTrainingClient:
         self, data: Sequence[types.Datum], loss_fn: str, loss_fn_config: Mapping[str, float] | None = None
     ) -> Answer[types.ForwardBackwardOutput]:
         """Adds to the gradient; the loss is −Σ advantage · log-probability, which depends on data and weights."""
-        digests = [_datum_digest(datum) for datum in data]
-        tokens = sum(datum.model_input.length for datum in data)
-        self._world.calls["trained_tokens"] += tokens
 
-        def compute() -> types.ForwardBackwardOutput:
-            logprobs = self._logprobs(data, digests)
-            self._gradient += digests
+        def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
             advantages = [np.asarray(datum.loss_fn_inputs["advantages"].data, np.float64) for datum in data]
-            terms = [-float(a @ logp) for a, logp in zip(advantages, logprobs, strict=True)]
-            outputs: Any = [{"logprobs": types.TensorData.from_numpy(logp)} for logp in logprobs]
-            return types.ForwardBackwardOutput("ArrayRecord", outputs, {"loss:sum": math.fsum(terms)})
+            return {"loss:sum": math.fsum(-float(a @ logp) for a, logp in zip(advantages, logprobs, strict=True))}
 
-        seconds = self._latency.gradient_s + tokens / self._latency.trained_tokens_per_s
-        return self._queued("gradient", seconds, compute)
+        return self._differentiated(data, loss, passes=1)
 
     def forward_backward_custom(
         self, data: Sequence[types.Datum], loss_fn: CustomLoss
@@ -176,19 +168,32 @@ class SimulatedTrainingClient:
         """Calls a loss of this machine, and differentiates it."""
         import torch
 
+        def loss(logprobs: Sequence[_Floats]) -> Mapping[str, float]:
+            value, metrics = loss_fn(list(data), [torch.tensor(logp, requires_grad=True) for logp in logprobs])
+            value.backward()
+            return metrics
+
+        return self._differentiated(data, loss, passes=2)
+
+    def _differentiated(
+        self, data: Sequence[types.Datum], loss: Callable[[Sequence[_Floats]], Mapping[str, float]], *, passes: int
+    ) -> Answer[types.ForwardBackwardOutput]:
+        """Add the data to the gradient, in the time of so many passes over them."""
         digests = [_datum_digest(datum) for datum in data]
-        tokens = 2 * sum(datum.model_input.length for datum in data)
+        tokens = passes * sum(datum.model_input.length for datum in data)
         self._world.calls["trained_tokens"] += tokens
 
         def compute() -> types.ForwardBackwardOutput:
-            logprobs = [torch.tensor(row, requires_grad=True) for row in self._logprobs(data, digests)]
-            value, metrics = loss_fn(list(data), logprobs)
-            value.backward()
+            logprobs = [
+                np.full(datum.model_input.length, -1 - digest(self._weights, known) / 2**64, np.float32)
+                for datum, known in zip(data, digests, strict=True)
+            ]
+            metrics = dict(loss(logprobs))
             self._gradient += digests
-            outputs: Any = [{"logprobs": types.TensorData.from_numpy(logp.detach().numpy())} for logp in logprobs]
-            return types.ForwardBackwardOutput("ArrayRecord", outputs, dict(metrics))
+            outputs: Any = [{"logprobs": types.TensorData.from_numpy(logp)} for logp in logprobs]
+            return types.ForwardBackwardOutput("ArrayRecord", outputs, metrics)
 
-        seconds = 2 * self._latency.gradient_s + tokens / self._latency.trained_tokens_per_s
+        seconds = passes * self._latency.gradient_s + tokens / self._latency.trained_tokens_per_s
         return self._queued("gradient", seconds, compute)
 
     def optim_step(self, adam_params: types.AdamParams) -> Answer[types.OptimStepResponse]:
@@ -223,13 +228,6 @@ class SimulatedTrainingClient:
         """A checkpoint for sampling."""
         path = f"tinker://simulated:train:0/sampler_weights/{name}"
         return self._queued("save", self._latency.save_s, lambda: types.SaveWeightsForSamplerResponse(path=path))
-
-    def _logprobs(self, data: Sequence[types.Datum], digests: Sequence[int]) -> list[np.ndarray[Any, Any]]:
-        """Of each target, what follows from the weights and the sequence."""
-        return [
-            np.full(datum.model_input.length, -1 - digest(self._weights, known) / 2**64, np.float32)
-            for datum, known in zip(data, digests, strict=True)
-        ]
 
     def _queued[T](self, call: str, seconds: float, work: Callable[[], T]) -> Answer[T]:
         now_s = asyncio.get_running_loop().time()
@@ -281,18 +279,16 @@ class _Sampling:
         sequences = [self._sequence(draw, params) for draw in draws]
         world.calls["sampled_tokens"] += sum(len(tokens) for tokens, _ in sequences)
         seconds = max(self._seconds(draw, len(tokens)) for draw, (tokens, _) in zip(draws, sequences, strict=True))
-        response = types.SampleResponse(
-            [
-                types.SampledSequence(
-                    stop_reason="length" if cut else "stop",
-                    sequence_id=f"{draw}",
-                    tokens_np=tokens,
-                    logprobs_np=-np.random.default_rng(draw).exponential(1, len(tokens)).astype(np.float32),
-                )
-                for draw, (tokens, cut) in zip(draws, sequences, strict=True)
-            ]
-        )
-        return Answer(self._draw(count, seconds, response))
+        response = [
+            types.SampledSequence(
+                stop_reason="length" if cut else "stop",
+                sequence_id=f"{draw}",
+                tokens_np=tokens,
+                logprobs_np=-np.random.default_rng(draw).exponential(1, len(tokens)).astype(np.float32),
+            )
+            for draw, (tokens, cut) in zip(draws, sequences, strict=True)
+        ]
+        return Answer(self._draw(count, seconds, types.SampleResponse(response)))
 
     def score(self, prompt: types.ModelInput, last: int | None) -> Answer[list[float | None]]:
         rng = np.random.default_rng(digest(self._world.seed, "score", _shown(prompt)))

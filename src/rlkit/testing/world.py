@@ -25,10 +25,8 @@ class Latency:
         mean_tokens: of a completion, log-normal, before `max_tokens` cuts it.
         sigma: of the logarithm of that length.
         slow_share: of the samples that take `slow_factor` times as long.
-        slow_factor: see `slow_share`.
         gradient_s: of a gradient, beside its tokens.
         trained_tokens_per_s: of a gradient.
-        step_s: of an optimiser step.
         save_s: of handing over or saving weights.
         load_s: of loading weights, and of making new ones.
         clock_s: a request for training that finds the service idle waits for the next tick of a clock; 0 for no clock.
