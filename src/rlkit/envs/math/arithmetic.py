@@ -37,12 +37,9 @@ class Sum(SingleTurnEnv):
     """What is `left + right`, or with another operator?
 
     Args:
-        left: first operand.
-        right: second operand.
         match: `exact` wants the line to hold the sum and nothing else; `first_integer` reads the number that the reply
             begins with and ignores what follows.
         grader: instead of `match`, a function of the reply's text and the right result that gives the reward.
-        operator: what is done with the two.
     """
 
     left: int

@@ -7,7 +7,7 @@ a name means the same rows for ever; of the three without one, a run records whi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from rlkit.envs.math.grader import Policies
@@ -51,10 +51,7 @@ class Table:
     """One table on the hub.
 
     Args:
-        repository: `owner/name`.
         revision: the commit; None where none is known, so that a run records the one that it reads.
-        split: of the table.
-        columns: what they mean.
         config: of the repository, where it has several.
         subject: of all its problems, where no column says so.
         rows_max: rows that are read at most, from the beginning; None for all.
@@ -75,10 +72,7 @@ class Dataset:
 
     Args:
         splits: the tables of each.
-        licence: as its card says.
-        template: how its questions are put.
         apart: datasets and splits, `name` or `name:split`, none of whose problems are ever among its tasks.
-        policies: how its answers are compared.
     """
 
     splits: Mapping[str, tuple[Table, ...]]
@@ -99,19 +93,21 @@ _MATH_SUBJECTS = (
 )  # fmt: skip
 
 
-def _gsm8k(split: str) -> tuple[Table, ...]:
+def _gsm8k() -> dict[str, tuple[Table, ...]]:
     columns = Columns("question", "answer", gold="hash")
-    return (Table("openai/gsm8k", "740312add88f781978c0658806c59bc2815b9866", split, columns, config="main"),)
+    revision = "740312add88f781978c0658806c59bc2815b9866"
+    return {split: (Table("openai/gsm8k", revision, split, columns, config="main"),) for split in ("train", "test")}
 
 
-def _hendrycks() -> tuple[Table, ...]:
+def _hendrycks() -> dict[str, tuple[Table, ...]]:
     columns = Columns("problem", "solution", gold="boxed", level="level", subject="type")
     revision = "21a5633873b6a120296cce3e2df9d5550074f4a3"
-    return tuple(
+    tables = (
         Table("EleutherAI/hendrycks_math", revision, split, columns, config=subject)
         for split in ("train", "test")
         for subject in _MATH_SUBJECTS
     )
+    return {"train": tuple(tables)}
 
 
 def _aime() -> dict[str, tuple[Table, ...]]:
@@ -128,86 +124,72 @@ def _aime() -> dict[str, tuple[Table, ...]]:
     return {"test": tuple(tables.values())} | {year: (table,) for year, table in tables.items()}
 
 
-def _dolci(repository: str, *, only: tuple[str, str] | None = None) -> dict[str, tuple[Table, ...]]:
-    # Their prompts are whole conversations in one text, each message after its role.
-    columns = Columns("prompt", "ground_truth", only=only, speaker="user:")
-    return {"train": (Table(repository, None, "train", columns),)}
-
-
-def _nemotron(split: str) -> tuple[Table, ...]:
+def _nemotron() -> dict[str, tuple[Table, ...]]:
     columns = Columns("problem", "expected_answer", subject="data_source")
     revision = "8e793210e175b6406c752a870f585f62de98c0d3"
-    return (Table("nvidia/Nemotron-Math-v2", revision, split, columns, rows_max=100_000),)
+    splits = {"train": "high_part02", "medium": "medium", "low": "low"}
+    return {
+        name: (Table("nvidia/Nemotron-Math-v2", revision, split, columns, rows_max=100_000),)
+        for name, split in splits.items()
+    }
 
+
+def _single(
+    split: str, repository: str, revision: str | None, columns: Columns, *, config: str | None = None
+) -> dict[str, tuple[Table, ...]]:
+    return {split: (Table(repository, revision, split, columns, config),)}
+
+
+_DOLCI = Columns("prompt", "ground_truth", speaker="user:")
+"""Its prompts are whole conversations in one text, each message after its role."""
 
 DATASETS: Mapping[str, Dataset] = {
-    "gsm8k": Dataset(
-        {"train": _gsm8k("train"), "test": _gsm8k("test")}, "mit", _NUMBER, policies=_WORKED_OUT, apart=()
-    ),
+    "gsm8k": Dataset(_gsm8k(), "mit", _NUMBER, policies=_WORKED_OUT),
     "math500": Dataset(
-        {
-            "test": (
-                Table(
-                    "HuggingFaceH4/MATH-500",
-                    "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
-                    "test",
-                    Columns("problem", "answer", level="level", subject="subject"),
-                ),
-            )
-        },
+        _single(
+            "test",
+            "HuggingFaceH4/MATH-500",
+            "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
+            Columns("problem", "answer", level="level", subject="subject"),
+        ),
         "not declared; the problems are those of MATH (mit)",
     ),
-    "hendrycks": Dataset({"train": _hendrycks()}, "mit", apart=("math500",)),
-    "minerva": Dataset(
-        {"test": (Table("math-ai/minervamath", None, "test", Columns("question", "answer")),)}, "not declared"
-    ),
+    "hendrycks": Dataset(_hendrycks(), "mit", apart=("math500",)),
+    "minerva": Dataset(_single("test", "math-ai/minervamath", None, Columns("question", "answer")), "not declared"),
     "polaris": Dataset(
-        {
-            "train": (
-                Table(
-                    "POLARIS-Project/Polaris-Dataset-53K",
-                    "296f8e34132e63f4a1d70e0dcc8bddebb43f03e4",
-                    "train",
-                    Columns("problem", "answer", level="difficulty"),
-                ),
-            )
-        },
+        _single(
+            "train",
+            "POLARIS-Project/Polaris-Dataset-53K",
+            "296f8e34132e63f4a1d70e0dcc8bddebb43f03e4",
+            Columns("problem", "answer", level="difficulty"),
+        ),
         "apache-2.0",
     ),
     "deepmath": Dataset(
-        {
-            "train": (
-                Table(
-                    "zwhe99/DeepMath-103K",
-                    "5cf055d1fe3d7a2eb19719ac020211469736ae44",
-                    "train",
-                    Columns("question", "final_answer", level="difficulty", subject="topic"),
-                ),
-            )
-        },
+        _single(
+            "train",
+            "zwhe99/DeepMath-103K",
+            "5cf055d1fe3d7a2eb19719ac020211469736ae44",
+            Columns("question", "final_answer", level="difficulty", subject="topic"),
+        ),
         "mit",
     ),
     "dapo": Dataset(
-        {
-            "train": (
-                Table(
-                    "open-r1/DAPO-Math-17k-Processed",
-                    "31dd309567e3da778038cc87d868b6097a3ccf68",
-                    "train",
-                    Columns("prompt", "solution"),
-                    config="all",
-                ),
-            )
-        },
+        _single(
+            "train",
+            "open-r1/DAPO-Math-17k-Processed",
+            "31dd309567e3da778038cc87d868b6097a3ccf68",
+            Columns("prompt", "solution"),
+            config="all",
+        ),
         "not declared; made from BytedTsinghua-SIA/DAPO-Math-17k (apache-2.0)",
         policies=_WORKED_OUT,
     ),
     "aime": Dataset(_aime(), "cc-by-nc-sa-4.0 (2025, 2026); the text is the MAA's", _NUMBER, policies=_WORKED_OUT),
-    "olmo3_rlzero_7b": Dataset(_dolci("allenai/Dolci-RL-Zero-Math-7B"), "odc-by"),
-    "olmo3_rl_32b": Dataset(_dolci("allenai/Dolci-Think-RL-32B", only=("dataset", "math")), "odc-by"),
-    "nemotron": Dataset(
-        {"train": _nemotron("high_part02"), "medium": _nemotron("medium"), "low": _nemotron("low")},
-        "cc-by-4.0 and cc-by-sa-4.0",
+    "olmo3_rlzero_7b": Dataset(_single("train", "allenai/Dolci-RL-Zero-Math-7B", None, _DOLCI), "odc-by"),
+    "olmo3_rl_32b": Dataset(
+        _single("train", "allenai/Dolci-Think-RL-32B", None, replace(_DOLCI, only=("dataset", "math"))), "odc-by"
     ),
+    "nemotron": Dataset(_nemotron(), "cc-by-4.0 and cc-by-sa-4.0"),
 }
 """By name."""

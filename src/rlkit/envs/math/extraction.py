@@ -6,7 +6,6 @@ Invariant: time in proportion to the length, and no text raises; what is thought
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 _BOX = re.compile(r"\\(?:boxed|fbox)")
 _BARE = re.compile(r"\s*([^\s$]*)")
@@ -76,16 +75,11 @@ def _held(text: str, at: int) -> str | None:
         bare = _BARE.match(text, at)
         return bare[1].rstrip(".,") if bare else ""
     depth = 0
-    for end in _braces(text, at):
-        depth += 1 if text[end] == "{" else -1
+    for brace in _BRACE.finditer(text, at):  # `\{` is none
+        depth += {"{": 1, "}": -1}.get(brace[1], 0)
         if depth == 0:
-            return text[at + 1 : end].strip()
+            return text[at + 1 : brace.start()].strip()
     return None
-
-
-def _braces(text: str, start: int) -> Iterator[int]:
-    r"""The places of braces; `\{` is none."""
-    return (match.start(1) for match in _BRACE.finditer(text, start) if match[1])
 
 
 def _first_line(text: str, at: int) -> str | None:

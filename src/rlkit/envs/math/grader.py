@@ -10,9 +10,9 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from rlkit.envs.math import workers
 from rlkit.envs.math.answers.comparison import Judgement, Verdict, equals_itself, judge
@@ -63,35 +63,30 @@ def validate(gold: str) -> bool:
     return equals_itself(gold)
 
 
-class _Waiting(NamedTuple):
-    answer: str
-    gold: str
-    policies: Policies
-    future: asyncio.Future[Judgement]
-
-
-@dataclass
-class _Turns:
+class _JudgeQueue:
     """Comparisons that wait for their turn on one event loop: thousands at once would hold it for seconds."""
 
-    loop: asyncio.AbstractEventLoop
-    waiting: deque[_Waiting] = field(default_factory=deque[_Waiting])
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._waiting = deque[tuple[asyncio.Future[Judgement], partial[Judgement]]]()
 
-    def add(self, waiting: _Waiting) -> None:
-        if not self.waiting:
-            self.loop.call_soon(self._slice)
-        self.waiting.append(waiting)
+    async def judge(self, answer: str, gold: str, policies: Policies) -> Judgement:
+        if not self._waiting:
+            self.loop.call_soon(self._judge_slice)
+        future: asyncio.Future[Judgement] = self.loop.create_future()
+        self._waiting.append((future, partial(judge, answer, gold, policies)))
+        return await future
 
-    def _slice(self) -> None:
+    def _judge_slice(self) -> None:
         end_s = time.perf_counter() + SLICE_S
-        while self.waiting:
-            answer, gold, policies, future = self.waiting.popleft()
+        while self._waiting:
+            future, compute = self._waiting.popleft()
             if not future.done():
-                future.set_result(judge(answer, gold, policies))
+                future.set_result(compute())
             if time.perf_counter() >= end_s:
                 break
-        if self.waiting:
-            self.loop.call_soon(self._slice)
+        if self._waiting:
+            self.loop.call_soon(self._judge_slice)
 
 
 class Grader:
@@ -109,7 +104,7 @@ class Grader:
         self.limit_s = limit_s
         self.processes = processes
         self._counts: Counter[How] = Counter()
-        self._turns: _Turns | None = None
+        self._queue: _JudgeQueue | None = None
         workers.installed()  # looks through the file system: not while an event loop waits
 
     def __reduce__(self) -> tuple[partial[Grader], tuple[()]]:
@@ -126,41 +121,32 @@ class Grader:
         Raises:
             GoldError: the gold answer cannot be graded.
         """
-        grade = self._graded(await self._judged(answer, gold)) or await self._asked(answer, gold)
+        loop = asyncio.get_running_loop()
+        if self._queue is None or self._queue.loop is not loop:
+            self._queue = _JudgeQueue(loop)
+        judgement = await self._queue.judge(answer, gold, self.policies)
+        if judgement.verdict == "unknown":
+            grade = await self._ask_math_verify(answer, gold)
+        else:
+            grade = Grade(judgement.verdict == "yes", judgement.how)
         self._counts[grade.how] += 1
         return grade
 
-    async def _judged(self, answer: str, gold: str) -> Judgement:
-        loop = asyncio.get_running_loop()
-        if self._turns is None or self._turns.loop is not loop:
-            self._turns = _Turns(loop)
-        future: asyncio.Future[Judgement] = loop.create_future()
-        self._turns.add(_Waiting(answer, gold, self.policies, future))
-        return await future
-
-    def _graded(self, judgement: Judgement) -> Grade | None:
-        if judgement.verdict == "unknown":
-            return None
-        return Grade(judgement.verdict == "yes", judgement.how)
-
-    async def _asked(self, answer: str, gold: str) -> Grade:
-        """By math-verify, where it is installed; an answer that it may work on for ever is not shown to it."""
-        readable = judge(gold, gold, self.policies).gold_read
+    async def _ask_math_verify(self, answer: str, gold: str) -> Grade:
+        """Grade by math-verify, where it is installed; it is not shown an answer that it may work on for ever."""
+        gold_read = judge(gold, gold, self.policies).gold_read
+        grade = Grade(False, "unparsed")
         if not workers.installed():
-            if not readable:
-                raise GoldError(
-                    f"the gold answer {gold[:80]!r} cannot be read; see whether math-verify can: install it"
-                )
-            return Grade(False, "unparsed")
-        if any(mark in answer and mark not in gold for mark in (*_UNBOUNDED, *_GOING_ON)):
-            return Grade(False, "unparsed")
-        said = await asyncio.wrap_future(workers.shared(self.processes, self.limit_s).ask(answer, gold))
-        if said == "timeout":
-            if not readable:
-                raise GoldError(f"the gold answer {gold[:80]!r} cannot be graded within {self.limit_s:g} s")
-            return Grade(False, "timeout")
-        if said == "gold unread":
-            if not readable:
-                raise GoldError(f"the gold answer {gold[:80]!r} cannot be read, nor by math-verify")
-            return Grade(False, "unparsed")
-        return Grade(said == "yes", "math-verify")
+            fault = "cannot be read; see whether math-verify can: install it"
+        elif any(mark in answer and mark not in gold for mark in (*_UNBOUNDED, *_GOING_ON)):
+            return grade
+        else:
+            said = await asyncio.wrap_future(workers.shared(self.processes, self.limit_s).ask(answer, gold))
+            if said in ("yes", "no"):
+                return Grade(said == "yes", "math-verify")
+            fault = "cannot be read, nor by math-verify"
+            if said == "timeout":
+                grade, fault = Grade(False, "timeout"), f"cannot be graded within {self.limit_s:g} s"
+        if not gold_read:
+            raise GoldError(f"the gold answer {gold[:80]!r} {fault}")
+        return grade

@@ -30,19 +30,16 @@ def main(limit_s: float) -> None:
         boxed = rf"\boxed{{{text}}}"
         return parse(boxed, whole, fallback_mode="no_fallback", parsing_timeout=None)  # pyright: ignore  its types are not all known
 
-    def says(answer: str, gold: str) -> bool | None:
-        """Whether math-verify takes the answer for the gold one."""
+    def judge(answer: str, gold: str) -> bool | None:
         wanted = read(gold)
-        if not wanted:
-            return None
-        return verify(wanted, read(answer), float_rounding=DIGITS, timeout_seconds=None)  # pyright: ignore  likewise
+        return verify(wanted, read(answer), float_rounding=DIGITS, timeout_seconds=None) if wanted else None  # pyright: ignore  likewise
 
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         answer, gold = json.loads(line)
         signal.setitimer(signal.ITIMER_REAL, limit_s)
         try:
-            verdict = says(answer, gold)
+            verdict = judge(answer, gold)
         except Exception:  # whatever it raises, it does not take the answer
             verdict = False
         signal.setitimer(signal.ITIMER_REAL, 0)

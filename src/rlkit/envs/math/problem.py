@@ -30,7 +30,6 @@ class Scoring:
 
     Args:
         format_weight: what is taken off for a reply that has no boxed answer, or was cut off before its end.
-        policies: how answers are compared.
         grader: instead of both, a function of the reply's text and the right answer.
     """
 
@@ -47,10 +46,7 @@ class MathProblem(Env):
     `correct` and `format`; its info has the answer, how it was compared, and the labels `level` and `subject`.
 
     Args:
-        problem: the question and the answer.
         source: the dataset, in the names of tasks.
-        template: how the question is put.
-        scoring: what is paid for.
     """
 
     problem: Problem

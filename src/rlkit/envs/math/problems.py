@@ -24,11 +24,9 @@ class Problem:
     """A question and its right answer.
 
     Args:
-        question: as its author put it.
         answer: the gold, as its author wrote it.
         place: the row, counted from 0 over the whole dataset.
         level: how hard it is, in the dataset's own words.
-        subject: its field.
     """
 
     question: str
@@ -68,8 +66,6 @@ def read_problems(rows: Iterable[Row], columns: Columns, *, where: str) -> Itera
     """The problems of a table, None for each row that has no question or no answer.
 
     Args:
-        rows: of the table.
-        columns: what they mean.
         where: the table, for messages.
 
     Raises:

@@ -24,7 +24,6 @@ class Template:
 
     Args:
         suffix: follows the question in the same message.
-        system: the system's message, where there is one.
         examples: conversations that are shown first.
     """
 

@@ -6,6 +6,7 @@ Invariant: the selection follows from the rows, the settings and the seed. Every
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -24,18 +25,7 @@ _SHARES = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which problems are wanted.
-
-    Args:
-        subjects: of these fields only, in the dataset's own words; all where there are none.
-        min_level: the least number in the level.
-        max_level: the greatest.
-        max_question_characters: of the question.
-        max_answer_characters: of the right answer.
-        order: of the tasks; `ascending` and `descending` go by the number in the level.
-        limit: at most this many, the first in that order.
-        seed: of the order `shuffled`.
-    """
+    """Settings of a selection; `maths` describes its arguments of these names."""
 
     subjects: Collection[str] = ()
     min_level: float | None = None
@@ -54,9 +44,9 @@ class Wanted:
             level = problem.difficulty
             if level is None or not _or(self.min_level, -math.inf) <= level <= _or(self.max_level, math.inf):
                 return False
-        return len(problem.question) <= _or(self.max_question_characters, math.inf) and len(problem.answer) <= _or(
-            self.max_answer_characters, math.inf
-        )
+        if len(problem.question) > _or(self.max_question_characters, math.inf):
+            return False
+        return len(problem.answer) <= _or(self.max_answer_characters, math.inf)
 
 
 @dataclass(slots=True)
@@ -65,11 +55,8 @@ class Count:
 
     rows: int = 0
     taken: int = 0
-    left: dict[str, int] = field(default_factory=dict[str, int])
-
-    def leave(self, why: str) -> None:
-        """Count a row that is left out."""
-        self.left[why] = self.left.get(why, 0) + 1
+    left: Counter[str] = field(default_factory=Counter[str])
+    """Rows that were left out, by the reason."""
 
     def __str__(self) -> str:
         reasons = "; ".join(f"{number:,} {why}" for why, number in self.left.items())
@@ -89,11 +76,9 @@ def select(
 
     Args:
         problems: of the dataset; None for a row that holds none.
-        wanted: which.
         apart: normalised questions that must not be among them.
         share: of a dataset without splits, which part of it, and the share of all problems that is for testing.
         gradable: whether an answer can be graded.
-        count: told of each row.
     """
     seen = set[str]()
     found = list[Problem]()
@@ -101,7 +86,7 @@ def select(
         count.rows += 1
         why = _reason(problem, wanted, apart, share, seen)
         if why is not None:
-            count.leave(why)
+            count.left[why] += 1
         elif problem is not None:
             found.append(problem)
     ordered = _ordered(found, wanted)
@@ -110,9 +95,9 @@ def select(
         if gradable(problem.answer):
             taken.append(problem)
         else:
-            count.leave("have an answer that cannot be graded")
+            count.left["have an answer that cannot be graded"] += 1
     for _ in ordered:
-        count.leave("are past the limit")
+        count.left["are past the limit"] += 1
     count.taken = len(taken)
     return taken
 

@@ -33,11 +33,7 @@ _PROGRESS_S = 15.0
 
 
 def newest(repository: str) -> str:
-    """The commit that was a repository's newest when this machine first asked.
-
-    Raises:
-        MissingError: the hub was never asked, and cannot be now.
-    """
+    """Return the commit that was newest when this machine first asked; raise `MissingError` where it cannot ask."""
     kept = _folder() / f"{_safe(repository)}.commit"
     if not kept.is_file():
         _reach(repository)
@@ -52,10 +48,6 @@ def newest(repository: str) -> str:
 
 def table_rows(table: Table, *, note: Callable[[str], None]) -> Iterator[Row]:
     """The rows of a table, fetched first if need be.
-
-    Args:
-        table: of the catalogue, with its commit.
-        note: told that something is fetched.
 
     Raises:
         MissingError: the table is neither kept nor to be had; the message says how to use a file instead.
@@ -130,11 +122,7 @@ def _builder(table: Table, **settings: Sequence[str]) -> _Builder:
 
 
 def _streamed(table: Table) -> Iterable[Row]:
-    """The rows of a table; only the used columns are fetched where the format allows, as Parquet does.
-
-    Raises:
-        UsageError: the table lacks a column.
-    """
+    """Stream a table; only the used columns are fetched where the format allows, as Parquet does."""
     builder = _builder(table)
     stream = builder.as_streaming_dataset(split=table.split)
     if stream.column_names is not None:

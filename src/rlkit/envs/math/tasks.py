@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -124,18 +124,18 @@ def maths(
     scoring = Scoring(format_weight, policies or about.policies, grader)
     if grader is not None and (format_weight or policies is not None):
         raise UsageError("grader: says what is paid for, so format_weight and policies have no effect beside it")
-    count = Count()
+    selected = Count()
     taken = select(
         source.problems,
         wanted,
         apart=_questions(about.apart if apart is None else apart, commits, note),
         share=("test" if split == "test" else "train", test_share) if test_share else None,
-        gradable=_anything if grader is not None else validate,
-        count=count,
+        gradable=bool if grader is not None else validate,
+        count=selected,
     )
     if not taken:
-        raise UsageError(f"no problem of {source.name} is left: {count}")
-    note(f"{source.name}: {count}")
+        raise UsageError(f"no problem of {source.name} is left: {selected}")
+    note(f"{source.name}: {selected}")
     return [MathProblem(problem, source.name, template, scoring) for problem in taken]
 
 
@@ -158,7 +158,8 @@ def _source(
         own = next(iter(about.splits.values()))[0].columns if about.splits else Columns("question", "answer")
         if split is not None and not test_share and split not in about.splits:
             raise UsageError(f"split: {path} has no split {split!r}; set test_share, or leave it out")
-        problems = read_problems(read_rows(path), _columns(own, columns), where=f"path: {path}")
+        own = replace(own, **columns)  # pyright: ignore[reportArgumentType]  texts, checked as arguments
+        problems = read_problems(read_rows(path), own, where=f"path: {path}")
         return _Source(_named(name or path.stem, split), problems, about)
     assert name is not None  # one of the two is there
     if columns:
@@ -173,19 +174,19 @@ def _commits(name: str | None, apart: Sequence[str] | None, revision: str | None
     """The commits of what the catalogue knows none of, and the one that the user wants."""
     if revision is not None and name is None:
         raise UsageError("revision: has no effect on a file: it is of a dataset on the hub")
-    given = dict[str, str]()
+    pinned = dict[str, str]()
     if revision is not None and not re.fullmatch("[0-9a-f]{40}", revision):
         raise UsageError(f"revision: {revision!r} is no commit, which has 40 digits from 0 to f; a branch may move")
     if name is not None and revision is not None:
         repositories = {table.repository for table in _tables(name)}
         if len(repositories) > 1:
             raise UsageError(f"revision: {name} is of several repositories: {', '.join(sorted(repositories))}")
-        given = dict.fromkeys(repositories, revision)
-    sets = [*([] if name is None else [name]), *(one.partition(":")[0] for one in apart or ())]
-    unknown = {table.repository for one in sets if one in DATASETS for table in _tables(one) if table.revision is None}
-    now = {repository: newest(repository) for repository in sorted(unknown - set(given))}
+        pinned = dict.fromkeys(repositories, revision)
+    sets = [*([] if name is None else [name]), *(dataset.partition(":")[0] for dataset in apart or ())]
+    unknown = {table.repository for known in DATASETS.keys() & sets for table in _tables(known) if not table.revision}
+    now = {repository: newest(repository) for repository in sorted(unknown - set(pinned))}
     begun = cast("Commits", recorded(dict[str, Json](now))) if now else now
-    return {**now, **begun, **given}
+    return {**now, **begun, **pinned}
 
 
 def _tables(name: str) -> Iterator[Table]:
@@ -194,11 +195,6 @@ def _tables(name: str) -> Iterator[Table]:
 
 def _named(name: str, split: str | None) -> str:
     return name if split is None else f"{name}:{split}"
-
-
-def _columns(own: Columns, given: dict[str, str]) -> Columns:
-    """Those of the dataset, or of any file, with what the user says of this one."""
-    return replace(own, **given) if given else own  # pyright: ignore[reportArgumentType]  texts, checked as arguments
 
 
 def _dataset(name: str) -> Dataset:
@@ -213,32 +209,28 @@ def _problems(name: str, split: str, commits: Commits, note: Note) -> Iterator[P
     about = _dataset(name)
     if split not in about.splits:
         raise UsageError(f"split: {name} has {', '.join(about.splits)}, and no {split!r}; test_share can make one")
-    tables = about.splits[split]
-    found = (_of_table(table, commits, note) for table in tables)
-    for place, problem in enumerate(chain.from_iterable(found)):
-        yield None if problem is None else replace(problem, place=place)
-
-
-def _of_table(table: Table, commits: Commits, note: Note) -> Iterator[Problem | None]:
-    rows = table_rows(replace(table, revision=commits.get(table.repository, table.revision)), note=note)
-    for problem in read_problems(rows, table.columns, where=table.repository):
-        yield replace(problem, subject=table.subject) if problem and table.subject else problem
+    places = count()
+    for table in about.splits[split]:
+        rows = table_rows(replace(table, revision=commits.get(table.repository, table.revision)), note=note)
+        for problem in read_problems(rows, table.columns, where=table.repository):
+            place = next(places)
+            yield problem and replace(problem, place=place, subject=table.subject or problem.subject)
 
 
 def _questions(sets: Sequence[str], commits: Commits, note: Note) -> set[str]:
     """The normalised questions of sets that are kept apart."""
-    found = set[str]()
-    for one in sets:
-        name, _, split = one.partition(":")
+    questions = set[str]()
+    for dataset in sets:
+        name, _, split = dataset.partition(":")
         if name in DATASETS:
             problems = _problems(name, split or ("test" if "test" in DATASETS[name].splits else "train"), commits, note)
-            found |= {normalised(problem.question) for problem in problems if problem is not None}
-        elif re.search(r"\.\w+$", one):
-            found |= {normalised(question) for question in _questions_of(Path(one))}
+            questions |= {normalised(problem.question) for problem in problems if problem is not None}
+        elif re.search(r"\.\w+$", dataset):
+            questions |= {normalised(question) for question in _questions_of(Path(dataset))}
         else:
             hint = did_you_mean(name, DATASETS)
-            raise UsageError(f"apart: {one!r} is neither a dataset nor a file.{hint}")
-    return found
+            raise UsageError(f"apart: {dataset!r} is neither a dataset nor a file.{hint}")
+    return questions
 
 
 def _questions_of(path: Path) -> Iterator[str]:
@@ -255,7 +247,3 @@ def _template(own: Template, suffix: str | None, system: str | None, examples: i
             raise UsageError(f"examples: there are {len(EXAMPLES)} worked examples; give your own for more")
         examples = EXAMPLES[:examples]
     return Template(own.suffix if suffix is None else suffix, own.system if system is None else system, tuple(examples))
-
-
-def _anything(gold: str) -> bool:
-    return bool(gold)

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -39,18 +39,14 @@ def installed() -> bool:
     return importlib.util.find_spec("math_verify") is not None
 
 
-@dataclass(frozen=True)
-class _Question:
-    answer: str
-    gold: str
-    future: Future[Said]
+type _Question = tuple[str, str, Future[Said]]
+"""An answer, the gold one, and what becomes known of them."""
 
 
 class Workers:
     """A fixed number of processes, each with a thread that talks to it; started with the first question.
 
     Args:
-        count: how many.
         limit_s: seconds that one question may take.
     """
 
@@ -64,7 +60,7 @@ class Workers:
 
     def ask(self, answer: str, gold: str) -> Future[Said]:
         """What math-verify says; returns at once."""
-        question = _Question(answer, gold, Future())
+        future: Future[Said] = Future()
         with self._lock:
             if self._owner != os.getpid():  # a fork has none of its parent's threads
                 self._questions, self._threads, self._owner = queue.SimpleQueue(), [], os.getpid()
@@ -72,8 +68,8 @@ class Workers:
                 thread = threading.Thread(target=self._serve, args=(self._questions,), name="math-verify", daemon=True)
                 self._threads.append(thread)
                 thread.start()
-        self._questions.put(question)
-        return question.future
+        self._questions.put((answer, gold, future))
+        return future
 
     def close(self) -> None:
         """End the processes once what was asked is answered; a later question starts them anew."""
@@ -87,28 +83,25 @@ class Workers:
     def _serve(self, questions: queue.SimpleQueue[_Question | None]) -> None:
         process: _Process | None = None
         while (question := questions.get()) is not None:
-            if not question.future.set_running_or_notify_cancel():
+            answer, gold, future = question
+            if not future.set_running_or_notify_cancel():
                 continue
             said: Said = "timeout"
             try:
                 process = process or _Process(self._limit_s)
-                said = process.ask(question.answer, question.gold)
+                said = process.ask(answer, gold)
             except OSError:  # it ended by itself: out of memory, or out of time
                 pass
             if said == "timeout" and process is not None:
                 process.kill()
                 process = None
-            question.future.set_result(said)
+            future.set_result(said)
         if process is not None:
             process.kill()
 
 
 class _Process:
-    """One process.
-
-    Raises:
-        OSError: it ended.
-    """
+    """Run math-verify in a process; its methods raise `OSError` once that has ended."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
@@ -117,7 +110,7 @@ class _Process:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._buffer = b""
-        if self._line(START_S) is None:
+        if not self._line(START_S):
             self.kill()
             raise OSError("math-verify does not start")
 
@@ -127,7 +120,7 @@ class _Process:
         stdin.write(json.dumps([answer, gold]).encode() + b"\n")
         stdin.flush()
         line = self._line(self._limit_s)
-        if line is None:
+        if not line:
             return "timeout"
         verdict: bool | None = json.loads(line)
         return "gold unread" if verdict is None else "yes" if verdict else "no"
@@ -136,24 +129,22 @@ class _Process:
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:  # what was not written yet
-                    continue
+            assert pipe is not None
+            with suppress(OSError):  # of what was not written yet
+                pipe.close()
 
-    def _line(self, limit_s: float) -> bytes | None:
-        """The next line; None when it does not come in time."""
+    def _line(self, limit_s: float) -> bytes:
+        """Return the next line; nothing where it does not come in time, or the process ended."""
         stdout = self._process.stdout
         assert stdout is not None
         deadline = time.monotonic() + limit_s
         while b"\n" not in self._buffer:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([stdout], [], [], left_s)[0]:
-                return None
+                return b""
             data = os.read(stdout.fileno(), _CHUNK_BYTES)
             if not data:
-                raise OSError("the process ended")
+                return b""
             self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         return line

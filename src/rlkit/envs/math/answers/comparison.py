@@ -21,12 +21,11 @@ from rlkit.envs.math.answers.predicates import (
     difference,
     has_labels,
     in_order,
-    is_braced,
     is_collection,
     is_letters,
     is_set,
     is_unsolved,
-    listed_items,
+    lists_braces,
     named_value,
     raw_text,
 )
@@ -47,10 +46,8 @@ class Judgement(NamedTuple):
     """A verdict, and what it rests on.
 
     Args:
-        verdict: whether the answer is right.
         how: `exact` for the same text, words or rational numbers; `numeric` where values were compared at points or as
             floats; `monstrous` for an answer over a limit; `unparsed` for one that has no meaning, or none known here.
-        gold_read: whether the gold answer could be read.
     """
 
     verdict: Verdict
@@ -113,6 +110,15 @@ def _as_list(found: Answer, text: str) -> Value:
         return found.value
 
 
+def _all(truths: Iterable[Truth]) -> Truth:
+    result: Truth = True
+    for truth in truths:
+        if truth is False:
+            return False
+        result = result and truth
+    return result
+
+
 class _Comparison:
     """The comparison of two values under policies; remembers whether it needed floats."""
 
@@ -137,11 +143,10 @@ class _Comparison:
         """Whether two values are the same, also within others."""
         if isinstance(given, Relation) and isinstance(wanted, Relation):
             one, other = labelled(given), labelled(wanted)
-            if one is not None and other is not None and one.label == other.label:
-                return self.same(one.value, other.value)
-            if one is not None and other is not None and may_be_one(one.label, other.label):
-                return None if self.same(one.value, other.value) is not False else False
-            return self._relations(given, wanted)
+            if one is None or other is None or not may_be_one(one.label, other.label):
+                return self._relations(given, wanted)
+            truth = self.same(one.value, other.value)
+            return truth if one.label == other.label or truth is False else None
         for one, other in ((given, wanted), (wanted, given)):
             if (found := labelled(one)) is not None and not isinstance(other, Relation):
                 return self.same(found.value, other)
@@ -159,7 +164,7 @@ class _Comparison:
             case (Group("braces", (item,)), other) | (other, Group("braces", (item,))):
                 return None if self._same(item, other) is not False else False
             case Matrix(rows), Matrix(others):
-                return [len(row) for row in rows] == [len(row) for row in others] and self._all(
+                return [len(row) for row in rows] == [len(row) for row in others] and _all(
                     self._equal(one, other)
                     for row, other_row in zip(rows, others, strict=True)
                     for one, other in zip(row, other_row, strict=True)
@@ -176,14 +181,6 @@ class _Comparison:
                 return self._based(given, wanted)
             case _:
                 return False
-
-    def _all(self, truths: Iterable[Truth]) -> Truth:
-        result: Truth = True
-        for truth in truths:
-            if truth is False:
-                return False
-            result = result and truth
-        return result
 
     def _equal(self, left: Expression, right: Expression) -> Truth:
         if left == right:
@@ -245,7 +242,7 @@ class _Comparison:
         if kinds == {"list", "tuple"}:
             ones, others = by_coordinate(given), by_coordinate(wanted)
         if "set" in kinds:
-            if kinds & {"tuple", "square"} or any(map(is_braced, (*listed_items(given), *listed_items(wanted)))):
+            if kinds & {"tuple", "square"} or lists_braces(given) or lists_braces(wanted):
                 return False
             return self._unordered(self._distinct(ones), self._distinct(others))
         if kinds == {"list"}:
@@ -254,7 +251,7 @@ class _Comparison:
             return False
         if len(ones) != len(others) or (len(kinds) > 1 and "square" in kinds and len(ones) == 2):
             return False
-        return self._all(self._same(one, other) for one, other in zip(ones, others, strict=True))
+        return _all(self._same(one, other) for one, other in zip(ones, others, strict=True))
 
     def _distinct(self, items: Sequence[Value]) -> Sequence[Value]:
         found: list[Value] = []
@@ -269,7 +266,7 @@ class _Comparison:
             return False
         left, right = in_order(ones), in_order(others)
         if left is not None and right is not None:
-            return self._all(self._same(one, other) for one, other in zip(left, right, strict=True))
+            return _all(self._same(one, other) for one, other in zip(left, right, strict=True))
         if len(ones) > MAX_UNORDERED:
             return None
         remaining = list(others)
@@ -288,7 +285,7 @@ class _Comparison:
         """A matrix and the brackets of its rows; or, where the policy allows it, one row or column and a tuple."""
         parts = [item.items for item in items if isinstance(item, Group) and item.kind in ("tuple", "square")]
         if len(parts) == len(items):
-            return len(parts) == len(rows) and self._all(map(self._cells, rows, parts))
+            return len(parts) == len(rows) and _all(map(self._cells, rows, parts))
         if self._policies.vector == "strict" or (len(rows) > 1 and len(rows[0]) > 1):
             return False
         return self._cells([cell for row in rows for cell in row], items)
@@ -296,11 +293,11 @@ class _Comparison:
     def _cells(self, cells: Sequence[Expression], items: Sequence[Value]) -> Truth:
         if len(cells) != len(items):
             return False
-        return self._all(self._same(Scalar(cell), item) for cell, item in zip(cells, items, strict=True))
+        return _all(self._same(Scalar(cell), item) for cell, item in zip(cells, items, strict=True))
 
     def _proportional(self, terms: Sequence[Expression], others: Sequence[Expression]) -> Truth:
         builder = Builder()
-        return len(terms) == len(others) and self._all(
+        return len(terms) == len(others) and _all(
             self._equal(builder.multiply((term, others[0])), builder.multiply((other, terms[0])))
             for term, other in zip(terms[1:], others[1:], strict=True)
         )
@@ -331,6 +328,6 @@ class _Comparison:
             return False
         return any(
             read_so.signs == wanted.signs
-            and self._all(self._same(one, other) for one, other in zip(read_so.sides, wanted.sides, strict=True))
+            and _all(self._same(one, other) for one, other in zip(read_so.sides, wanted.sides, strict=True))
             for read_so in (given, flipped(given))
         )

@@ -83,36 +83,29 @@ class ExpressionParser:
         return True
 
     def need(self, kind: str) -> None:
-        """Read a token that must be there.
-
-        Raises:
-            Malformed: it is not.
-        """
+        """Read a token that must be there, or raise `Malformed`."""
         if not self.take(kind):
             raise Malformed(f"{kind} is missing")
 
     def sum(self) -> Expression:
-        """Terms with signs between them.
-
-        Raises:
-            NotAnAnswer: there is no such thing here.
-        """
+        """Read terms with signs between them, or raise `NotAnAnswer`."""
         terms = [self._signed()]
         while self.token.kind in _SIGNS:
             terms.append(self._signed())
         if sum(isinstance(term, Number) for term in terms) > 1:
             self.computed = True
         value = terms[0] if len(terms) == 1 else self.builder.add(terms)
-        if self.take("over"):  # of all that stands before it in its braces, as TeX has it
-            self._deeper()
-            value = self.builder.divide(value, self.sum())
-            self._depth -= 1
-        elif self.take("choose"):
-            self._deeper()
-            self.computed = True
-            value = self.builder.call("binomial", (value, self.sum()))
-            self._depth -= 1
-        return value
+        kind = self.token.kind
+        if kind not in ("over", "choose"):
+            return value
+        self.at += 1
+        self._deeper()
+        below = self.sum()  # of all that stands before the sign in its braces, as TeX has it
+        self._depth -= 1
+        if kind == "over":
+            return self.builder.divide(value, below)
+        self.computed = True
+        return self.builder.call("binomial", (value, below))
 
     def _signed(self) -> Expression:
         signs: list[Expression] = []
@@ -155,12 +148,17 @@ class ExpressionParser:
 
     def _factor(self) -> Expression:
         """A power with signs before it, as in `3 \\cdot -2`."""
+        negative = self._takes_minus()
+        factor = self._power()
+        return self.builder.negate(factor) if negative else factor
+
+    def _takes_minus(self) -> bool:
+        """Read signs, and tell whether they come to a minus."""
         negative = False
         while self.token.kind in ("+", "-"):
             negative ^= self.token.kind == "-"
             self.at += 1
-        factor = self._power()
-        return self.builder.negate(factor) if negative else factor
+        return negative
 
     def _multiplied(self, factors: list[Expression], *, explicit: bool) -> Expression:
         if not explicit and self.token.kind == "number" and self._tokens[self.at - 1].kind not in ("!", "}"):
@@ -206,10 +204,7 @@ class ExpressionParser:
 
     def _exponent(self) -> Expression:
         self._deeper()
-        negative = False
-        while self.token.kind in ("+", "-"):
-            negative ^= self.token.kind == "-"
-            self.at += 1
+        negative = self._takes_minus()
         exponent = self._postfix()
         if self.take("^"):
             exponent = self._raised(exponent)

@@ -38,6 +38,7 @@ MAX_TOKENS = 20
 """More are no label in a notation of its own."""
 
 _CONSTANT = frozenset({"number", r"\frac", r"\sqrt", "{", "}", "/", "-", "π"})
+_COMPLEMENTS = (["^", "c"], ["^", "C"])
 _MIN_WORD = 3
 
 
@@ -129,7 +130,9 @@ def _of_application(tokens: Sequence[Token]) -> bool | None:  # noqa: PLR0911  o
         return True if head.text in _ALWAYS_FUNCTIONS or head.text in "hH" else None
     if head.text in CONSTANTS:
         return None
-    if any(token.kind == "'" for token in marks) or _is_no_arithmetic(inside):
+    if any(token.kind == "'" for token in marks) or any(token.kind in _NO_ARITHMETIC for token in inside):
+        return True
+    if sum(token.kind == "|" for token in inside) == 1:
         return True
     return _is_certain(head.text, inside)
 
@@ -154,15 +157,7 @@ def _is_one_name(tokens: Sequence[Token]) -> bool:
     marks = [token.kind for token in tokens[1:2]]
     if marks == ["_"]:
         return _group_end(tokens, 2) == len(tokens)
-    return len(tokens) == 1 or (len(tokens) == 2 and marks == ["'"]) or _is_complement(tokens[1:])
-
-
-def _is_complement(tokens: Sequence[Token]) -> bool:
-    return [token.text for token in tokens if token.kind not in ("{", "}")] in (["^", "c"], ["^", "C"])
-
-
-def _is_no_arithmetic(inside: Sequence[Token]) -> bool:
-    return any(token.kind in _NO_ARITHMETIC for token in inside) or sum(token.kind == "|" for token in inside) == 1
+    return len(tokens) == 1 or (len(tokens) == 2 and marks == ["'"]) or _bare_texts(tokens[1:]) in _COMPLEMENTS
 
 
 def _head_end(tokens: Sequence[Token]) -> int:
@@ -183,9 +178,13 @@ def _head_end(tokens: Sequence[Token]) -> int:
         if bare:
             continue
         start, end = end, _group_end(tokens, end)
-        if inverse and [token.text for token in tokens[start:end] if token.kind not in ("{", "}")] != ["-", "1"]:
+        if inverse and _bare_texts(tokens[start:end]) != ["-", "1"]:
             return 0
     return end
+
+
+def _bare_texts(tokens: Sequence[Token]) -> list[str]:
+    return [token.text for token in tokens if token.kind not in ("{", "}")]
 
 
 def _group_end(tokens: Sequence[Token], at: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from fractions import Fraction
+from functools import partial
 from typing import Literal, NamedTuple
 
 from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous
@@ -50,7 +51,6 @@ class Product(NamedTuple):
     """At least two factors.
 
     Args:
-        factors: what is multiplied.
         sign: always the same. Named tuples are equal where their items are, so that without it `x+y` would be `xy`.
     """
 
@@ -132,11 +132,7 @@ class Builder:
         return Number(-value.value) if isinstance(value, Number) else self.multiply((MINUS_ONE, value))
 
     def divide(self, above: Expression, below: Expression) -> Expression:
-        """The quotient.
-
-        Raises:
-            Malformed: `below` is zero.
-        """
+        """Return the quotient, or raise `Malformed` where `below` is zero."""
         return self.multiply((above, self.power(below, MINUS_ONE)))
 
     def power(self, base: Expression, exponent: Expression) -> Expression:
@@ -145,18 +141,14 @@ class Builder:
         Raises:
             Malformed: zero to the power of a number that is not positive.
         """
-        if not isinstance(exponent, Number) or exponent.value == 1:
-            return base if isinstance(exponent, Number) else Power(base, exponent)
-        if isinstance(base, Number):
+        if exponent == ONE:
+            return base
+        if isinstance(base, Number) and isinstance(exponent, Number):
             return self._number_power(base.value, exponent.value)
         return Power(base, exponent)
 
     def call(self, name: str, arguments: tuple[Expression, ...]) -> Expression:
-        """A function of its arguments, computed where that can be done exactly.
-
-        Raises:
-            Malformed: the function is not defined there.
-        """
+        """Return a function's value where it is exact, and else the call; raise `Malformed` where it is not defined."""
         exact: Fraction | None = None
         match arguments:
             case (Number(value),) if name in _EXACT_OF_ONE:
@@ -224,16 +216,10 @@ def _integer_root(value: int, degree: int) -> int | None:
     return root if root**degree == value else None
 
 
-def _factorial(value: Fraction) -> Fraction | None:
+def _factorial(value: Fraction, *, step: int) -> Fraction | None:
     if value.denominator != 1 or value < 0:
         raise Malformed("a factorial of what is no natural number")
-    return Fraction(math.factorial(int(value))) if value <= MAX_FACTORIAL else None
-
-
-def _double_factorial(value: Fraction) -> Fraction | None:
-    if value.denominator != 1 or value < 0:
-        raise Malformed("a factorial of what is no natural number")
-    return Fraction(math.prod(range(int(value), 0, -2))) if value <= MAX_FACTORIAL else None
+    return Fraction(math.prod(range(int(value), 0, -step))) if value <= MAX_FACTORIAL else None
 
 
 def _binomial(above: Fraction, below: Fraction) -> Fraction | None:
@@ -250,23 +236,11 @@ def _mod(value: Fraction, modulus: Fraction) -> Fraction:
     return value % modulus
 
 
-def _floor(value: Fraction) -> Fraction:
-    return Fraction(math.floor(value))
-
-
-def _ceil(value: Fraction) -> Fraction:
-    return Fraction(math.ceil(value))
-
-
-def _absolute(value: Fraction) -> Fraction:
-    return abs(value)
-
-
 _EXACT_OF_ONE: dict[str, Callable[[Fraction], Fraction | None]] = {
-    "factorial": _factorial,
-    "double factorial": _double_factorial,
-    "abs": _absolute,
-    "floor": _floor,
-    "ceil": _ceil,
+    "factorial": partial(_factorial, step=1),
+    "double factorial": partial(_factorial, step=2),
+    "abs": abs,
+    "floor": lambda value: Fraction(math.floor(value)),
+    "ceil": lambda value: Fraction(math.ceil(value)),
 }
 _EXACT_OF_TWO: dict[str, Callable[[Fraction, Fraction], Fraction | None]] = {"binomial": _binomial, "mod": _mod}

@@ -5,13 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-type Unevaluated = Literal["accept", "reject"]
-type Percent = Literal["either", "strict"]
-type Degrees = Literal["either", "strict"]
-type Base = Literal["digits", "value"]
-type Logarithm = Literal["either", "ten", "natural"]
-type Vector = Literal["either", "strict"]
-
 
 @dataclass(frozen=True)
 class Policies:
@@ -29,12 +22,12 @@ class Policies:
             wants a matrix for a matrix, and none for a point. A column is never a row; `[[1],[2]]` is a column.
     """
 
-    unevaluated: Unevaluated = "accept"
-    percent: Percent = "either"
-    degrees: Degrees = "either"
-    base: Base = "digits"
-    logarithm: Logarithm = "either"
-    vector: Vector = "either"
+    unevaluated: Literal["accept", "reject"] = "accept"
+    percent: Literal["either", "strict"] = "either"
+    degrees: Literal["either", "strict"] = "either"
+    base: Literal["digits", "value"] = "digits"
+    logarithm: Literal["either", "ten", "natural"] = "either"
+    vector: Literal["either", "strict"] = "either"
 
 
 DEFAULT = Policies()

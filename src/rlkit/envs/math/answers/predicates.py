@@ -44,14 +44,9 @@ def named_value(relation: Relation) -> Value | None:
     return last
 
 
-def listed_items(group: Group) -> Sequence[Value]:
-    """The items of a bare list."""
-    return group.items if group.kind == "list" else ()
-
-
-def is_braced(value: Value) -> bool:
-    """Whether it is an item in braces that may be TeX's own."""
-    return isinstance(value, Group) and value.kind == "braces"
+def lists_braces(group: Group) -> bool:
+    """Tell whether it is a bare list with an item in braces that may be TeX's own."""
+    return group.kind == "list" and any(isinstance(item, Group) and item.kind == "braces" for item in group.items)
 
 
 def has_labels(group: Group) -> bool:
@@ -74,13 +69,8 @@ def raw_text(value: Value) -> str:
 
 def is_letters(value: Scalar) -> bool:
     """A letter, or several, that may stand for themselves: a choice, a name."""
-    match value.expression:
-        case Symbol(name):
-            return name.isalpha()
-        case Product(factors):
-            return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
-        case _:
-            return False
+    factors = value.expression.factors if isinstance(value.expression, Product) else (value.expression,)
+    return all(isinstance(factor, Symbol) and factor.name.isalpha() for factor in factors)
 
 
 def in_order(items: Sequence[Value]) -> list[Value] | None:

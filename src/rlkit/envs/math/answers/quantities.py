@@ -5,8 +5,6 @@ Invariant: a unit never changes what a formula means: letters that may be variab
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from rlkit.envs.math.answers.expressions import ExpressionParser
 from rlkit.envs.math.answers.lexing import words
 from rlkit.envs.math.answers.lexing.faults import Malformed, Unreadable
@@ -27,19 +25,10 @@ _MAX_VARIABLES = 4
 """A longer word is no product of variables."""
 
 
-class Quantity(NamedTuple):
-    """A value, and what was noticed while it was read: see `ExpressionParser`."""
+def read_quantity(found: list[Token], builder: Builder) -> tuple[Scalar, ExpressionParser]:
+    """Read one expression and what stands around it, or raise `NotAnAnswer`.
 
-    scalar: Scalar
-    computed: bool
-    bare_log: bool
-
-
-def quantity(found: list[Token], builder: Builder) -> Quantity:
-    """Read one expression and what stands around it.
-
-    Raises:
-        NotAnAnswer: it cannot be read.
+    Returns the value, and the parser, which tells what it noticed.
     """
     raw = words.squeezed("".join(token.text for token in found)) if len(found) <= MAX_RAW_TOKENS else ""
     size = _unit_start(found)
@@ -63,7 +52,7 @@ def quantity(found: list[Token], builder: Builder) -> Quantity:
         expression, suffix = angle, "°"
     if factor != 1:
         expression = builder.multiply((number(factor), expression))
-    return Quantity(Scalar(expression, suffix, unit, raw, loose), parser.computed, parser.bare_log)
+    return Scalar(expression, suffix, unit, raw, loose), parser
 
 
 def _unit_start(found: list[Token]) -> int:

@@ -19,7 +19,7 @@ from rlkit.envs.math.answers.lexing.lexemes import MAX_CHARS
 from rlkit.envs.math.answers.lexing.lexer import Token, tokens
 from rlkit.envs.math.answers.nodes import Builder, Call, Expression
 from rlkit.envs.math.answers.phrases import MAX_WORDS, is_altered, is_clock, is_text, read_text
-from rlkit.envs.math.answers.quantities import quantity
+from rlkit.envs.math.answers.quantities import read_quantity
 from rlkit.envs.math.answers.relations import are_far, expanded, is_name, listed, related
 from rlkit.envs.math.answers.sets import REALS, as_union, interval, without
 from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Relation, Scalar, Text, Union, Value
@@ -28,13 +28,12 @@ MAX_ITEMS = 100
 """In a list, a union, a chain of relations."""
 
 _COMMAS = frozenset({",", ";"})
+_COLON = frozenset({":"})
 _JOINING = frozenset({"and", "or"})
 _SEPARATORS = _COMMAS | _JOINING
 _RELATIONS = frozenset({"=", "<", ">", "≤", "≥", "≠", "≈", "∈"})
 _OPENING = frozenset({"(", "[", r"\{", "{", "begin", "⌊", "⌈"})
 _CLOSING = {")": "([", "]": "([", r"\}": (r"\{",), "}": "{", "end": ("begin",), "⌋": "⌊", "⌉": "⌈"}
-
-
 _BEFORE_INTERVALS = frozenset({"∪", "∈", "=", "∖"})
 _AROUND_BASE = frozenset("{}()")
 
@@ -43,7 +42,6 @@ class Answer(NamedTuple):
     """A text that was read.
 
     Args:
-        value: what it is.
         computed: arithmetic on literals is written out in it.
         grouped: it holds a number with commas, which may also be a list.
         bare_log: it holds a logarithm without a base.
@@ -83,8 +81,6 @@ def _read(text: str, thousands: bool) -> Answer | NotAnAnswer:
 
 
 class _Reader:
-    """Reads values from ranges of tokens."""
-
     def __init__(self, found: list[Token]) -> None:
         self._tokens = found
         self._match = _matching(found)
@@ -138,28 +134,21 @@ class _Reader:
 
     def _split(self, low: int, high: int, kinds: frozenset[str]) -> list[tuple[int, int]]:
         """The ranges between signs that no bracket holds; empty ones are left out."""
-        found: list[tuple[int, int]] = []
-        start = at = low
-        while at < high:
-            if self._tokens[at].kind in kinds:
-                if at > start:
-                    found.append((start, at))
-                start = at + 1
-            at = self._match.get(at, at) + 1
-        if high > start:
-            found.append((start, high))
-        if len(found) > MAX_ITEMS:
+        ends = [*self._places(low, high, kinds), high]
+        starts = [low, *(end + 1 for end in ends[:-1])]
+        ranges = [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+        if len(ranges) > MAX_ITEMS:
             raise Monstrous(f"more than {MAX_ITEMS} items")
-        return found
+        return ranges
 
     def _signs(self, low: int, high: int, kinds: frozenset[str]) -> list[str]:
-        found: list[str] = []
-        at = low
+        return [self._tokens[at].kind for at in self._places(low, high, kinds)]
+
+    def _places(self, at: int, high: int, kinds: frozenset[str]) -> Iterator[int]:
         while at < high:
             if self._tokens[at].kind in kinds:
-                found.append(self._tokens[at].kind)
+                yield at
             at = self._match.get(at, at) + 1
-        return found
 
     def _item(self, low: int, high: int) -> Value:
         try:
@@ -179,10 +168,10 @@ class _Reader:
         relations = self._signs(low, high, _RELATIONS)
         if relations:
             return self._relation(low, high, relations)
-        if ":" in self._signs(low, high, frozenset(":")):
+        if self._signs(low, high, _COLON):
             if any(token.kind in ("text", "word") or is_clock(token) for token in self._tokens[low:high]):
                 return read_text(self._tokens[low:high])
-            return Ratio(tuple(self._expression(*bounds) for bounds in self._split(low, high, frozenset(":"))))
+            return Ratio(tuple(self._expression(*bounds) for bounds in self._split(low, high, _COLON)))
         operators = self._signs(low, high, frozenset("∪∩∖"))
         if operators and not is_text(self._tokens[low:high]):
             return self._set_operation(low, high, operators)
@@ -238,12 +227,12 @@ class _Reader:
         operands = [self._mathematical(*bounds) for bounds in self._split(low, high, frozenset("∪∩∖"))]
         if len(operands) != len(signs) + 1 or "∩" in signs:
             raise Unreadable("a set operation")
-        result = as_union(operands[0])
-        for sign, operand in zip(signs, operands[1:], strict=True):
-            right = as_union(operand)
-            if result is None or right is None:
-                raise Unreadable("a set operation")
-            result = Union(result.parts + right.parts) if sign == "∪" else without(result, right)
+        result, *others = map(as_union, operands)
+        for sign, other in zip(signs, others, strict=True):
+            if result is not None and other is not None:
+                result = Union(result.parts + other.parts) if sign == "∪" else without(result, other)
+            else:
+                result = None
         if result is None:
             raise Unreadable("a set operation")
         return result
@@ -265,7 +254,7 @@ class _Reader:
                 return self._matrix(low + 2, high - 2)
             if first.kind == "[" and (rows := self._rows(low + 1, high - 1)):
                 return self._matrix_of(rows)
-            if first.kind in ("(", "[") and self._signs(low + 1, high - 1, frozenset({",", ";"})):
+            if first.kind in ("(", "[") and self._signs(low + 1, high - 1, _COMMAS):
                 return self._tuple(low, high)
             if first.kind == "(" and self._signs(low + 1, high - 1, _RELATIONS):
                 return self._mathematical(low + 1, high - 1)
@@ -287,7 +276,7 @@ class _Reader:
 
     def _tuple(self, low: int, high: int) -> Value:
         opening, closing = self._tokens[low].kind, self._tokens[high - 1].kind
-        ranges = self._split(low + 1, high - 1, frozenset({",", ";"}))
+        ranges = self._split(low + 1, high - 1, _COMMAS)
         items = tuple(self._item(*bounds) for bounds in ranges)
         if (opening == "(") != (closing == ")"):
             ends = [item.expression for item in items if isinstance(item, Scalar)]
@@ -344,10 +333,10 @@ class _Reader:
         return value.expression
 
     def _scalar(self, low: int, high: int) -> Scalar:
-        found = quantity(self._tokens[low:high], self._builder)
-        self._computed = self._computed or found.computed
-        self._bare_log = self._bare_log or found.bare_log
-        return found.scalar
+        scalar, parser = read_quantity(self._tokens[low:high], self._builder)
+        self._computed = self._computed or parser.computed
+        self._bare_log = self._bare_log or parser.bare_log
+        return scalar
 
 
 def _matching(found: list[Token]) -> dict[int, int]:
@@ -380,11 +369,7 @@ def _in_base(digits: str, base: int, *, negative: bool) -> int | None:
 
 
 def _flat(items: Iterator[Value]) -> list[Value]:
-    """The items; those of a list within are of the list."""
-    found: list[Value] = []
+    flat: list[Value] = []
     for item in items:
-        if isinstance(item, Group) and item.kind == "list":
-            found.extend(item.items)
-        else:
-            found.extend(expanded(item))
-    return found
+        flat += item.items if isinstance(item, Group) and item.kind == "list" else expanded(item)
+    return flat

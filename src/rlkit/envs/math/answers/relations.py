@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, NotAnAnswer, Unreadable
+from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, Unreadable
 from rlkit.envs.math.answers.nodes import (
     MINUS_ONE,
     ONE,
@@ -52,7 +52,8 @@ def related(signs: tuple[str, ...], sides: tuple[Value, ...]) -> Value:
     r"""A relation; a chain of equal values is the last one, and `x=\pm 3` is a list.
 
     Raises:
-        Unreadable: a chain that is neither.
+        Unreadable: a chain of equations that are not all identities.
+        Malformed: a chain of numbers that differ.
     """
     first, last = sides[0], sides[-1]
     if signs == ("=",) and _names(first) and isinstance(last, Group):
@@ -60,7 +61,9 @@ def related(signs: tuple[str, ...], sides: tuple[Value, ...]) -> Value:
     if len(sides) > 2 and set(signs) == {"="}:
         tail = sides[1:] if _label(first) is not None else sides
         if not all(_equal(side, last) for side in tail):
-            raise _fault_of(tail)
+            if _has_variables(tail):
+                raise Unreadable("a chain of equations")
+            raise Malformed("an equation that does not hold")
         return last if len(tail) == len(sides) else Relation(("=",), (first, last))
     if signs == ("=",) and not _has_variables(sides) and _equal(first, last):
         return last
@@ -154,13 +157,6 @@ def _label(side: Value) -> str | None:
             return None
 
 
-def _fault_of(sides: Sequence[Value]) -> NotAnAnswer:
-    """Why a chain of equations that are not all identities has no value."""
-    if _has_variables(sides):
-        return Unreadable("a chain of equations")
-    return Malformed("an equation that does not hold")
-
-
 def _has_variables(sides: Sequence[Value]) -> bool:
     """Whether any side holds a variable, or is no expression."""
     return not all(isinstance(side, Scalar) and not variables(side.expression) for side in sides)
@@ -171,12 +167,10 @@ def _names(side: Value) -> bool:
     return isinstance(side, Group) and all(_label(item) is not None for item in side.items)
 
 
-def _same(left: Scalar, right: Scalar) -> bool:
+def _equal(left: Value, right: Value) -> bool:
+    if not (isinstance(left, Scalar) and isinstance(right, Scalar)):
+        return False
     try:
         return equal(left.expression, right.expression, Evaluator()) is True
     except Monstrous:
         return False
-
-
-def _equal(left: Value, right: Value) -> bool:
-    return isinstance(left, Scalar) and isinstance(right, Scalar) and _same(left, right)

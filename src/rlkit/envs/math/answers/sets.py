@@ -39,7 +39,7 @@ def as_union(value: Value) -> Union | None:
             return Union((interval(low, kind == "square", high, kind == "square"),))
         case Group("set", items):
             points = tuple(item.expression for item in items if isinstance(item, Scalar))
-            return Union(tuple(_point(point) for point in points)) if len(points) == len(items) else None
+            return Union(tuple(interval(at, True, at, True) for at in points)) if len(points) == len(items) else None
         case Relation():
             return solutions(value)
         case _:
@@ -51,9 +51,8 @@ def variable(relation: Relation) -> str | None:
     names = [
         side.expression.name
         for side in relation.sides
-        if isinstance(side, Scalar) and isinstance(side.expression, Symbol) and variables(side.expression)
+        if isinstance(side, Scalar) and isinstance(side.expression, Symbol) and variables(side.expression) - {"∞"}
     ]
-    names = [name for name in names if name != "∞"]
     return names[0] if len(names) == 1 and "=" not in relation.signs else None
 
 
@@ -95,11 +94,9 @@ def intersection(unions: Sequence[Union]) -> Union | None:
         if own_most < most or (own_most == most and not part.high_closed):
             high, high_closed = part.high, part.high_closed
     least, most = real(low), real(high)
-    return (
-        None
-        if least is None or most is None or least >= most
-        else Union((Interval(low, low_closed, high, high_closed),))
-    )
+    if least is None or most is None or least >= most:
+        return None
+    return Union((Interval(low, low_closed, high, high_closed),))
 
 
 def without(whole: Union, removed: Union) -> Union | None:
@@ -135,10 +132,10 @@ def same(left: Union, right: Union, evaluate: Evaluator) -> Verdict:
         if (one.low_closed, one.high_closed) != (other.low_closed, other.high_closed):
             return False
         for end, other_end in ((one.low, other.low), (one.high, other.high)):
-            found = equal(end, other_end, evaluate)
-            if found is False:
+            truth = equal(end, other_end, evaluate)
+            if truth is False:
                 return False
-            verdict = verdict and found
+            verdict = verdict and truth
     return verdict
 
 
@@ -173,10 +170,6 @@ def _half_line(sign: str, bound: Expression) -> Union | None:
             return Union((interval(MINUS_INFINITY, False, bound, False), interval(bound, False, INFINITY, False)))
         case _:
             return None
-
-
-def _point(value: Expression) -> Interval:
-    return interval(value, True, value, True)
 
 
 def _infinite(value: Expression) -> bool:

@@ -62,8 +62,6 @@ class Relation(NamedTuple):
     """Expressions with relation signs between them, one less than there are sides.
 
     Args:
-        signs: from left to right.
-        sides: what they stand between.
         named: the first side may be the name of the second one, and no formula: `p(t+1)`, `|z|`, `f(1)+f(2)`.
     """
 

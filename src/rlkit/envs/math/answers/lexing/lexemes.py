@@ -29,11 +29,7 @@ _RUPEES = re.compile(r"(?<![A-Za-z\\])Rs\.?(?=[\s~]*[0-9])")
 
 
 def lexemes(text: str) -> list[str]:
-    """The lexemes of a text.
-
-    Raises:
-        Monstrous: it is too long.
-    """
+    """Split a text into lexemes, or raise `Monstrous` where it is too long."""
     if len(text) > MAX_CHARS:
         raise Monstrous(f"more than {MAX_CHARS} characters")
     return split(_ascii(text))

@@ -41,7 +41,6 @@ class Token(NamedTuple):
     Args:
         kind: `number`, `symbol`, `word`, `text`, `function`, `name`, `set`, `currency`, or the sign itself.
         text: as it is written; of a `text`, its content.
-        value: of a number.
         spaced: something blank stands before it.
         grouped: a number with commas between its thousands, which may also be a list.
         whole: a number without a point.
@@ -244,8 +243,7 @@ class _Reader:
         elif _NUMERAL.match(stripped) or (len(stripped) == 1 and stripped.islower() and stripped not in _UNIT_LETTERS):
             self._lexemes[self._at : self._at] = split(stripped)
         elif stripped and stripped != ".":
-            self._found.append(Token("text", content, spaced=self._spaced))
-            self._spaced = False
+            self._push("text", content)
 
     def _letters(self, lexeme: str) -> None:  # noqa: PLR0912  one for each kind of word
         while self._lexemes[self._at : self._at + 1] == ["."] and self._abbreviated():
@@ -271,9 +269,9 @@ class _Reader:
             self._push("%" if lower == "percent" else "°", lexeme)
         elif lexeme in CURRENCY_CODES and self._beside_number():
             self._push("currency", lexeme)
-        elif lexeme == "x" and self._between_factors():
+        elif lexeme == "x" and self._stands_between(("number",), ("10",)):  # `1.5 x 10^8`
             self._push("*", lexeme)
-        elif lower == "union" or (lexeme == "U" and self._between_intervals()):
+        elif lower == "union" or (lexeme == "U" and self._stands_between((")", "]"), ("(", "["))):
             self._push("∪", lexeme)
         elif lower == "to":
             self._push(":", lexeme)
@@ -284,10 +282,10 @@ class _Reader:
         else:
             self._push("word", lexeme)
 
-    def _between_factors(self) -> bool:
-        """Whether an `x` is a sign: `1.5 x 10^8`."""
+    def _stands_between(self, kinds: tuple[str, ...], lexemes: tuple[str, ...]) -> bool:
+        """Tell whether a letter is a sign, since it stands after one of the kinds and before one of the lexemes."""
         following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
-        return self._found != [] and self._found[-1].kind == "number" and following[:1] == ["10"]
+        return bool(self._found and following) and self._found[-1].kind in kinds and following[0] in lexemes
 
     def _after_degrees(self) -> bool:
         kinds = [token.kind for token in self._found[-2:]]
@@ -298,10 +296,6 @@ class _Reader:
         at = after_blanks(self._lexemes, self._at)
         following = "".join(self._lexemes[at : at + 2]).lstrip("~-.")
         return following[:1].isdecimal() or (self._found != [] and self._found[-1].kind == "number")
-
-    def _between_intervals(self) -> bool:
-        following = [lexeme for lexeme in self._lexemes[self._at : self._at + 2] if not lexeme[0].isspace()]
-        return self._found != [] and self._found[-1].kind in (")", "]") and following[:1] in (["("], ["["])
 
     def _abbreviated(self) -> bool:
         """Whether a letter follows the point, as in `p.m.`."""

@@ -87,11 +87,7 @@ GREEK = frozenset(
 )  # fmt: skip
 PLAIN = frozenset("+-*/^_!=<>,;:|()[]{}'%°")
 WORDS = {"oo": "∞", "inf": "∞", "infty": "∞", "infinity": "∞", "Infinity": "∞", "or": "or", "and": "and", "mod": "mod"}
-ENVIRONMENTS = frozenset(
-    {
-        "pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array",
-    }
-)  # fmt: skip
+ENVIRONMENTS = frozenset({"pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"})
 ELLIPSES = frozenset({r"\dots", r"\ldots", r"\cdots", r"\dotsc", r"\dotsb", r"\dotsm", r"\dotso"})
 NAMES = frozenset("gcd lcm max min det deg dim ker arg sup inf rank tr Var Cov Pr".split())  # noqa: SIM905  reads better
 r"""Functions of which only the name is known, as it stands before the value in `\gcd(4,6) = 2`."""

@@ -26,7 +26,6 @@ class Numeral(NamedTuple):
 
     Args:
         text: its digits, those of a period in parentheses.
-        value: its value.
         grouped: commas stand between its thousands, which may also make it a list.
         whole: no point is in it.
         end: the place behind it.
@@ -48,7 +47,6 @@ def numeral(lexemes: Sequence[str], at: int, *, thousands: bool, opened: bool) -
     """Read a number.
 
     Args:
-        lexemes: of the whole text.
         at: the place of its digits, or of the point that a period follows.
         thousands: `1,234` is one number; otherwise only `1` is read.
         opened: a bracket stands right before it: `(12,345)` is a pair of numbers.
@@ -118,15 +116,14 @@ def _is_digits(text: str) -> bool:
 
 
 def _with_thousands(lexemes: Sequence[str], digits: str, at: int, *, opened: bool) -> tuple[str, int, bool]:
-    alone = digits, at, False
-    grouped = False
-    while "." not in digits and (more := _more_thousands(lexemes, at)) is not None:
-        digits += more[0]
-        at = more[1]
-        grouped = grouped or more[2]
-    if grouped and opened and at < len(lexemes) and lexemes[at] in (")", "]"):
-        return alone
-    return digits, at, grouped
+    whole, end, grouped = digits, at, False
+    while "." not in whole and (more := _more_thousands(lexemes, end)) is not None:
+        thousands, end, comma = more
+        whole += thousands
+        grouped = grouped or comma
+    if grouped and opened and lexemes[end : end + 1] in ([")"], ["]"]):
+        return digits, at, False
+    return whole, end, grouped
 
 
 def _more_thousands(lexemes: Sequence[str], at: int) -> tuple[str, int, bool] | None:

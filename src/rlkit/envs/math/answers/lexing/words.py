@@ -165,7 +165,6 @@ def alters(text: str, *, leading: bool = False) -> bool:
     """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`.
 
     Args:
-        text: the words.
         leading: they stand before the value, which is in the text as well.
     """
     if unit(text) is not None:
