@@ -10,12 +10,14 @@ import asyncio
 import json
 import os
 import socket
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import files
@@ -203,14 +205,14 @@ class Commands:
     def _ask(self, request: dict[str, Json], streams: tuple[int, ...]) -> socket.socket:
         """Have the first process start something; the socket on which it says how that ended."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, message_file({**_NO_REQUEST, **request, "limits": dict(self._limits)}) as text:
+        content: dict[str, Json] = {**_NO_REQUEST, **request, "limits": dict(self._limits)}
+        with theirs, message_file(json.dumps(content).encode()) as text:
             try:
                 socket.send_fds(self._channel, [b"?"], [text.fileno(), theirs.fileno(), *streams])
-            except OSError as error:
+            except BaseException as error:
                 ours.close()
-                raise EnvironmentFault("a sandbox that has ended was asked for something") from error
-            except BaseException:
-                ours.close()
+                if isinstance(error, OSError):
+                    raise EnvironmentFault("a sandbox that has ended was asked for something") from error
                 raise
         ours.setblocking(False)
         return ours
@@ -225,12 +227,12 @@ async def receive_message(source: socket.socket) -> dict[str, Json]:
     return json.loads(data) if data else {}
 
 
-def message_file(content: Mapping[str, Json]) -> BinaryIO:
-    """Return a message as a file in memory: it may be longer than a socket takes."""
-    file = os.fdopen(os.memfd_create("rlkit"), "wb")
-    file.write(json.dumps(content).encode())
+def message_file(content: bytes) -> BinaryIO:
+    """Return a message as a file without a name: it may be longer than a socket takes."""
+    file = os.fdopen(os.memfd_create("rlkit"), "wb") if sys.platform == "linux" else tempfile.TemporaryFile("wb")  # noqa: SIM115  closed by who asks
+    file.write(content)
     file.flush()
-    return file
+    return cast("BinaryIO", file)
 
 
 def _null() -> FileIO:

@@ -7,6 +7,7 @@ no process and no mount a moment later; after `stop` it has no file either. Noth
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -27,9 +28,9 @@ _INSIDE = Path(__file__).parent
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first import main; main()"
 _START_S = 300.0  # ends a hang: on a busy machine even an easy start takes long
 _END_S = 10.0
-_LOADER = ("LD_LIBRARY_PATH",)  # without which this very interpreter might not start
 
-_alive = WeakSet[socket.socket]()
+OWNED_SOCKETS = WeakSet[socket.socket]()
+"""Sockets whose other end lives as long as this process holds them."""
 
 
 class View(Commands):
@@ -151,7 +152,7 @@ def _launched(cls: type[Sandbox], spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
             # Its environment can be read in the sandbox, and its working directory must not keep a folder from going.
             process = subprocess.Popen(
                 arguments,
-                env={name: value for name in _LOADER if (value := os.environ.get(name))},
+                env=loader_environment(),
                 cwd="/",
                 pass_fds=numbers,
                 stdin=subprocess.DEVNULL,
@@ -160,14 +161,14 @@ def _launched(cls: type[Sandbox], spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
                 start_new_session=True,  # Ctrl-C is for its owner, which goes on with it to the end of a step
             )
         place.belongs((process.pid,))
-        with message_file(plan) as text:
+        with message_file(json.dumps(plan).encode()) as text:
             socket.send_fds(ours, [b"?"], [text.fileno()])
     except BaseException:
         place.remove()
         raise
     for channel in (ours, views):
         channel.setblocking(False)
-        _alive.add(channel)
+        OWNED_SOCKETS.add(channel)
     return cls(place, process, ours, views), groups
 
 
@@ -188,10 +189,15 @@ async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
     return True
 
 
-def _let_go() -> None:
-    """In a process that was forked: it would keep alive what its parent's death should end."""
-    for owner in list(_alive):
+def loader_environment() -> dict[str, str]:
+    """Return the variables without which this very interpreter might not start."""
+    return {name: value for name in ("LD_LIBRARY_PATH",) if (value := os.environ.get(name))}
+
+
+def _close_owned_sockets() -> None:
+    """Close what a forked process would keep alive beyond its parent's death."""
+    for owner in list(OWNED_SOCKETS):
         owner.close()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_owned_sockets)

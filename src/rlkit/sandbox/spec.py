@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from types import MappingProxyType
 
 from rlkit.errors import UsageError
 
@@ -54,10 +53,6 @@ class Bind:
     read_only: bool = True
 
 
-def _nothing() -> Mapping[str, int]:
-    return MappingProxyType({})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Spec:
     """A sandbox to start.
@@ -76,7 +71,7 @@ class Spec:
     hostname: str = "sandbox"
     network: bool = False
     binds: tuple[Bind, ...] = ()
-    folders: Mapping[str, int] = field(default_factory=_nothing)
+    folders: Mapping[str, int] = field(default_factory=dict[str, int])
     limits: Limits = field(default_factory=Limits)
     uses: tuple[str, ...] = ()
 

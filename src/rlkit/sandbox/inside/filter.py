@@ -27,21 +27,11 @@ _SAME = (425, 426, 427, 428, 429, 430, 431, 432, 433, 442)  # io_uring, and the 
 _PROCESSORS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
     # the processor's number, those of clone, socket and prlimit64, and mount, umount2, pivot_root, unshare, setns,
     # add_key, request_key, keyctl, bpf, perf_event_open, userfaultfd, open_by_handle_at, kexec (two), modules (three)
-    "x86_64": (
-        0xC000003E,
-        56,
-        41,
-        302,
-        (165, 166, 155, 272, 308, 248, 249, 250, 321, 298, 323, 304, 246, 320, 175, 313, 176),
-    ),
-    "aarch64": (
-        0xC00000B7,
-        220,
-        198,
-        261,
-        (40, 39, 41, 97, 268, 217, 218, 219, 280, 241, 282, 265, 104, 294, 105, 273, 106),
-    ),
-}
+    "x86_64": (0xC000003E, 56, 41, 302,
+               (165, 166, 155, 272, 308, 248, 249, 250, 321, 298, 323, 304, 246, 320, 175, 313, 176)),
+    "aarch64": (0xC00000B7, 220, 198, 261,
+                (40, 39, 41, 97, 268, 217, 218, 219, 280, 241, 282, 265, 104, 294, 105, 273, 106)),
+}  # fmt: skip
 
 
 def program(also: Sequence[bytes] = ()) -> bytes | None:

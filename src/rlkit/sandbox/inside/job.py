@@ -15,7 +15,7 @@ import stat
 import sys
 import tarfile
 from collections.abc import Callable
-from typing import BinaryIO, NoReturn, TypedDict
+from typing import NoReturn, TypedDict
 
 from . import filter as calls
 from . import kernel
@@ -214,15 +214,10 @@ def _add(archive: tarfile.TarFile, path: str, name: str) -> None:
     about = os.lstat(path) if name else os.stat(path)
     if stat.S_ISREG(about.st_mode):
         with open(path, "rb") as file:
-            _add_file(archive, file, name)
+            about, member = os.fstat(file.fileno()), tarfile.TarInfo(name)
+            member.size, member.mode, member.mtime = about.st_size, stat.S_IMODE(about.st_mode), int(about.st_mtime)
+            archive.addfile(member, file)
     elif stat.S_ISDIR(about.st_mode) or stat.S_ISLNK(about.st_mode):
         archive.addfile(archive.gettarinfo(path, name))
     elif not name:
         raise ValueError(f"{path} is neither a file nor a folder")
-
-
-def _add_file(archive: tarfile.TarFile, file: BinaryIO, name: str) -> None:
-    member = tarfile.TarInfo(name)
-    about = os.fstat(file.fileno())
-    member.size, member.mode, member.mtime = about.st_size, stat.S_IMODE(about.st_mode), int(about.st_mtime)
-    archive.addfile(member, file)

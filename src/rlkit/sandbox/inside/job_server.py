@@ -16,7 +16,8 @@ from contextlib import suppress
 from . import job, kernel
 
 _MESSAGE_BYTES = 64 << 20
-_KILLED_FIRST = "500"
+KILLED_FIRST = "500"
+"""For the kernel's score of what it kills where memory is short."""
 _SWEEPS = 64
 """The most passes over the processes of a job that is ended, before it is taken to fork without end."""
 
@@ -50,7 +51,7 @@ class JobServer:
     def serve(self) -> None:
         """Serve; does not return."""
         wake, woken = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, _wake)
+        signal.signal(signal.SIGCHLD, note_signal)
         signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
         owner = self.owner.fileno()
         for descriptor in (wake, owner):
@@ -101,7 +102,7 @@ class JobServer:
     def _prepare_job(self) -> None:
         with suppress(OSError):
             kernel.control(kernel.PR_SET_DUMPABLE, 1)  # or a user could not write the next line
-            write("/proc/self/oom_score_adj", _KILLED_FIRST)
+            write("/proc/self/oom_score_adj", KILLED_FIRST)
         kernel.control(kernel.PR_SET_DUMPABLE, 0)
         self.enter()
 
@@ -126,13 +127,16 @@ class JobServer:
 
 
 def receive(source: socket.socket) -> tuple[bytes, list[int]]:
-    """One message: the text in the file whose descriptor came first, and the other descriptors."""
-    _, descriptors, _, _ = socket.recv_fds(source, 16, 8)
+    """Return the text in the file whose descriptor came first, and the other descriptors; nothing from a dead owner."""
+    try:
+        _, descriptors, _, _ = socket.recv_fds(source, 1, 8)
+    except ConnectionError:
+        descriptors = list[int]()
     if not descriptors:
         return b"", []
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    text = os.pread(descriptors[0], _MESSAGE_BYTES, 0)
+    text = os.pread(descriptors[0], min(os.fstat(descriptors[0]).st_size, _MESSAGE_BYTES), 0)
     os.close(descriptors[0])
     return text, descriptors[1:]
 
@@ -140,7 +144,7 @@ def receive(source: socket.socket) -> tuple[bytes, list[int]]:
 def say(target: socket.socket, message: dict[str, object]) -> None:
     """Send a message, unless nobody listens any more."""
     with suppress(OSError):
-        target.send(json.dumps(message).encode())
+        target.sendall(json.dumps(message).encode() + b"\n")
 
 
 def write(path: str, text: str) -> None:
@@ -150,12 +154,12 @@ def write(path: str, text: str) -> None:
 
 
 def describe(error: OSError) -> str:
-    """An error in words, with the file that it is about."""
+    """Return an error in words, with the file that it is about."""
     return error.strerror + (f": {error.filename}" if error.filename else "") if error.strerror else str(error)
 
 
-def _wake(number: int, frame: object) -> None:
-    """Nothing: a signal with a handler is written to the descriptor that is waited for."""
+def note_signal(number: int, frame: object) -> None:
+    """Do nothing: only a signal with a handler interrupts a wait."""
 
 
 def _kill(leader: int) -> None:

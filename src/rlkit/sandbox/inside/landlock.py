@@ -10,7 +10,8 @@ import ctypes
 import os
 import stat
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every architecture
 _VERSION, _BENEATH = 1, 1
@@ -45,22 +46,13 @@ def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[
     Raises:
         OSError: the kernel refuses.
     """
-    known = version()
-    rights = _rights(known)
-    network, scopes = _NETWORK if known >= _NETWORK_FROM else 0, _SCOPES if known >= _SCOPES_FROM else 0
-    attributes = struct.pack("=QQQ", rights, network, scopes)
-    size = 24 if known >= _SCOPES_FROM else 16 if known >= _NETWORK_FROM else 8
-    ruleset = _call(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
-    try:
+    with _enforced(version(), _NETWORK, _SCOPES) as ruleset:
         for path in readable:
             _allow(ruleset, path, _READ_FILE | _READ_DIR)
         for path in listed:
             _allow(ruleset, path, _READ_DIR)
         for path in writable:
             _allow(ruleset, path, _READ_FILE | _WRITE_FILE)
-        _call(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0))
-    finally:
-        os.close(ruleset)
 
 
 def confinement_problem() -> str:
@@ -85,17 +77,24 @@ def confine() -> str:
     if problem := confinement_problem():
         return problem
     known = version()
-    rights = _rights(known)
-    attributes = struct.pack("=QQQ", rights, 0, _SIGNALS if known >= _SCOPES_FROM else 0)
-    size = 24 if known >= _SCOPES_FROM else 8
+    with _enforced(known, 0, _SIGNALS) as ruleset:
+        _allow(ruleset, "/", _rights(known))
+        _allow_descriptor(ruleset, 0, _READ_FILE | _WRITE_FILE)  # the host's null device, which commands read
+    return ""
+
+
+@contextmanager
+def _enforced(known: int, network: int, scopes: int) -> Generator[int]:
+    """Enforce a new ruleset, with the rules that are added to it inside, as far as this version knows its parts."""
+    network, scopes = network if known >= _NETWORK_FROM else 0, scopes if known >= _SCOPES_FROM else 0
+    attributes = struct.pack("=QQQ", _rights(known), network, scopes)
+    size = 24 if known >= _SCOPES_FROM else 16 if known >= _NETWORK_FROM else 8
     ruleset = _call(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint(0))
     try:
-        _allow(ruleset, "/", rights)
-        _allow_descriptor(ruleset, 0, _READ_FILE | _WRITE_FILE)  # the host's null device, which commands read
+        yield ruleset
         _call(_RESTRICT, ctypes.c_int(ruleset), ctypes.c_uint(0))
     finally:
         os.close(ruleset)
-    return ""
 
 
 def _rights(known: int) -> int:

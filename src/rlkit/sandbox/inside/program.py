@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn, TypedDict, cast
 
-from . import landlock, narrow
+from . import kernel, landlock, narrow
 
 HEADER = struct.Struct("<4sBB2x4Q")
 """Of a result: a mark, what it is, its dimensions and their sizes; then come the numbers, or the text."""
@@ -33,7 +33,6 @@ _TEXT_BYTES = 4000
 _FRAMES = 6
 _FILE = "<program>"
 _OPEN_FILES = 256
-_DEATH_SIGNAL, _NO_NEW_PRIVS = 1, 38
 _RESULT, _BROKEN = 3, 4
 
 type Array = Mapping[str, object]
@@ -75,7 +74,7 @@ def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int,
     """
     try:
         _only_streams(streams, broken)
-        enclose(walls, request)
+        enclose(walls, cpu_s=request["cpu_s"], memory_bytes=request["memory_bytes"])
     except BaseException as error:
         os.write(_BROKEN, f"{type(error).__name__}: {error}".encode()[:_TEXT_BYTES])
         os._exit(1)
@@ -90,13 +89,13 @@ def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int,
     except SystemExit as error:
         _say(ERROR, f"the program called sys.exit({error.code!r})")
     except BaseException as error:
-        _say(ERROR, _told(error))
+        _say(ERROR, _traceback_of(error))
     with suppress(BaseException):  # the program may have put anything in its place
         sys.stdout.flush()
     os._exit(0)
 
 
-def enclose(walls: Walls, request: Request) -> None:
+def enclose(walls: Walls, *, cpu_s: int, memory_bytes: int) -> None:
     """Put up the walls around this process.
 
     Raises:
@@ -104,15 +103,13 @@ def enclose(walls: Walls, request: Request) -> None:
     """
     layers = walls["layers"]
     if "limits" in layers:
-        _limit(walls, request)
+        _limit(cpu_s, walls["base_bytes"] + memory_bytes)
     if sys.platform == "linux":
-        from . import kernel
-
         if "capabilities" in layers:
             kernel.keep_capabilities(frozenset())
         if "no_new_privs" in layers:
-            kernel.control(_NO_NEW_PRIVS, 1)
-        kernel.control(_DEATH_SIGNAL, signal.SIGKILL)
+            kernel.control(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if "landlock" in layers:
             landlock.restrict(walls["readable"], walls["writable"], walls["listed"])
         if "seccomp" in layers and (program := narrow.program()) is not None:
@@ -134,13 +131,13 @@ def _only_streams(streams: tuple[int, int, int], broken: int) -> None:
     os.closerange(_BROKEN + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
-def _limit(walls: Walls, request: Request) -> None:
+def _limit(cpu_s: int, memory_bytes: int) -> None:
     limits = {
         resource.RLIMIT_CORE: 0,
         resource.RLIMIT_FSIZE: 0,
         resource.RLIMIT_NOFILE: _OPEN_FILES,
-        resource.RLIMIT_CPU: request["cpu_s"],
-        resource.RLIMIT_AS: walls["base_bytes"] + request["memory_bytes"],
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_AS: memory_bytes,
     }
     for number, value in limits.items():
         hard = resource.getrlimit(number)[1]
@@ -191,8 +188,8 @@ def _accepted(entry: Callable[..., object], arguments: Mapping[str, float]) -> d
     return {name: value for name, value in arguments.items() if name in names}
 
 
-def _told(error: BaseException) -> str:
-    """The end of the traceback, from the program's own first frame on."""
+def _traceback_of(error: BaseException) -> str:
+    """Return the end of a traceback, from the program's own first frame on."""
     frames = traceback.extract_tb(error.__traceback__)
     own = next((place for place, frame in enumerate(frames) if frame.filename == _FILE), len(frames))
     shown = traceback.format_list(frames[own:][-_FRAMES:])

@@ -21,27 +21,20 @@ import time
 from contextlib import suppress
 from typing import NoReturn, TypedDict
 
-from . import landlock, narrow
+from . import kernel, landlock, narrow
+from .job_server import KILLED_FIRST, note_signal, receive, say, write
 from .program import Request, Walls, become, enclose
 
 _LINUX = sys.platform == "linux"
-_PLAN_BYTES = 64 << 20
 _POLL_S = 0.01
 _SYSTEM = (
-    "/usr/lib",
-    "/usr/lib64",
-    "/lib",
-    "/lib64",
-    "/usr/share/zoneinfo",
-    "/dev/urandom",
-    "/dev/random",
-    "/dev/zero",
+    *("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo"),
+    *("/dev/urandom", "/dev/random", "/dev/zero"),
 )
 _LENGTH = struct.Struct("<Q")
 _REASON_BYTES = 4096
 _NICE = 5
 """A trainer's own work comes before that of its programs."""
-_KILLED_FIRST = "500"
 
 
 class Plan(TypedDict):
@@ -55,23 +48,23 @@ class Plan(TypedDict):
 def main() -> None:
     """Serve; the first argument is the descriptor of the owner's socket."""
     owner = socket.socket(fileno=int(sys.argv[1]))
-    plan: Plan = json.loads(_received(owner)[0])
+    plan: Plan = json.loads(receive(owner)[0])
     said: dict[str, str] = {}
     with suppress(OSError):
         os.nice(_NICE)
     if _LINUX:
-        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-            file.write(_KILLED_FIRST)
+        with suppress(OSError):
+            write("/proc/self/oom_score_adj", KILLED_FIRST)
     apart = "namespaces" in plan["layers"] and _LINUX and _separated(said)
     if apart and (pid := os.fork()):
         owner.close()
         sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) & 0xFF)
     if apart:
-        from . import kernel
-
         kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    missing = _preloaded(plan["preload"])
+    for name in plan["preload"]:
+        with suppress(ImportError):
+            importlib.import_module(name)
     walls: Walls = {
         "layers": plan["layers"],
         "readable": _libraries(plan["package"]),
@@ -82,7 +75,7 @@ def main() -> None:
     if apart:
         _hide_processes()
     walls["layers"] = _standing(walls, said, apart=apart)
-    _tell(owner, {"ready": True, "said": said, "layers": walls["layers"], "missing": missing})
+    say(owner, {"said": said, "layers": walls["layers"]})
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -98,8 +91,7 @@ def _separated(said: dict[str, str]) -> bool:
             os.unshare(flags | more)
             if more:
                 for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-                    with open(f"/proc/self/{name}", "w") as file:
-                        file.write(text)
+                    write(f"/proc/self/{name}", text)
         except OSError as error:
             said["namespaces"] = f"refused by the kernel: {error.strerror}"
             continue
@@ -110,26 +102,13 @@ def _separated(said: dict[str, str]) -> bool:
 
 def _hide_processes() -> None:
     """No process is seen from here on, not even in `/proc`."""
-    from . import kernel
-
     with suppress(OSError):
         kernel.mount("none", "/", "", kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("tmpfs", "/proc", "tmpfs", kernel.MS_RDONLY, "size=0")
 
 
-def _preloaded(modules: list[str]) -> list[str]:
-    """Load what programs will want; what of it is not installed."""
-    missing: list[str] = []
-    for name in modules:
-        try:
-            importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-    return missing
-
-
 def _folders() -> list[str]:
-    """Those of Python's own library and of what is installed."""
+    """Return the folders of Python's own library and of what is installed."""
     paths = sysconfig.get_paths()
     found = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return sorted(
@@ -203,7 +182,7 @@ def _refused(layer: str, walls: Walls) -> str | None:
         try:
             needed = ["no_new_privs"] if layer in ("landlock", "seccomp") else []
             tried: Walls = {**walls, "layers": [*needed, layer]}
-            enclose(tried, {**_NOTHING, "cpu_s": 60, "memory_bytes": 1 << 30})
+            enclose(tried, cpu_s=60, memory_bytes=1 << 30)
         except BaseException as error:
             os.write(writer, (str(error) or type(error).__name__).encode()[:1000])
         os._exit(0)
@@ -214,34 +193,22 @@ def _refused(layer: str, walls: Walls) -> str | None:
     return why or None
 
 
-_NOTHING: Request = {
-    "source": "",
-    "entry": "",
-    "arguments": {},
-    "helpers": {},
-    "arrays": [],
-    "timeout_s": 1.0,
-    "cpu_s": 1,
-    "memory_bytes": 0,
-}
-
-
 def _serve(owner: socket.socket, walls: Walls, *, apart: bool) -> NoReturn:
-    signal.signal(signal.SIGCHLD, _noticed)  # so that waiting is interrupted, and keepers are reaped
+    signal.signal(signal.SIGCHLD, note_signal)  # so that waiting is interrupted, and keepers are reaped
     while True:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         if not select.select([owner], [], [], 1.0)[0]:
             continue
-        text, descriptors = _received(owner)
+        text, descriptors = receive(owner)
         if not text:
             os._exit(0)
         asked = socket.socket(fileno=descriptors[0])
         try:
             pid = os.fork()
         except OSError as error:
-            _tell(asked, {"failed": f"no process can be started: {error.strerror}"})
+            say(asked, {"failed": f"no process can be started: {error.strerror}"})
             pid = -1
         if pid == 0:
             owner.close()
@@ -257,8 +224,6 @@ def _keep(text: bytes, asked: socket.socket, streams: tuple[int, int, int], wall
         length = _LENGTH.unpack_from(text)[0]
         request: Request = json.loads(text[_LENGTH.size : _LENGTH.size + length])
         if _LINUX:
-            from . import kernel
-
             kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if apart:
             os.unshare(os.CLONE_NEWPID)
@@ -275,14 +240,14 @@ def _keep(text: bytes, asked: socket.socket, streams: tuple[int, int, int], wall
         with suppress(BlockingIOError):
             if broken := os.read(reader, _REASON_BYTES):
                 raise OSError(f"its isolation could not be set up: {broken.decode(errors='replace')}")
-        _tell(asked, {"exit": code, "late": late, "seconds": time.monotonic() - started, "cpu_s": used_s})
+        say(asked, {"exit": code, "late": late, "seconds": time.monotonic() - started, "cpu_s": used_s})
     except BaseException as error:
-        _tell(asked, {"failed": f"{type(error).__name__}: {error}"})
+        say(asked, {"failed": f"{type(error).__name__}: {error}"})
     os._exit(0)
 
 
 def _waited(pid: int, asked: socket.socket, timeout_s: float) -> tuple[bool, int, float]:
-    """Whether a process had to be ended, its status, and the processor seconds that it took."""
+    """Return whether a process ran into its time limit, its status, and the processor seconds that it took."""
     end_s = time.monotonic() + timeout_s
     watched: list[int | socket.socket] = [asked]
     ended = -1
@@ -290,20 +255,16 @@ def _waited(pid: int, asked: socket.socket, timeout_s: float) -> tuple[bool, int
         ended = os.pidfd_open(pid)
         watched.append(ended)
     late = False
-    while not late:
-        left_s = end_s - time.monotonic()
-        if left_s <= 0:
-            late = True
-            break
+    while (left_s := end_s - time.monotonic()) > 0:
         ready = select.select(watched, [], [], left_s if _LINUX else min(_POLL_S, left_s))[0]
-        if ended in ready:
-            break
-        if asked in ready:  # nobody waits any more
+        if ready:  # it has ended, or nobody waits any more
             break
         found, status, used = os.wait4(pid, os.WNOHANG) if not _LINUX else (0, 0, None)
         if found and used is not None:
             _end_group(pid)
             return False, status, used.ru_utime + used.ru_stime
+    else:
+        late = True
     if late or ended not in select.select(watched, [], [], 0)[0]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -315,31 +276,6 @@ def _waited(pid: int, asked: socket.socket, timeout_s: float) -> tuple[bool, int
 def _end_group(pid: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
-
-
-def _noticed(number: int, frame: object) -> None:
-    """Nothing: the signal is there to interrupt a wait."""
-
-
-def _received(source: socket.socket) -> tuple[bytes, list[int]]:
-    """What is in the file whose descriptor came first, and the other descriptors; nothing where the owner is gone."""
-    try:
-        _, descriptors, _, _ = socket.recv_fds(source, 1, 8)
-    except ConnectionError:
-        descriptors = list[int]()
-    if not descriptors:
-        return b"", []
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    size = os.fstat(descriptors[0]).st_size
-    text = os.pread(descriptors[0], min(size, _PLAN_BYTES), 0)
-    os.close(descriptors[0])
-    return text, descriptors[1:]
-
-
-def _tell(target: socket.socket, message: dict[str, object]) -> None:
-    with suppress(OSError):  # nobody listens any more
-        target.sendall(json.dumps(message).encode() + b"\n")
 
 
 _ = array  # socket.recv_fds imports it when it is called, which would be too late

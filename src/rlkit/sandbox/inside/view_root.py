@@ -18,27 +18,7 @@ from .kernel import MS_BIND, MS_NODEV, MS_NOSUID, MS_PRIVATE, MS_REC
 _MOST_ENTRIES = 512
 """The most entries of a folder that are shown: each is a mount. A sandbox with more of them must not fail its tests."""
 _SYSTEM = frozenset(
-    [
-        "app",
-        "bin",
-        "boot",
-        "dev",
-        "etc",
-        "home",
-        "lib",
-        "lib32",
-        "lib64",
-        "opt",
-        "proc",
-        "root",
-        "run",
-        "sbin",
-        "srv",
-        "sys",
-        "tmp",
-        "usr",
-        "var",
-    ]
+    "app bin boot dev etc home lib lib32 lib64 opt proc root run sbin srv sys tmp usr var".split()  # noqa: SIM905
 )
 _LOGS = "/logs"
 
@@ -138,18 +118,10 @@ def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], own: li
     trees: list[root.Tree] = []
     os.chdir(plan["store"])
     for number, tree in enumerate(plan["trees"]):
-        places = {name: f"{folder}/{name}/{number}" for name in ("upper", "work", "stage")}
-        for place in places.values():
+        upper, work, stage = (f"{folder}/{name}/{number}" for name in ("upper", "work", "stage"))
+        for place in (upper, work, stage):
             os.makedirs(place)
-        trees.append(
-            {
-                "target": tree["target"],
-                "lower": tree["lower"],
-                "upper": places["upper"],
-                "work": places["work"],
-                "stage": places["stage"],
-            }
-        )
+        trees.append({**tree, "upper": upper, "work": work, "stage": stage})
     root.build({**plan, "trees": trees}, lambda: _attach(shared, own))
 
 

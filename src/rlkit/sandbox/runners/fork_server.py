@@ -15,22 +15,22 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
-from weakref import WeakSet
+from typing import cast
 
 import numpy as np
 
 import rlkit
 from rlkit._util.threads import LooseThreads
 from rlkit.errors import EnvironmentFault
+from rlkit.sandbox.commands import message_file
 from rlkit.sandbox.inside.program import ERROR, HEADER, MARK, MEMORY, VALUE
+from rlkit.sandbox.namespaces import OWNED_SOCKETS, loader_environment
 from rlkit.sandbox.runners.programs import LAYERS, Isolation, Layer, Level, Program, ProgramLimits, Ran, RanTo
 from rlkit.types import Json
 
@@ -49,8 +49,6 @@ _KEPT_BYTES = 4 * STDOUT_CHARS
 _CHUNK_BYTES = 1 << 20
 _LENGTH = struct.Struct("<Q")
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-_LOADER = ("LD_LIBRARY_PATH",)  # without which this very interpreter might not start
-_alive = WeakSet[socket.socket]()
 _START = "import sys; sys.path.append(sys.argv.pop(1)); from rlkit.sandbox.inside.server import main; main()"
 
 
@@ -86,7 +84,7 @@ class ForkServer:
         self._least: Level = min_isolation or default_level()
         self._layers = tuple(layers)
         self._preload = tuple(preload)
-        self._threads = LooseThreads(workers or max(1, processors() // cpus), name="rlkit-programs")
+        self._threads = LooseThreads(workers or max(1, _processors() // cpus), name="rlkit-programs")
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._owner = os.getpid()
@@ -191,7 +189,7 @@ class _Server:
                 start_new_session="session" in layers,
             )
         try:
-            with _file(json.dumps(plan).encode()) as text:
+            with message_file(json.dumps(plan).encode()) as text:
                 socket.send_fds(ours, [b"?"], [text.fileno()])
             ours.settimeout(_START_S)
             answer = json.loads(_line(ours))
@@ -201,7 +199,7 @@ class _Server:
             ours.close()
             raise EnvironmentFault(f"the server that runs programs does not start: {error}") from error
         ours.settimeout(None)
-        _alive.add(ours)
+        OWNED_SOCKETS.add(ours)
         return cls(process, ours, Isolation.of(tuple(answer["layers"]), answer["said"]))
 
     @property
@@ -224,8 +222,10 @@ class _Server:
                 if waiting.gone:
                     return Ran("killed", None, "nobody waits for it", "", 0.0, 0.0)
                 waiting.asked = ours
-            (said, said_by), (result, result_by) = _pipes(ends)
-            with _file(_request(program, limits)) as text, Path(os.devnull).open("rb") as null, self.lock:
+            for _ in range(2):
+                ends += os.pipe()
+            said, said_by, result, result_by = ends
+            with message_file(_request(program, limits)) as text, Path(os.devnull).open("rb") as null, self.lock:
                 socket.send_fds(self.owner, [b"?"], [text.fileno(), theirs.fileno(), null.fileno(), said_by, result_by])
             theirs.close()
             for end in (said_by, result_by):
@@ -241,16 +241,10 @@ class _Server:
             ours.close()  # which ends the program, if it has not ended
 
 
-def _pipes(ends: list[int]) -> tuple[tuple[int, int], tuple[int, int]]:
-    pairs = (os.pipe(), os.pipe())
-    ends += [end for pair in pairs for end in pair]
-    return pairs
-
-
 def _environment(cpus: int) -> dict[str, str]:
     """All that a program finds of the environment: nothing of the trainer's."""
-    kept = {name: value for name in _LOADER if (value := os.environ.get(name))}
-    return {**kept, **dict.fromkeys(_THREADS, str(cpus)), "PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+    own = {"PATH": "/usr/bin:/bin", "HOME": "/", "LANG": "C.UTF-8"}
+    return {**loader_environment(), **dict.fromkeys(_THREADS, str(cpus)), **own}
 
 
 def _request(program: Program, limits: ProgramLimits) -> bytes:
@@ -367,25 +361,5 @@ def _line(source: socket.socket) -> bytes:
     return bytes(found)
 
 
-def _file(content: bytes) -> BinaryIO:
-    """A file without a name: what is to be said may be longer than a socket takes."""
-    file = (
-        os.fdopen(os.memfd_create("rlkit"), "wb") if sys.platform == "linux" else tempfile.TemporaryFile("wb")  # noqa: SIM115  closed by who asks
-    )
-    file.write(content)
-    file.flush()
-    return cast("BinaryIO", file)
-
-
-def processors() -> int:
-    """How many this process may use."""
+def _processors() -> int:
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-
-
-def _let_go() -> None:
-    """In a process that was forked: it would keep alive what its parent's death should end."""
-    for owner in list(_alive):
-        owner.close()
-
-
-os.register_at_fork(after_in_child=_let_go)

@@ -5,9 +5,9 @@ Invariant: what comes back of a program is numbers and text. Nothing of it is ev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,34 +21,14 @@ type Level = Literal["none", "limits", "os"]
 type Layer = Literal[
     "environment", "session", "namespaces", "limits", "capabilities", "no_new_privs", "landlock", "seccomp"
 ]
+LAYERS: tuple[Layer, ...] = get_args(Layer.__value__)
+"""All layers, in the order in which they are put up."""
 
-LAYERS: tuple[Layer, ...] = (
-    "environment",
-    "session",
-    "namespaces",
-    "limits",
-    "capabilities",
-    "no_new_privs",
-    "landlock",
-    "seccomp",
-)
-"""All there are, in the order in which they are put up."""
-
-LEVELS: tuple[Level, ...] = ("none", "limits", "os")
+LEVELS: tuple[Level, ...] = get_args(Level.__value__)
 _OF_LIMITS = frozenset({"environment", "session", "limits"})
 _OF_OS = _OF_LIMITS | {"capabilities", "no_new_privs", "landlock", "seccomp"}
 
-
-def _no_numbers() -> Mapping[str, float]:
-    return {}
-
-
-def _no_arrays() -> Mapping[str, NDArray[np.float64]]:
-    return {}
-
-
-def _no_helpers() -> Mapping[str, str]:
-    return {}
+type Arrays = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,9 +45,9 @@ class Program:
 
     source: str
     entry: str = "run"
-    arguments: Mapping[str, float] = field(default_factory=_no_numbers)
-    arrays: Mapping[str, NDArray[np.float64]] = field(default_factory=_no_arrays)
-    helpers: Mapping[str, str] = field(default_factory=_no_helpers)
+    arguments: Mapping[str, float] = field(default_factory=dict[str, float])
+    arrays: Arrays = field(default_factory=dict[str, NDArray[np.float64]])
+    helpers: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +94,9 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What is between programs and the machine.
+    """What is between programs and the machine: a level, the layers in force, and notes on layers.
 
-    Args:
-        level: that the layers in force make.
-        layers: that are in force, in order.
-        notes: by layer, what there is to say of it: its version, or why it is not in force.
+    A note is by layer: its version, or why it is not in force.
     """
 
     level: Level
@@ -128,7 +105,7 @@ class Isolation:
 
     @classmethod
     def of(cls, layers: tuple[str, ...], notes: Mapping[str, str]) -> Isolation:
-        """That of these layers."""
+        """Return the isolation that these layers make."""
         held = frozenset(layers)
         return cls("os" if held >= _OF_OS else "limits" if held >= _OF_LIMITS else "none", layers, notes)
 
@@ -145,10 +122,11 @@ class Isolation:
             )
 
     def __str__(self) -> str:
-        missing = [layer for layer in LAYERS if layer not in self.layers]
-        held = ", ".join(f"{one} ({self.notes[one]})" if one in self.notes else one for one in self.layers) or "nothing"
-        lost = ", ".join(f"{one} ({self.notes[one]})" if one in self.notes else one for one in missing)
-        return f"{held}; without {lost}" if lost else held
+        def join(layers: Iterable[str]) -> str:
+            return ", ".join(f"{name} ({self.notes[name]})" if name in self.notes else name for name in layers)
+
+        held, missing = join(self.layers) or "nothing", join(layer for layer in LAYERS if layer not in self.layers)
+        return f"{held}; without {missing}" if missing else held
 
 
 class CodeRunner(Protocol):
