@@ -6,7 +6,6 @@ Invariant: what a trial holds of a gate it gives back, however it ends. Waiting 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -15,14 +14,7 @@ from rlkit._util.stopwatch import waiting
 
 @dataclass(frozen=True)
 class PhaseLimits:
-    """How many trials may be in a phase at one time; null for any number.
-
-    Args:
-        starting: whose environment or agent is being set up.
-        playing: whose agent works; others wait with an environment that has started.
-        verifying: whose tests run.
-        starts_per_s: environments that are started in a second.
-    """
+    """How many trials may be in a phase at one time, and how many may start in a second; None for any number."""
 
     starting: int | None = None
     playing: int | None = None
@@ -31,43 +23,30 @@ class PhaseLimits:
 
 
 class Passing:
-    """What one trial holds of the gates.
+    """What one trial holds of the gates."""
 
-    Args:
-        starting: the gate of the phase in which environments start.
-        playing: that of the agents.
-        verifying: that of the verifiers.
-        turn_s: asked once the first is passed: how long to wait until the environment may start.
-    """
-
-    def __init__(
-        self,
-        starting: asyncio.Semaphore | None,
-        playing: asyncio.Semaphore | None,
-        verifying: asyncio.Semaphore | None,
-        turn_s: Callable[[], float],
-    ) -> None:
-        self._starting, self._playing, self._verifying, self._turn_s = starting, playing, verifying, turn_s
+    def __init__(self, gates: Gates) -> None:
+        self._gates = gates
         self._held = set[asyncio.Semaphore]()
         self.waited_s = 0.0
         """Seconds that it has waited at the gates."""
 
     async def start(self) -> None:
         """Wait until its environment may start."""
-        await self._through(self._starting)
-        if (left_s := self._turn_s()) > 0:
+        await self._through(self._gates.starting)
+        if (left_s := self._gates.turn_to_start_s()) > 0:
             with _Queue(self):
                 await asyncio.sleep(left_s)
 
     async def play(self) -> None:
         """It has started, or another step of it begins: wait until its agent may work."""
         self.leave()
-        await self._through(self._playing)
+        await self._through(self._gates.playing)
 
     async def verify(self) -> None:
         """Wait until its tests may run."""
         self.leave()
-        await self._through(self._verifying)
+        await self._through(self._gates.verifying)
 
     def leave(self) -> None:
         """Give back whatever it holds."""
@@ -110,16 +89,17 @@ class Gates:
 
     def __init__(self, limits: PhaseLimits) -> None:
         counts = (limits.starting, limits.playing, limits.verifying)
-        self._gates = [None if count is None else asyncio.Semaphore(count) for count in counts]
+        semaphores = (None if count is None else asyncio.Semaphore(count) for count in counts)
+        self.starting, self.playing, self.verifying = semaphores
         self._apart_s = 0.0 if limits.starts_per_s is None else 1 / limits.starts_per_s
         self._next_start_s = 0.0
 
     def enter(self) -> Passing:
-        """One more trial."""
-        return Passing(*self._gates, turn_s=self._turn_to_start)
+        """Return what one more trial holds."""
+        return Passing(self)
 
-    def _turn_to_start(self) -> float:
-        """Seconds until one more may start, which it is then taken to do."""
+    def turn_to_start_s(self) -> float:
+        """Return the seconds until one more environment may start, which it is then taken to do."""
         now_s = asyncio.get_running_loop().time()
         at_s = max(now_s, self._next_start_s)
         self._next_start_s = at_s + self._apart_s
@@ -130,6 +110,6 @@ _gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, PhaseLimit
 
 
 def gates(name: str, limits: PhaseLimits) -> Gates:
-    """The gates that all tasks with this name and these limits share: tasks are pickled, so they cannot hold them."""
+    """Return the gates of all tasks with this name and these limits, which are pickled and so cannot hold them."""
     own = _gates.setdefault(asyncio.get_running_loop(), {})
     return own.setdefault((name, limits), Gates(limits))

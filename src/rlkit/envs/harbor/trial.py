@@ -11,6 +11,8 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,17 +44,17 @@ async def play[T](
     """Run a trial and return its verdict.
 
     Args:
-        make: from the folder of trials to the fields of Harbor's `TrialConfig`.
-        read: from what Harbor knows once the verifier has spoken, from what it took to get there and from the trial's
-            folder, to the verdict.
-        gates: that it passes.
+        make: gives the fields of Harbor's `TrialConfig` for a folder of trials.
+        read: gives the verdict, from what Harbor knows once the verifier has spoken, the gates passed and the trial's
+            folder.
+        gates: the gates that the trial passes.
         trials_dir: the folder of trials; None for one of rlkit's own, which is found again if this process is killed.
-        keep: whether the trial's folder stays, given its verdict, or None where it came to none.
+        keep: says whether the trial's folder stays, given its verdict, or None where it came to none.
 
     Raises:
         Exception: what Harbor raises of a task or an environment that it cannot make.
     """
-    running = _Running(make, read, gates.enter(), trials_dir, keep)
+    running = _RunningTrial(make, read, gates.enter(), trials_dir, keep)
     task = asyncio.create_task(running.run())
     waited_for = outlives_rollout(task)
     try:
@@ -65,24 +67,21 @@ async def play[T](
             await asyncio.wait([task])
 
 
-class _Running[T]:
-    def __init__(
-        self,
-        make: Callable[[Path], Mapping[str, Json]],
-        read: Callable[[TrialResult, Passing, Path], T],
-        passing: Passing,
-        trials_dir: Path | None,
-        keep: Callable[[T | None], bool],
-    ) -> None:
-        self.verdict: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._make, self._read, self._passing, self._trials_dir, self._keep = make, read, passing, trials_dir, keep
+@dataclass(eq=False)
+class _RunningTrial[T]:
+    make: Callable[[Path], Mapping[str, Json]]
+    read: Callable[[TrialResult, Passing, Path], T]
+    passing: Passing
+    trials_dir: Path | None
+    keep: Callable[[T | None], bool]
+    verdict: asyncio.Future[T] = field(init=False, default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def run(self) -> None:
         place: Place | None = None
         folder: Path | None = None
         try:
-            place = await in_thread(Place, ()) if self._trials_dir is None else None
-            trial = await _created(self._make(place.path if place else self._trials_dir or Path()))
+            place = await in_thread(Place, ()) if self.trials_dir is None else None
+            trial = await _create(self.make(place.path if place else self.trials_dir or Path()))
             folder = trial.paths.trial_dir
             self._watch(trial)
             result = await trial.run()
@@ -96,7 +95,7 @@ class _Running[T]:
             else:
                 self.verdict.set_exception(error)
         finally:
-            self._passing.leave()
+            self.passing.leave()
             await in_thread(self._clear, folder, place)
 
     def _watch(self, trial: Trial) -> None:
@@ -110,31 +109,31 @@ class _Running[T]:
         records = watch_records(environment, trial.paths.agent_dir, folder / "agent-records")
         stop, start_environment = environment.stop, environment.start
 
-        async def told_and_stopped(delete: bool) -> None:
+        async def tell_and_stop(delete: bool) -> None:
             if trial.result.verifier_result is not None or trial.result.exception_info is not None:
-                self._passing.leave()
+                self.passing.leave()
                 self._tell(trial.result, folder)
             await stop(delete)
 
         async def start(_: TrialHookEvent) -> None:
-            await self._passing.start()
+            await self.passing.start()
 
         async def begin(_: TrialHookEvent) -> None:
-            await self._passing.play()
+            await self.passing.play()
             await in_thread(records.begin)
 
         async def rest(_: TrialHookEvent) -> None:
-            self._passing.leave()
+            self.passing.leave()
             await in_thread(records.save)
 
         async def verify(_: TrialHookEvent) -> None:
-            await self._passing.verify()
+            await self.passing.verify()
 
         async def start_noted(force_build: bool) -> None:
             await start_environment(force_build)
             await note_processes(environment)
 
-        environment.stop = told_and_stopped
+        environment.stop = tell_and_stop
         environment.start = start_noted
         trial.add_hook(TrialEvent.ENVIRONMENT_START, start)
         trial.add_hook(TrialEvent.AGENT_START, begin)
@@ -145,7 +144,7 @@ class _Running[T]:
         if self.verdict.done():
             return
         try:
-            self.verdict.set_result(self._read(result, self._passing, folder))
+            self.verdict.set_result(self.read(result, self.passing, folder))
         except Exception as error:
             self.verdict.set_exception(error)
 
@@ -154,23 +153,18 @@ class _Running[T]:
             place.remove()
         elif folder is not None:
             done = self.verdict.done() and not self.verdict.cancelled() and self.verdict.exception() is None
-            if not self._keep(self.verdict.result() if done else None):
+            if not self.keep(self.verdict.result() if done else None):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _created(fields: Mapping[str, Json]) -> Trial:
-    trial_class = await in_thread(_imported)  # for seconds, the first time
+async def _create(fields: Mapping[str, Json]) -> Trial:
+    await in_thread(import_module, "harbor.trial.trial")  # for seconds, the first time
     from harbor.models.trial.config import TrialConfig
+    from harbor.trial.trial import Trial
 
     config = TrialConfig.model_validate(fields)
     config.verifier.import_path = config.verifier.import_path or SEALED_VERIFIER
-    return await trial_class.create(config)
-
-
-def _imported() -> type[Trial]:
-    from harbor.trial.trial import Trial
-
-    return Trial
+    return await Trial.create(config)
 
 
 def environment_fields(environment: Environment) -> dict[str, Json]:

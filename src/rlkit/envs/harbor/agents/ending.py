@@ -19,7 +19,7 @@ class EnvironmentDown(EnvironmentFault):
     """The environment failed under the agent, which is not the agent's fault, nor the model's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class AgentEnd:
     """How an agent's loop ended, in all steps of its task.
 
@@ -33,24 +33,10 @@ class AgentEnd:
         turns: replies of the model, those that were cut off included, those of summaries not.
         parse_errors: replies that held no commands in the form that was asked for.
         truncated_turns: replies that `max_tokens` cut off.
-        summaries: of the history, that were made.
+        summaries: number of summaries of the history.
         llm_s: seconds that the policy took.
-        error: what was raised, where something was.
+        error: exception that ended the loop.
     """
-
-    reason: Reason
-    detail: str
-    turns: int = 0
-    parse_errors: int = 0
-    truncated_turns: int = 0
-    summaries: int = 0
-    llm_s: float = 0.0
-    error: Exception | None = field(default=None, repr=False, compare=False)
-
-
-@dataclass(slots=True)
-class Tally:
-    """What one run of the agent has come to; it is `cancelled` until it ended otherwise."""
 
     reason: Reason = "cancelled"
     detail: str = "the agent was stopped from outside"
@@ -59,7 +45,11 @@ class Tally:
     truncated_turns: int = 0
     summaries: int = 0
     llm_s: float = 0.0
-    error: Exception | None = None
+    error: Exception | None = field(default=None, repr=False, compare=False)
+
+
+class Tally(AgentEnd):
+    """The end of one run of the agent; it is `cancelled` until it ended otherwise."""
 
     def ended(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
         """Say how; what is said first holds."""

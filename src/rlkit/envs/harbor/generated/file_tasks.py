@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -78,28 +78,18 @@ class FileTask:
     """A task.
 
     Args:
-        task_id: its part, its level and kind, and a number.
         instruction: one line or two, for the model.
-        files: texts of the files that are there at the beginning, by path.
-        solution: commands.
+        solution: commands of the shell.
         checks: conditions of the shell in the folder of work, all of which hold once it is solved.
+        files: texts of the files that are there at the beginning, by path.
+        task_id: its part, its level and kind, and a number.
     """
 
-    task_id: str
     instruction: str
-    files: Mapping[str, str] = field(default_factory=dict[str, str])
-    solution: tuple[str, ...] = ()
-    checks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One thing to do; its fields are as those of `FileTask`."""
-
-    instruction: str
-    solution: str
+    solution: tuple[str, ...]
     checks: tuple[str, ...]
     files: Mapping[str, str] = field(default_factory=dict[str, str])
+    task_id: str = ""
 
 
 class _Names:
@@ -116,87 +106,92 @@ class _Names:
         return f"{self.word()}.txt"
 
 
-def _make_folder(names: _Names) -> _Step:
+def _single(
+    instruction: str, command: str, checks: tuple[str, ...], files: Mapping[str, str] | None = None
+) -> FileTask:
+    return FileTask(instruction, (command,), checks, files or {})
+
+
+def _make_folder(names: _Names) -> FileTask:
     name = names.word()
-    return _Step(f"Make a directory named {name}.", f"mkdir {name}", (f"is_folder {name}",))
+    return _single(f"Make a directory named {name}.", f"mkdir {name}", (f"is_folder {name}",))
 
 
-def _delete_file(names: _Names) -> _Step:
+def _delete_file(names: _Names) -> FileTask:
     name, other, word = names.file(), names.file(), names.word()
     files = {name: f"{names.word()}\n", other: f"{word}\n"}
-    return _Step(f"Delete the file {name}.", f"rm {name}", (f"is_gone {name}", f"holds {other} {word}"), files)
+    return _single(f"Delete the file {name}.", f"rm {name}", (f"is_gone {name}", f"holds {other} {word}"), files)
 
 
-def _rename_file(names: _Names) -> _Step:
+def _rename_file(names: _Names) -> FileTask:
     old, new, word = names.file(), names.file(), names.word()
     checks = (f"is_gone {old}", f"holds {new} {word}")
-    return _Step(f"Rename the file {old} to {new}.", f"mv {old} {new}", checks, {old: f"{word}\n"})
+    return _single(f"Rename the file {old} to {new}.", f"mv {old} {new}", checks, {old: f"{word}\n"})
 
 
-def _copy_file(names: _Names) -> _Step:
+def _copy_file(names: _Names) -> FileTask:
     name, copy, word = names.file(), names.file(), names.word()
     checks = (f"holds {name} {word}", f"holds {copy} {word}")
-    return _Step(f"Copy the file {name} to {copy}.", f"cp {name} {copy}", checks, {name: f"{word}\n"})
+    return _single(f"Copy the file {name} to {copy}.", f"cp {name} {copy}", checks, {name: f"{word}\n"})
 
 
-def _write_word(names: _Names) -> _Step:
+def _write_word(names: _Names) -> FileTask:
     word, name = names.word(), names.file()
     instruction = f"Write the word {word} into the file {name}."
-    return _Step(instruction, f"echo {word} > {name}", (f"holds {name} {word}",))
+    return _single(instruction, f"echo {word} > {name}", (f"holds {name} {word}",))
 
 
-def _append_word(names: _Names) -> _Step:
+def _append_word(names: _Names) -> FileTask:
     word, name, first = names.word(), names.file(), names.word()
     checks = (f"holds {name} {first} {word}",)
     instruction = f"Add the word {word} to the end of the file {name}."
-    return _Step(instruction, f"echo {word} >> {name}", checks, {name: f"{first}\n"})
+    return _single(instruction, f"echo {word} >> {name}", checks, {name: f"{first}\n"})
 
 
-def _empty_file(names: _Names) -> _Step:
+def _empty_file(names: _Names) -> FileTask:
     name = names.file()
-    return _Step(f"Create an empty file named {name}.", f"touch {name}", (f"holds {name}",))
+    return _single(f"Create an empty file named {name}.", f"touch {name}", (f"holds {name}",))
 
 
-def _move_file(names: _Names) -> _Step:
+def _move_file(names: _Names) -> FileTask:
     name, folder, other, word = names.file(), names.word(), names.file(), names.word()
     checks = (f"is_gone {name}", f"holds {folder}/{name} {word}", f"holds {folder}/{other} {other[:-4]}")
     files = {name: f"{word}\n", f"{folder}/{other}": f"{other[:-4]}\n"}
-    return _Step(f"Move the file {name} into the directory {folder}.", f"mv {name} {folder}", checks, files)
+    return _single(f"Move the file {name} into the directory {folder}.", f"mv {name} {folder}", checks, files)
 
 
-def _sort_lines(names: _Names) -> _Step:
+def _sort_lines(names: _Names) -> FileTask:
     name, into, words = names.file(), names.file(), sorted(names.word() for _ in range(4))
     shuffled = names.rng.sample(words, len(words))
     if shuffled == words:
         shuffled.reverse()
     checks = (f"holds {name} {' '.join(shuffled)}", f"holds {into} {' '.join(words)}")
     instruction = f"Sort the lines of {name} into the file {into}."
-    return _Step(instruction, f"sort {name} > {into}", checks, {name: "".join(f"{word}\n" for word in shuffled)})
+    return _single(instruction, f"sort {name} > {into}", checks, {name: "".join(f"{word}\n" for word in shuffled)})
 
 
-def _count_lines(names: _Names) -> _Step:
+def _count_lines(names: _Names) -> FileTask:
     name, into, count = names.file(), names.file(), names.rng.randint(3, 12)
     text = "".join(f"{names.word()}\n" for _ in range(count))
     instruction = f"Count the lines of {name} and write the number into the file {into}."
-    return _Step(instruction, f"wc -l < {name} > {into}", (f"holds {into} {count}",), {name: text})
+    return _single(instruction, f"wc -l < {name} > {into}", (f"holds {into} {count}",), {name: text})
 
 
-def _folder_and_file(names: _Names) -> _Step:
+def _folder_and_file(names: _Names) -> FileTask:
     folder, name, word = names.word(), names.file(), names.word()
     instruction = f"Make a directory named {folder} and write the word {word} into the file {folder}/{name}."
-    solution = f"mkdir {folder} && echo {word} > {folder}/{name}"
-    return _Step(instruction, solution, (f"holds {folder}/{name} {word}",))
+    command = f"mkdir {folder} && echo {word} > {folder}/{name}"
+    return _single(instruction, command, (f"holds {folder}/{name} {word}",))
 
 
-def _number_lines(names: _Names) -> _Step:
+def _number_lines(names: _Names) -> FileTask:
     name, last = names.file(), names.rng.randint(4, 30)
     numbers = " ".join(map(str, range(1, last + 1)))
     instruction = f"Write the numbers from 1 to {last} into the file {name}, one on each line."
-    return _Step(instruction, f"seq {last} > {name}", (f"holds {name} {numbers}",))
+    return _single(instruction, f"seq {last} > {name}", (f"holds {name} {numbers}",))
 
 
-type _Kind = Callable[[_Names], _Step]
-type _Steps = Callable[[_Names], list[_Step]]
+type _Kind = Callable[[_Names], FileTask]
 
 _SINGLE: Mapping[str, _Kind] = {
     "make-folder": _make_folder,
@@ -207,28 +202,23 @@ _SINGLE: Mapping[str, _Kind] = {
 }
 
 
-def _two_commands(names: _Names) -> list[_Step]:
-    return [make(names) for make in names.rng.sample(list(_SINGLE.values()), 2)]
+def _two_commands(names: _Names) -> FileTask:
+    first, second = (make(names) for make in names.rng.sample(list(_SINGLE.values()), 2))
+    instruction = f"{first.instruction} Then {second.instruction[0].lower()}{second.instruction[1:]}"
+    files = {**first.files, **second.files}
+    return FileTask(instruction, first.solution + second.solution, first.checks + second.checks, files)
 
 
-def _single(make: _Kind) -> _Steps:
-    return lambda names: [make(names)]
-
-
-_LEVELS: Mapping[int, Mapping[str, _Steps]] = {
-    1: {name: _single(make) for name, make in _SINGLE.items()},
+_LEVELS: Mapping[int, Mapping[str, _Kind]] = {
+    1: _SINGLE,
     2: {
-        "append-word": _single(_append_word),
-        "empty-file": _single(_empty_file),
-        "move-file": _single(_move_file),
-        "sort-lines": _single(_sort_lines),
+        "append-word": _append_word,
+        "empty-file": _empty_file,
+        "move-file": _move_file,
+        "sort-lines": _sort_lines,
     },
     3: {"two-commands": _two_commands},
-    4: {
-        "count-lines": _single(_count_lines),
-        "folder-and-file": _single(_folder_and_file),
-        "number-lines": _single(_number_lines),
-    },
+    4: {"count-lines": _count_lines, "folder-and-file": _folder_and_file, "number-lines": _number_lines},
 }
 """Kinds of tasks by level: one plain command; a less common one; two of level 1, one after the other; several things
 that one line of the shell does at once."""
@@ -243,25 +233,12 @@ def file_tasks(settings: FileTasks) -> Iterator[FileTask]:
                 yield from _variants(part, f"{level}-{kind}", count, settings.seed, make)
 
 
-def _variants(part: Part, kind: str, count: int, seed: int, make: _Steps) -> Iterator[FileTask]:
+def _variants(part: Part, kind: str, count: int, seed: int, make: _Kind) -> Iterator[FileTask]:
     instructions = set[str]()
     draw = 0
     while len(instructions) < count:
-        steps = make(_Names(part, random.Random(derive(seed, "file_tasks", part, kind, draw))))
+        task = make(_Names(part, random.Random(derive(seed, "file_tasks", part, kind, draw))))
         draw += 1
-        instruction = " Then ".join(_continued(step.instruction, place) for place, step in enumerate(steps))
-        if instruction in instructions:
-            continue
-        task_id = f"{part}/{kind}-{len(instructions):02}"
-        instructions.add(instruction)
-        yield FileTask(
-            task_id,
-            instruction,
-            files={path: text for step in steps for path, text in step.files.items()},
-            solution=tuple(step.solution for step in steps),
-            checks=tuple(check for step in steps for check in step.checks),
-        )
-
-
-def _continued(sentence: str, place: int) -> str:
-    return sentence[0].lower() + sentence[1:] if place else sentence
+        if task.instruction not in instructions:
+            yield replace(task, task_id=f"{part}/{kind}-{len(instructions):02}")
+            instructions.add(task.instruction)
