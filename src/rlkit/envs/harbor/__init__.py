@@ -74,47 +74,25 @@ def harbor(
 ) -> Sequence[HarborTask]:
     """Tasks of Harbor, played by Terminus 2, or in a plain shell, with the model that is trained.
 
+    The tasks are those of `tasks_dir`, of `dataset`, or of `file_tasks`, less what `exclude` and `split` leave out.
+    `docs/terminal.md` describes every option.
+
     Args:
         tasks_dir: a task, a folder of tasks, or a folder of such folders.
-        dataset: of a registry instead, as `name@version`.
+        dataset: `name@version` in a registry.
         registry: its file or URL, in Harbor's form or terminal-bench 1's; by default the published one that has it.
-        file_tasks: instead, small tasks about files: `{variants: 12, held_out: 4, seed: 0}`.
-        task_ids: globs of the tasks that are played; all without any.
-        exclude: globs of those that are not.
-        split: `eval` is what is kept for evaluation, `train` the rest. The two never share a task.
-        eval_fraction: about this share is kept, by a hash of the task's id; a fifth by default.
-        eval_tasks: globs of the tasks that are kept, instead.
-        max_tasks: at most so many.
-        shuffle: in an order that `seed` decides; otherwise by id.
-        seed: of the order.
+        file_tasks: small generated tasks about files: `{variants: 12, held_out: 4, seed: 0}`.
+        split: `eval` for the tasks kept for evaluation, `train` for the rest. The two never share a task.
+        eval_fraction: share that is kept for evaluation, by a hash of the task's id; a fifth by default.
         environment: `local`, a type of Harbor's such as `docker`, or `package.module:Class`.
-        environment_kwargs: what its class takes.
-        cpus: instead of what tasks ask for.
-        memory_mb: likewise.
-        storage_mb: likewise.
-        force_build: build images anew.
         agent: `terminus2`, or `shell`: one command a turn, for small models.
         max_turns: replies of the model in one rollout; by default as many as its time and its context allow.
-        parser: the form of its replies to Terminus 2.
-        summarize: Terminus 2 goes on from a summary when the context is nearly full; it is trained on, too.
-        agent_kwargs: other options of the agent.
-        agent_timeout_s: instead of what tasks say; half an hour where neither they nor `max_turns` set an end.
-        verifier_timeout_s: likewise.
-        timeout_multiplier: of every time limit of the tasks.
-        reward_key: which number of `reward.json` is the reward; by default `reward`, or the only one.
-        reward_weights: by key; the reward is the weighted sum.
-        on_timeout: what an episode is worth whose agent ran out of time.
-        on_overflow: whose context was full.
-        on_agent_error: whose agent failed.
-        on_environment_error: whose environment or verifier failed.
-        max_starting: environments that are set up at one time; any number by default.
-        max_playing: agents that work at one time; the others wait with an environment that has started.
-        max_verifying: verifiers that run at one time.
-        starts_per_s: environments that are started in a second.
-        trials_dir: where the folders of trials are.
-        keep_trials: which of them stay.
-        recorded: told the commit of a dataset that follows a branch; gives that of when the run began.
-        note: told what is fetched, and what of a task of terminal-bench 1 is not as it was there.
+        agent_timeout_s: limit of the agent's time; by default the task's, or half an hour where neither the task nor
+            `max_turns` sets an end.
+        reward_key: key of the reward in `reward.json`; by default `reward`, or the only one.
+        on_timeout: worth of an episode whose agent ran out of time, as `outcome.Rule` has it.
+        recorded: gives the commit of when the run began, from the newest one of a dataset that follows a branch.
+        note: called with what is fetched, and what of a task of terminal-bench 1 is not as it was there.
 
     Raises:
         UsageError: there is no such task, or what is asked for makes no sense.
@@ -162,21 +140,18 @@ def harbor(
 
         tasks = fetch(dataset, selection, registry=registry, note=note, recorded=recorded)
     else:
-        tasks = _select_tasks(_tasks_folder(tasks_dir or "", file_tasks), selection)
+        tasks = _read_tasks(tasks_dir or "", file_tasks, selection)
     return [HarborTask(task_id=name, path=path, settings=settings) for name, path in tasks.items()]
 
 
-def _tasks_folder(tasks_dir: str, file_tasks: dict[str, JsonValue] | None) -> Path:
-    if file_tasks is None:
-        return Path(tasks_dir)
-    from rlkit.envs.harbor.generated.file_tasks import FileTasks
-    from rlkit.envs.harbor.generated.task_folders import cached_file_tasks
+def _read_tasks(tasks_dir: str, file_tasks: dict[str, JsonValue] | None, selection: Selection) -> dict[str, Path]:
+    folder = Path(tasks_dir)
+    if file_tasks is not None:
+        from rlkit.envs.harbor.generated.file_tasks import FileTasks
+        from rlkit.envs.harbor.generated.task_folders import cached_file_tasks
 
-    return cached_file_tasks(FileTasks.read(file_tasks))
-
-
-def _select_tasks(folder: Path, selection: Selection) -> dict[str, Path]:
-    found = find(folder)
-    chosen = {name: found[name] for name in selection.of(list(found))}
-    read(chosen)
-    return chosen
+        folder = cached_file_tasks(FileTasks.read(file_tasks))
+    tasks = find(folder)
+    selected = {name: tasks[name] for name in selection.of(list(tasks))}
+    read(selected)
+    return selected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -39,17 +39,13 @@ _NAMED_TASKS = 5
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found out about a task.
+    """The result of a check of a task.
 
     Args:
-        task_id: which.
-        finding: in a word.
         solution: the verifier's numbers for the solution; None where there were none.
-        nothing: those for doing nothing.
-        detail: what went wrong.
-        seconds: that it took.
+        nothing: the verifier's numbers for doing nothing.
         said: last lines of what the tests, or the environment's engine, said of a fault.
-        open_ends: what an agent could forge a reward with here, and how that is closed.
+        open_ends: ways for an agent to forge a reward here, and how they are closed.
     """
 
     task_id: str
@@ -63,7 +59,7 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """Whether it can be trained on."""
+        """Whether the task can be trained on."""
         return self.finding not in FAULTS
 
 
@@ -76,10 +72,8 @@ class _Tried:
 
     @property
     def full(self) -> bool:
-        """Full marks: in `reward`, or in every number of a verifier that gives no such one."""
-        if not self.rewards:
-            return False
-        return min([self.rewards["reward"]] if "reward" in self.rewards else self.rewards.values()) >= SOLVED
+        """Whether `reward`, or every number of a verifier that gives no such one, is full marks."""
+        return bool(self.rewards) and min(_deciding(self.rewards)) >= SOLVED
 
 
 @leftovers_ended()
@@ -93,10 +87,9 @@ async def check_tasks(
     """Try each task with Harbor's agents `oracle`, which runs its solution, and `nop`, which does nothing.
 
     Args:
-        tasks: their folders, by id.
-        environment: where they run.
+        tasks: folders by id.
         jobs: tasks at one time.
-        told: of each as it is done.
+        told: called with each result as it is there.
 
     Raises:
         UsageError: the environment cannot run a task.
@@ -134,9 +127,11 @@ def render_checks(checks: Sequence[Checked]) -> str:
 
 
 def _rewards(rewards: Mapping[str, float] | None) -> str:
-    if not rewards:
-        return "-"
-    return "/".join(f"{value:g}" for value in ([rewards["reward"]] if "reward" in rewards else rewards.values()))
+    return "/".join(f"{value:g}" for value in _deciding(rewards)) if rewards else "-"
+
+
+def _deciding(rewards: Mapping[str, float]) -> Collection[float]:
+    return [rewards["reward"]] if "reward" in rewards else rewards.values()
 
 
 async def _checked(name: str, path: Path, environment: Environment, gates: Gates) -> Checked:

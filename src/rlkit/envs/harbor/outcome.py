@@ -27,40 +27,33 @@ type Rule = Literal["verify", "zero", "mask", "drop"]
 and no token is trained on. `drop`: the episode failed, and is played again within the budget."""
 
 type Cause = Literal["environment_error", "verifier_error", "service_error", "agent_error", "timeout", "overflow"]
-"""Why a trial did not go as it should."""
+"""Why a trial did not go as it should, the gravest first: time that ran out says nothing of a broken environment."""
 
 CAUSES: tuple[Cause, ...] = ("timeout", "overflow", "agent_error", "environment_error", "verifier_error")
 """Those that have a metric of their own."""
 
-# fmt: off
-VERIFIER_ERRORS = frozenset([
+VERIFIER_ERRORS = frozenset({
     "IsADirectoryError", "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError",
     "VerifierOutputParseError", "VerifierTimeoutError",
-])
-# fmt: on
-"""What Harbor raises of tests that took too long, or gave no number."""
+})  # fmt: skip
+"""Names of Harbor's errors for tests that took too long, or gave no number."""
 
 AGENT_ERRORS = frozenset(["AgentTimeoutError", "NonZeroAgentExitCodeError"])
-"""What Harbor raises of an agent that took too long, or failed."""
+"""Names of Harbor's errors for an agent that took too long, or failed."""
 
-UNMENDABLE: dict[str, type[RlkitError]] = {
+UNMENDABLE: Mapping[str, type[RlkitError]] = {
+    **{error.__name__: error for error in (MissingError, ServiceUnreachable, UsageError)},
     "ConfigError": UsageError,
-    "MissingError": MissingError,
-    "ServiceUnreachable": ServiceUnreachable,
-    "UsageError": UsageError,
 }
-"""What no repetition mends, by the names of errors: it ends the run, whatever the rules say."""
+"""Errors that no repetition mends, by name: each ends the run, whatever the rules say."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What an episode is worth whose trial did not go as it should.
+    """Worth of an episode whose trial did not go as it should.
 
-    Args:
-        timeout: the agent's time was over. The work that it has done counts, so that a model learns to be in time.
-        overflow: the context was full. Likewise.
-        agent_error: the agent's own program failed, which says nothing about the model.
-        environment_error: the environment, the verifier or the service failed, which says nothing either.
+    After a timeout or an overflow the work that was done counts, so that a model learns to be in time. An error of the
+    agent's own program, the environment, the verifier or the service says nothing about the model.
     """
 
     timeout: Rule = "verify"
@@ -91,11 +84,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Reward:
-    """How the numbers of a verifier become one.
+    """How the numbers of a verifier become one: the number of a key, or a weighted sum.
 
     Args:
-        key: which of them it is; None for `reward`, or for the only one.
-        weights: by key; the reward is the weighted sum. Null or empty for `key`.
+        key: None for `reward`, or for the only key.
+        weights: weights by key; none where `key` decides.
     """
 
     key: str | None = None
@@ -115,15 +108,12 @@ class Reward:
             EnvironmentFault: the verifier has not said what is asked for.
         """
         if self.weights:
-            return sum(weight * _found(rewards, key) for key, weight in self.weights.items())
-        if self.key is not None:
-            return _found(rewards, self.key)
-        if "reward" in rewards or len(rewards) != 1:
-            return _found(rewards, "reward")
-        return next(iter(rewards.values()))
+            return sum(weight * _number(rewards, key) for key, weight in self.weights.items())
+        only_key = next(iter(rewards)) if len(rewards) == 1 else "reward"
+        return _number(rewards, only_key if self.key is None else self.key)
 
 
-def _found(rewards: Mapping[str, float], key: str) -> float:
+def _number(rewards: Mapping[str, float], key: str) -> float:
     if key not in rewards:
         given = ", ".join(sorted(rewards)) or "nothing"
         raise EnvironmentFault(
@@ -147,16 +137,15 @@ def numbers(said: Mapping[str, float | int]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a trial.
+    """The result of a trial.
 
     Args:
-        rewards: what the verifier said; None where it said nothing.
-        cause: what went wrong; None where nothing did.
-        detail: the same in words, or why the agent stopped.
+        rewards: the verifier's numbers; None without any.
+        cause: the fault; None without one.
+        detail: the fault in words, or why the agent stopped.
         error: the name of the exception, where there was one.
-        cut: a limit ended the agent's work.
-        metrics: of the agent and of the phases.
-        info: for people.
+        cut: whether a limit ended the agent's work.
+        info: notes for people.
     """
 
     rewards: Mapping[str, float | int] | None

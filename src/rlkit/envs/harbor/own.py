@@ -1,4 +1,4 @@
-"""What rlkit's own environments of Harbor's have in common."""
+"""Base of rlkit's own environments for Harbor."""
 
 from __future__ import annotations
 

@@ -88,14 +88,10 @@ class LocalSandbox(OwnEnvironment):
                 "use a container engine for this task"
             )
         if not self.task_env_config.docker_image:
-            dockerfile.read(self._dockerfile)
+            dockerfile.read(self.environment_dir / "Dockerfile")
         for mount in self._own_mounts():
             if mount["type"] != "bind":
                 raise UsageError(f"a local sandbox mounts files and folders of the host (bind), not {mount['type']}")
-
-    @property
-    def _dockerfile(self) -> Path:
-        return self.environment_dir / "Dockerfile"
 
     @override
     async def start(self, force_build: bool) -> None:
@@ -134,9 +130,7 @@ class LocalSandbox(OwnEnvironment):
     async def seal(self, work: TestedWork, user: str | int | None) -> None:
         """Have commands and transfers go to a view with `/tests`, `/logs/verifier` and `/logs/agent` of its own.
 
-        Args:
-            work: the part of the agent's work that the view shows.
-            user: the user that the tests run as, who may write to `/logs/verifier`; None for the image's.
+        It shows the agent's work. The user of the tests, None for the image's, may write to `/logs/verifier`.
         """
         self._view = await self._running().open_view(own=OWN_FOLDERS, shared=work.folders)
         if (who := self._user(user)) not in (None, "root", "0"):
@@ -205,20 +199,19 @@ class LocalSandbox(OwnEnvironment):
         return str(self._absolute(path, workdir=self._image.workdir if self._image else None))
 
     def _limits(self) -> Limits:
-        storage_mb = self._effective_storage_mb
         return Limits(
             memory_bytes=(self._effective_memory_mb or self._memory_mb) * MIB,
             processes=self._processes,
             cpus=self._effective_cpus,
             cpu_s=self._cpu_s,
-            file_bytes=(storage_mb or self._file_mb) * MIB,
+            file_bytes=(self._effective_storage_mb or self._file_mb) * MIB,
         )
 
     async def _built(self, limits: Limits, *, fresh: bool) -> Image:
-        named = self.task_env_config.docker_image
-        if named and not (fresh and self._dockerfile.exists()):
+        named, path = self.task_env_config.docker_image, self.environment_dir / "Dockerfile"
+        if named and not (fresh and path.exists()):
             return await in_thread(self._ground, named)
-        recipe = await in_thread(dockerfile.read, self._dockerfile)
+        recipe = await in_thread(dockerfile.read, path)
         ground = await in_thread(self._ground, recipe.image)
         within_s = self.task_env_config.build_timeout_sec
         return await image.build(recipe, ground, self.environment_dir, limits=limits, fresh=fresh, timeout_s=within_s)

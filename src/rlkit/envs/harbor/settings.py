@@ -54,14 +54,13 @@ AGENTS: Mapping[AgentName, str] = {
 
 @dataclass(frozen=True)
 class Agent:
-    """Who plays, and what it is told.
+    """An agent and its options.
 
     Args:
-        name: `terminus2`, or `shell` for one command a turn.
         max_turns: replies of the model; None for as many as its time and its context allow.
         parser: the form of a reply to Terminus 2.
         summarize: when the context is nearly full, Terminus 2 goes on from a summary.
-        kwargs: the other options of the agent.
+        kwargs: the other options.
     """
 
     name: AgentName = "terminus2"
@@ -76,18 +75,18 @@ class Agent:
             if name in own:
                 raise UsageError(f"agent_kwargs: {name} is not set here; set {own[name] or 'nothing for it'}")
         if self.name == "shell":
-            for name, value, default in (("parser", self.parser, "json"), ("summarize", self.summarize, False)):
-                if value != default:
+            for name, is_default in (("parser", self.parser == "json"), ("summarize", not self.summarize)):
+                if not is_default:
                     raise UsageError(f"{name} has no effect on the shell agent: leave it out, or set agent: terminus2")
             self._check_shell()
 
     @property
     def import_path(self) -> str:
-        """The class that Harbor makes."""
+        """Path of the class that Harbor makes."""
         return AGENTS[self.name]
 
     def options(self, policy: str) -> dict[str, Json]:
-        """All of them, for an agent that plays with this policy."""
+        """Return all options of an agent that plays with this policy."""
         own: dict[str, Json] = {"policy": policy}
         if self.max_turns is not None:
             own["max_turns"] = self.max_turns
@@ -109,15 +108,9 @@ class TrialSettings:
     """How a task is played.
 
     Args:
-        environment: where.
-        agent: by whom.
-        agent_timeout_s: instead of the task's own.
-        verifier_timeout_s: likewise.
-        timeout_multiplier: of every time limit of a task.
-        phases: limits of trials in a phase.
-        rules: for trials that do not go as they should.
-        reward: what the verifier's numbers come to.
-        trials_dir: where the folders of trials are; None for one of rlkit's own, which goes with the trial.
+        agent_timeout_s: limit in the place of the task's own, as is `verifier_timeout_s`.
+        timeout_multiplier: factor of every time limit of a task.
+        trials_dir: folder of the trials' folders; None for one of rlkit's own, which goes with the trial.
         keep: the folders that stay.
     """
 
@@ -146,15 +139,9 @@ def environment(
     storage_mb: int | None = None,
     force_build: bool = False,
 ) -> Environment:
-    """The environment of that name.
+    """Return the environment `local`, `beaker`, a type of Harbor's, or `package.module:Class`.
 
-    Args:
-        name: `local`, `beaker`, a type of Harbor's, or `package.module:Class`.
-        kwargs: of the class, as it takes them.
-        cpus: instead of what a task asks for.
-        memory_mb: likewise.
-        storage_mb: likewise.
-        force_build: build images anew.
+    Its class takes `kwargs`. `cpus`, `memory_mb` and `storage_mb` are in the place of what a task asks for.
 
     Raises:
         UsageError: there is no such environment, or one of rlkit's own takes no such argument.

@@ -11,7 +11,7 @@ import tomllib
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, get_args
 
 from rlkit._util.stopwatch import Stopwatch, running, timed_by
 from rlkit._util.threads import in_thread
@@ -28,12 +28,7 @@ if TYPE_CHECKING:
 
     from rlkit.envs.harbor.agents.ending import AgentEnd
 
-# fmt: off
-_GRAVEST_FIRST: tuple[Cause | None, ...] = (
-    "environment_error", "verifier_error", "service_error", "agent_error", "timeout", "overflow",
-)
-# fmt: on
-"""What broke beside the model comes first: no time that ran out tells anything where the environment failed, too."""
+_GRAVEST_FIRST: tuple[Cause | None, ...] = get_args(Cause.__value__)
 
 UNTIMED_AGENT_S = 1800.0
 """Of an agent that nothing else would end: half of what a rollout may take, so that tests can follow."""
@@ -44,13 +39,7 @@ _OUTAGE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class HarborTask(Env):
-    """A task of Harbor, played by an agent with the model that is trained.
-
-    Args:
-        task_id: its name in the records.
-        path: its folder.
-        settings: how it is played.
-    """
+    """A task of Harbor in a folder, played by an agent with the model that is trained."""
 
     task_id: str
     path: Path
@@ -132,20 +121,20 @@ class HarborTask(Env):
         return replace(report, info={**report.info, "trial": str(folder)})
 
     def _kept(self, report: Report | None) -> bool:
-        if self.settings.keep != "failed":
-            return self.settings.keep == "all"
-        return report is None or _fails(report, self.settings)
+        if self.settings.keep != "failed" or report is None:
+            return self.settings.keep != "none"
+        try:
+            outcome(report, self.settings.rules, self.settings.reward)
+        except Exception:  # whatever it is, there is no reward
+            return True
+        return False
 
 
 def agent_timeout_s(path: Path, settings: TrialSettings) -> float | None:
-    """The seconds that an agent is given in the place of its task's own; None for those.
+    """Return the time limit of an agent in the place of the one of the task in a folder; None for the task's.
 
     An agent without a limit on its turns is given `UNTIMED_AGENT_S` by a task that says nothing: with summaries its
     context never fills, and the rollout's own time limit would leave it without a verdict.
-
-    Args:
-        path: of the task's folder.
-        settings: how it is played.
     """
     if settings.agent_timeout_s is not None or settings.agent.max_turns is not None:
         return settings.agent_timeout_s
@@ -157,14 +146,6 @@ def agent_timeout_s(path: Path, settings: TrialSettings) -> float | None:
 def _reason(end: AgentEnd) -> str:
     """Why the agent stopped; `unreadable` if no reply of the model could be carried out."""
     return "unreadable" if 0 < end.turns <= end.parse_errors + end.truncated_turns else end.reason
-
-
-def _fails(report: Report, settings: TrialSettings) -> bool:
-    try:
-        outcome(report, settings.rules, settings.reward)
-    except Exception:  # whatever it is, there is no reward
-        return True
-    return False
 
 
 def _fault(result: TrialResult, end: AgentEnd) -> tuple[Cause | None, ExceptionInfo | None]:

@@ -33,17 +33,16 @@ type Split = Literal["all", "train", "eval"]
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of the tasks.
+    """A selection of tasks.
 
     Args:
-        task_ids: globs; a task is chosen that one of them matches, by its whole id or by its last part. Empty for all.
-        exclude: globs of those that are left out.
-        split: `eval` is what is kept for evaluation, `train` the rest.
+        task_ids: globs of the tasks, each for whole ids or for their last parts; empty for all.
+        exclude: globs of tasks that are left out.
+        split: `eval` for the tasks kept for evaluation, `train` for the rest.
         eval_fraction: about this share of the tasks is kept, by a hash of their ids; None for a fifth.
-        eval_tasks: globs of those that are kept, instead.
-        max_tasks: the first of them, after shuffling; None for all.
-        shuffle: in an order that `seed` decides; otherwise by id.
-        seed: of the order.
+        eval_tasks: globs of the tasks that are kept, in the place of a share.
+        max_tasks: the most tasks, after shuffling; None for all.
+        shuffle: whether `seed` decides the order; otherwise ids do.
     """
 
     task_ids: Sequence[str] = ()

@@ -42,12 +42,9 @@ def read_command(reply: str) -> str | None:
 
 
 def command_script(command: str, *, folder: str, mark: str) -> str:
-    """Return the script that runs a command in a folder and says at its end which folder it is in then.
+    """Return the script that runs a command in a folder, and prints a mark and the folder that it has come to.
 
-    Args:
-        command: for the shell, of any number of lines.
-        folder: "" for the one in which the script starts, as where this one is gone.
-        mark: a word that nothing else prints; the folder follows the last of them.
+    With "" as the folder, or one that is gone, the command runs where the script starts. Nothing else may print `mark`.
     """
     begin = f"cd -- {shlex.quote(folder)} 2>/dev/null\n" if folder else ""
     # its own descriptor, since a command may send its output elsewhere
@@ -57,13 +54,7 @@ def command_script(command: str, *, folder: str, mark: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed, and where it left the shell.
-
-    Args:
-        output: of both streams.
-        exit_status: 0 where it went well.
-        folder: the working directory of the next command; None where the shell did not say.
-    """
+    """What a command printed to both streams, and the folder where it left the shell, None where that is unknown."""
 
     output: str
     exit_status: int
@@ -76,11 +67,7 @@ class CommandResult:
         return cls(output, exit_status, folder) if separator else cls(printed, exit_status, None)
 
     def observation(self, most_chars: int) -> str:
-        """Return the text that the model is shown: the output, and the exit status unless it is 0.
-
-        Args:
-            most_chars: of the output; of more, the beginning and the end are kept.
-        """
+        """Return the text that the model is shown: both ends of the output, and the exit status unless it is 0."""
         output = _printable(_cut(self.output.strip("\r\n"), most_chars))
         lines = [output] if output.strip() else []
         if self.exit_status:

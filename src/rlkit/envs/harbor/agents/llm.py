@@ -29,12 +29,9 @@ _CHARS_PER_TOKEN = 3.0
 
 @dataclass(slots=True, eq=False)
 class _Said:
-    """A conversation up to one message.
+    """A conversation up to one message, and what follows it by role and text.
 
-    Args:
-        message: as the policy gave or is given it.
-        tokens: of the whole conversation so far; None where no reply of the policy's ends it.
-        next: by role and text.
+    `tokens` counts the whole conversation so far; it is None where no reply of the policy's ends it.
     """
 
     message: Message | None = None
@@ -63,13 +60,11 @@ class PolicyLLM(BaseLLM):
     `max_tokens` cut off is an `OutputLengthExceededError` with its text. Either was recorded by the policy before.
 
     Args:
-        policy: is asked, and records.
-        model_name: for Harbor's records.
-        max_tokens: of a reply, where that is to be less than the policy's own.
+        max_tokens: limit of a reply, where that is to be less than the policy's own.
         reserve_tokens: None for `max_tokens`, but at most a quarter of the context.
         temperature: None for the policy's own.
 
-    Its `seconds`, `prompt_tokens` and `completion_tokens` are those of all that was asked.
+    Its `seconds`, `prompt_tokens` and `completion_tokens` count all requests.
     """
 
     def __init__(
@@ -124,11 +119,7 @@ class PolicyLLM(BaseLLM):
 
     @override
     async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
-        """Ask the policy.
-
-        Args:
-            prompt: of the user.
-            kwargs: `message_history`, the conversation before it; what else Harbor's agents give is for services.
+        """Ask the policy for the reply to a prompt, after the conversation in `message_history`.
 
         Raises:
             ContextLengthExceededError: the context has no room for a reply, or not for all of it.
@@ -152,9 +143,20 @@ class PolicyLLM(BaseLLM):
         finally:
             self.seconds += time.monotonic() - started
         self._learn(node, messages, reply)
+        count = len(reply.turn.completion)
         if reply.truncated and not self._takes_cut:
-            self._tell_cut(reply)
-        return self._response(reply)
+            if count < self._max_tokens:
+                raise ContextLengthExceededError(f"the end of the context cut a reply off after {count} tokens")
+            cut_off = f"max_tokens cut a reply off after {count} tokens"
+            raise OutputLengthExceededError(cut_off, truncated_response=reply.text)
+        return LLMResponse(
+            content=reply.text,
+            reasoning_content=reply.thinking or None,
+            model_name=self._model_name,
+            usage=UsageInfo(
+                prompt_tokens=len(reply.tokens) - count, completion_tokens=count, cache_tokens=0, cost_usd=0.0
+            ),
+        )
 
     def _learn(self, node: _Said, messages: Sequence[Message], reply: Reply) -> None:
         node.next["assistant", reply.text] = _Said(reply.message, len(reply.tokens))
@@ -163,23 +165,3 @@ class PolicyLLM(BaseLLM):
         self.completion_tokens += count
         chars = sum(len(str(message["content"])) for message in messages) + len(reply.text) + len(reply.thinking)
         self._chars_per_token = max(chars, 1) / len(reply.tokens)
-
-    def _tell_cut(self, reply: Reply) -> None:
-        count = len(reply.turn.completion)
-        if count < self._max_tokens:
-            raise ContextLengthExceededError(f"the end of the context cut a reply off after {count} tokens")
-        raise OutputLengthExceededError(
-            f"max_tokens cut a reply off after {count} tokens", truncated_response=reply.text
-        )
-
-    def _response(self, reply: Reply) -> LLMResponse:
-        count = len(reply.turn.completion)
-        usage = UsageInfo(
-            prompt_tokens=len(reply.tokens) - count, completion_tokens=count, cache_tokens=0, cost_usd=0.0
-        )
-        return LLMResponse(
-            content=reply.text,
-            reasoning_content=reply.thinking or None,
-            model_name=self._model_name,
-            usage=usage,
-        )

@@ -98,11 +98,6 @@ class ShellAgent(BaseAgent):
     A reply is the command: its first fenced block, or else its first line. `exit`, `done` and an empty reply end the
     episode. Each command runs in a shell of its own, in the directory where the one before it ended.
 
-    Args:
-        logs_dir: the trial's folder of the agent's logs.
-        model_name: for Harbor's records.
-        options: as in `ShellOptions`, and what Harbor gives to each agent.
-
     Raises:
         UsageError: an option is unknown or has a wrong value, or no policy is lent by its key.
     """

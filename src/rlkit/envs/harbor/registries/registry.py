@@ -10,7 +10,7 @@ import asyncio
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,11 +41,10 @@ def fetch(
 
     Args:
         dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a package of Harbor's.
-        selection: of its tasks.
         registry: a file or a URL, in Harbor's form or terminal-bench 1's. None for the published registry that has the
             dataset: terminal-bench 1's where it lists that name and version, otherwise Harbor's.
-        note: told of progress, and of what a task of terminal-bench 1 loses.
-        recorded: told the commit of a version that follows a branch; gives that of when the run began.
+        note: called with progress, and with what a task of terminal-bench 1 loses.
+        recorded: gives the commit of when the run began, from the newest one of a version that follows a branch.
 
     Returns:
         The folders by the names of the tasks.
@@ -54,9 +53,11 @@ def fetch(
         MissingError: the registry or a repository cannot be reached, or Harbor's has no such dataset.
         UsageError: nothing is selected, or the registry cannot be read or has no such dataset.
     """
+    from harbor.constants import DEFAULT_REGISTRY_URL
+
     name, version = parse_dataset(dataset)
     source = registry or (REGISTRY_URL if is_published(name, version) else None)
-    if source is None or source == _harbors_url():
+    if source in (None, DEFAULT_REGISTRY_URL):
         return _fetch_from_harbor(dataset, selection, None, named=HARBOR_REGISTRY_NAME)
     rows = read_rows(source, note=note)
     entries = [row for row in rows if is_entry(row)]
@@ -84,15 +85,10 @@ def parse_dataset(dataset: str) -> tuple[str, str | None]:
     return name.strip(), version.strip() or None
 
 
-def _harbors_url() -> str:
-    from harbor.constants import DEFAULT_REGISTRY_URL
-
-    return DEFAULT_REGISTRY_URL
-
-
 def _fetch_from_harbor(dataset: str, selection: Selection, path: Path | None, *, named: str) -> dict[str, Path]:
     try:
-        return _in_a_loop_of_its_own(_fetch(dataset, selection, path))
+        with ThreadPoolExecutor(1) as thread:  # an event loop may be waiting in this one
+            return thread.submit(asyncio.run, _fetch(dataset, selection, path)).result()
     except RlkitError:
         raise
     except Exception as error:  # of the network, of git, of files, or Harbor's own
@@ -122,18 +118,8 @@ async def _fetch(dataset: str, selection: Selection, path: Path | None) -> dict[
         raise MissingError(f"dataset: {dataset} has {count} tasks named {name!r}: give their folders as tasks_dir")
     chosen = [tasks[one] for one in selection.of(list(tasks))]
     fetched = await TaskClient().download_tasks(task_ids=[task.get_task_id() for task in chosen])
-    return {_name(task): path for task, path in zip(chosen, _paths(fetched.paths), strict=True)}
-
-
-def _paths(paths: Sequence[Path]) -> list[Path]:
-    return [path.expanduser().absolute() for path in paths]
+    return {_name(task): path.expanduser().absolute() for task, path in zip(chosen, fetched.paths, strict=True)}
 
 
 def _name(task: TaskConfig) -> str:
     return task.get_task_id().get_name()
-
-
-def _in_a_loop_of_its_own[T](work: Coroutine[object, object, T]) -> T:
-    """Tasks are loaded by an ordinary function, which an event loop may be waiting for."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, work).result()

@@ -27,18 +27,13 @@ _LIMIT_S = 30.0
 def read_rows(
     registry: str, *, note: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> Sequence[Json]:
-    """Read the rows of a registry: objects with a name, which may be of any form.
-
-    Args:
-        registry: file or URL.
-        note: told of trouble with the network.
-        sleep: waits so many seconds before another attempt.
+    """Read the rows of a registry's file or URL: objects with a name, which may be of any form.
 
     Raises:
         MissingError: the URL cannot be read, and never was.
         UsageError: there is no such file, it is no list of datasets in JSON, or the URL is none of HTTP.
     """
-    if _is_url(registry):
+    if "://" in registry:
         _check_url(registry)
         return _download(registry, note, sleep)
     try:
@@ -68,10 +63,6 @@ def _parse(text: str) -> Sequence[Json]:
         if not isinstance(row, Mapping) or not isinstance(row.get("name"), str):
             raise _NoRegistryError(f"must be a list of datasets, and row {index} has no name")
     return rows
-
-
-def _is_url(registry: str) -> bool:
-    return "://" in registry
 
 
 def _check_url(url: str) -> None:

@@ -7,29 +7,25 @@ for a container engine to read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import yaml
 
+from rlkit.envs.harbor.terminal_bench.fidelity import as_mapping
 from rlkit.types import Json
 
 _FILE = "docker-compose.yaml"
 
 
 def context_fault(task: Path) -> str | None:
-    """Return the reason for which a task's build contexts cannot be copied, in one line; None where they can.
-
-    Args:
-        task: folder of a task of terminal-bench 1.
-    """
+    """Return the reason for which the build contexts of a task's folder cannot be copied; None where they can."""
     try:
         compose: object = yaml.safe_load((task / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return f"its {_FILE} cannot be read: {' '.join(str(error).split())}"
-    for service, settings in _fields(_fields(compose).get("services")).items():
-        for setting, path in _paths(_fields(settings).get("build")):
+    for service, settings in as_mapping(as_mapping(compose).get("services")).items():
+        for setting, path in _paths(as_mapping(settings).get("build")):
             if _leaves(task, path):
                 return f"the {setting} of its service {service!r} leads out of its folder: {path!r}"
     return None
@@ -40,7 +36,7 @@ def _paths(build: Json) -> Iterator[tuple[str, str]]:
     if isinstance(build, str):
         yield "build context", build
         return
-    settings = _fields(build)
+    settings = as_mapping(build)
     context, dockerfile = settings.get("context", "."), settings.get("dockerfile")
     if isinstance(context, str):
         yield "build context", context
@@ -56,7 +52,3 @@ def _leaves(task: Path, path: str) -> bool:
         return not Path(os.path.realpath(task / path)).is_relative_to(os.path.realpath(task))
     except ValueError:  # a null character
         return True
-
-
-def _fields(value: object) -> Mapping[str, Json]:
-    return cast("Mapping[str, Json]", value) if isinstance(value, Mapping) else {}

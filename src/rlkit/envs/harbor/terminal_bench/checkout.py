@@ -21,14 +21,7 @@ DEFAULT_LIMITS = GitLimits()
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of a repository at a commit.
-
-    Args:
-        url: of the repository.
-        branch: branch that has the commit.
-        commit: whole hash.
-        folder: path from the root; `.` for all.
-    """
+    """A folder of a repository at a commit of a branch: a path from the root, `.` for all, and a whole hash."""
 
     url: str
     branch: str
@@ -58,10 +51,8 @@ def check_out(place: Place, target: Path, *, note: Callable[[str], None], limits
     """Check a folder out, of whose repository no more is fetched than the server allows to leave out.
 
     Args:
-        place: what is checked out.
         target: a folder for the repository, which must not exist.
-        note: told of progress.
-        limits: of each call of git.
+        note: called with progress.
 
     Returns:
         The folder, below `target`.
@@ -70,7 +61,13 @@ def check_out(place: Place, target: Path, *, note: Callable[[str], None], limits
         MissingError: git is not installed, the repository cannot be reached, or has no such commit or folder.
     """
     problem: GitError | None = None
-    for fetch in _ways(place):
+    # From the way that takes least to the one that every server allows.
+    ways = (
+        ("--depth=1", "--filter=blob:none", "origin", place.commit),
+        ("--depth=1", "origin", place.commit),
+        ("origin", f"refs/heads/{place.branch}"),
+    )
+    for fetch in ways:
         shutil.rmtree(target, ignore_errors=True)
         make_folder(target)
         try:
@@ -90,15 +87,6 @@ def check_out(place: Place, target: Path, *, note: Callable[[str], None], limits
     raise MissingError(
         f"dataset: {show_url(place.url)} does not give commit {place.commit[:12]} of branch {place.branch} "
         f"({problem}): check the registry's entry"
-    )
-
-
-def _ways(place: Place) -> Sequence[Sequence[str]]:
-    """Ways of fetching a commit, from the one that takes least to the one that every server allows."""
-    return (
-        ("--depth=1", "--filter=blob:none", "origin", place.commit),
-        ("--depth=1", "origin", place.commit),
-        ("origin", f"refs/heads/{place.branch}"),
     )
 
 

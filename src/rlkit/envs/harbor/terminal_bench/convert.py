@@ -71,13 +71,7 @@ tested_processes = true
 
 @dataclass(frozen=True)
 class Converted:
-    """Outcome of a conversion.
-
-    Args:
-        made: new folders.
-        failed: reason why a task could not be converted, by its name.
-        differences: what is not as it was in terminal-bench 1, by the name of each task where something is not.
-    """
+    """The new folders of a conversion, and by names of tasks why they failed, or what differs from terminal-bench 1."""
 
     made: Sequence[Path]
     failed: Mapping[str, str]
@@ -85,11 +79,7 @@ class Converted:
 
 
 def convert(source: Path, target: Path) -> Converted:
-    """Convert a task, or a folder of tasks.
-
-    Args:
-        source: holds a `task.yaml`, or folders that do.
-        target: a folder that gets a folder for each task; none of those may be there yet.
+    """Convert a task, or a folder of tasks, to folders in `target`, none of which may be there yet.
 
     Raises:
         UsageError: `source` holds no such task, or `target` is inside it or cannot be written.

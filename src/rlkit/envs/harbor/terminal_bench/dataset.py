@@ -38,14 +38,8 @@ _NAMED = 5
 
 
 @dataclass(frozen=True)
-class ConvertedDataset:
-    """The converted tasks of a folder of a repository at a commit.
-
-    Args:
-        folder: holds a folder for each task.
-        failed: reason why a task could not be converted, by its name.
-        differences: what is not as it was in terminal-bench 1, by task.
-    """
+class _ConvertedDataset:
+    """The folder of the converted tasks, and by their names why some failed, or what differs from terminal-bench 1."""
 
     folder: Path
     failed: Mapping[str, str]
@@ -60,17 +54,11 @@ def select_tasks(
     recorded: Recorded = lambda now: now,
     limits: GitLimits = DEFAULT_LIMITS,
 ) -> dict[str, Path]:
-    """Select tasks of a dataset, which is fetched and converted first if need be.
+    """Return the folders of selected tasks of a dataset, which is fetched and converted first if need be, by name.
 
     Args:
-        entry: the dataset, from a registry.
-        selection: of its tasks.
-        note: told of progress, and of each selected task what differs from terminal-bench 1.
-        recorded: told the commit of a version that follows a branch; gives that of when the run began.
-        limits: of calls of git.
-
-    Returns:
-        The folders of the selected tasks by name.
+        note: called with progress, and what differs from terminal-bench 1 in each selected task.
+        recorded: gives the commit of when the run began, from the newest one of a branch.
 
     Raises:
         MissingError: git is not installed, or the repository, commit or folder cannot be had.
@@ -79,7 +67,7 @@ def select_tasks(
     newest = _newest(entry, note=note, limits=limits) if entry.commit_hash == HEAD else None
     commit = entry.commit_hash if newest is None else str(recorded(newest))
     place = Place(url=entry.github_url, branch=entry.branch, commit=commit, folder=entry.dataset_path)
-    dataset = keep_converted(place, name=entry.label, note=note, limits=limits)
+    dataset = _keep_converted(place, name=entry.label, note=note, limits=limits)
     if newest is not None and (commit == newest or not _branch_file(entry).is_file()):
         files.write_text(_branch_file(entry), commit)
     tasks = {path.name: path for path in dataset.folder.iterdir()}
@@ -104,19 +92,8 @@ def select_tasks(
     return playable
 
 
-def keep_converted(place: Place, *, name: str, note: Note, limits: GitLimits = DEFAULT_LIMITS) -> ConvertedDataset:
-    """Fetch and convert the tasks of a place unless this machine has them.
-
-    Args:
-        place: of the tasks.
-        name: of the dataset, for notes.
-        note: told of progress.
-        limits: of calls of git.
-
-    Raises:
-        MissingError: git is not installed, or the repository, commit or folder cannot be had.
-        UsageError: the folder holds no task of terminal-bench 1.
-    """
+def _keep_converted(place: Place, *, name: str, note: Note, limits: GitLimits = DEFAULT_LIMITS) -> _ConvertedDataset:
+    """Fetch and convert the tasks of a place unless this machine has them; `name` is the dataset's, for notes."""
     parent = _folder() / place.commit
     folder = parent / _digest(place.url, place.folder, str(CONVERSION))
     if not folder.is_dir():
@@ -130,7 +107,7 @@ def keep_converted(place: Place, *, name: str, note: Note, limits: GitLimits = D
                 finally:
                     shutil.rmtree(unfinished, ignore_errors=True)
     report = json.loads((folder / _REPORT).read_text(encoding="utf-8"))
-    return ConvertedDataset(folder / _TASKS, report["failed"], report["differences"])
+    return _ConvertedDataset(folder / _TASKS, report["failed"], report["differences"])
 
 
 @contextmanager
@@ -139,14 +116,12 @@ def _locked(path: Path, waits: Callable[[], None]) -> Generator[None]:
 
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         waits()
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def _convert(place: Place, target: Path, *, name: str, note: Note, limits: GitLimits) -> None:
@@ -160,8 +135,11 @@ def _convert(place: Place, target: Path, *, name: str, note: Note, limits: GitLi
         raise UsageError(f"dataset: {name} holds no task of terminal-bench 1 in its folder {place.folder}{packed}")
     note(f"converting the {len(tasks)} tasks of {name}")
     refused = {task.name: reason for task in tasks if (reason := _refusal(task)) is not None}
-    for task in refused:
-        _remove(source / task)
+    for path in (source / task for task in refused):
+        if path.is_symlink():
+            path.unlink()
+        else:
+            shutil.rmtree(path)
     done = convert(source, target / _TASKS) if len(refused) < len(tasks) else None
     files.make_folder(target / _TASKS)
     report = {
@@ -198,13 +176,6 @@ def _link_fault(link: Path, task: Path) -> str | None:
     if not os.path.exists(link):  # noqa: PTH110  as above
         return "leads nowhere"
     return "leads to a folder" if link.is_dir() else None  # one to a folder around it would be copied for ever
-
-
-def _remove(task: Path) -> None:
-    if task.is_symlink():
-        task.unlink()
-    else:
-        shutil.rmtree(task)
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -68,11 +68,8 @@ class Entry(BaseModel):
     """A version of a dataset, in the form of terminal-bench 1's registry.
 
     Args:
-        name: name of the dataset.
         version: such as `0.1.1`, or `head`.
         github_url: git repository: a URL, `HOST:PATH` or an absolute path.
-        dataset_path: folder of the tasks in it, which is normalised.
-        branch: branch that has the commit.
         commit_hash: whole hash, or `head` for the newest of the branch.
         task_id_subset: tasks that belong to the dataset; None for all of the folder.
     """
@@ -107,13 +104,9 @@ def is_entry(row: Json) -> bool:
 
 
 def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry: str) -> Entry:
-    """Find the entry of a dataset.
+    """Find the entry of a dataset in rows of terminal-bench 1's form, read from a registry's file or URL.
 
-    Args:
-        rows: entries of a registry, all of terminal-bench 1's form.
-        name: name of the dataset.
-        version: None for the newest release, or for `head` where nothing is released.
-        registry: file or URL of the registry, for messages.
+    Without a version it is the newest release, or `head` where nothing is released.
 
     Raises:
         UsageError: there is none, or the entry lacks something.

@@ -17,47 +17,24 @@ PYTEST = "pytest"
 """The parser whose rule the converted tests follow."""
 
 # A command of these keeps a container alive, and does nothing else.
-_IDLE_WORDS = {
-    "sh",
-    "bash",
-    "/bin/sh",
-    "/bin/bash",
-    "-c",
-    "sleep",
-    "infinity",
-    "inf",
-    "tail",
-    "-f",
-    "/dev/null",
-    "exec",
-}
+_IDLE_WORDS = set("sh bash /bin/sh /bin/bash -c sleep infinity inf tail -f /dev/null exec".split())  # noqa: SIM905
 
 
 def differences(task: Path) -> list[str]:
-    """List what of a task cannot be converted exactly, a line each.
-
-    Args:
-        task: folder of a task that has a readable `task.yaml`.
-    """
-    settings = _mapping(yaml.safe_load((task / "task.yaml").read_text(encoding="utf-8")))
-    return [*_of_settings(settings), *_of_solution(task), *_of_compose(task / "docker-compose.yaml")]
+    """List what cannot be converted exactly, a line each, of a task in a folder that has a readable `task.yaml`."""
+    return [*_of_settings(task), *_of_compose(task / "docker-compose.yaml")]
 
 
 def parser_of(task: Path) -> str:
-    """The name of the parser that reads the output of a task's tests."""
-    settings = _mapping(yaml.safe_load((task / "task.yaml").read_text(encoding="utf-8")))
-    return str(settings.get("parser_name") or PYTEST)
+    """Return the name of the parser that reads the output of a task's tests."""
+    return str(_read_yaml(task / "task.yaml").get("parser_name") or PYTEST)
 
 
-def _of_settings(settings: Mapping[str, Json]) -> Iterator[str]:
-    parser = settings.get("parser_name") or PYTEST
-    if parser != PYTEST:
+def _of_settings(task: Path) -> Iterator[str]:
+    if (parser := parser_of(task)) != PYTEST:
         yield f"its tests were read by the parser {parser}; here their exit code decides"
-    if settings.get("run_tests_in_same_shell"):
+    if _read_yaml(task / "task.yaml").get("run_tests_in_same_shell"):
         yield "its tests ran in the agent's shell; here they run in a shell of their own, without its variables"
-
-
-def _of_solution(task: Path) -> Iterator[str]:
     if (task / "solution.yaml").exists():
         yield "its solution is keystrokes (solution.yaml), which cannot be replayed: `rlkit tasks check` has none"
 
@@ -65,13 +42,13 @@ def _of_solution(task: Path) -> Iterator[str]:
 def _of_compose(path: Path) -> Iterator[str]:
     from harbor.mappers.terminal_bench import DockerComposeProcessor
 
-    compose = _mapping(yaml.safe_load(path.read_text(encoding="utf-8")))
-    services = _mapping(compose.get("services"))
+    compose = _read_yaml(path)
+    services = as_mapping(compose.get("services"))
     if not services:
         return
     processor = DockerComposeProcessor(path.parent.name)
     main, _ = processor.get_main_service(dict(compose))
-    service = _mapping(services[main])
+    service = as_mapping(services[main])
     if not processor.can_collapse_to_dockerfile(dict(compose)):
         others = ", ".join(name for name in services if name != main)
         what = f"services ({others}) of docker-compose.yaml" if others else "docker-compose.yaml"
@@ -90,7 +67,12 @@ def _of_command(command: Json) -> Iterator[str]:
         yield f"its container ran `{' '.join(words)}`; here nothing is started before the agent"
 
 
-def _mapping(value: object) -> Mapping[str, Json]:
+def _read_yaml(path: Path) -> Mapping[str, Json]:
+    return as_mapping(yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def as_mapping(value: object) -> Mapping[str, Json]:
+    """Return a mapping that was read from YAML; an empty one for anything else."""
     return cast("Mapping[str, Json]", value) if isinstance(value, Mapping) else {}
 
 

@@ -45,14 +45,7 @@ _READ_BYTES = 4096
 
 @dataclass(frozen=True)
 class GitLimits:
-    """Limits of a call of git, and of its repetition.
-
-    Args:
-        total_s: seconds of a call.
-        silence_s: seconds without a byte of progress.
-        waits_s: seconds before each repetition after trouble with the network.
-        note_every_s: seconds between notes on progress.
-    """
+    """Seconds of a call of git, of its silence, before each repetition, and between notes on progress."""
 
     total_s: float = 1800.0
     silence_s: float = 120.0
@@ -64,7 +57,7 @@ class GitError(Exception):
     """A call of git failed; the text is one line without credentials.
 
     Args:
-        reason: what git said last.
+        reason: last words of git.
         network: whether a repetition may help.
         final: whether no other way of fetching can help.
     """
@@ -76,13 +69,7 @@ class GitError(Exception):
 
 @dataclass(frozen=True)
 class Git:
-    """The program git, in a folder.
-
-    Args:
-        folder: where it runs.
-        note: told of progress.
-        limits: of each call.
-    """
+    """The program git, in a folder."""
 
     folder: Path
     note: Note

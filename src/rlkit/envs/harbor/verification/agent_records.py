@@ -23,11 +23,9 @@ _records = WeakKeyDictionary[BaseEnvironment, "AgentRecords"]()
 
 
 class AgentRecords:
-    """Copies of the files that were written to a folder while an agent ran; files in its subfolders do not count.
+    """Copies of the files that were written to a folder of logs while an agent ran; its subfolders do not count.
 
-    Args:
-        folder: the trial's folder of the agent's logs.
-        copies: a folder that the agent cannot reach, which is made when it is needed.
+    The agent cannot reach the folder `copies`, which is made when it is needed.
     """
 
     def __init__(self, folder: Path, copies: Path) -> None:

@@ -157,11 +157,9 @@ async def note_processes(environment: BaseEnvironment) -> None:
 
 
 async def restore_logs(environment: BaseEnvironment, folder: Path) -> None:
-    """Give the tests the agent's logs as they were when its work was over, with the records that it wrote on this side.
+    """Give the tests in a sealed environment the agent's logs as they were when its work was over.
 
-    Args:
-        environment: the sealed environment.
-        folder: the trial's folder of the agent's logs.
+    They are in the trial's folder of logs, with the records that the agent wrote on this side.
     """
     if (records := records_of(environment)) is not None:
         await in_thread(records.restore)
@@ -176,8 +174,6 @@ async def sealed(
     """Keep what the agent left running from a verification.
 
     Args:
-        environment: the agent's environment.
-        work: the part of the agent's work that is tested.
         user: the user that the tests run as; None for the image's own.
         is_last: whether the agent's work is over. Where its processes have to be kept away, they are ended then, and
             halted otherwise.
@@ -207,12 +203,7 @@ async def sealed(
 
 
 def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
-    """Say what an agent can still forge in an environment, a line each; nothing where all is sealed.
-
-    Args:
-        has_view: whether the environment gives a verifier a view of its own.
-        work: the part of the agent's work that is tested.
-    """
+    """Say what an agent can still forge in an environment, a line each; nothing where all is sealed."""
     open_ends: list[str] = []
     programs = [folder for folder in work.folders or () if PurePosixPath(folder).parts[1] in _PROGRAM_FOLDERS]
     if has_view and programs:
