@@ -43,13 +43,7 @@ _anew = set[Path]()
 
 @dataclass(frozen=True)
 class Image:
-    """What a sandbox starts from.
-
-    Args:
-        trees: the overlays of the root file system.
-        layers: names of cached layers, the first at the bottom.
-        folders: that are made where they are missing.
-    """
+    """The start of a sandbox: overlays of a root file system, names of cached layers from the bottom, and folders."""
 
     name: str
     trees: tuple[Layers, ...]
@@ -61,7 +55,7 @@ class Image:
 
 
 def base(rootfs: str, *, folders: tuple[str, ...] = ()) -> Image:
-    """The image of a root file system: a folder, or `host`.
+    """Return the image of a root file system: a folder, or `host`.
 
     Raises:
         UsageError: there is no such folder.
@@ -76,15 +70,13 @@ def base(rootfs: str, *, folders: tuple[str, ...] = ()) -> Image:
 
 
 def trees(image: Image) -> tuple[Layers, ...]:
-    """The overlays of an image, its layers included."""
-    store = leftovers.store()
-    found: list[Layers] = []
+    """Return the overlays of an image, its layers included."""
+    overlays: list[Layers] = []
     for number, tree in enumerate(image.trees):
-        above = [f"layers/{name}/{number}" for name in reversed(image.layers)]
-        found.append(
-            Layers(target=tree.target, lower=(*(path for path in above if (store / path).is_dir()), *tree.lower))
-        )
-    return tuple(found)
+        paths = (f"layers/{name}/{number}" for name in reversed(image.layers))
+        above = (path for path in paths if (leftovers.store() / path).is_dir())
+        overlays.append(Layers(target=tree.target, lower=(*above, *tree.lower)))
+    return tuple(overlays)
 
 
 async def build(
@@ -92,18 +84,14 @@ async def build(
     ground: Image,
     folder: Path,
     *,
-    limits: Limits | None = None,
+    limits: Limits = Limits(),  # noqa: B008  frozen
     fresh: bool = False,
     timeout_s: float = _BUILD_S,
 ) -> Image:
-    """Take the steps of a Dockerfile that have not been taken yet.
+    """Take the steps of a Dockerfile that have not been taken yet, each within a time limit.
 
-    RUN has the host's network, as it has in a container engine: it is the task that asks, not a model.
-
-    Args:
-        folder: that is copied from.
-        fresh: take each step anew, once in this process: others may use what it made.
-        timeout_s: of a single step.
+    RUN has the host's network, as it has in a container engine: it is the task that asks, not a model. With `fresh`,
+    each step is taken anew, once in this process: others may use what it made.
 
     Raises:
         EnvironmentFault: a RUN failed; with file, line and the end of its output.
@@ -120,7 +108,7 @@ async def build(
         so_far = Image(name, ground.trees, tuple(layers), folders=tuple(folders))
         async with _locked(path):
             if (fresh and path not in _anew) or not path.is_dir():
-                fresh_layer = await _taken(step, found, so_far, limits=limits or Limits(), timeout_s=timeout_s)
+                fresh_layer = await _taken(step, found, so_far, limits=limits, timeout_s=timeout_s)
                 await in_thread(_settle, fresh_layer, path)
                 _anew.update([path] if fresh else [])
                 built = True
@@ -134,7 +122,7 @@ async def build(
 
 
 def prune(most_bytes: int = _KEPT_BYTES) -> int:
-    """Remove the layers that were used longest ago, beyond `most_bytes`; how many those were.
+    """Remove the layers that were used longest ago, beyond `most_bytes`, and return their number.
 
     One that was used within the hour, or that a sandbox is made of, stays.
     """
@@ -160,7 +148,7 @@ def _used_s(size: Path) -> float:
 async def _taken(
     step: Run | Copy, found: list[context.Entry], image: Image, *, limits: Limits, timeout_s: float
 ) -> Path:
-    """Take a step in a sandbox of its own; the folder with what it wrote."""
+    """Take a step in a sandbox of its own, and return the folder with what it wrote."""
     spec = Spec(
         trees=trees(image),
         network=isinstance(step, Run),

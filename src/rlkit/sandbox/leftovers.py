@@ -17,6 +17,7 @@ import secrets
 import signal
 import subprocess
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -61,11 +62,7 @@ class Process:
 
 
 class Place:
-    """The folder of one sandbox.
-
-    Args:
-        uses: the names of layers that must not go while it stands.
-    """
+    """The folder of one sandbox, and the names of the layers that must not go while it stands."""
 
     def __init__(self, uses: tuple[str, ...]) -> None:
         self.name = f"rlkit-{os.getpid()}-{secrets.token_hex(5)}"
@@ -85,11 +82,8 @@ class Place:
         self._write()
 
     def remove(self) -> None:
-        """Remove it, and all that belongs to it; its processes have ended, or are ended now."""
-        for process in self._processes:
-            process.kill()
-        cgroups.remove(self._groups)
-        remove_folder(self.path)
+        """Remove the folder with all that belongs to it; its processes have ended, or are ended now."""
+        _remove(self.path, self._processes, self._groups)
 
     def _write(self) -> None:
         record = {
@@ -116,10 +110,8 @@ def sweep() -> int:
             continue
         for path in sorted(owner.glob("rlkit-*")):
             record = _record(path)
-            for pid, started in record.get("processes", []):
-                Process(int(pid), started).kill()
-            cgroups.remove(tuple(Path(group) for group in record.get("groups", [])))
-            remove_folder(path)
+            processes = [Process(int(pid), started) for pid, started in record.get("processes", [])]
+            _remove(path, processes, tuple(Path(group) for group in record.get("groups", [])))
             swept += 1
         remove_folder(owner)
     return swept
@@ -128,6 +120,13 @@ def sweep() -> int:
 def layers_in_use() -> set[str]:
     """The names of the layers that sandboxes are made of."""
     return {name for path in store().glob("live/*/rlkit-*") for name in _record(path).get("uses", [])}
+
+
+def _remove(path: Path, processes: Iterable[Process], groups: tuple[Path, ...]) -> None:
+    for process in processes:
+        process.kill()
+    cgroups.remove(groups)
+    remove_folder(path)
 
 
 def remove_folder(path: Path) -> None:

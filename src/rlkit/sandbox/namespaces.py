@@ -74,7 +74,7 @@ class Sandbox(Commands):
         """
         if sys.platform != "linux":
             raise MissingError("a local sandbox needs Linux: use a container engine or a cloud environment instead")
-        launching = asyncio.ensure_future(in_thread(lambda: _launched(cls, spec)))
+        launching = asyncio.ensure_future(in_thread(_launch, spec))
         try:
             sandbox, groups = await asyncio.shield(launching)
         except asyncio.CancelledError:
@@ -89,11 +89,10 @@ class Sandbox(Commands):
                         await in_thread(sandbox._place.belongs, (int(str(message["pid"])),))
                     elif "ready" not in message:
                         raise not_started(message)
-        except TimeoutError:
+        except BaseException as error:
             await asyncio.shield(sandbox.stop())
-            raise EnvironmentFault(f"a sandbox did not start within {_START_S:g} s") from None
-        except BaseException:
-            await asyncio.shield(sandbox.stop())
+            if isinstance(error, TimeoutError):
+                raise EnvironmentFault(f"a sandbox did not start within {_START_S:g} s") from None
             raise
         sandbox._limits, sandbox.in_force = in_force(spec, groups, filtered=bool(message.get("filtered")))
         sandbox.unsealed = str(message.get("unsealed", ""))
@@ -138,7 +137,7 @@ class Sandbox(Commands):
         await in_thread(self._place.remove)
 
 
-def _launched(cls: type[Sandbox], spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
+def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
     place = leftovers.Place(spec.uses)
     try:
         groups = cgroups.make(place.name, spec.limits)
@@ -169,7 +168,7 @@ def _launched(cls: type[Sandbox], spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
     for channel in (ours, views):
         channel.setblocking(False)
         OWNED_SOCKETS.add(channel)
-    return cls(place, process, ours, views), groups
+    return Sandbox(place, process, ours, views), groups
 
 
 async def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:

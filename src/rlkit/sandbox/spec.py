@@ -59,11 +59,8 @@ class Spec:
 
     Args:
         trees: its file system; the first is seen at `/`.
-        hostname: what it takes its host to be called.
         network: whether it shares the host's network; otherwise it has a loopback of its own.
-        binds: of the host's files.
-        folders: that are made, with their modes, unless they are there.
-        limits: on what it uses.
+        folders: modes of the folders that are made unless they are there, by path.
         uses: names of cached layers that must not go while it lives.
     """
 

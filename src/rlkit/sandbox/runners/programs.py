@@ -52,13 +52,13 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """What one program may use.
+    """Limits of one program.
 
     Args:
-        timeout_s: from its start, as a clock on the wall counts.
-        memory_bytes: of address space, on top of that of the loaded libraries.
+        timeout_s: wall-clock seconds from its start.
+        memory_bytes: address space on top of that of the loaded libraries.
         cpus: threads of its linear algebra; as many are counted for each program that runs.
-        result_bytes: of the numbers that it returns.
+        result_bytes: size of the numbers that it returns.
     """
 
     timeout_s: float = 60.0
@@ -73,15 +73,12 @@ type RanTo = Literal["value", "error", "timeout", "memory", "killed", "too large
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
-    """How a program went.
+    """The end of a program.
 
     Args:
-        outcome: what it ended with.
         value: the numbers that it returned, with an outcome of `value`.
         error: otherwise the end of its traceback, or a line that says what happened.
         stdout: the end of what it printed.
-        seconds: from its start to its end.
-        cpu_s: processor seconds that it took.
     """
 
     outcome: RanTo
