@@ -107,25 +107,22 @@ def _files_v2(limits: Limits) -> dict[str, str]:
 
 
 def _own() -> dict[str, Path]:
-    """This process's own group under each controller; under `` that of version 2."""
+    """Return this process's own group under each controller; under `` that of version 2."""
     found: dict[str, Path] = {}
     with suppress(OSError):
         places = [line.split()[1:4] for line in _MOUNTS.read_text().splitlines()]
         for line in _OWN.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             for place, kind, options in places:
-                fits = kind == "cgroup2" if not controllers else kind == "cgroup" and _names(controllers, options)
+                names = set(controllers.split(","))
+                fits = kind == "cgroup" and names <= set(options.split(",")) if controllers else kind == "cgroup2"
                 if fits and (folder := Path(place) / path.lstrip("/")).is_dir():
-                    found |= dict.fromkeys(controllers.split(","), folder)
+                    found |= dict.fromkeys(names, folder)
     return found
 
 
-def _names(controllers: str, options: str) -> bool:
-    return set(controllers.split(",")) <= set(options.split(","))
-
-
 def _unified(own: dict[str, Path]) -> Path | None:
-    """The nearest group of version 2 whose children have the controllers, as this process's own seldom does."""
+    """Return the nearest group of version 2 whose children have the controllers; this process's own seldom does."""
     folder = own.get("")
     while folder is not None and (control := folder / "cgroup.subtree_control").is_file():
         with suppress(OSError):

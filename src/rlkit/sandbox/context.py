@@ -114,17 +114,9 @@ class _Ignored:
 
 
 def _expression(pattern: str) -> str:
+    wildcards = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     text = ""
     for piece in re.findall(r"\*\*/|\*\*|\*|\?|\[[^\]]+\]|.", pattern):
-        match piece:
-            case "**/":
-                text += "(?:.*/)?"
-            case "**":
-                text += ".*"
-            case "*":
-                text += "[^/]*"
-            case "?":
-                text += "[^/]"
-            case _:
-                text += piece if piece.startswith("[") and len(piece) > 1 else re.escape(piece)
+        is_class = piece.startswith("[") and len(piece) > 1
+        text += wildcards.get(piece) or (piece if is_class else re.escape(piece))
     return f"{text}(?:/.*)?"

@@ -202,17 +202,15 @@ class _Reader:
             raise UsageError(f"{instruction.place}: RUN --mount is supported for type=cache and type=tmpfs only")
         if flags.get("network", "default") != "default" or "security" in flags:
             raise UsageError(f"{instruction.place}: RUN --network and --security are not supported")
-        words = _json_words(text)
-        if words:
-            arguments = tuple(words)
-        else:
+        arguments = tuple(_json_words(text))
+        if not arguments:
             documents = instruction.documents
             if len(documents) == 1 and _HEREDOC.fullmatch(text):
                 text = documents[0][1]
                 if text.startswith("#!"):
                     raise UsageError(f"{instruction.place}: a here-document with an interpreter of its own (#!)")
             else:
-                text = text + "".join(f"\n{body}{mark}" for mark, body in documents)
+                text += "".join(f"\n{body}{mark}" for mark, body in documents)
             arguments = (*self._shell, text)
         return Run(arguments, {**self._args, **recipe.env}, recipe.workdir, recipe.user, instruction.place)
 
@@ -263,28 +261,24 @@ class _Reader:
     def _value(self, text: str, variables: Mapping[str, str]) -> str:
         """A value without its quotes; nothing is filled in between single ones."""
         pieces = re.findall(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?:\\.|[^'\"\\])+|.", text, re.DOTALL)
-        filled = (
-            piece[1:-1]
-            if piece.startswith("'") and len(piece) > 1
-            else self._filled(piece[1:-1] if piece.startswith('"') and len(piece) > 1 else piece, variables)
-            for piece in pieces
+        return "".join(
+            _unquoted(piece) if piece.startswith("'") else self._filled(_unquoted(piece), variables) for piece in pieces
         )
-        return "".join(filled)
 
     def _variables(self) -> dict[str, str]:
         return {**self._args, **(self._recipe.env if self._recipe else {})}
 
     def _filled(self, text: str, variables: Mapping[str, str]) -> str:
-        def value(found: re.Match[str]) -> str:
-            if found[1]:
-                return found[1]
-            name, operator, word = found[2] or found[3], found[4], found[5] or ""
+        def value(match: re.Match[str]) -> str:
+            if match[1]:
+                return match[1]
+            name, operator, word = match[2] or match[3], match[4] or "", match[5] or ""
             known = variables.get(name)
-            is_set = bool(known) if operator and operator.startswith(":") else known is not None
-            if operator and operator.endswith("-"):
-                return (known or "") if is_set else self._filled(word, variables)
-            if operator:
+            is_set = bool(known) if operator.startswith(":") else known is not None
+            if operator.endswith("+"):
                 return self._filled(word, variables) if is_set else ""
+            if operator and not is_set:
+                return self._filled(word, variables)
             return known or ""
 
         return _VARIABLE.sub(value, text)

@@ -19,7 +19,6 @@ from rlkit.sandbox.context import Entry
 
 _CHUNK_BYTES = 1 << 20
 
-
 _MOST_ENTRIES = 200_000
 """Files and folders that come out of a sandbox at one time: each takes an inode and memory, however small it is."""
 

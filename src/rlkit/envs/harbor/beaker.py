@@ -263,11 +263,7 @@ class BeakerSandbox(OwnEnvironment):
         return beaker.workload.url(workload)
 
     def _place(self) -> str | None:
-        """Where the job listens; None while it does not.
-
-        Raises:
-            EnvironmentFault: it has ended.
-        """
+        """Return the address at which the job listens; None while it does not."""
         assert self._beaker is not None  # begun before
         assert self._workload is not None
         job = self._beaker.workload.get_latest_job(self._workload)

@@ -137,20 +137,15 @@ class _Connection:
     context_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Held:
-    """A connection that is open, or will be, as long as its task runs."""
+type _PendingConnection = tuple[asyncio.Future[_Connection], asyncio.Task[None]]
+"""A connection that is open, or will be, as long as its task runs."""
 
-    ready: asyncio.Future[_Connection]
-    holding: asyncio.Task[None]
-
-
-_HELD: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, _Held]] = WeakKeyDictionary()
+_CONNECTIONS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, _PendingConnection]] = WeakKeyDictionary()
 
 
 async def disconnect() -> None:
     """Close the connections of this event loop, as its end does too."""
-    holding = [held.holding for held in _HELD.pop(asyncio.get_running_loop(), {}).values()]
+    holding = [task for _, task in _CONNECTIONS.pop(asyncio.get_running_loop(), {}).values()]
     for task in holding:
         task.cancel()
     await asyncio.gather(*holding, return_exceptions=True)
@@ -158,13 +153,11 @@ async def disconnect() -> None:
 
 async def _shared(source: _Source, *, timeout_s: float, note: Callable[[str], None]) -> _Connection:
     loop = asyncio.get_running_loop()
-    known = _HELD.setdefault(loop, {})
-    held = known.get(source)
-    if held is None or held.holding.done():
+    connections = _CONNECTIONS.setdefault(loop, {})
+    if source not in connections or connections[source][1].done():
         ready = loop.create_future()
-        holding = asyncio.create_task(_hold(ready, source, timeout_s=timeout_s, note=note))
-        known[source] = held = _Held(ready, holding)
-    return await asyncio.shield(held.ready)  # one trial that is stopped stops no other
+        connections[source] = ready, asyncio.create_task(_hold(ready, source, timeout_s=timeout_s, note=note))
+    return await asyncio.shield(connections[source][0])  # one trial that is stopped stops no other
 
 
 async def _hold(

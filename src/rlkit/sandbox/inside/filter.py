@@ -35,10 +35,9 @@ _PROCESSORS: dict[str, tuple[int, int, int, int, tuple[int, ...]]] = {
 
 
 def program(also: Sequence[bytes] = ()) -> bytes | None:
-    """The filter for this processor, as the kernel reads it; None if there is none.
+    """Return the filter for this processor, as the kernel reads it; None if there is none.
 
-    Args:
-        also: further steps, each of which finds the number of the call loaded, and leaves it so.
+    Each further step in `also` finds the number of the call loaded, and leaves it so.
     """
     known = _PROCESSORS.get(os.uname().machine)
     if known is None:

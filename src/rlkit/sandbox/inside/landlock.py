@@ -36,15 +36,8 @@ def version() -> int:
 def restrict(readable: Sequence[str], writable: Sequence[str], listed: Sequence[str] = ()) -> None:
     """Leave this process nothing but to read these folders and files, and to write to those.
 
-    It must have `no_new_privs`. What is not there is left out.
-
-    Args:
-        readable: with all that is in them.
-        writable: files.
-        listed: folders whose names can be read, but no file in them.
-
-    Raises:
-        OSError: the kernel refuses.
+    It must have `no_new_privs`. What is not there is left out. Of the folders in `listed`, names can be read, but no
+    file in them.
     """
     with _enforced(version(), _NETWORK, _SCOPES) as ruleset:
         for path in readable:

@@ -27,25 +27,15 @@ removexattrat, file_setattr: the same everywhere."""
 
 
 class _Numbers(NamedTuple):
-    """Of the calls of one kind of processor.
-
-    Args:
-        forbidden: in any case.
-        own: whose first argument must be 0, this process.
-        clone: only for threads.
-        tgkill: only to this process.
-        prctl: but for the signal at the death of the parent.
-        ioctl: only for `_CONTROLS`.
-        fcntl: but for `_TELLING`.
-    """
+    """Numbers of the calls of one kind of processor."""
 
     forbidden: tuple[int, ...]
-    own: tuple[int, ...]
-    clone: int
-    tgkill: int
-    prctl: int
-    ioctl: int
-    fcntl: int
+    own: tuple[int, ...]  # whose first argument must be 0, this process
+    clone: int  # only for threads
+    tgkill: int  # only to this process
+    prctl: int  # but for the signal at the death of the parent
+    ioctl: int  # only for _CONTROLS
+    fcntl: int  # but for _TELLING
 
 
 _PROCESSORS: dict[str, _Numbers] = {

@@ -62,15 +62,13 @@ class Walls(TypedDict):
 
 
 def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int, int], broken: int) -> NoReturn:
-    """Run the program in this process, which ends with it.
+    """Run the program behind walls in this process, which ends with it.
 
     Args:
-        request: what to run.
         held: the numbers of its arrays, one array after the other.
-        walls: that are put up first.
-        streams: where its input, its output and its result go.
-        broken: where it is said why the walls cannot be put up; closed before the program's first line, which could
-            otherwise have its failure taken for ours.
+        streams: descriptors of its input, its output and its result.
+        broken: descriptor for the reason why a wall cannot be put up; closed before the program's first line, which
+            could otherwise have its failure taken for ours.
     """
     try:
         _only_streams(streams, broken)
@@ -96,11 +94,7 @@ def become(request: Request, held: bytes, walls: Walls, streams: tuple[int, int,
 
 
 def enclose(walls: Walls, *, cpu_s: int, memory_bytes: int) -> None:
-    """Put up the walls around this process.
-
-    Raises:
-        OSError: one does not stand.
-    """
+    """Put up the walls around this process, or raise an OSError where one does not stand."""
     layers = walls["layers"]
     if "limits" in layers:
         _limit(cpu_s, walls["base_bytes"] + memory_bytes)

@@ -23,11 +23,7 @@ _REASON_BYTES = 4000
 class ViewServer(JobServer):
     """Open views of a sandbox, and start jobs in the one that was opened last.
 
-    Args:
-        owner: the socket on which requests arrive.
-        plan: the plan of the sandbox.
-        first: the number of its first process, as the host counts.
-        namespaces: the socket on which that process sends a descriptor of its mount namespace.
+    `first` is the number of the sandbox's first process on the host, which sends a descriptor of its mount namespace.
     """
 
     def __init__(self, owner: socket.socket, plan: root.Plan, *, first: int, namespaces: socket.socket) -> None:

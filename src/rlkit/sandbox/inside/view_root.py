@@ -33,16 +33,11 @@ class _Shared(NamedTuple):
 
 
 def build(plan: root.Plan, view: job.View, *, sandbox: int, number: int) -> None:
-    """Make this process's root a view of the sandbox, in a mount namespace of its own.
+    """Make this process's root a view of a sandbox, in a mount namespace of its own.
 
     Args:
-        plan: the plan of the sandbox.
-        view: the folders that are its own, and those that it shares.
         sandbox: a descriptor of the sandbox's mount namespace.
         number: a number that no view of this sandbox had before.
-
-    Raises:
-        OSError: the kernel refuses.
     """
     here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     os.setns(sandbox, os.CLONE_NEWNS)

@@ -96,25 +96,15 @@ class ForkServer:
         return None if server is None else server.process.pid
 
     async def isolation(self) -> Isolation:
-        """What is between programs and the machine.
-
-        Raises:
-            MissingError: it is less than was asked for.
-            EnvironmentFault: the server does not start.
-        """
+        """Return what is between programs and the machine; see `CodeRunner`."""
         return (await asyncio.get_running_loop().run_in_executor(self._threads, self._started)).isolation
 
     def start(self) -> Isolation:
-        """As `isolation`, for who waits in no event loop."""
+        """Return `isolation` outside of an event loop."""
         return self._started().isolation
 
     async def run(self, program: Program, limits: ProgramLimits) -> Ran:
-        """Run a program to its end, once there is room.
-
-        Raises:
-            MissingError: the isolation is less than was asked for.
-            EnvironmentFault: the server failed, which says nothing about the program.
-        """
+        """Run a program to its end, once there is room; see `CodeRunner`."""
         waiting = _Waiting()
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program, limits, waiting)

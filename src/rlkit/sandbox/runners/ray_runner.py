@@ -68,22 +68,12 @@ class RayRunner:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def isolation(self) -> Isolation:
-        """What is between programs and the machine that answers first.
-
-        Raises:
-            MissingError: it is less than was asked for.
-            EnvironmentFault: Ray failed.
-        """
+        """Return what is between programs and the machine that answers first; see `CodeRunner`."""
         layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._asked(_isolation, self._setting))
         return Isolation.of(layers, notes)
 
     async def run(self, program: Program, limits: ProgramLimits) -> Ran:
-        """Run a program to its end on one of the machines, once there is room.
-
-        Raises:
-            MissingError: the isolation there is less than was asked for.
-            EnvironmentFault: Ray or the server failed, which says nothing about the program.
-        """
+        """Run a program to its end on one of the machines, once there is room; see `CodeRunner`."""
         arrays = {name: np.asarray(one, np.float64) for name, one in program.arrays.items()}
         given = (program.source, program.entry, dict(program.arguments), arrays, dict(program.helpers))
         async with self._room():

@@ -291,7 +291,8 @@ class PolicyTerminus2(Terminus2):
     @override
     async def _execute_commands(self, commands: list[Command], session: TmuxSession) -> tuple[bool, str]:
         # what no terminal can be sent, but a reply in JSON can hold
-        sent = [Command(_typeable(command.keystrokes), command.duration_sec) for command in commands]
+        texts = [command.keystrokes.replace("\0", "").encode(errors="replace").decode() for command in commands]
+        sent = [Command(text, command.duration_sec) for text, command in zip(texts, commands, strict=True)]
         return await super()._execute_commands(sent, session)
 
     @override
@@ -323,10 +324,6 @@ class PolicyTerminus2(Terminus2):
                 self.logs_dir = logs
             for record in Path(private).iterdir():
                 write_record(logs / record.name, record.read_bytes(), self.logger)
-
-
-def _typeable(keystrokes: str) -> str:
-    return keystrokes.replace("\0", "").encode(errors="replace").decode()
 
 
 class _Parser(Protocol):

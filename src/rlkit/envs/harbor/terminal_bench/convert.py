@@ -148,22 +148,13 @@ def _convert_task(source: Path, target: Path) -> str | None:
 
 
 def _require_room(reason: str) -> None:
-    """Refuse to go on if a task failed for want of room, which is no fault of the task's.
-
-    The reason is looked at as text, since `shutil` and Harbor's mapper give no error numbers.
-
-    Raises:
-        MissingError: the disk is full.
-    """
+    """Refuse to go on where a task failed for want of room; `shutil` and Harbor's mapper give no error numbers."""
     if any(os.strerror(number) in reason for number in files.FULL):
         raise MissingError("the disk is full, and the tasks cannot be converted: make room, then try again")
 
 
 def _problem_of(source: Path) -> str | None:
-    """Return the fault in the files that each task must have; None without one.
-
-    The mapper's own messages name temporary files, which are gone when a person reads them.
-    """
+    """Return the fault in the files that each task must have; the mapper's own messages name temporary files."""
     from harbor.mappers.terminal_bench import TerminalBenchTaskConfig
 
     if not (source / "run-tests.sh").is_file():
@@ -183,11 +174,7 @@ def _problem_of(source: Path) -> str | None:
 
 
 def _read_yaml(path: Path) -> Mapping[str, Json]:
-    """Read a file of a task's.
-
-    Raises:
-        ValueError: it cannot be read, or holds no mapping; one line that names the file.
-    """
+    """Read a mapping from a file of a task, or raise a ValueError of one line that names the file."""
     try:
         content = cast("object", yaml.safe_load(path.read_text(encoding="utf-8")))
     except OSError as error:

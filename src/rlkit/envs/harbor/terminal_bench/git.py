@@ -76,12 +76,7 @@ class Git:
     limits: GitLimits
 
     def run(self, *arguments: str) -> str:
-        """Run a command and return what it printed.
-
-        Raises:
-            MissingError: git is not installed.
-            GitError: it failed, or ran into a limit.
-        """
+        """Run a command and return what it printed, or raise a GitError where it failed or ran into a limit."""
         program = shutil.which("git")
         if program is None:
             raise MissingError("git is not installed: install it, or give a folder of tasks as tasks_dir")
@@ -122,12 +117,7 @@ class Git:
         return out.decode(errors="replace").strip()
 
     def repeat(self, *arguments: str) -> str:
-        """Run a command that asks the network, again where that was in trouble.
-
-        Raises:
-            MissingError: git is not installed.
-            GitError: it failed every time.
-        """
+        """Run a command that asks the network, again where that was in trouble."""
         for wait_s in (*self.limits.waits_s, None):
             try:
                 return self.run(*arguments)

@@ -84,12 +84,9 @@ done
 
 @dataclass(frozen=True)
 class TestedWork:
-    """The part of the agent's work that a task's tests look at.
+    """The part of the agent's work that a task's tests look at: folders of the sandbox, None for everything.
 
-    Args:
-        folders: folders of the sandbox that its tests see; they see the image as it was in the place of all else. None
-            for everything.
-        processes: whether processes that the agent leaves running are part of its work.
+    In the place of all else the tests see the image as it was. `processes` adds what the agent leaves running.
     """
 
     __test__ = False  # pytest would take it for a class of tests
