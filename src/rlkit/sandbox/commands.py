@@ -116,11 +116,7 @@ class Commands:
         return Done(int(str(message["exit"])), *kept, cut)
 
     async def put(self, source: Path, target: str) -> None:
-        """Copy a file to a path in the sandbox, or what is in a folder into a folder there.
-
-        Raises:
-            EnvironmentFault: the sandbox refuses it, or is gone.
-        """
+        """Copy a file to a path in the sandbox, or what is in a folder into a folder there."""
         if not await in_thread(source.exists):
             raise UsageError(f"{source} is not there, and was to be copied into a sandbox")
         single = not await in_thread(source.is_dir)

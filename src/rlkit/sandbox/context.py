@@ -28,11 +28,7 @@ class Entry:
 
 
 def entries(step: Copy, context: Path) -> list[Entry]:
-    """What a COPY copies, in order.
-
-    Raises:
-        UsageError: a source is not in the context.
-    """
+    """List what a COPY copies, in order, or raise a UsageError where a source is not in the context."""
     if step.text is not None:
         name = step.target + step.sources[0].lstrip("<-'\"").rstrip("'\"") if step.target.endswith("/") else step.target
         return [Entry(name.lstrip("/"), None, step.mode or 0o644, step.text)]

@@ -76,11 +76,7 @@ class Recipe:
 
 
 def read(path: Path, *, arguments: Mapping[str, str] | None = None) -> Recipe:
-    """Read a Dockerfile; `arguments` are values for its ARG instructions.
-
-    Raises:
-        UsageError: it is not there, or holds what is not understood; with file and line.
-    """
+    """Read a Dockerfile, with values for its ARG instructions, or raise a UsageError with file and line."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:

@@ -75,11 +75,7 @@ def _add(archive: tarfile.TarFile, path: Path, name: str, *, mode: int | None = 
 
 
 def unpack(stream: BinaryIO, target: Path, *, single: bool, most_bytes: int) -> None:
-    """Write what came out of a sandbox below `target`, or to it where it is a single file.
-
-    Raises:
-        TooMuch: it is more than `most_bytes`, or too many files.
-    """
+    """Write what came out of a sandbox below `target`, or to it as a single file; raise TooMuch beyond a limit."""
     left = most_bytes
     links: list[tuple[PurePosixPath, str]] = []
     top = os.open(target.parent if single else target, os.O_RDONLY | os.O_DIRECTORY)

@@ -55,11 +55,7 @@ class Image:
 
 
 def base(rootfs: str, *, folders: tuple[str, ...] = ()) -> Image:
-    """Return the image of a root file system: a folder, or `host`.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
+    """Return the image of a root file system: a folder, or `host`; raise a UsageError where it is none."""
     if rootfs == HOST:
         name, trees = host.trees(folders)
         return Image(name, trees)

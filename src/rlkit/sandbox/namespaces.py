@@ -41,11 +41,7 @@ class View(Commands):
     """
 
     async def close(self) -> None:
-        """End all that runs in it.
-
-        Raises:
-            EnvironmentFault: the sandbox is gone.
-        """
+        """End all that runs in the view."""
         await self._request_view({"close_view": True})
 
 

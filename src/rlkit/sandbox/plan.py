@@ -27,11 +27,7 @@ _REFUSED = (
 
 
 def planned(spec: Spec, place: leftovers.Place, groups: cgroups.Groups) -> dict[str, Json]:
-    """Make the folders of a sandbox, and say how they are put together.
-
-    Raises:
-        UsageError: the kernel cannot be told of these layers.
-    """
+    """Make the folders of a sandbox and return its plan; raise a UsageError for layers that no kernel takes."""
     live = place.path.relative_to(leftovers.store())
     trees: list[Json] = []
     for number, layers in enumerate(spec.trees):

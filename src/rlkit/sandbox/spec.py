@@ -20,12 +20,12 @@ class Limits:
     """How much a sandbox may use.
 
     Args:
-        memory_bytes: of all its processes; where no control group can be made, of each one's data.
-        processes: and threads, at one time; as root without a control group this cannot be limited.
-        cpus: of processor time in a second, None for all; needs a control group.
+        memory_bytes: memory of all its processes; where no control group can be made, data of each one.
+        processes: processes and threads at one time; as root without a control group this cannot be limited.
+        cpus: processor seconds in a second, None for all; needs a control group.
         cpu_s: processor seconds of a single process.
-        file_bytes: of a single file.
-        open_files: of a single process.
+        file_bytes: size of a single file.
+        open_files: open files of a single process.
     """
 
     memory_bytes: int = 4096 * MIB
@@ -74,11 +74,7 @@ class Spec:
 
 
 def shared_paths(paths: Sequence[str], *, own: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders of a sandbox that a view shows, without those that lie in another one of them.
-
-    Args:
-        paths: absolute paths.
-        own: folders that the view has to itself.
+    """Return the absolute folders of a sandbox that a view shows, without those that lie in another one of them.
 
     Raises:
         UsageError: a path is not absolute, has a `..`, or holds or lies in a folder of the view's own.

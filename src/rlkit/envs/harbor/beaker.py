@@ -51,13 +51,10 @@ class BeakerSandbox(OwnEnvironment):
     """A job of Beaker as an environment of Harbor's.
 
     Args:
-        workspace: the job belongs to; that of the account by default.
-        budget: that pays.
-        clusters: it may run on.
-        image: instead of the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
-        priority: of the job.
+        workspace: workspace of the job; by default the account's.
+        image: image in the place of the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
         timeout: the longest that a job may live.
-        python: that the image has, 3.9 or later.
+        python: Python of the image, 3.9 or later.
     """
 
     def __init__(

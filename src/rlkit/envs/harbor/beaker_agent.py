@@ -73,11 +73,7 @@ def execute(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 class Kept:
-    """The beginning of what a command prints; the rest is read and dropped.
-
-    Args:
-        stream: to be read, also when the command has left something in the background that holds it open.
-    """
+    """The beginning of what a command prints; the rest is read and dropped, also after the command's end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.data = bytearray()

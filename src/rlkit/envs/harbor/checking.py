@@ -92,7 +92,6 @@ async def check_tasks(
         told: called with each result as it is there.
 
     Raises:
-        UsageError: the environment cannot run a task.
         MissingError: the environment cannot run on this machine.
     """
     places = asyncio.Semaphore(jobs)

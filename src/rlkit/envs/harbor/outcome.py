@@ -102,11 +102,7 @@ class Reward:
                 raise UsageError(f"reward_weights.{key}: {weight} is no weight; give a finite number")
 
     def of(self, rewards: Mapping[str, float]) -> float:
-        """The reward.
-
-        Raises:
-            EnvironmentFault: the verifier has not said what is asked for.
-        """
+        """Return the reward, or raise an EnvironmentFault where the verifier gave no such number."""
         if self.weights:
             return sum(weight * _number(rewards, key) for key, weight in self.weights.items())
         only_key = next(iter(rewards)) if len(rewards) == 1 else "reward"
@@ -124,11 +120,7 @@ def _number(rewards: Mapping[str, float], key: str) -> float:
 
 
 def numbers(said: Mapping[str, float | int]) -> dict[str, float]:
-    """What a verifier said, as numbers that can be reckoned with.
-
-    Raises:
-        EnvironmentFault: one is too large: JSON has whole numbers of any length.
-    """
+    """Return a verifier's numbers as floats, or raise an EnvironmentFault: JSON has whole numbers of any length."""
     try:
         return {key: float(value) for key, value in said.items()}
     except OverflowError:
@@ -141,11 +133,9 @@ class Report:
 
     Args:
         rewards: the verifier's numbers; None without any.
-        cause: the fault; None without one.
         detail: the fault in words, or why the agent stopped.
         error: the name of the exception, where there was one.
         cut: whether a limit ended the agent's work.
-        info: notes for people.
     """
 
     rewards: Mapping[str, float | int] | None
@@ -158,13 +148,11 @@ class Report:
 
 
 def outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
-    """The outcome of an episode.
+    """Return the outcome of an episode, or raise what its failure comes to.
 
     Raises:
-        EnvironmentFault: it failed.
-        ServiceError: the service did, and the rule says `drop`.
-        UsageError: the task and this machine do not fit together.
-        MissingError: something that has to be installed is not there.
+        EnvironmentFault: the rule says `drop`, or there is no reward.
+        ServiceError: the service failed, and the rule says `drop`.
     """
     if (unmendable := UNMENDABLE.get(report.error or "")) is not None:
         raise unmendable(report.detail)

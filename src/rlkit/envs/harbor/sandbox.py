@@ -34,14 +34,14 @@ class LocalSandbox(OwnEnvironment):
     Its configuration there: `environment: {import_path: "rlkit.envs.harbor.sandbox:LocalSandbox", kwargs: {…}}`.
 
     Args:
-        rootfs: what a task's `FROM` and `docker_image` stand for: the path of a root file system, or `host`.
-        images: paths, or `host`, for single images by their names, which come before `rootfs`.
-        host_folders: that are shown besides the system's where the root is `host`; written to, they are copied.
-        memory_mb: for tasks that say nothing.
-        processes: and threads, at one time.
+        rootfs: root file system in the place of a task's `FROM` and `docker_image`: its path, or `host`.
+        images: paths, or `host`, by names of images; they come before `rootfs`.
+        host_folders: folders shown besides the system's where the root is `host`; written to, they are copied.
+        memory_mb: memory for tasks that say nothing.
+        processes: processes and threads at one time.
         cpu_s: processor seconds of a single process.
-        file_mb: of a single file, for tasks that say nothing about storage.
-        output_mb: of a command's output that are kept.
+        file_mb: size of a single file, for tasks that say nothing about storage.
+        output_mb: kept output of a command.
     """
 
     def __init__(

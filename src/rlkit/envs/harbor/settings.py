@@ -59,8 +59,7 @@ class Agent:
     Args:
         max_turns: replies of the model; None for as many as its time and its context allow.
         parser: the form of a reply to Terminus 2.
-        summarize: when the context is nearly full, Terminus 2 goes on from a summary.
-        kwargs: the other options.
+        summarize: whether Terminus 2 goes on from a summary when the context is nearly full.
     """
 
     name: AgentName = "terminus2"

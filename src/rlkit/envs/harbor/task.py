@@ -52,9 +52,7 @@ class HarborTask(Env):
 
         Raises:
             EnvironmentFault: it went wrong in a way that the rules drop.
-            ServiceError: the service failed while it ran.
             UsageError: the task asks for what the environment does not have.
-            MissingError: something that has to be installed is not there.
         """
         settings = self.settings
         await in_thread(import_module, settings.agent.import_path.partition(":")[0])  # for seconds, the first time

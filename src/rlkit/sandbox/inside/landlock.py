@@ -62,10 +62,7 @@ def confine() -> str:
     A process in a domain can neither trace a process outside of it nor follow the links in that one's `/proc` folder,
     whatever its user and capabilities; from version 6 on it cannot signal it, either. Only what lies below this
     process's root can be opened: a folder of another root is of no use to it, though it may be given a descriptor of
-    that. Needs CAP_SYS_ADMIN.
-
-    Returns:
-        The reason where this kernel cannot do it, else an empty text.
+    that. Needs CAP_SYS_ADMIN. The text is the reason where this kernel cannot do it, else empty.
     """
     if problem := confinement_problem():
         return problem

@@ -57,11 +57,7 @@ class Plan(TypedDict):
 
 
 def build(plan: Plan, finish: Callable[[], None] = lambda: None) -> None:
-    """Mount it all, and make it the root.
-
-    Args:
-        finish: called when all is mounted, while relative paths are still the host's.
-    """
+    """Mount it all, and make it the root; `finish` is called while relative paths are still the host's."""
     kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.chdir(plan["store"])
     for tree in plan["trees"]:

@@ -107,11 +107,7 @@ class Isolation:
         return cls("os" if held >= _OF_OS else "limits" if held >= _OF_LIMITS else "none", layers, notes)
 
     def demand(self, least: Level) -> None:
-        """Refuse to go on below a level.
-
-        Raises:
-            MissingError: it is below.
-        """
+        """Raise a MissingError below a level."""
         if LEVELS.index(self.level) < LEVELS.index(least):
             raise MissingError(
                 f"programs would run with isolation {self.level!r}, below min_isolation {least!r} ({self}): use Linux "

@@ -26,10 +26,8 @@ _CODE = re.compile(r"\A`([^`]+)`\Z")
 def read_command(reply: str) -> str | None:
     """Return the command in a reply: its first fenced block, or else its first line.
 
-    A `$ ` before it and backticks around it are left out, as is what no command can hold.
-
-    Returns:
-        The command, "" for an empty reply, None for the beginning of a block without anything in it.
+    A `$ ` before it and backticks around it are left out, as is what no command can hold. It is "" for an empty
+    reply, and None for the beginning of a block without anything in it.
     """
     text = reply.replace("\0", "").encode(errors="replace").decode().strip()
     if (block := _FENCED.search(text)) is not None:

@@ -21,7 +21,7 @@ class EnvironmentDown(EnvironmentFault):
 
 @dataclass(slots=True)
 class AgentEnd:
-    """How an agent's loop ended, in all steps of its task.
+    """The end of an agent's loop, in all steps of its task.
 
     Args:
         reason: `completed` when the model said that the task is done (to Terminus2, twice), or ended its terminal;
@@ -29,13 +29,10 @@ class AgentEnd:
             service failed after its retries; `agent_error` when the agent's own code failed, or the environment under
             it; `cancelled` when it was stopped from outside, as by a time limit, or never began. Of several steps, the
             first that was not completed.
-        detail: one line.
         turns: replies of the model, those that were cut off included, those of summaries not.
         parse_errors: replies that held no commands in the form that was asked for.
         truncated_turns: replies that `max_tokens` cut off.
-        summaries: number of summaries of the history.
         llm_s: seconds that the policy took.
-        error: exception that ended the loop.
     """
 
     reason: Reason = "cancelled"

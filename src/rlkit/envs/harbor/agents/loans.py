@@ -49,11 +49,7 @@ def ended(key: str) -> AgentEnd:
 
 
 def loan_of(key: str) -> Loan:
-    """Return the loan with this key.
-
-    Raises:
-        UsageError: no policy is lent by it in this process.
-    """
+    """Return the loan with this key, or raise a UsageError where no policy is lent by it."""
     if key not in _LOANS:
         raise UsageError(f"agent option 'policy': no policy is lent as {key!r} in this process; see rlkit's loans.lent")
     return _LOANS[key]

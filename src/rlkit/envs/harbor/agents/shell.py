@@ -71,11 +71,7 @@ class ShellOptions(AgentOptions):
 
     @classmethod
     def read(cls, options: Mapping[str, object]) -> ShellOptions:
-        """Read options as a configuration gives them.
-
-        Raises:
-            UsageError: one is unknown, or has a wrong value.
-        """
+        """Read options as a configuration gives them, or raise a UsageError that names a wrong one."""
         for name in sorted(options.keys() - cls.model_fields.keys()):
             raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
         try:
@@ -97,9 +93,6 @@ class ShellAgent(BaseAgent):
 
     A reply is the command: its first fenced block, or else its first line. `exit`, `done` and an empty reply end the
     episode. Each command runs in a shell of its own, in the directory where the one before it ended.
-
-    Raises:
-        UsageError: an option is unknown or has a wrong value, or no policy is lent by its key.
     """
 
     options_model: ClassVar[type[AgentOptions] | None] = ShellOptions

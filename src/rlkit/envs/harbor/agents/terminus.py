@@ -84,9 +84,6 @@ class PolicyTerminus2(Terminus2):
     Options are Terminus2's, without those of services, and `max_tokens` and `reserve_tokens`. Unlike there, summaries
     and the recording of the terminal are off unless asked for, and `proactive_summarization_threshold` is at most a
     quarter of the context unless given.
-
-    Raises:
-        UsageError: an option is unknown or has a wrong value.
     """
 
     options_model: ClassVar[type[PolicyOptions]] = PolicyOptions  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -41,13 +41,7 @@ type Variants = Annotated[int, Field(ge=1, le=MOST_VARIANTS)]
 
 
 class FileTasks(BaseModel):
-    """Which tasks there are.
-
-    Args:
-        variants: training tasks of each kind.
-        held_out: tasks of each kind for evaluation.
-        seed: decides the names.
-    """
+    """The numbers of training and of held-out tasks of each kind, and the seed of their names."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -57,11 +51,7 @@ class FileTasks(BaseModel):
 
     @classmethod
     def read(cls, settings: Mapping[str, Json]) -> FileTasks:
-        """Read the settings as a configuration gives them.
-
-        Raises:
-            UsageError: one is unknown, or has a wrong value.
-        """
+        """Read the settings as a configuration gives them, or raise a UsageError that names a wrong one."""
         for name in settings.keys() - cls.model_fields.keys():
             raise UsageError(f"file_tasks.{name}: there is no such setting.{did_you_mean(name, cls.model_fields)}")
         try:
@@ -78,8 +68,6 @@ class FileTask:
     """A task.
 
     Args:
-        instruction: one line or two, for the model.
-        solution: commands of the shell.
         checks: conditions of the shell in the folder of work, all of which hold once it is solved.
         files: texts of the files that are there at the beginning, by path.
         task_id: its part, its level and kind, and a number.

@@ -37,7 +37,7 @@ def fetch(
     note: Callable[[str], None] = lambda message: None,
     recorded: Callable[[Json], Json] = lambda now: now,
 ) -> dict[str, Path]:
-    """Fetch the tasks of a dataset that are selected, unless this machine has them.
+    """Fetch the selected tasks of a dataset, unless this machine has them, and return their folders by name.
 
     Args:
         dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a package of Harbor's.
@@ -45,9 +45,6 @@ def fetch(
             dataset: terminal-bench 1's where it lists that name and version, otherwise Harbor's.
         note: called with progress, and with what a task of terminal-bench 1 loses.
         recorded: gives the commit of when the run began, from the newest one of a version that follows a branch.
-
-    Returns:
-        The folders by the names of the tasks.
 
     Raises:
         MissingError: the registry or a repository cannot be reached, or Harbor's has no such dataset.
@@ -74,11 +71,7 @@ def fetch(
 
 
 def parse_dataset(dataset: str) -> tuple[str, str | None]:
-    """Split a dataset into its name and its version, which may be missing.
-
-    Raises:
-        UsageError: it is not of the form `name@version`.
-    """
+    """Split `name@version` into a name and a version, which may be missing, or raise a UsageError."""
     name, _, version = dataset.replace("==", "@").partition("@")
     if not name.strip() or "@" in version:
         raise UsageError(f"dataset: {dataset!r} is not of the form name@version")

@@ -56,10 +56,7 @@ class GitLimits:
 class GitError(Exception):
     """A call of git failed; the text is one line without credentials.
 
-    Args:
-        reason: last words of git.
-        network: whether a repetition may help.
-        final: whether no other way of fetching can help.
+    `network` says whether a repetition may help, `final` whether no other way of fetching can.
     """
 
     def __init__(self, reason: str, *, network: bool, final: bool) -> None:

@@ -96,11 +96,7 @@ class TestedWork:
 
     @classmethod
     def of(cls, metadata: Mapping[str, object]) -> TestedWork:
-        """Read the table `[metadata.rlkit]` of a task.
-
-        Raises:
-            UsageError: a key is unknown, or its value is of another type.
-        """
+        """Read the table `[metadata.rlkit]` of a task, or raise a UsageError that names a wrong key."""
         table = metadata.get(TABLE, {})
         fields = cast("Mapping[str, object]", table) if isinstance(table, Mapping) else {"": table}
         for key in fields:
