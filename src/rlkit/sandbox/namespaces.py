@@ -60,8 +60,8 @@ class Sandbox(Commands):
         self.unsealed = ""
         """Why this kernel cannot keep the sandbox's processes out of a view; empty where it can."""
 
-    @classmethod
-    async def start(cls, spec: Spec) -> Sandbox:
+    @staticmethod
+    async def start(spec: Spec) -> Sandbox:
         """Start a sandbox.
 
         Raises:
