@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from rlkit.algorithms.lazy_numpy import np
+import numpy as np
+
 from rlkit.algorithms.reward_scale import EQUAL, Values, exponent, settled
 
 _REACH = 0.9  # of ln n, the divergence of all weight on one episode: near it a weight on the others is next to nothing

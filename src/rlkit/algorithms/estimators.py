@@ -14,11 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
+import numpy as np
 from pydantic import Field
 
 from rlkit.algorithms.entropic_temperature import adaptive, against_others, saturated
 from rlkit.algorithms.estimator import Estimator, RewardEstimator, StepEstimator
-from rlkit.algorithms.lazy_numpy import np
 from rlkit.algorithms.reward_scale import EQUAL, Values, centred, exponent, in_unit, spread
 from rlkit.errors import EnvironmentFault
 

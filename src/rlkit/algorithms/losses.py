@@ -1,7 +1,7 @@
 """The losses of a run by name, with their settings: those of the Tinker service, and those of this machine.
 
 All are sums over tokens; scaling is in the advantages. Below, p is the trained model's probability of a token, q the
-sampler's, and A the advantage. Importing this loads neither numpy nor torch, since reading a configuration imports it.
+sampler's, and A the advantage. Reading a configuration imports this module, so it loads no torch.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, ClassVar, Protocol, cast
 
+import numpy as np
 from pydantic import Field
 
 from rlkit._util.sections import NamedSection
-from rlkit.algorithms.lazy_numpy import np
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:

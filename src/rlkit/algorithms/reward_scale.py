@@ -10,7 +10,7 @@ from collections.abc import Callable
 from sys import float_info
 from typing import TYPE_CHECKING
 
-from rlkit.algorithms.lazy_numpy import np
+import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
