@@ -24,7 +24,7 @@ from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config
 from rlkit.service.connect import ServiceChoice, choose, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
-from rlkit.trackers.following import load_service
+from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
 from rlkit.training.from_config import named_directory
 from rlkit.training.trainer import RLTrainer

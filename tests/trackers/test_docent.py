@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import MissingError
-from rlkit.trackers.following import load_service
+from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import SendingFailed, send
 from tests.trackers.folders import MESSAGES, write_run, write_step
 from tests.trackers.stubs import DocentStub, docent_stub

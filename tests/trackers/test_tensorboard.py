@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.trackers.following import load_service
+from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
 from rlkit.trackers.tensorboard import crc32c
 from tests.trackers.folders import write_run

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from rlkit.trackers.following import load_service
+from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
 from tests.trackers.folders import write_run, write_step
 

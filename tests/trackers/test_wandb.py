@@ -10,7 +10,7 @@ import pytest
 
 import rlkit
 from rlkit.errors import MissingError, UsageError
-from rlkit.trackers.following import load_service
+from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
 from tests.trackers.folders import write_run, write_step
 from tests.trackers.wandb_stub import synced, wandb_stub

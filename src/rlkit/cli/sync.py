@@ -27,7 +27,7 @@ def run(what: str, to: str, values: Sequence[str], output: Output, *, again: boo
 
     from rlkit.store.about import find_run
     from rlkit.trackers.feed import read_run
-    from rlkit.trackers.following import load_service
+    from rlkit.trackers.from_config import load_service
     from rlkit.trackers.sync import send
 
     directory = find_run(what)

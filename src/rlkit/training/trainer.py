@@ -45,7 +45,7 @@ from rlkit.tasks.from_config import run_mixture, run_tasks
 from rlkit.tasks.provenance import Origins
 from rlkit.tasks.sources import Tasks
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
-from rlkit.trackers.following import following
+from rlkit.trackers.from_config import make_trackers
 from rlkit.training import StopSignal, Trainer
 from rlkit.training.checkpoints import Saver
 from rlkit.training.from_config import (
@@ -104,7 +104,7 @@ class RLTrainer(Trainer):
     ) -> None:
         self._resolved = resolved if isinstance(resolved, Resolved) else Resolved.from_python(resolved)
         self._config = config = self._resolved.config
-        self._trackers = Broadcast([*trackers, *following(config.track)])
+        self._trackers = Broadcast([*trackers, *make_trackers(config.track)])
         self._stop = stop or StopSignal()
         # Now, before an environment that is loaded can change the working directory.
         self._given_directory = None if directory is None else directory.absolute()

@@ -17,7 +17,7 @@ from rlkit.trackers import Tracker
 from rlkit.trackers.service import ServiceTracker
 
 
-def following(track: Section) -> list[Tracker]:
+def make_trackers(track: Section) -> list[Tracker]:
     """Return the trackers that a configuration names.
 
     Raises:

@@ -12,7 +12,7 @@ from rlkit.errors import MissingError
 from rlkit.trackers import Broadcast, Progress, RunInfo, RunResult
 from rlkit.trackers.console import ConsoleTracker
 from rlkit.trackers.docent import DocentSettings, DocentTracker
-from rlkit.trackers.following import following
+from rlkit.trackers.from_config import make_trackers
 from rlkit.trackers.service import NotSent
 from rlkit.trackers.sync import sent
 from rlkit.trackers.tensorboard import TensorboardSettings, TensorboardTracker
@@ -96,6 +96,6 @@ def test_a_process_that_gives_up_is_told_of_once(tmp_path: Path) -> None:
 def test_what_is_missing_for_a_service_is_told_before_a_run_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DOCENT_API_KEY", raising=False)
     with pytest.raises(MissingError, match="docent"):
-        following(track_config({"tensorboard": {}, "docent": {}}))
-    assert len(following(track_config({"tensorboard": {}}))) == 1
-    assert following(track_config()) == []
+        make_trackers(track_config({"tensorboard": {}, "docent": {}}))
+    assert len(make_trackers(track_config({"tensorboard": {}}))) == 1
+    assert make_trackers(track_config()) == []
