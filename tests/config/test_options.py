@@ -103,12 +103,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Mapping[tuple[str, str], set[str]]:
 
 
 def _reader(frame: FrameType | None) -> str | None:
-    """The module that reads; None for a check, which is a private method of a section."""
+    """The module that reads; None for a check: a private function of the schema, or one that refuses."""
     modules = list[tuple[str, str]]()
     while frame is not None and len(modules) < 4:
         modules.append((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
         frame = frame.f_back
-    if any(name.startswith("rlkit.config") and function.startswith("_") for name, function in modules):
+    if any(name.startswith("rlkit.config") and function.startswith(("_", "refuse_")) for name, function in modules):
         return None
     if modules[0] == ("rlkit.config.schema", "step_count"):  # it only says that the number is known
         return modules[2][0]

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from rlkit.algorithms.losses import ImportanceSampling
-from rlkit.config.schema import LoraConfig
-from rlkit.config.schema.objective import OptimizerConfig
+from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.engine import EngineServer
 from rlkit.errors import MissingError, ServiceError, UsageError
 from rlkit.service.sdk import TinkerService, model_input

@@ -15,8 +15,7 @@ from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ImportanceSampling, Loss
 from rlkit.algorithms.lr_schedule import LearningRate
 from rlkit.algorithms.schedules import Streaming
-from rlkit.config.schema import LoraConfig
-from rlkit.config.schema.objective import OptimizerConfig
+from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner

@@ -15,8 +15,7 @@ from rlkit.policy import Sampler
 from rlkit.types import Datum, Floats, Prompt
 
 if TYPE_CHECKING:
-    from rlkit.config.schema import LoraConfig
-    from rlkit.config.schema.objective import OptimizerConfig
+    from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 
 
 @dataclass(frozen=True, slots=True, eq=False)

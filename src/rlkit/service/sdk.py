@@ -27,8 +27,7 @@ from rlkit.service.watch import WarningListener
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
-    from rlkit.config.schema import LoraConfig
-    from rlkit.config.schema.objective import OptimizerConfig
+    from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 
 
 _PAGE = 100

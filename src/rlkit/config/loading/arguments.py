@@ -22,9 +22,8 @@ from rlkit.errors import ConfigError, did_you_mean
 class Load(Protocol):
     """`load_object` with a folder to start from."""
 
-    def __call__(self, value: str, *, field: str) -> object:
-        """The object at that import path."""
-        ...
+    def __call__(self, path: str, /, *, field: str) -> object:
+        """Return the object at that import path."""
 
 
 def bind(
@@ -35,12 +34,9 @@ def bind(
     offered: Mapping[str, object],
     load: Load,
 ) -> dict[str, object]:
-    """The arguments to call `function` with, checked against its signature and converted to its annotations.
+    """Return the arguments to call `function` with: those given, checked against its signature and converted.
 
     Args:
-        function: a function or class.
-        given: the arguments of the configuration.
-        field: the section whose `args` they are, for messages.
         offered: arguments that are passed where the function has a parameter of that name and `given` has not; a
             function is passed only to a parameter that is annotated as one.
         load: finds what a string names where the parameter is annotated as callable.

@@ -27,10 +27,8 @@ def read_dotenv(path: Path = DOTENV) -> dict[str, str]:
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):  # a virtual environment may have this name, too
         return {}
-    except IsADirectoryError:
-        return {}  # the folder of a virtual environment, which some people call `.env`
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text, write KEY=VALUE lines") from None
     except OSError as error:
@@ -48,14 +46,9 @@ def read_dotenv(path: Path = DOTENV) -> dict[str, str]:
 
 
 def export_dotenv(path: Path = DOTENV, *, environ: MutableMapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Put what `.env` says into the environment, for libraries that read their credentials there.
+    """Add the variables of `.env` that are not set to the environment, for libraries that read credentials there.
 
-    Args:
-        path: the file.
-        environ: the environment to add to; names that it has already keep their values.
-
-    Returns:
-        The names that were added.
+    Returns the names that were added.
 
     Raises:
         ConfigError: the file cannot be read.

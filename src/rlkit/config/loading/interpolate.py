@@ -23,32 +23,33 @@ def interpolate(root: Node, environ: Mapping[str, str]) -> Node:
     Raises:
         ConfigError: a name is not set, or a `${` begins no reference.
     """
-    return rewrite(root, lambda steps, node: _interpolated(node, environ, steps))
+
+    def interpolate_node(steps: Steps, node: Node) -> Node:
+        if not isinstance(node.value, str) or "${" not in node.value:
+            return node
+        where = f"{node.origin}: {dotted(steps)}"
+        value = _TOKEN.sub(lambda token: _value(token, environ, where), node.value)
+        return Node(value, node.origin, template=node.value)
+
+    return rewrite(root, interpolate_node)
 
 
-def _interpolated(node: Node, environ: Mapping[str, str], steps: Steps) -> Node:
-    if not isinstance(node.value, str) or "${" not in node.value:
-        return node
-    where = f"{node.origin}: {dotted(steps)}"
-
-    def value(found: re.Match[str]) -> str:
-        if found["escaped"]:
-            return found["escaped"]
-        name, default = found["name"], found["default"]
-        if name is None:
-            raise ConfigError(f"{where}: '${{' begins no ${{NAME}} or ${{NAME:-default}}; write '$${{' for a plain one")
-        if default is not None and "${" in default:
-            raise ConfigError(f"{where}: the default of ${{{name}}} cannot hold another reference")
-        if default is not None:
-            return environ.get(name) or default
-        if name not in environ:
-            raise ConfigError(
-                f"{where}: the environment variable {name} is not set.{did_you_mean(name, environ)} "
-                f"Set it, here or in .env, or write ${{{name}:-default}}"
-            )
-        return environ[name]
-
-    return Node(_TOKEN.sub(value, node.value), node.origin, template=node.value)
+def _value(token: re.Match[str], environ: Mapping[str, str], where: str) -> str:
+    name, default = token["name"], token["default"]
+    if token["escaped"]:
+        return token["escaped"]
+    if name is None:
+        raise ConfigError(f"{where}: '${{' begins no ${{NAME}} or ${{NAME:-default}}; write '$${{' for a plain one")
+    if default is not None and "${" in default:
+        raise ConfigError(f"{where}: the default of ${{{name}}} cannot hold another reference")
+    if default is not None:
+        return environ.get(name) or default
+    if name not in environ:
+        raise ConfigError(
+            f"{where}: the environment variable {name} is not set.{did_you_mean(name, environ)} "
+            f"Set it, here or in .env, or write ${{{name}:-default}}"
+        )
+    return environ[name]
 
 
 def escape(text: str) -> str:

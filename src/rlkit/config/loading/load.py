@@ -10,7 +10,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from pydantic import ValidationError
 
@@ -86,7 +85,7 @@ def load_config(
     root = interpolate(without_nulls(root), environ)
     if settings is not None:
         root = merge(root, from_python(settings))
-    root = rewrite(_written_out(_with_envs(without_nulls(root), envs)), _found)
+    root = rewrite(_expand_names(_with_envs(without_nulls(root), envs)), _with_absolute_path)
     refuse_redacted(root)
     config, root = _checked(root)
     return Resolved.from_nodes(config, root)
@@ -100,7 +99,7 @@ def _with_envs(root: Node, names: Iterable[str]) -> Node:
     return merge(root, from_python({"envs": missing})) if missing else root
 
 
-def _written_out(root: Node) -> Node:
+def _expand_names(root: Node) -> Node:
     """The configuration with the section that a bare `advantage: name` is short for, at the place of the name."""
     envs = find(root, ("envs",))
     named = [("envs", name, "advantage") for name in envs.value] if envs and is_mapping(envs.value) else []
@@ -126,10 +125,7 @@ def _checked(root: Node) -> tuple[Config, Node]:
         retyped = _retyped(error, root)
         if retyped is None:
             raise ConfigError(explain(error, root)) from None
-    try:
-        return Config.model_validate_json(json.dumps(plain(retyped)), strict=True), retyped
-    except ValidationError as error:
-        raise ConfigError(explain(error, retyped)) from None
+    return _checked(retyped)
 
 
 def _retyped(error: ValidationError, root: Node) -> Node | None:
@@ -148,7 +144,7 @@ def _retyped(error: ValidationError, root: Node) -> Node | None:
     return root if changed else None
 
 
-def _found(steps: Steps, node: Node) -> Node:
+def _with_absolute_path(steps: Steps, node: Node) -> Node:
     """The node with the path of a user's file, or of a model's directory, made absolute."""
     if not isinstance(node.value, str):
         return node
@@ -156,27 +152,21 @@ def _found(steps: Steps, node: Node) -> Node:
     if steps == ("model",) and folder is not None and node.value:
         path = folder / Path(node.value).expanduser()
         return Node(str(path.resolve()), node.origin, node.template) if path.is_dir() else node
-    named, role = FILE_OBJECT.fullmatch(node.value), _role(steps)
-    if named is None or role is None:
+    named = FILE_OBJECT.fullmatch(node.value)
+    if named is None:
         return node
+    match steps:
+        case ("envs", _, "args", *_) | ("eval", "envs", _, "args", *_):
+            is_argument = True  # text like `file.py:name` may, but need not, name an object
+        case (*_, str()):
+            is_argument = False
+        case _:
+            return node
     places = [place / Path(named["file"]).expanduser() for place in (folder, Path.cwd()) if place is not None]
     for path in places:
         if path.is_file():
             return Node(f"{path.resolve()}:{named['name']}", node.origin, node.template)
-    if role == "argument":
+    if is_argument:
         return node
-    shown = node.template or named["file"]
-    raise ConfigError(
-        f"{node.origin}: {dotted(steps)}: {missing_file(shown, places, hidden=node.template is not None)}"
-    )
-
-
-def _role(steps: Steps) -> Literal["object", "argument"] | None:
-    """Whether text like `file.py:name` in a field names an object of the user's, or is an argument that may."""
-    match steps:
-        case ("envs", _, "args", *_) | ("eval", "envs", _, "args", *_):
-            return "argument"
-        case (*_, str()):
-            return "object"
-        case _:
-            return None
+    missing = missing_file(node.template or named["file"], places, hidden=node.template is not None)
+    raise ConfigError(f"{node.origin}: {dotted(steps)}: {missing}")

@@ -52,12 +52,7 @@ _LONGEST_SHOWN = 40
 
 
 def explain(error: ValidationError, root: Node) -> str:
-    """One line for each mistake.
-
-    Args:
-        error: what pydantic raised.
-        root: the configuration that it was given.
-    """
+    """Return a line for each mistake that pydantic raised, about the configuration `root`."""
     mistakes = error.errors(include_url=False, include_input=False)
     # A default that follows from other fields is not made while any of them is wrong.
     return "\n".join(_line(details, root) for details in mistakes if details["type"] != "default_factory_not_called")
@@ -118,7 +113,8 @@ def _expected(details: ErrorDetails) -> str:
 def _unknown(steps: Steps, parent: Shape | None, tag: str) -> str:
     name = str(steps[-1])
     if tag:
-        owners = _owners(steps)
+        union = locate(steps)[1]
+        owners = [key for key, choice in union.choices.items() if name in choice.fields] if union else []
         belongs = f", it belongs to {' and '.join(owners)}" if owners else ""
         return f"is no field of {tag}{belongs}.{did_you_mean(name, parent.fields) if parent and not owners else ''}"
     near = did_you_mean(name, parent.fields if parent else ())
@@ -130,11 +126,6 @@ def _unknown(steps: Steps, parent: Shape | None, tag: str) -> str:
         elif name in paths:
             near = f" Did you mean {paths[name]!r}?"
     return f"unknown field.{near}" if near or not parent else f"unknown field. Known: {', '.join(parent.fields)}"
-
-
-def _owners(steps: Steps) -> list[str]:
-    parent = locate(steps)[1]
-    return [name for name, choice in parent.choices.items() if steps[-1] in choice.fields] if parent else []
 
 
 def told_of_type(error: ValidationError, value: object) -> str:

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -59,8 +60,6 @@ def load_object(path: str, *, field: str, base: Path | None = None) -> object:
 
     Args:
         path: `package.module:name` or `file.py:name`; the name may have dots.
-        field: the field that holds it, for messages.
-        base: the folder that a relative file starts from; the working directory by default.
 
     Raises:
         ConfigError: it is of another form, there is no such thing, or loading it fails.
@@ -98,9 +97,6 @@ def load_envs(
     Args:
         name: of the environment in the run; it names a built-in one where `spec.env` is null.
         spec: which environment, and its arguments. One that takes a `seed` is given the run's, unless `args` has one.
-        field: the field that holds `spec`, for messages.
-        seed: of the run.
-        base: the folder that a relative file starts from; the working directory by default.
         note: told what a person should know of the tasks, by an environment that takes a function of that name.
         recorded: told what the tasks are made of, by an environment that takes a function of that name; gives what they
             were made of when the run began.
@@ -115,8 +111,7 @@ def load_envs(
     elif ":" in target or target.endswith(".py"):
         path = target
     else:
-        given = "" if spec.env else f"; your own: set {field}.env to {_FORMS}"
-        or_own = f", or your own as {_FORMS}" if spec.env else given
+        or_own = f", or your own as {_FORMS}" if spec.env else f"; your own: set {field}.env to {_FORMS}"
         raise ConfigError(
             f"{where}: there is no environment {target!r}.{did_you_mean(target, BUILT_IN)} "
             f"Built in: {', '.join(sorted(BUILT_IN))}{or_own}"
@@ -127,14 +122,11 @@ def load_envs(
             raise ConfigError(f"{field}.args: {target} is no function or class, so it takes no arguments")
         return _tasks(found, target, field=where)
 
-    def load(value: str, *, field: str) -> object:
-        return load_object(value, field=field, base=base)
-
-    def noted(message: str) -> None:
+    def note_of_field(message: str) -> None:
         note(f"{field}: {message}")
 
-    offered: dict[str, object] = {"seed": seed, "note": noted, "recorded": recorded}
-    arguments = bind(found, spec.args, field=field, offered=offered, load=load)
+    offered: dict[str, object] = {"seed": seed, "note": note_of_field, "recorded": recorded}
+    arguments = bind(found, spec.args, field=field, offered=offered, load=partial(load_object, base=base))
     with _blamed(field, _source(found), hidden=secrets_in(spec.args)):
         made = found(**arguments)
         return _tasks(made, target, field=where)
@@ -182,12 +174,12 @@ def missing_file(shown: str, places: Sequence[Path], *, hidden: bool = False) ->
     told = f"there is no file {shown!r}"
     if hidden:
         return told
-    folders = list(dict.fromkeys(_short(place.parent) for place in places))
     for place in places:
         names = [entry.name for entry in place.parent.glob("*.py")] if place.parent.is_dir() else []
         near = difflib.get_close_matches(place.name, names, n=1)
         if near:
             return f"{told}. Did you mean {str(Path(shown).with_name(near[0]))!r}?"
+    folders = dict.fromkeys(_short(place.parent) for place in places)
     return f"{told} (looked in {' and '.join(folders)})"
 
 
@@ -312,16 +304,12 @@ def _blame(error: BaseException, field: str, source: Path | None, *, hidden: Ite
     """`field: file:line: Exception: message`, at the deepest line of the user's own file."""
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         return missing_extra(error.name)
-    frames = traceback.extract_tb(error.__traceback__)
     place = ""
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{_short(Path(error.filename))}:{error.lineno}: "
-    else:
-        own = [frame for frame in frames if source is not None and Path(frame.filename) == source]
-        if own:
-            place = f"{_short(Path(own[-1].filename))}:{own[-1].lineno}: "
-        elif source is not None:
-            place = f"{_short(source)}: "
+    elif source is not None:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == source]
+        place = f"{_short(source)}:{lines[-1]}: " if lines else f"{_short(source)}: "
     told = error.msg if isinstance(error, SyntaxError) else " ".join(str(error).split())
     told = redact(told, hidden=hidden)
     return ConfigError(f"{field}: {place}{type(error).__name__}: {told} (--debug shows the whole traceback)")

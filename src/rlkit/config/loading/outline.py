@@ -49,6 +49,11 @@ class Shape:
     nullable: bool = False
 
     @property
+    def has_named_sections(self) -> bool:
+        """Whether it has sections by names of the user's own, as `envs` has."""
+        return self.entries is not None and self.entries.is_mapping
+
+    @property
     def is_mapping(self) -> bool:
         """Whether it has keys of any kind."""
         return bool(self.fields or self.choices) or self.entries is not None
@@ -65,7 +70,7 @@ class Field:
 
 
 def config_schema() -> Schema:
-    """The JSON schema of a configuration."""
+    """Return the JSON schema of a configuration."""
     return _config_schema(*ESTIMATORS, *LOSSES, *SCHEDULES)
 
 
@@ -106,19 +111,8 @@ def locate(location: Sequence[str | int]) -> tuple[Steps, Shape | None, str]:
     return tuple(steps), parent, parent_tag
 
 
-def expects_list(steps: Steps) -> bool:
-    """Whether the schema has a list at that path."""
-    shape = _at(steps)
-    return shape is not None and shape.items is not None
-
-
-def has_named_sections(steps: Steps) -> bool:
-    """Whether the schema has sections by names of the user's own at that path, as `envs` has."""
-    shape = _at(steps)
-    return shape is not None and shape.entries is not None and shape.entries.is_mapping
-
-
-def _at(steps: Steps) -> Shape | None:
+def find_shape(steps: Steps) -> Shape | None:
+    """Return the shape of the value at that path."""
     shape: Shape | None = outline()
     for step in steps:
         shape = None if shape is None else _child(shape, step)
@@ -221,14 +215,9 @@ def _scalar_type(kind: str, schema: Schema) -> str:
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in cast("Sequence[str]", schema["enum"]))
     # a bound at the end of the 64-bit range is the machine's, not the reader's
-    bounds = [
-        f"{sign} {schema[key]:g}" for key, sign in _BOUNDS.items() if key in schema and _bound(schema, key) < 2**53
-    ]
+    limits = {sign: cast("float", schema[key]) for key, sign in _BOUNDS.items() if key in schema}
+    bounds = [f"{sign} {limit:g}" for sign, limit in limits.items() if limit < 2**53]
     return " ".join([_TYPES[kind], " and ".join(bounds)]).strip()
-
-
-def _bound(schema: Schema, key: str) -> float:
-    return cast("float", schema[key])
 
 
 def _part(schema: Schema, key: str) -> Schema:

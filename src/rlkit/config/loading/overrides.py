@@ -9,7 +9,7 @@ import json
 import re
 
 from rlkit.config.loading.nodes import Node, Origin, Steps, dotted, is_list, is_mapping, merge
-from rlkit.config.loading.outline import expects_list, has_named_sections
+from rlkit.config.loading.outline import find_shape
 from rlkit.config.loading.secrets import redact
 from rlkit.config.loading.yaml_text import DEEPEST_NESTING, parse
 from rlkit.errors import ConfigError, did_you_mean
@@ -24,7 +24,6 @@ def apply(root: Node, override: str) -> Node:
     """The configuration with one value set.
 
     Args:
-        root: the configuration.
         override: `path=value`. A path is keys and list indices with dots between; a key that has a dot itself stands in
             quotes. The value is YAML; a mapping is merged into what is there, anything else replaces it, `{}` included.
             Null takes away what is there.
@@ -33,8 +32,7 @@ def apply(root: Node, override: str) -> Node:
         ConfigError: it is not of that form, or its path leads through something that has no fields.
     """
     steps, text = split(override)
-    value = _value(text, dotted(steps))
-    return _set(root, steps, value, done=())
+    return _set(root, steps, _value(text, dotted(steps)), done=())
 
 
 def split(override: str) -> tuple[tuple[str, ...], str]:
@@ -83,8 +81,9 @@ def _set(node: Node, steps: tuple[str, ...], value: Node, *, done: Steps) -> Nod
         return merge(node, value)
     step, rest = steps[0], steps[1:]
     content = node.value
+    shape = find_shape(done)
     if content is None:
-        content = list[Node]() if _index(step) is not None and expects_list(done) else dict[str, Node]()
+        content = list[Node]() if _index(step) is not None and shape and shape.items else dict[str, Node]()
     if is_list(content):
         return Node(_set_item(content, step, rest, value, done=done), node.origin)
     if not is_mapping(content):
@@ -93,19 +92,14 @@ def _set(node: Node, steps: tuple[str, ...], value: Node, *, done: Steps) -> Nod
             "so nothing can be set inside it"
         )
     if not rest:
-        if value.value is None and step not in content and has_named_sections(done):
+        if value.value is None and step not in content and shape and shape.has_named_sections:
             raise ConfigError(
                 f"{COMMAND_LINE}: {dotted((*done, step))}: there is none to take out.{did_you_mean(step, content)} "
                 f"{dotted((*done, step))}={{}} adds one with its defaults"
             )
-        return Node(_entries(merge(Node(content, node.origin), Node({step: value}, COMMAND_LINE))), node.origin)
+        return merge(Node(content, node.origin), Node({step: value}, node.origin))
     child = content.get(step, Node(None, COMMAND_LINE))
     return Node({**content, step: _set(child, rest, value, done=(*done, step))}, node.origin)
-
-
-def _entries(node: Node) -> dict[str, Node]:
-    assert is_mapping(node.value)
-    return node.value
 
 
 def _set_item(items: list[Node], step: str, rest: tuple[str, ...], value: Node, *, done: Steps) -> list[Node]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlkit._util.redaction import is_secret_name
-from rlkit.config.loading.nodes import Node, Steps, dotted, is_list, is_mapping, scalars
+from rlkit.config.loading.nodes import Node, Steps, dotted, from_python, is_list, is_mapping, scalars
 from rlkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,23 +113,15 @@ def secret_warnings(args: Mapping[str, Json], *, field: str) -> list[str]:
         args: with `${NAME}` where it was written.
         field: dotted path of `args`.
     """
-    found = list[str]()
-
-    def look(value: Json, path: str, key: str) -> None:
-        if isinstance(value, Mapping):
-            for name, child in value.items():
-                look(child, f"{path}.{name}", name)
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            for index, child in enumerate(value):
-                look(child, f"{path}.{index}", key)
-        elif isinstance(value, str) and _is_written_out(key, value):
-            found.append(
-                f"{path} looks like a secret that is written out, and is recorded with the run: write ${{NAME}} "
-                "instead, and set NAME in the environment or in .env"
+    warnings = list[str]()
+    for steps, node in scalars(from_python(args)):
+        key = next(step for step in reversed(steps) if isinstance(step, str))
+        if isinstance(node.value, str) and _is_written_out(key, node.value):
+            warnings.append(
+                f"{'.'.join([field, *map(str, steps)])} looks like a secret that is written out, and is recorded with "
+                "the run: write ${NAME} instead, and set NAME in the environment or in .env"
             )
-
-    look(dict(args), field, "")
-    return found
+    return warnings
 
 
 def _is_written_out(key: str, text: str) -> bool:

@@ -24,9 +24,7 @@ def load_target(
     """Make the environments that a word names.
 
     Args:
-        name: a configuration file, a built-in environment, or `file.py:Name`.
         arguments: `key=value`: fields of the file's configuration, or arguments of the environment.
-        seed: of a single environment; a configuration has its own.
         warn: receives a line for each secret that is written out in the arguments of an environment.
 
     Raises:

@@ -73,7 +73,9 @@ def read_file(path: Path) -> Node:
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file.{_near(path)}") from None
     except IsADirectoryError:
-        raise ConfigError(f"{path}: is a directory, a configuration is a YAML file.{_inside(path)}") from None
+        names = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".yaml", ".yml"))
+        hint = f" Did you mean '{path / names[0]}'?" if names else ""
+        raise ConfigError(f"{path}: is a directory, a configuration is a YAML file.{hint}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > LARGEST_FILE_BYTES:
@@ -94,7 +96,6 @@ def parse(text: str, *, source: str, folder: Path | None = None, lines: bool = T
     """The nodes of one YAML document, None if there is none.
 
     Args:
-        text: the document.
         source: what messages and origins call it.
         folder: what relative paths in it start from.
         lines: whether line numbers mean anything to the user.
@@ -159,7 +160,7 @@ class _Builder:
         if isinstance(node, yaml.ScalarNode):
             return Node(self._scalar(node, origin), origin)
         if node.tag not in _CONTAINER_TAGS:
-            raise ConfigError(f"{origin}: the tag {_short(node.tag)} means nothing here: remove it")
+            raise _meaningless(node.tag, origin)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.build(item, depth=depth + 1) for item in node.value], origin)
         assert isinstance(node, yaml.MappingNode)
@@ -184,7 +185,7 @@ class _Builder:
         if node.tag == _STRING_TAG:
             return text
         if node.tag != _PLAIN_TAG:
-            raise ConfigError(f"{origin}: the tag {_short(node.tag)} means nothing here: remove it")
+            raise _meaningless(node.tag, origin)
         try:
             return scalar(text)
         except ValueError as error:
@@ -197,6 +198,10 @@ class _Builder:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             raise ConfigError(f"{place}: holds half a character (a lone surrogate)") from None
+
+
+def _meaningless(tag: str, place: Origin) -> ConfigError:
+    return ConfigError(f"{place}: the tag {tag.replace('tag:yaml.org,2002:', '!!')} means nothing here: remove it")
 
 
 def _problem(error: MarkedYAMLError) -> str:
@@ -212,10 +217,6 @@ def _problem(error: MarkedYAMLError) -> str:
     return problem.replace("'<stream end>'", "the end of the text")
 
 
-def _short(tag: str) -> str:
-    return tag.replace("tag:yaml.org,2002:", "!!")
-
-
 def _near(path: Path) -> str:
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
@@ -223,8 +224,3 @@ def _near(path: Path) -> str:
         return f" There is no folder {path.parent} either"
     near = difflib.get_close_matches(path.name, names, n=1)
     return f" Did you mean '{path.parent / near[0]}'?" if near else ""
-
-
-def _inside(path: Path) -> str:
-    names = sorted(entry.name for entry in path.iterdir() if entry.suffix in (".yaml", ".yml"))
-    return f" Did you mean '{path / names[0]}'?" if names else ""

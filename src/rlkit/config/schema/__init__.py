@@ -22,11 +22,12 @@ from rlkit.config.schema.objective import (
     AdvantageConfig,
     KLPenaltyConfig,
     LengthPenaltyConfig,
+    LoraConfig,
     LossConfig,
     OptimizerConfig,
 )
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
-from rlkit.config.schema.sampling import SamplingConfig
+from rlkit.config.schema.sampling import RolloutsConfig, SamplingConfig
 from rlkit.config.schema.track import TrackConfig, track_config
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -132,42 +133,6 @@ class BatchConfig(Section):
 
 
 type ScheduleConfig = Annotated[Schedule, SectionTable(SCHEDULES, default="sync")]
-
-
-class RolloutsConfig(Section):
-    """How rollouts are played."""
-
-    max_live: Positive = 256
-    """Rollouts at once. The Tinker service queues what it cannot take, so more is rarely faster."""
-    timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    """Seconds that one rollout may take before it counts as failed; waiting for a service in trouble is not counted."""
-    max_retries: Annotated[int, Field(ge=0)] = 2
-    """Failed episodes of a group that are played again; past that the group goes on with those that are valid."""
-    min_valid: Positive = 2
-    """Episodes with a reward that a group must have; one with fewer is dropped, and another is played instead. Two are
-    the fewest that can be compared; a group of 1 needs its one."""
-    coalesce: Literal["single_turn", "always", "never"] = "single_turn"
-    """Whether the first turns of a group go out as one request, which computes their prompt once. They are answered
-    together, so a conversation would wait for the longest of them."""
-
-
-class LoraConfig(Section):
-    """The adapter that is trained."""
-
-    rank: Positive = 32
-    """Enough for reinforcement learning, which learns few bits an episode."""
-    train_attn: bool = True
-    """Adapt the attention projections."""
-    train_mlp: bool = True
-    """Adapt the MLP projections, which carry most of the gain."""
-    train_unembed: bool = False
-    """Adapt the output head. Off: it costs a gradient over the whole vocabulary and gains little."""
-
-    @model_validator(mode="after")
-    def _trains_something(self) -> Self:
-        if not (self.train_attn or self.train_mlp or self.train_unembed):
-            raise ValueError("nothing is trained: set train_attn, train_mlp or train_unembed to true")
-        return self
 
 
 class EvalConfig(Section):

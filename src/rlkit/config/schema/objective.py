@@ -1,4 +1,4 @@
-"""The part of the schema that says what is optimised, and how: advantages, losses, penalties and the optimiser.
+"""The part of the schema that says what is optimised, and how: advantages, losses, penalties, adapter, optimiser.
 
 Invariant: as in the rest of the schema, what would have no effect is an error, and a default carries its reason.
 """
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlkit._util.sections import Section, SectionTable
+from rlkit._util.sections import Positive, Section, SectionTable
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import ESTIMATORS
 from rlkit.algorithms.losses import LOSSES, LocalLoss, Loss
@@ -110,6 +110,25 @@ class LengthPenaltyConfig(Section):
         for name in ("from_tokens", "to_tokens"):
             if not self.coefficient and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect: set coefficient above 0")
+        return self
+
+
+class LoraConfig(Section):
+    """The adapter that is trained."""
+
+    rank: Positive = 32
+    """Enough for reinforcement learning, which learns few bits an episode."""
+    train_attn: bool = True
+    """Adapt the attention projections."""
+    train_mlp: bool = True
+    """Adapt the MLP projections, which carry most of the gain."""
+    train_unembed: bool = False
+    """Adapt the output head. Off: it costs a gradient over the whole vocabulary and gains little."""
+
+    @model_validator(mode="after")
+    def _trains_something(self) -> Self:
+        if not (self.train_attn or self.train_mlp or self.train_unembed):
+            raise ValueError("nothing is trained: set train_attn, train_mlp or train_unembed to true")
         return self
 
 

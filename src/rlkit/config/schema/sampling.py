@@ -1,8 +1,8 @@
-"""How completions are drawn: the section `sampling`."""
+"""How completions are drawn, and how rollouts are played: the sections `sampling` and `rollouts`."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -33,3 +33,20 @@ class SamplingConfig(Section):
     """Strings that end a completion; null for the model's own end of turn."""
     budget_forcing: BudgetForcingConfig | None = None
     """What becomes of a reply that has used up `max_tokens`; null leaves it cut off, as most environments mean it."""
+
+
+class RolloutsConfig(Section):
+    """How rollouts are played."""
+
+    max_live: Positive = 256
+    """Rollouts at once. The Tinker service queues what it cannot take, so more is rarely faster."""
+    timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that one rollout may take before it counts as failed; waiting for a service in trouble is not counted."""
+    max_retries: Annotated[int, Field(ge=0)] = 2
+    """Failed episodes of a group that are played again; past that the group goes on with those that are valid."""
+    min_valid: Positive = 2
+    """Episodes with a reward that a group must have; one with fewer is dropped, and another is played instead. Two are
+    the fewest that can be compared; a group of 1 needs its one."""
+    coalesce: Literal["single_turn", "always", "never"] = "single_turn"
+    """Whether the first turns of a group go out as one request, which computes their prompt once. They are answered
+    together, so a conversation would wait for the longest of them."""

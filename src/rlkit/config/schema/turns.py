@@ -17,40 +17,25 @@ if TYPE_CHECKING:
 def refuse_limit(spec: EnvConfig | EvalEnvConfig, *, field: str) -> None:
     """Refuse a limit of turns for an environment of single turns.
 
-    Args:
-        spec: of the environment.
-        field: that holds it, for messages.
-
     Raises:
         ConfigError: there is one.
     """
-    if _limits(spec):
+    if spec.max_turns is not None:
         raise ConfigError(f"{field}.max_turns: has no effect, since each of its tasks has a single turn; leave it out")
 
 
 def refuse_turn_settings(config: Config, single: Set[str]) -> None:
     """Refuse a setting for later turns, such as a discount, where there are none.
 
-    Args:
-        config: of the run.
-        single: environments whose tasks are known to have a single turn.
-
     Raises:
         ConfigError: there is one.
     """
+    single = single | {name for name, spec in config.envs.items() if spec.max_turns == 1}
     for field, users in _turn_settings(config).items():
-        if users <= single | _cut_to_one(config):
+        if users <= single:
             raise ConfigError(
                 f"{field}: has no effect, since each task of {', '.join(sorted(users))} has a single turn; leave it out"
             )
-
-
-def _limits(spec: EnvConfig | EvalEnvConfig) -> bool:
-    return spec.max_turns is not None
-
-
-def _cut_to_one(config: Config) -> set[str]:
-    return {name for name, spec in config.envs.items() if spec.max_turns == 1}
 
 
 def _turn_settings(config: Config) -> dict[str, set[str]]:
