@@ -11,7 +11,7 @@ import pytest
 from rlkit._util.priority_semaphore import Slots
 from rlkit.env import Task
 from rlkit.envs.openreward import openreward
-from rlkit.envs.openreward.scoring import candidate_of
+from rlkit.envs.openreward.blocks import candidate_of
 from rlkit.policy import Limits
 from rlkit.rollout.player import Earlier, EnvSettings, Player
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler

@@ -30,11 +30,7 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class Limit:
-    """The number of sessions that a server takes, as its answers show it.
-
-    Args:
-        most: that it never exceeds, at least 1.
-    """
+    """The number of sessions that a server takes, as its answers show it; never above `most`, which is 1 at least."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -67,11 +63,7 @@ class Limit:
 
 
 class Gate:
-    """Admits rollouts to the sessions of one environment, first come, first served.
-
-    Args:
-        most: sessions at once.
-    """
+    """Admits rollouts to the sessions of one environment, at most `most` at once, first come, first served."""
 
     def __init__(self, most: int) -> None:
         self.limit = Limit(most)
@@ -110,10 +102,6 @@ class Gate:
     def refused(self) -> None:
         """The server asked for patience."""
         self.limit.refused(self._active + 1, asyncio.get_running_loop().time())
-
-    def failed(self) -> None:
-        """A session could not be opened."""
-        self.limit.failed()
 
     async def _enter(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,4 @@
-"""What servers say, as messages for a model.
+"""What servers say, as messages for a model, and the other way round.
 
 Invariant: nothing that a server says is dropped on the way: a part that has no place in a conversation is an error.
 """
@@ -6,10 +6,10 @@ Invariant: nothing that a server says is dropped on the way: a part that has no 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from rlkit.errors import EnvironmentFault
-from rlkit.types import ImagePart, Json, Message, TextPart, Tool, ToolCall
+from rlkit.types import Episode, ImagePart, Json, Message, TextPart, Tool, ToolCall
 
 if TYPE_CHECKING:
     from openreward.api.environments.types import (
@@ -145,3 +145,33 @@ def _readable(message: Message) -> Json:
     if not isinstance(content, str):
         kept["content"] = "\n".join(part["text"] if part["type"] == "text" else "[image]" for part in content)
     return kept
+
+
+def candidate_of(episode: Episode, *, plain: bool) -> list[ServerMessage]:
+    """Return the recorded conversation of an episode as a server takes it, so that it can compare episodes.
+
+    Args:
+        plain: texts only, for servers of an older version: no thoughts, calls or results of tools.
+    """
+    from openreward.api.environments.types import Message as ServerMessage
+
+    made = list[ServerMessage]()
+    for message in cast("Sequence[Mapping[str, Any]]", episode.info["messages"]):
+        blocks = _blocks(message, plain)
+        if blocks:
+            made.append(ServerMessage("user" if message["role"] == "tool" else message["role"], blocks))
+    return made
+
+
+def _blocks(message: Mapping[str, Any], plain: bool) -> list[MessageBlock]:
+    from openreward.api.environments.types import ReasoningBlock, TextBlock, ToolCallBlock, ToolResultBlock
+
+    text = TextBlock(message["content"])
+    if message["role"] == "tool":
+        return [] if plain else [ToolResultBlock(message["tool_call_id"], [text])]
+    blocks: list[MessageBlock] = [text] if text.text else []
+    if message["role"] == "assistant" and not plain:
+        if thoughts := message.get("thinking"):
+            blocks.insert(0, ReasoningBlock(thoughts))
+        blocks += [ToolCallBlock(call["id"], call["name"], call["arguments"]) for call in message.get("tool_calls", [])]
+    return blocks

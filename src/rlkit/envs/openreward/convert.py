@@ -76,13 +76,7 @@ _NUM_ROLLOUTS = 16
 
 @dataclass(frozen=True)
 class Converted:
-    """What came of it.
-
-    Args:
-        settings: of rlkit, as they stand in a file.
-        notes: what a person should know.
-        names: the field of the old configuration that a field of `settings` was made from.
-    """
+    """The settings of rlkit as in a file, notes for people, and the old name of each field of the settings."""
 
     settings: Section
     notes: list[str] = field(default_factory=list[str])
@@ -95,10 +89,7 @@ class Converted:
 
 
 def convert(old: Mapping[str, Json]) -> Converted:
-    """The configuration that does the same.
-
-    Args:
-        old: the mapping in the old file.
+    """Return the configuration that does the same as an old one.
 
     Raises:
         UsageError: it has a field that the cookbook does not know, no environments, or a value of another type.
@@ -117,7 +108,8 @@ def convert(old: Mapping[str, Json]) -> Converted:
         made.notes.append(f"model_name: the cookbook needs it, and this trains {DEFAULT_MODEL}: name one with `model`")
     left = [name for name in _LEFT if old.get(name) not in (None, False)]
     made.notes.extend(f"{name}: not taken over: {_LEFT[name]}" for name in left)
-    _add_name(made, old.get("openreward_run_name"))
+    if (run_name := old.get("openreward_run_name")) is not None:
+        made.settings["name"] = re.sub(r"[^A-Za-z0-9_.\-]+", "-", str(run_name)).strip("-._") or "run"
     _add_objective(made, old)
     _add_thinking(made, old)
     _add_environments(made, old)
@@ -147,11 +139,6 @@ def convert_file(path: Path) -> Converted:
     except UsageError as error:
         raise UsageError(f"{path}: {made.named_as_there(str(error).removeprefix('python: '))}") from None
     return made
-
-
-def _add_name(made: Converted, name: Json) -> None:
-    if name is not None:
-        made.settings["name"] = re.sub(r"[^A-Za-z0-9_.\-]+", "-", str(name)).strip("-._") or "run"
 
 
 def _add_objective(made: Converted, old: Mapping[str, Json]) -> None:

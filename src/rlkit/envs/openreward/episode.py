@@ -27,12 +27,7 @@ _CUT_SHORT = ("cut_off", "max_turns", "tokens")
 
 @dataclass(slots=True)
 class Episode:
-    """What has happened so far.
-
-    Args:
-        messages: the conversation.
-        tools: that the model is shown.
-    """
+    """The conversation so far, the tools that the model is shown, and counts of what it did."""
 
     messages: list[Message]
     tools: Sequence[Tool]
@@ -46,12 +41,7 @@ class Episode:
 
 
 async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
-    """Play an episode to its end.
-
-    Args:
-        session: just opened.
-        policy: plays.
-        settings: of the environment.
+    """Play an episode to its end, in a session that was just opened.
 
     Raises:
         SessionLost: the session failed; whatever the model did in it has no reward.
@@ -64,7 +54,12 @@ async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
     reason = await _loop(session, policy, settings, episode)
     compared = settings.group_score != "off" and await session.scores_groups()
     reward = settings.reward.of(episode.rewards, finished=episode.finished, compared=compared)
-    info = {**_info(episode, reason), "compared": compared}
+    info: dict[str, Json] = {
+        "ended": reason,
+        "rewards": list(episode.rewards),
+        "messages": readable(episode.messages),
+        "compared": compared,
+    }
     return Outcome(reward, _metrics(episode, reason), info, truncated=reason in _CUT_SHORT)
 
 
@@ -166,7 +161,3 @@ def _metrics(episode: Episode, reason: Reason) -> dict[str, float]:
         "seconds/tools": episode.tools_s,
         **{f"ended/{one}": float(one == reason) for one in get_args(Reason.__value__)},
     }
-
-
-def _info(episode: Episode, reason: Reason) -> dict[str, Json]:
-    return {"ended": reason, "rewards": list(episode.rewards), "messages": readable(episode.messages)}

@@ -65,24 +65,14 @@ class Split:
 
 @dataclass(frozen=True)
 class Found:
-    """What a server has.
-
-    Args:
-        access: to it, with the environment that is meant.
-        sizes: tasks of each split that was asked for, as many as are taken notice of.
-    """
+    """The tasks of a server: its `access` with the variant filled in, and the sizes of the splits that are wanted."""
 
     access: Access
     sizes: Mapping[str, int]
 
 
 def find(access: Access, splits: Mapping[str, Split] | None, *, limit_s: float) -> Found:
-    """Ask a server which tasks it has.
-
-    Args:
-        access: to it.
-        splits: that are wanted; None for `train`, or the only one.
-        limit_s: seconds that each question may take.
+    """Ask a server which tasks the wanted splits have; None for `train`, or the only one.
 
     Raises:
         UsageError: there is no such environment or split, or the server does not answer.
@@ -106,15 +96,12 @@ async def _find(access: Access, splits: Mapping[str, Split] | None, limit_s: flo
             hint = did_you_mean(split, known)
             raise UsageError(f"splits: {name} has no split {split!r}.{hint} It has: {', '.join(known) or 'none'}")
     sizes = {split: await asked(lambda split=split: env.num_tasks(split)) for split in wanted}
-    return Found(access, {name: _noticed(name, size, (splits or {}).get(name)) for name, size in sizes.items()})
-
-
-def _noticed(name: str, size: int, split: Split | None) -> int:
-    if split is None or split.size is None:
-        return size
-    if split.size > size:
-        raise UsageError(f"splits.{name}.size: it has {size} tasks, and not {split.size}")
-    return split.size
+    for split, settings in (splits or {}).items():
+        if settings.size is not None:
+            if settings.size > sizes[split]:
+                raise UsageError(f"splits.{split}.size: it has {sizes[split]} tasks, and not {settings.size}")
+            sizes[split] = settings.size
+    return Found(access, sizes)
 
 
 def _usual(known: list[str]) -> list[str]:
@@ -163,12 +150,7 @@ async def _patiently[T](name: str, question: Callable[[], Awaitable[T]], limit_s
 
 
 def chosen(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) -> list[tuple[str, int]]:
-    """The tasks that are played, as split and index.
-
-    Args:
-        sizes: tasks of each split.
-        splits: which of them; a split that is not in it is played whole.
-        seed: of the shuffling.
+    """Return the tasks that are played, as split and index; a split of `sizes` that is not in `splits` is played whole.
 
     Raises:
         UsageError: there is none.
@@ -186,15 +168,12 @@ def chosen(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) 
 def settled(
     found: Found, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: Recorded, note: Note
 ) -> Mapping[str, int]:
-    """The sizes of the splits that a run plays from: those at its beginning.
+    """Return the sizes of the splits that a run plays from: those at its beginning.
 
     Args:
-        found: what the server has now.
-        splits: which tasks are played.
-        seed: of the shuffling.
-        limit_s: seconds that each question to the server may take.
-        recorded: told what the tasks are, and gives what they were when the run began.
-        note: told that a change of the tasks would not be noticed.
+        found: tasks that the server has now.
+        recorded: takes what the tasks are, and returns what they were when the run began.
+        note: takes a line if a change of the tasks would not be noticed.
 
     Raises:
         UsageError: the server no longer has those tasks, or they have changed.

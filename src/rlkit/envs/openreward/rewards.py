@@ -46,8 +46,7 @@ class RewardRule:
         wrong.
 
         Args:
-            rewards: of its calls; None where the environment gave none.
-            finished: whether the environment ended it.
+            rewards: rewards of its calls; None where the environment gave none.
             compared: whether it will be rewarded once its group is complete, so that it need not be before.
 
         Raises:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeGuard, cast
 
 from rlkit.envs.openreward.admission import Gate
-from rlkit.envs.openreward.blocks import Content, content_of, messages_of, tool_of
+from rlkit.envs.openreward.blocks import Content, candidate_of, content_of, messages_of, tool_of
 from rlkit.envs.openreward.connection.faults import SessionLost, kind_of, misconfigured, told
-from rlkit.envs.openreward.scoring import candidate_of
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.types import Episode, Json, Message, Tool
 
@@ -71,117 +70,100 @@ class Answer:
     wrong: bool = False
 
 
+@dataclass(frozen=True, slots=True)
 class Session:
     """An open session.
 
     Args:
-        raw: the SDK's, entered.
-        gate: is told of a server that has no time.
-        limits: of time.
-        name: of the environment, in messages.
+        raw: entered session of the SDK.
+        gate: informed when the server has no time.
+        limits: time limits of requests.
+        name: name of the environment, for messages.
         clean: takes secrets out of a text.
     """
 
-    def __init__(
-        self, raw: AsyncSession, gate: Gate, limits: TimeLimits, *, name: str, clean: Callable[[str], str]
-    ) -> None:
-        self._raw = raw
-        self._gate = gate
-        self._limits = limits
-        self._name = name
-        self._clean = clean
+    raw: AsyncSession
+    gate: Gate
+    limits: TimeLimits
+    name: str
+    clean: Callable[[str], str]
 
     async def opening(self) -> tuple[list[Message], list[Tool]]:
-        """The conversation that the task begins with, and its tools. To be asked for once, before any call.
+        """Return the conversation that the task begins with, and its tools. Call it once, before any other call.
 
-        Raises:
-            SessionLost: the server could not be reached, or has lost the session.
-            EnvironmentFault: the environment failed.
-            UsageError: it cannot be played as it is configured.
+        Like every request, it raises SessionLost where the server cannot be reached or has lost the session,
+        EnvironmentFault where the environment failed, and UsageError where it cannot be played as configured.
         """
-        messages = await self._asked("asking for the prompt", self._raw.get_messages, self._limits.start_s)
-        tools = await self._asked("asking for the tools", lambda: self._raw.list_tools(None), self._limits.request_s)
-        return messages_of(messages, self._clean), [tool_of(tool, self._clean) for tool in tools]
+        messages = await self._asked("asking for the prompt", self.raw.get_messages, self.limits.start_s)
+        tools = await self._asked("asking for the tools", lambda: self.raw.list_tools(None), self.limits.request_s)
+        return messages_of(messages, self.clean), [tool_of(tool, self.clean) for tool in tools]
 
     async def version(self) -> Mapping[str, str | None]:
         """What the server runs: `version` of the SDK and `build_sha` of the environment."""
-        return await self._asked("asking for the version", self._raw.version, self._limits.request_s)
+        return await self._asked("asking for the version", self.raw.version, self.limits.request_s)
 
     async def takes_answers(self) -> bool:
         """Whether the environment takes a message without a call as the model's answer."""
-        found = await self._asked("asking for the tools", self._raw.terminal_tool, self._limits.request_s)
-        return found is not None
+        tool = await self._asked("asking for the tools", self.raw.terminal_tool, self.limits.request_s)
+        return tool is not None
 
     async def scores_groups(self) -> bool:
         """Whether the environment compares the episodes of a group; known once its tools are."""
-        return await self._asked("asking for the tools", self._raw.supports_score_group, self._limits.request_s)
+        return await self._asked("asking for the tools", self.raw.supports_score_group, self.limits.request_s)
 
     async def scores(self, episodes: Sequence[Episode]) -> list[float]:
-        """Have the environment compare the episodes of a group: a reward for each, in their order.
-
-        Raises:
-            SessionLost: it could not be done now.
-            EnvironmentFault: what came back are no rewards.
-        """
+        """Have the environment compare the episodes of a group; return a reward for each, in their order."""
         from openreward.api.errors import ScoreGroupUnsupported
 
         async def asked() -> Sequence[object]:
             try:
-                return await self._raw.score_group([candidate_of(episode, plain=False) for episode in episodes])
+                return await self.raw.score_group([candidate_of(episode, plain=False) for episode in episodes])
             except ScoreGroupUnsupported:  # an older one knows texts only
-                return await self._raw.score_group([candidate_of(episode, plain=True) for episode in episodes])
+                return await self.raw.score_group([candidate_of(episode, plain=True) for episode in episodes])
 
-        given = await self._asked("scoring the group", asked, self._limits.call_s)
+        given = await self._asked("scoring the group", asked, self.limits.call_s)
         rewards = [cast("object", getattr(score, "reward", None)) for score in given]
         finite = [float(reward) for reward in rewards if _is_finite(reward)]
         if len(finite) != len(episodes) or len(given) != len(episodes):
-            raise EnvironmentFault(f"{self._name}: the group of {len(episodes)} was scored as {rewards}")
+            raise EnvironmentFault(f"{self.name}: the group of {len(episodes)} was scored as {rewards}")
         return finite
 
     async def answer(self, text: str) -> Answer:
         """Give the model's answer, which ends the episode."""
-        return await self._output("the answer", lambda: self._raw.call_terminal_tool(text))
+        return await self._output("the answer", lambda: self.raw.call_terminal_tool(text))
 
     async def call(self, name: str, arguments: Mapping[str, Json]) -> Answer:
-        """Call a tool.
-
-        Raises:
-            SessionLost: what came of it is not known, and the session is of no more use.
-            EnvironmentFault: the tool failed.
-        """
-        return await self._output(name, lambda: self._raw.call_tool(name, arguments))
+        """Call a tool. After SessionLost nobody knows whether the tool ran, and the session is of no more use."""
+        return await self._output(name, lambda: self.raw.call_tool(name, arguments))
 
     async def _output(self, tool: str, call: Callable[[], Awaitable[ToolOutput]]) -> Answer:
         for attempt in range(1, _BUSY_CALLS + 1):
             try:
-                output = await _within(self._limits.call_s, call)
+                output = await _within(self.limits.call_s, call)
                 break
             except Exception as error:
                 match kind_of(error, opening=False):
                     case "model":
-                        return Answer(f"error: {self._clean(str(getattr(error, 'detail', error)))}", wrong=True)
+                        return Answer(f"error: {self.clean(str(getattr(error, 'detail', error)))}", wrong=True)
                     case "busy" if attempt < _BUSY_CALLS:
-                        self._gate.refused()
+                        self.gate.refused()
                     case _:
-                        raise self._failure(f"calling {tool}", error, opening=False) from error
-            await self._gate.pause()
+                        raise _failure(self.name, f"calling {tool}", error, self.clean) from error
+            await self.gate.pause()
         else:
             raise AssertionError("the last attempt returns or raises")
         reward, finished = cast("tuple[object, object]", (output.reward, output.finished))
         if reward is not None and not _is_finite(reward):
-            raise EnvironmentFault(f"{self._name}: {tool} gave the reward {reward!r}; rewards must be finite numbers")
+            raise EnvironmentFault(f"{self.name}: {tool} gave the reward {reward!r}; rewards must be finite numbers")
         if not isinstance(finished, bool):
-            raise EnvironmentFault(f"{self._name}: {tool} said {finished!r} where it says whether the episode is over")
-        return Answer(content_of(output.blocks, self._clean), None if reward is None else float(reward), finished)
+            raise EnvironmentFault(f"{self.name}: {tool} said {finished!r} where it says whether the episode is over")
+        return Answer(content_of(output.blocks, self.clean), None if reward is None else float(reward), finished)
 
     async def _asked[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
         try:
             return await _within(limit_s, request)
         except Exception as error:
-            raise self._failure(what, error, opening=False) from error
-
-    def _failure(self, what: str, error: Exception, *, opening: bool) -> Exception:
-        return failure(self._name, what, error, self._clean, opening=opening)
+            raise _failure(self.name, what, error, self.clean) from error
 
 
 def _is_finite(reward: object) -> TypeGuard[float]:
@@ -192,31 +174,23 @@ def _is_finite(reward: object) -> TypeGuard[float]:
         return False
 
 
-def failure(name: str, what: str, error: Exception, clean: Callable[[str], str], *, opening: bool) -> Exception:
-    """What is raised for an exception that a request ended with."""
+def _failure(
+    name: str, what: str, error: Exception, clean: Callable[[str], str], *, opening: bool = False
+) -> Exception:
     kind = kind_of(error, opening=opening)
+    if kind == "configuration":
+        return misconfigured(name, error, clean)
     message = f"{name}: {what}: {told(error, clean)}"
-    match kind:
-        case "configuration":
-            return misconfigured(name, error, clean)
-        case "busy" | "infrastructure":
-            return SessionLost(message, busy=kind == "busy")
-        case _:
-            return EnvironmentFault(message)
+    if kind in ("busy", "infrastructure"):
+        return SessionLost(message, busy=kind == "busy")
+    return EnvironmentFault(message)
 
 
 @asynccontextmanager
 async def opened(
     make: Callable[[], AsyncSession], gate: Gate, limits: TimeLimits, *, name: str, clean: Callable[[str], str]
 ) -> AsyncGenerator[Session]:
-    """A session, which is deleted at the end.
-
-    Args:
-        make: makes the SDK's, for one use.
-        gate: of the environment.
-        limits: of time.
-        name: of the environment, in messages.
-        clean: takes secrets out of a text.
+    """Open the session that `make` returns, and delete it at the end. The other arguments are those of `Session`.
 
     Raises:
         SessionLost: it could not be opened now.
@@ -231,15 +205,15 @@ async def opened(
         try:
             await _within(limits.start_s, raw.__aenter__)
         except Exception as error:
-            raise failure(name, "opening a session", error, clean, opening=True) from error
-        yield Session(raw, gate, limits, name=name, clean=clean)
+            raise _failure(name, "opening a session", error, clean, opening=True) from error
+        yield Session(raw, gate, limits, name, clean)
     finally:
-        await _ended(raw, limits)
+        await _ended(raw, limits.request_s)
 
 
-async def _ended(raw: AsyncSession, limits: TimeLimits) -> None:
+async def _ended(raw: AsyncSession, limit_s: float) -> None:
     """Delete a session, though this task be cancelled meanwhile; what takes long goes on behind it."""
-    ending = asyncio.create_task(_end(raw, limits))
+    ending = asyncio.create_task(_end(raw, limit_s))
     _endings.add(ending)
     ending.add_done_callback(_endings.discard)
     try:
@@ -249,19 +223,19 @@ async def _ended(raw: AsyncSession, limits: TimeLimits) -> None:
         raise
 
 
-async def _end(raw: AsyncSession, limits: TimeLimits) -> None:
+async def _end(raw: AsyncSession, limit_s: float) -> None:
     # The SDK asks once and takes no notice of what comes back, so that it is asked for here first.
     delete = cast("Callable[[], Awaitable[None]] | None", getattr(raw, "_pre_delete", None))
-    for attempt in range(_DELETIONS if raw.sid is not None else 0):
-        if delete is None:
+    for attempt in range(_DELETIONS):
+        if delete is None or raw.sid is None:
             break
         try:
-            await _within(limits.request_s, delete)
+            await _within(limit_s, delete)
             break
         except Exception:  # whatever it is, a session must not stay behind
             await asyncio.sleep(0.1 * 2**attempt)
     with suppress(Exception):  # it is over, and its outcome is known
-        await _within(limits.request_s, lambda: raw.__aexit__(None, None, None))
+        await _within(limit_s, lambda: raw.__aexit__(None, None, None))
 
 
 async def _within[T](limit_s: float, request: Callable[[], Awaitable[T]]) -> T:

@@ -21,20 +21,10 @@ type GroupScore = Literal["add", "replace", "off"]
 class Settings:
     """How an environment is played.
 
+    The fields of the same name are arguments of `openreward`.
+
     Args:
-        access: where it is.
-        secrets: that it is given.
-        reward: what an episode is worth.
-        time: limits of requests.
-        max_turns: replies of the model in one episode.
-        max_tokens: of an episode, what the environment said included; None for the model's context.
-        on_message: what becomes of a reply without a call, where the environment takes no answers: the end of the
-            episode, or a word that a tool is to be called.
-        system_prompt: said before everything else.
-        toolset: tools of OpenReward's that are bound to the sessions.
-        group_score: what becomes of the reward of how an episode compares with the others of its group, where the
-            environment gives one: it is added to that of its calls, stands in its place, or is not asked for.
-        max_sessions: at once.
+        max_tokens: limit of an episode, including what the environment says; None for the model's context.
         openings: sessions that are tried for one rollout before the model has said anything.
     """
 

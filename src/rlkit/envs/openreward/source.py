@@ -12,7 +12,7 @@ from rlkit.env import TaskSource
 from rlkit.envs.openreward.task import OpenRewardTask
 from rlkit.errors import UsageError
 from rlkit.tasks.sources import SequenceSource
-from rlkit.types import Group, Json
+from rlkit.types import Json
 
 type Sizes = Mapping[str, int]
 
@@ -35,9 +35,6 @@ class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
 
     def next(self) -> OpenRewardTask:  # noqa: D102  inherited
         return cast("OpenRewardTask", self._source.next())
-
-    def observe(self, group: Group) -> None:
-        """Nothing to learn: the order is fixed."""
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
         target = self._tasks[0].settings.access.target.label

@@ -30,13 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenRewardTask(Env):
-    """A task of an environment.
+    """A task, by its split and its index there.
 
-    Args:
-        split: that it is of.
-        index: its place in the split.
-        settings: how it is played.
-        server: that was started for it; not pickled, since the process that started it ends it.
+    A server that was started for it is not pickled, since the process that started it ends it.
     """
 
     split: str
@@ -90,7 +86,7 @@ class OpenRewardTask(Env):
             except SessionLost as lost:
                 if self.server is not None:
                     self.server.check()
-                door.refused() if lost.busy else door.failed()
+                door.refused() if lost.busy else door.limit.failed()
                 if not left or final():
                     raise EnvironmentFault(f"the session was lost: {lost}") from lost
         raise AssertionError("the last session returns or raises")

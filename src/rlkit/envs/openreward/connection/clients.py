@@ -26,12 +26,7 @@ KEY_VARIABLE = "OPENREWARD_API_KEY"
 
 @dataclass(frozen=True)
 class Access:
-    """How a server is reached.
-
-    Args:
-        target: the environment.
-        send_key: send the platform's key to a server that is named by its URL, too.
-    """
+    """How a server is reached; `send_key` sends the platform's key to a server that is named by its URL, too."""
 
     target: Target
     send_key: bool = False

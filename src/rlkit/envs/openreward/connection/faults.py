@@ -34,12 +34,7 @@ _UNKNOWN_TASK = "unknown task_id"
 
 
 class SessionLost(Exception):
-    """A session failed, or could not be opened.
-
-    Args:
-        message: what was asked, and what came back.
-        busy: the server asked for patience.
-    """
+    """A session failed, or could not be opened; `busy` where the server asked for patience."""
 
     def __init__(self, message: str, *, busy: bool = False) -> None:
         super().__init__(message)
@@ -47,11 +42,9 @@ class SessionLost(Exception):
 
 
 def kind_of(error: BaseException, *, opening: bool) -> Kind:
-    """Whose fault an exception is that a request to a server ended with.
+    """Return whose fault the exception is that a request to a server ended with.
 
-    Args:
-        error: the SDK's, or a time limit's.
-        opening: whether the session was being opened, so that its task, not what the model did, may be refused.
+    While the session is `opening`, its task may be refused, and not what the model did.
     """
     import aiohttp
     from openreward.api.errors import MaxRetriesError, ToolCallError, ToolFailed

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Protocol, cast
 
 LAST_KNOWN = "0.1.167"
@@ -72,11 +72,7 @@ def load() -> ModuleType:
 
 
 def mend_parser() -> bool:
-    """Replace the stream parser if it loses spaces; whether it was replaced.
-
-    Raises:
-        AttributeError: it is not where it was.
-    """
+    """Replace the stream parser if it loses spaces; return whether it did."""
     module = import_module(_HTTP)
     if _keeps_spaces(cast("_Parser", module._parse_sse_events)):
         return False
@@ -85,12 +81,7 @@ def mend_parser() -> bool:
 
 
 def mend_calls() -> bool:
-    """Have calls of tools made once, if the SDK makes them again; whether that was needed.
-
-    Raises:
-        AttributeError: what makes requests is not where it was.
-        TypeError: it cannot be told to make them once.
-    """
+    """Have calls of tools made once, if the SDK makes them again; return whether it did."""
     module = import_module(_CLIENT)
     request = cast("_Request", module.resumable_sse)
     if getattr(request, "once", False):
@@ -110,12 +101,7 @@ def mend_calls() -> bool:
 
 
 def mend_prompts() -> bool:
-    """Have prompts asked for once, if the SDK asks again; whether that was needed.
-
-    Raises:
-        ImportError: what it makes requests again with is not there.
-        AttributeError: what makes requests is not where it was.
-    """
+    """Have prompts asked for once, if the SDK asks again; return whether it did."""
     from tenacity import retry, retry_if_exception
 
     module, http = import_module(_CLIENT), import_module(_HTTP)
@@ -154,11 +140,7 @@ class UnknownBlock:
 
 
 def mend_blocks() -> bool:
-    """Have blocks of unknown types kept, if the SDK passes them over; whether it did.
-
-    Raises:
-        AttributeError: what reads blocks is not where it was.
-    """
+    """Have blocks of unknown types kept, if the SDK drops them; return whether it did."""
     module = import_module(_CLIENT)
     read = cast("_Reader", module._parse_blocks)
     if read([{"type": "rlkit-unknown"}]):
@@ -172,14 +154,7 @@ def mend_blocks() -> bool:
 
 
 async def parse_events(response: _Stream) -> AsyncIterator[tuple[str, str]]:
-    """The events of a stream, as the standard has it: of what follows a colon, one space at most is not part of it.
-
-    Args:
-        response: of the server, read line by line.
-
-    Yields:
-        The name of an event and its data.
-    """
+    """Yield the name and data of each event; as the standard has it, one space after the colon is not part of them."""
     event, data = "", list[str]()
     async for raw in response.content:
         line = raw.decode("utf-8", "ignore").rstrip("\r\n")
@@ -196,22 +171,13 @@ async def parse_events(response: _Stream) -> AsyncIterator[tuple[str, str]]:
             data.append(value)
 
 
-class _Piece:
-    def __init__(self, lines: Sequence[bytes]) -> None:
-        self._lines = lines
-
-    @property
-    def content(self) -> AsyncIterator[bytes]:
-        return self._read()
-
-    async def _read(self) -> AsyncIterator[bytes]:
-        for line in self._lines:
+def _keeps_spaces(parser: _Parser) -> bool:
+    async def lines() -> AsyncIterator[bytes]:
+        for line in (b"event: chunk\r\n", b"data:   two\r\n", b"\r\n"):
             yield line
 
-
-def _keeps_spaces(parser: _Parser) -> bool:
     async def parsed() -> list[tuple[str, str]]:
-        return [event async for event in parser(_Piece([b"event: chunk\r\n", b"data:   two\r\n", b"\r\n"]))]
+        return [event async for event in parser(cast("_Stream", SimpleNamespace(content=lines())))]
 
     return _run(parsed) == [("chunk", "  two")]
 

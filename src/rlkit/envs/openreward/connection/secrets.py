@@ -64,12 +64,9 @@ class Secrets:
 
 
 def secrets_of(given: Mapping[str, str | Mapping[str, str | Sequence[str]]], *, hosted: bool) -> Secrets:
-    """The secrets that a configuration names.
+    """Return the secrets that a configuration names, as the argument `secrets` of `openreward` has them.
 
-    Args:
-        given: by the name that the environment knows, the variable that holds it; or `env`, the variable, and
-            `domains`, the hosts that it may be sent to.
-        hosted: whether the environment runs on the platform, which wants domains.
+    An environment that is `hosted` by the platform needs the domains of a secret that the platform does not know.
 
     Raises:
         UsageError: what is given is no name of a variable, it is not set, or the platform would not take it.

@@ -37,13 +37,8 @@ _starting = threading.Lock()
 class LocalServer:
     """A server that runs for as long as this object is held.
 
-    Args:
-        command: with the port in it.
-        port: that it listens on.
-        within_s: it answers within this time.
-
     Raises:
-        UsageError: it does not.
+        UsageError: it does not answer at `port` within `within_s` seconds.
     """
 
     def __init__(self, command: Sequence[str], port: int, *, within_s: float) -> None:
@@ -83,11 +78,9 @@ class LocalServer:
 
 
 def local_server(command: str | Sequence[str], *, within_s: float) -> LocalServer:
-    """The server that a command starts; the one that runs already, where it is the same command.
+    """Return the server that a command starts; the one that runs already, where it is the same command.
 
-    Args:
-        command: with `{port}` where it is told the port to listen on. Its first word `python` is the Python of rlkit.
-        within_s: it answers within this time.
+    `{port}` in the command becomes the port to listen on, and `python` as its first word the Python of rlkit.
 
     Raises:
         UsageError: the command has no place for a port, cannot be run, or starts nothing that answers.
