@@ -240,7 +240,7 @@ def test_many_long_messages_go_out_in_several_requests(stub: Stub) -> None:
     stub.status = status
     service = Service.connect()
     service.send([{"eventType": "message", "content": "x" * 400_000}] * 5 + [{"eventType": "message"}] * 300)
-    service.close()
+    service.http.close()
     assert sum(sizes) == 305
     assert len(sizes) == 5
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.trackers.folders import write_run
 
-EXAMPLE = re.compile(r"^## Add a tracker\n.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+EXAMPLE = re.compile(r"^#+ Add a tracker\n.*?^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 AGENTS = Path(__file__).parents[2] / "AGENTS.md"
 
 type Command = Callable[..., subprocess.CompletedProcess[str]]

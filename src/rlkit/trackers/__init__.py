@@ -44,7 +44,6 @@ class Progress:
     Args:
         step: optimiser steps taken.
         steps: optimiser steps of the whole run.
-        phase: current activity.
         queued: rollouts of this step that wait to be played.
         live: rollouts that are being played.
         done: finished rollouts of this step.
@@ -79,10 +78,6 @@ class RunInfo:
     """A run that starts.
 
     Args:
-        name: name of the run.
-        directory: folder of the run.
-        model: model that is trained.
-        envs: names of the environments.
         service: place where the model runs, as a phrase for people.
         progress: returns the current `Progress`, from any thread.
     """
@@ -100,8 +95,6 @@ class RunResult:
     """The end of a run.
 
     Args:
-        name: name of the run.
-        directory: folder of the run.
         status: `interrupted` and `budget` runs have saved a checkpoint, and can be resumed.
         steps: optimiser steps taken.
         metrics: metrics of the last step.

@@ -45,11 +45,7 @@ def searches(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def step_line(step: int, steps: int, metrics: Mapping[str, float], *, tokens: int = 0) -> str:
-    """Return `step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, with what the metrics have of it.
-
-    Args:
-        tokens: tokens sampled in this step.
-    """
+    """Return `step 3/20  arithmetic 0.83  kl 0.0004  412 tok/s  2.1 s`, as far as metrics and sampled `tokens` tell."""
     parts = [f"step {step}/{steps}", *(f"{name} {number(value)}" for name, value in rewards(metrics).items())]
     parts += [f"best of {name} {text}" for name, text in searches(metrics).items()]
     if KL in metrics:
@@ -98,7 +94,6 @@ class Heartbeat:
     Args:
         say: takes a line; called from a thread of its own.
         quiet_s: seconds of silence before the first line; None for `QUIET_S`.
-        quiet_max_s: seconds between two lines at most.
     """
 
     def __init__(
@@ -182,12 +177,7 @@ def _print_on_stderr(line: str) -> None:
 
 
 class JsonTracker(ConsoleTracker):
-    """One JSON object a step, with the keys of `metrics.jsonl`.
-
-    Args:
-        emit: takes an object.
-        say: takes a line that is not a step.
-    """
+    """One JSON object a step, with the keys of `metrics.jsonl`, given to `emit`; other lines go to `say`."""
 
     def __init__(self, emit: Callable[[Mapping[str, float]], None], *, say: Callable[[str], None]) -> None:
         super().__init__(say)

@@ -24,14 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """A run as a whole.
-
-    Args:
-        name: name of the run.
-        directory: folder of the run.
-        config: the whole configuration, without secrets.
-        status: `running`, or how it ended.
-    """
+    """A run as a whole: its configuration has no secrets, and its status is `running` or how it ended."""
 
     name: str
     directory: Path
@@ -55,10 +48,7 @@ class RecordedTurn:
 
     Args:
         prompt: text that was added to the turn before.
-        completion: text that the model sampled.
-        stop: stop reason.
-        version: optimiser steps of the weights that sampled it.
-        reward: reward of the turn, if it has one.
+        version: optimiser steps of the weights that sampled the completion.
     """
 
     prompt: str
@@ -95,7 +85,7 @@ class RecordedStep:
     """A step of a run.
 
     Args:
-        number: number of the step; 0 is the evaluation before the first.
+        number: 0 for the evaluation before the first step.
         metrics: finite ones only.
         table: file of its episodes, if there is one.
     """
@@ -105,11 +95,7 @@ class RecordedStep:
     table: Path | None
 
     def rollouts(self) -> list[Rollout]:
-        """Return the rollouts of the groups that were trained on, or were dropped.
-
-        Raises:
-            UsageError: their table is damaged.
-        """
+        """Return the rollouts of the groups that were trained on, or were dropped; UsageError if damaged."""
         return [] if self.table is None else read_rollouts(self.table)
 
     def sample_rollouts(self, count: int) -> list[Rollout]:
@@ -137,11 +123,7 @@ def _clean_json(value: Json) -> Json:
 
 
 def read_run(directory: Path) -> RecordedRun:
-    """Return the run of a folder.
-
-    Raises:
-        UsageError: its files are damaged.
-    """
+    """Return the run of a folder; UsageError if its files are damaged."""
     import yaml
 
     from rlkit.store import lines
@@ -158,12 +140,7 @@ def read_run(directory: Path) -> RecordedRun:
 
 
 class Feed:
-    """The steps of a run, as they are written down.
-
-    Args:
-        directory: folder of the run.
-        after: last step that is known already; −1 for none.
-    """
+    """The steps of a run after the step `after`, as they are written down; −1 for all of them."""
 
     def __init__(self, directory: Path, *, after: int = -1) -> None:
         self._directory = directory
@@ -174,13 +151,8 @@ class Feed:
     def steps(self, *, ended: bool) -> Iterator[RecordedStep]:
         """Yield the steps that are there by now and were not yielded yet.
 
-        A step's table is written behind the run's back, a moment after its line of metrics.
-
-        Args:
-            ended: nothing is written any more, so no table is waited for.
-
-        Raises:
-            UsageError: the metrics are damaged.
+        A step's table is written behind the run's back, a moment after its line of metrics, and waited for unless the
+        run has `ended`.
         """
         from rlkit.store.history import table_path
 
@@ -212,11 +184,7 @@ _TURN_COLUMNS = ["prompt_text", "completion_text", "stop", "version", "reward"]
 
 
 def read_rollouts(path: Path) -> list[Rollout]:
-    """Return the rollouts in a table of episodes, as text, without attempts that were played again.
-
-    Raises:
-        UsageError: the table cannot be read.
-    """
+    """Return the rollouts in a table of episodes, as text, without attempts that were played again."""
     import pyarrow.parquet as pq
 
     columns = [*_COLUMNS, "info", *(f"turns.list.element.{name}" for name in _TURN_COLUMNS)]

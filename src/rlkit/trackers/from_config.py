@@ -18,20 +18,12 @@ from rlkit.trackers.service import ServiceTracker
 
 
 def make_trackers(track: Section) -> list[Tracker]:
-    """Return the trackers that a configuration names.
-
-    Raises:
-        MissingError: a package or a credential is missing.
-    """
+    """Return the trackers that a configuration names; MissingError without their packages or credentials."""
     return [_make_tracker(name, settings) for name, settings in track if settings is not None]
 
 
 def load_service(name: str, section: Mapping[str, object]) -> ServiceTracker[Any]:
-    """Return the tracker of a service.
-
-    Args:
-        name: service as `rlkit sync --to` has it.
-        section: settings of the service.
+    """Return the tracker of the service that `rlkit sync --to` names, with the settings of its section.
 
     Raises:
         UsageError: there is no such service, or a setting is wrong.

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
@@ -52,12 +52,7 @@ type Event = dict[str, Any]
 
 
 class UploadFailed(RlkitError):
-    """OpenReward did not take a rollout. It is in the run's folder.
-
-    Args:
-        message: answer of the service.
-        unfit: it is about this rollout alone, and sending it again would not help.
-    """
+    """OpenReward did not take a rollout, which is in the run's folder; if `unfit`, it never will take this one."""
 
     def __init__(self, message: str, *, unfit: bool = False) -> None:
         super().__init__(message)
@@ -93,22 +88,14 @@ class OpenRewardTracker(Tracker):
         self._thread.start()
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Upload a step.
-
-        Raises:
-            UploadFailed: it or an earlier one could not be uploaded.
-        """
+        """Upload a step; UploadFailed if an earlier one could not be uploaded."""
         self._newest = max(self._newest, step)
         self._stepped.set()
         if self._failure is not None:
             raise self._failure
 
     def finished(self, result: RunResult | None) -> None:
-        """Wait for what is left, for a limited time.
-
-        Raises:
-            UploadFailed: something could not be uploaded.
-        """
+        """Wait for what is left, for a limited time; UploadFailed if something could not be uploaded."""
         self._ending.set()
         self._stepped.set()
         if self._thread is not None:
@@ -149,7 +136,8 @@ class OpenRewardTracker(Tracker):
         """Upload a step but for the rollouts that were uploaded before."""
         rollouts = [rollout for rollout in read_rollouts(table) if SESSION in rollout.info]
         if len(rollouts) > uploaded:
-            with closing(Service.connect()) as service:
+            service = Service.connect()
+            with service.http:
                 for number, rollout in enumerate(rollouts[uploaded:], uploaded + 1):
                     try:
                         service.upload(run, name, rollout, step=step)
@@ -197,22 +185,8 @@ class Service:
         client = OpenReward()
         return cls(httpx.Client(base_url=client.base_url, headers={"x-api-key": client.api_key}, timeout=_REQUEST_S))
 
-    def close(self) -> None:
-        """Close the connection."""
-        self.http.close()
-
     def upload(self, run: RunInfo, name: str, rollout: Rollout, *, step: int) -> None:
-        """Upload an episode of an OpenReward environment.
-
-        Args:
-            run: the run.
-            name: name of the run on OpenReward.
-            rollout: episode with a record of its session.
-            step: step that was trained on it.
-
-        Raises:
-            UploadFailed: it was not taken.
-        """
+        """Upload an episode of an OpenReward environment, by the `name` that the run has on OpenReward."""
         session = cast("Mapping[str, Any]", rollout.info[SESSION])
         environment_id = self._environment_id(session["target"]) if session["hosted"] else None
         started, *rest = _events(run, name, rollout, step=step, environment_id=environment_id)
@@ -220,11 +194,7 @@ class Service:
         self.send(rest)
 
     def send(self, events: Sequence[Event]) -> None:
-        """Send events, in their order.
-
-        Raises:
-            UploadFailed: they were not all taken.
-        """
+        """Send events, in their order; UploadFailed if they were not all taken."""
         import httpx
 
         for body in _batches(events):
@@ -249,14 +219,13 @@ class Service:
 
 def _batches(events: Sequence[Event]) -> Iterator[bytes]:
     """Yield the bodies of requests: batches of at most so many events and bytes, or of one event that is larger."""
-    batch, size = list[bytes](), 0
+    batch = list[bytes]()
     for event in events:
         text = json.dumps(event, ensure_ascii=False).encode()
-        if batch and (len(batch) == _BATCH_EVENTS or size + len(text) > _BATCH_BYTES):
+        if batch and (len(batch) == _BATCH_EVENTS or sum(map(len, batch)) + len(text) > _BATCH_BYTES):
             yield b'{"events":[' + b",".join(batch) + b"]}"
-            batch, size = [], 0
+            batch = []
         batch.append(text)
-        size += len(text)
     if batch:
         yield b'{"events":[' + b",".join(batch) + b"]}"
 

@@ -54,8 +54,6 @@ def draw(
     """Return the panel at one moment.
 
     Args:
-        run: the run.
-        progress: state of the run at this moment.
         history: the rewards so far, by label, the last one last.
         tokens_per_s: rate of sampling; None where nothing was sampled yet.
         width: width of the terminal, in characters.
@@ -135,12 +133,7 @@ def _cut(text: str, cells: int) -> Text:
 
 
 class PanelTracker(Tracker):
-    """Draws the panel four times a second while a run lives; notes scroll by above it.
-
-    Args:
-        console: on a terminal.
-        clean: makes a note fit to be shown.
-    """
+    """Draws the panel four times a second while a run lives; notes scroll by above it, after `clean`."""
 
     def __init__(self, console: Console, *, clean: Callable[[str], str] = str) -> None:
         self._console = console

@@ -64,21 +64,12 @@ class ServiceTracker[S: Section](Tracker):
         self._directory = Path()
 
     def require(self) -> None:
-        """Check that the service can be used, before a run begins.
-
-        Raises:
-            MissingError: its package or its credential is missing.
-        """
+        """Raise MissingError if the package or the credential of the service is missing, before a run begins."""
 
     def open(self, run: RecordedRun, state: Mapping[str, Json]) -> Mapping[str, Json]:
         """Begin to show a run, or go on with it.
 
-        Args:
-            run: the run as its folder has it.
-            state: result of an earlier `open` for this run; empty for the first.
-
-        Returns:
-            Whatever is needed to go on with the same run later.
+        `state` is the result of an earlier `open` for this run, with whatever is needed to go on; empty for the first.
         """
         return {}
 
@@ -103,20 +94,12 @@ class ServiceTracker[S: Section](Tracker):
         )
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Look whether the process lives; it reads the step from the run's folder.
-
-        Raises:
-            NotSent: the process has given up.
-        """
+        """Raise NotSent if the process has given up; it reads the step from the run's folder."""
         if self._process is not None and self._process.poll() is not None:
             raise self._failure()
 
     def finished(self, result: RunResult | None) -> None:
-        """Wait for what is left, for a limited time.
-
-        Raises:
-            NotSent: not everything was sent.
-        """
+        """Wait for what is left, for a limited time; NotSent if not everything was sent."""
         process = self._process
         if process is None:
             return

@@ -36,12 +36,7 @@ class SendingFailed(RlkitError):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Progress of sending a run to a service.
-
-    Args:
-        step: last step that was sent; −1 for none.
-        state: result of the service's `open`, to go on with the same run.
-    """
+    """Progress of sending a run to a service: the last step that was sent, and the result of the service's `open`."""
 
     step: int = -1
     state: Mapping[str, Json] = field(default_factory=dict["str", "Json"])
@@ -68,17 +63,11 @@ def send(
     ended: Callable[[], bool] = lambda: True,
     sleep: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Send what a service does not have yet.
+    """Send what a service does not have yet; return the number of steps that were sent.
 
     Args:
-        directory: folder of the run.
-        tracker: the service.
         again: send everything, to a new run of the service.
         ended: returns whether nothing more will be written; until then `send` waits for more.
-        sleep: waits for some seconds.
-
-    Returns:
-        The number of steps that were sent.
 
     Raises:
         UsageError: another process sends the run, or its files are damaged.
