@@ -13,8 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from rlkit.launch.job import Job, spec
-from rlkit.launch.restart import restartable
+from rlkit.launch.job import Job, restartable, spec
 from tests.limits import HANG_S
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlkit.launch.restart import restartable
+from rlkit.launch.job import restartable
 
 
 @pytest.mark.parametrize(

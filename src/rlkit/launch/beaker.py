@@ -31,14 +31,12 @@ def submit(
     follow: bool,
     say: Callable[[str], None],
 ) -> str:
-    """Submit an experiment, and wait for its end if that is wanted; its URL.
+    """Submit an experiment of `rlkit.launch.job.spec`, and return its URL.
 
     Args:
-        spec: from `rlkit.launch.job.spec`.
-        workspace: it belongs to; None for the default of the account's configuration.
-        name: of the experiment; None for one that Beaker makes up.
-        follow: print what it prints until it ends.
-        say: takes lines.
+        workspace: None for the default of the account's configuration.
+        name: name of the experiment; None for one that Beaker makes up.
+        follow: give what it prints to `say` until it ends.
 
     Raises:
         MissingError: beaker-py is not installed, or there is no account.

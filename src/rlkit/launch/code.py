@@ -18,23 +18,16 @@ _SSH = re.compile(r"(?:ssh://)?git@(?P<host>[^:/]+)[:/](?P<path>.+)")
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A commit.
-
-    Args:
-        repository: a URL that `git clone` takes.
-        commit: its hash.
-    """
+    """The hash of a commit, and the URL of a repository that has it."""
 
     repository: str
     commit: str
 
 
 def code_of(directory: Path, *, allow_dirty: bool) -> Code:
-    """The commit that is checked out in a folder.
+    """Return the commit that is checked out in a folder of a repository with a remote.
 
-    Args:
-        directory: in a repository with a remote.
-        allow_dirty: take the commit also if there is more than it here: the job runs without what is not committed.
+    With `allow_dirty` also if there is more than it here: the job runs without what is not committed.
 
     Raises:
         UsageError: it is no repository, has no remote, or has changes, or a commit that no remote has.
@@ -63,12 +56,7 @@ def code_of(directory: Path, *, allow_dirty: bool) -> Code:
 
 
 def parse_code(source: str, directory: Path, *, allow_dirty: bool) -> Code | None:
-    """Return the commit that is checked out in a folder for `git`, and None for `image`.
-
-    Raises:
-        UsageError: `source` is neither, or `code_of` finds no commit.
-        MissingError: git is not installed.
-    """
+    """Return `code_of` a folder for `git`, and None for `image`; UsageError for another source."""
     if source not in ("git", "image"):
         raise UsageError(f"--code: {source!r} is neither git nor image.{did_you_mean(source, ('git', 'image'))}")
     return code_of(directory, allow_dirty=allow_dirty) if source == "git" else None

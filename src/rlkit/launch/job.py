@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
@@ -17,7 +18,6 @@ from rlkit._util.redaction import redact
 from rlkit.config.loading.secrets import is_secret
 from rlkit.config.loading.secrets import redact as redact_shapes
 from rlkit.errors import UsageError, did_you_mean
-from rlkit.launch.restart import trains
 
 if TYPE_CHECKING:
     from rlkit.launch.code import Code
@@ -60,13 +60,7 @@ _SERVICE_VARIABLES = ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD", "TINKER_BASE_UR
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Something that is there in the container.
-
-    Args:
-        kind: what it is.
-        source: its name, or its path on the host.
-        target: where it is in the container.
-    """
+    """Something that is there in the container, by its name or its path on the host."""
 
     kind: MountKind
     source: str
@@ -74,11 +68,7 @@ class Mount:
 
     @classmethod
     def read(cls, text: str) -> Mount:
-        """`weka:bucket:/path`, `dataset:name:/path` and so on.
-
-        Raises:
-            UsageError: it is none.
-        """
+        """Parse `weka:bucket:/path`, `dataset:name:/path` and so on; UsageError for anything else."""
         kind, _, rest = text.partition(":")
         source, _, target = rest.rpartition(":")
         if kind not in _SOURCES or not source or not target.startswith("/"):
@@ -91,32 +81,21 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is to be run, and where.
+    """A command, and the machines that run it.
 
     Args:
-        command: the words of the command.
-        name: of the task.
         image: `docker:NAME`, or the name of an image that Beaker keeps.
-        budget: that pays for it; None for the workspace's own.
-        description: for people.
-        clusters: it may run on; empty for any.
-        hostnames: likewise, nodes.
-        gpus: of each replica.
-        cpus: of each replica; None for no limit.
-        memory: of each replica, such as `32GiB`; None for no limit.
-        priority: among the jobs of a cluster.
+        budget: budget that pays; None for the workspace's own.
+        clusters: clusters that it may run on; empty for any.
+        hostnames: nodes that it may run on; empty for any.
+        gpus: GPUs of each replica; `cpus` and `memory` likewise, None for no limit.
         preemptible: it may be stopped for a more urgent one, and is started again; None for Beaker's own default.
-        min_runtime: how long it is safe from that, such as `2h`; instead of `preemptible`.
-        retries: how often a job that failed is tried again.
-        replicas: how many of it run at once.
-        host_networking: it has the host's network.
-        timeout: after which it is stopped, such as `24h`.
-        env: variables by name.
+        min_runtime: time that it is safe from that, such as `2h`; instead of `preemptible`.
+        timeout: time after which it is stopped, such as `24h`.
         secrets: names of secrets that Beaker keeps, by the name of the variable that gets each.
-        mounts: what is there in the container.
-        code: a commit that is fetched before the command runs; None for what the image holds.
+        code: a commit that is fetched before the command runs; None for the content of the image.
         install: a command that is run before it, in the code's folder.
-        results: the folder that Beaker keeps.
+        results: folder that Beaker keeps.
     """
 
     command: Sequence[str]
@@ -239,23 +218,36 @@ def to_yaml(described: Mapping[str, Json]) -> str:
     return yaml.dump(dict(described), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def parse_priority(text: str) -> Priority:
-    """Return a priority.
+def restartable(command: Sequence[str], *, name: str) -> list[str]:
+    """Return a command that goes on where it was stopped when its job is started again.
 
-    Raises:
-        UsageError: there is none of that name.
+    Only `rlkit train` is changed: it gets `--resume`, and `name` if its run has none. That must be the same each time,
+    and no other job's.
     """
+    words = list(command)
+    if not trains(words) or "--dry-run" in words:
+        return words
+    if not any(word == "--name" or word.startswith(("--name=", "name=")) for word in words):
+        words += ["--name", name]
+    if "--resume" not in words:
+        words.append("--resume")
+    return words
+
+
+def trains(command: Sequence[str]) -> bool:
+    """Return whether a command is `rlkit train`, also behind `uv run` or `python -m`."""
+    return any(word == "train" and PurePosixPath(before).name == "rlkit" for before, word in pairwise(command))
+
+
+def parse_priority(text: str) -> Priority:
+    """Return a priority; UsageError if there is none of that name."""
     if text not in PRIORITIES:
         raise UsageError(f"--priority: {text!r} is none of {', '.join(PRIORITIES)}.{did_you_mean(text, PRIORITIES)}")
     return text
 
 
 def parse_variables(words: Sequence[str], *, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return variables from `NAME=VALUE`, or `NAME` for the value that it has here.
-
-    Raises:
-        UsageError: a variable is not set here.
-    """
+    """Return variables from `NAME=VALUE`, or `NAME` for its value here; UsageError if it has none."""
     variables = dict[str, str]()
     for word in words:
         name, equals, value = word.partition("=")
@@ -278,10 +270,7 @@ def _image(image: str) -> dict[str, Json]:
 def _variables(job: Job) -> list[Json]:
     plain = dict(job.env or {})
     if job.code is not None:
-        plain |= {
-            "RLKIT_REPOSITORY": job.code.repository,
-            "RLKIT_COMMIT": job.code.commit,
-        }
+        plain |= {"RLKIT_REPOSITORY": job.code.repository, "RLKIT_COMMIT": job.code.commit}
     if job.install is not None:
         plain["RLKIT_INSTALL"] = job.install
     values: list[Json] = [{"name": name, "value": value} for name, value in plain.items()]
