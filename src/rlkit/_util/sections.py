@@ -33,6 +33,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
+    def is_default(self, name: str) -> bool:
+        """Return whether a field has its default."""
+        return getattr(self, name) == type(self).model_fields[name].default
+
+    def refuse_unused(self, *names: str, fix: str) -> None:
+        """Raise ValueError if one of these fields, which have no effect, does not have its default."""
+        for name in names:
+            if not self.is_default(name):
+                raise ValueError(f"{name} has no effect: {fix}")
+
 
 _PLAIN_MAX = 2
 """More classes without settings than this are described as one."""

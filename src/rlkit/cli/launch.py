@@ -64,7 +64,6 @@ def beaker(
     """
     from rlkit.launch import job
     from rlkit.launch.code import parse_code
-    from rlkit.launch.restart import restartable
 
     submitted = job.Job(
         priority=job.parse_priority(priority),
@@ -73,7 +72,7 @@ def beaker(
             **job.parse_variables(env or []),
             **({} if runs_dir is None else {job.RUNS_VARIABLE: runs_dir}),
         },
-        command=restartable(words, name=f"{name}-{secrets.token_hex(4)}"),
+        command=job.restartable(words, name=f"{name}-{secrets.token_hex(4)}"),
         name=name,
         image=image,
         budget=budget,

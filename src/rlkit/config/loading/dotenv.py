@@ -46,13 +46,7 @@ def read_dotenv(path: Path = DOTENV) -> dict[str, str]:
 
 
 def export_dotenv(path: Path = DOTENV, *, environ: MutableMapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Add the variables of `.env` that are not set to the environment, for libraries that read credentials there.
-
-    Returns the names that were added.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Add the variables of `.env` that are not set to the environment, for libraries; return their names."""
     added = {name: value for name, value in read_dotenv(path).items() if name not in environ}
     environ.update(added)
     return tuple(added)

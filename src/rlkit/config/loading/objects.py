@@ -56,10 +56,7 @@ _loaded = dict[Path, tuple[int, int]]()
 
 
 def load_object(path: str, *, field: str, base: Path | None = None) -> object:
-    """What an import path names.
-
-    Args:
-        path: `package.module:name` or `file.py:name`; the name may have dots.
+    """Return the object at an import path: `package.module:name` or `file.py:name`; the name may have dots.
 
     Raises:
         ConfigError: it is of another form, there is no such thing, or loading it fails.
@@ -92,14 +89,13 @@ def load_envs(
     note: Callable[[str], None] = lambda message: None,
     recorded: Callable[[Json], Json] = lambda now: now,
 ) -> TaskSource | Sequence[Env]:
-    """The tasks of one configured environment.
+    """Return the tasks of one configured environment.
 
     Args:
-        name: of the environment in the run; it names a built-in one where `spec.env` is null.
+        name: name of the environment in the run; it names a built-in one where `spec.env` is null.
         spec: which environment, and its arguments. One that takes a `seed` is given the run's, unless `args` has one.
-        note: told what a person should know of the tasks, by an environment that takes a function of that name.
-        recorded: told what the tasks are made of, by an environment that takes a function of that name; gives what they
-            were made of when the run began.
+        note: takes a line about the tasks for people, from an environment with a parameter of that name.
+        recorded: takes what the tasks are made of, and returns what they were made of when the run began, likewise.
 
     Raises:
         ConfigError: there is no such environment, it does not take these arguments, or what it gives is no tasks.
@@ -133,7 +129,7 @@ def load_envs(
 
 
 def load_estimators(config: Config, given: Mapping[str, AnyEstimator]) -> dict[str, Estimator]:
-    """The estimator of each environment: the one given for it, or its own, or the run's.
+    """Return the estimator of each environment: the one given for it, or its own, or the run's.
 
     Raises:
         ConfigError: there is no function at the path that one names, or the schedule has no use for it.
@@ -156,11 +152,7 @@ def load_estimators(config: Config, given: Mapping[str, AnyEstimator]) -> dict[s
 
 
 def load_loss(loss: Loss) -> Loss:
-    """The loss of a run, with the user's function in place of its path.
-
-    Raises:
-        ConfigError: there is no function at the path that it gives.
-    """
+    """Return the loss of a run, with the user's function in place of its path; ConfigError if there is none."""
     if not isinstance(loss, CustomLoss):
         return loss
     found = load_object(loss.function, field="loss.function")

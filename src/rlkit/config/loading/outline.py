@@ -32,12 +32,9 @@ class Shape:
 
     Args:
         type: for people: `integer ≥ 1`, `list of string`.
-        description: of a section, as a sentence.
-        fields: of a section.
         entries: the shape of a mapping's values, where the keys are the user's own.
-        items: the shape of a list's items.
         choices: the sections of a tagged union, by the value of their first field.
-        nullable: whether null is a value of its own.
+        nullable: null is a value of its own.
     """
 
     type: str

@@ -21,12 +21,10 @@ _SEGMENT = re.compile(r"""\s*(?:("(?:[^"\\]|\\.)*")|'([^']*)'|([^"'.=\s][^.=]*?)
 
 
 def apply(root: Node, override: str) -> Node:
-    """The configuration with one value set.
+    """Return the configuration with one value set by `path=value`.
 
-    Args:
-        override: `path=value`. A path is keys and list indices with dots between; a key that has a dot itself stands in
-            quotes. The value is YAML; a mapping is merged into what is there, anything else replaces it, `{}` included.
-            Null takes away what is there.
+    A path is keys and list indices with dots between; a key that has a dot itself stands in quotes. The value is
+    YAML; a mapping is merged into what is there, anything else replaces it, `{}` included. Null takes it away.
 
     Raises:
         ConfigError: it is not of that form, or its path leads through something that has no fields.
@@ -36,11 +34,7 @@ def apply(root: Node, override: str) -> Node:
 
 
 def split(override: str) -> tuple[tuple[str, ...], str]:
-    """The path and the text of the value.
-
-    Raises:
-        ConfigError: it is not of the form `path=value`.
-    """
+    """Return the path and the text of the value; ConfigError if it is not of the form `path=value`."""
     steps, position = list[str](), 0
     while found := _SEGMENT.match(override, position):
         double, single, bare, end = found.groups()

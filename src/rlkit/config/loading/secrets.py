@@ -84,11 +84,7 @@ def is_secret(key: str, text: str) -> bool:
 
 
 def refuse_secrets(root: Node, steps: Steps = (), *, key: str = "") -> None:
-    """Check a configuration as it was written, before anything is interpolated.
-
-    Raises:
-        ConfigError: it holds a credential.
-    """
+    """Raise ConfigError if a configuration, as it was written, holds a credential."""
     if is_mapping(root.value):
         for name, child in root.value.items():
             if is_secret("", name):
@@ -139,11 +135,7 @@ def _is_written_out(key: str, text: str) -> bool:
 
 
 def refuse_redacted(root: Node) -> None:
-    """Check that no value is what stands in a run's configuration for a secret.
-
-    Raises:
-        ConfigError: one is: used as it stands, it would be a wrong password.
-    """
+    """Raise ConfigError if a value stands for a secret that was not recorded: it would be a wrong password."""
     for steps, node in scalars(root):
         if node.value == REDACTED:
             raise ConfigError(

@@ -93,15 +93,12 @@ def read_file(path: Path) -> Node:
 
 
 def parse(text: str, *, source: str, folder: Path | None = None, lines: bool = True) -> Node | None:
-    """The nodes of one YAML document, None if there is none.
+    """Return the nodes of one YAML document, None if there is none; ConfigError if it is not YAML 1.2.
 
     Args:
-        source: what messages and origins call it.
-        folder: what relative paths in it start from.
-        lines: whether line numbers mean anything to the user.
-
-    Raises:
-        ConfigError: it is not YAML 1.2.
+        source: name of the document in messages and origins.
+        folder: start of relative paths in it.
+        lines: line numbers mean something to the user.
     """
     builder = _Builder(source, folder, lines=lines)
     try:
@@ -121,11 +118,7 @@ def parse(text: str, *, source: str, folder: Path | None = None, lines: bool = T
 
 
 def scalar(text: str) -> Scalar:
-    """What a plain scalar means in YAML 1.2.
-
-    Raises:
-        ValueError: it is a number that is not finite or far too long.
-    """
+    """Return the value of a plain scalar; ValueError for a number that is not finite or far too long."""
     if text in _WORDS:
         return _WORDS[text]
     if _INTEGER.fullmatch(text):

@@ -123,12 +123,12 @@ class BatchConfig(Section):
     def _agrees_with_itself(self) -> Self:
         if self.groups % self.substeps:
             raise ValueError(f"substeps: {self.groups} groups cannot be shared out equally to {self.substeps} substeps")
-        if self.max_replaced is not None and not self.replace_uninformative:
-            raise ValueError("max_replaced has no effect: set replace_uninformative to true")
-        if self.max_tokens is None and self.too_long != type(self).model_fields["too_long"].default:
-            raise ValueError("too_long has no effect: set max_tokens")
-        if self.normalize_tokens is not None and self.normalize != "constant":
-            raise ValueError("normalize_tokens has no effect: set normalize to constant")
+        if not self.replace_uninformative:
+            self.refuse_unused("max_replaced", fix="set replace_uninformative to true")
+        if self.max_tokens is None:
+            self.refuse_unused("too_long", fix="set max_tokens")
+        if self.normalize != "constant":
+            self.refuse_unused("normalize_tokens", fix="set normalize to constant")
         return self
 
 
@@ -145,7 +145,7 @@ class EvalConfig(Section):
 
     @model_validator(mode="after")
     def _evaluates_something(self) -> Self:
-        if not self.envs and self.every not in (0, type(self).model_fields["every"].default):
+        if not self.envs and self.every and not self.is_default("every"):
             raise ValueError("`every` has no effect: name what is evaluated in eval.envs, or leave it out (eval=null)")
         return self
 
@@ -304,9 +304,9 @@ class Config(Section):
         for section, name in _INHERITED:
             holder = self if section is None else cast("Section", getattr(self, section))
             users = [*self.envs.values(), *(self.eval.envs.values() if (section, name) in _BY_EVALUATIONS else ())]
-            said = getattr(holder, name) != type(holder).model_fields[name].default
             other = _OTHER_SIDE.get(name, name)
-            if said and all(any(getattr(user, own, None) is not None for own in (name, other)) for user in users):
+            has_own = [any(getattr(user, own, None) is not None for own in (name, other)) for user in users]
+            if all(has_own) and not holder.is_default(name):
                 field = name if section is None else f"{section}.{name}"
                 which = "" if other == name else f" {name} or {other}"
                 raise ValueError(f"{field}: has no effect, since every environment has its own{which}")
@@ -328,10 +328,10 @@ class Config(Section):
     def _has_a_best(self) -> None:
         if (self.best.metric or "").startswith("eval/all/") and not self.eval.envs:
             raise ValueError("best.metric: nothing is evaluated; name something in eval.envs")
-        if self.checkpoint.keep_best != CheckpointConfig.model_fields["keep_best"].default and not self.best_metric:
+        if not self.checkpoint.is_default("keep_best") and not self.best_metric:
             raise ValueError("checkpoint.keep_best: has no effect, since nothing says which are best; set best.metric")
         for name in sorted(self.best.model_fields_set):
-            if self.best_metric is None and getattr(self.best, name) != BestConfig.model_fields[name].default:
+            if self.best_metric is None and not self.best.is_default(name):
                 raise ValueError(f"best.{name} has no effect: name what is evaluated in eval.envs, or set best.metric")
         if self.best.metric is None:
             return

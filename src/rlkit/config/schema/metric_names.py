@@ -46,11 +46,7 @@ def never_measured(
 ) -> str | None:
     """Return why no step of a run can have a metric of this name, as a phrase for people; None where one may.
 
-    Args:
-        metric: name as in `metrics.jsonl`.
-        envs: names of the environments that are trained on.
-        evals: names of the environments that are evaluated.
-        needs: metrics of a step that this run does not have, each with what must be set for it.
+    `needs` are metrics of a step that this run does not have, each with what must be set for it.
     """
     of, _, rest = metric.partition("/")
     if of == "service" and rest:

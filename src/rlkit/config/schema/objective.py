@@ -83,9 +83,8 @@ class KLPenaltyConfig(Section):
 
     @model_validator(mode="after")
     def _is_used(self) -> Self:
-        for name in ("discount", "reference"):
-            if not self.coefficient and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} has no effect: set coefficient above 0")
+        if not self.coefficient:
+            self.refuse_unused("discount", "reference", fix="set coefficient above 0")
         if self.reference != "base" and (not self.reference.startswith("tinker://") or "/weights/" in self.reference):
             raise ValueError(
                 f"reference: {self.reference!r} is neither base nor a path of the form tinker://…/sampler_weights/…"
@@ -107,9 +106,8 @@ class LengthPenaltyConfig(Section):
 
     @model_validator(mode="after")
     def _is_used(self) -> Self:
-        for name in ("from_tokens", "to_tokens"):
-            if not self.coefficient and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"{name} has no effect: set coefficient above 0")
+        if not self.coefficient:
+            self.refuse_unused("from_tokens", "to_tokens", fix="set coefficient above 0")
         return self
 
 
@@ -178,16 +176,12 @@ class OptimizerConfig(Section):
 
     @model_validator(mode="after")
     def _is_used(self) -> Self:
-        if self.schedule == "constant" and self.final_fraction:
-            raise ValueError("final_fraction has no effect: set schedule to linear or cosine")
+        if self.schedule == "constant":
+            self.refuse_unused("final_fraction", fix="set schedule to linear or cosine")
         return self
 
     def check_steps(self, steps: int) -> None:
-        """Check that a run of so many steps has use for the warm-up and for the schedule.
-
-        Raises:
-            ValueError: it has not.
-        """
+        """Raise ValueError if a run of so many steps has no use for the warm-up or for the schedule."""
         if self.warmup_steps >= steps and self.warmup_steps:
             raise ValueError(
                 f"optimizer.warmup_steps: the run's {steps} steps end before the learning rate is reached; "

@@ -27,8 +27,8 @@ class CheckpointConfig(Section):
 
     @model_validator(mode="after")
     def _is_used(self) -> Self:
-        if self.keep_last is None and self.keep_best != type(self).model_fields["keep_best"].default:
-            raise ValueError("keep_best has no effect: set keep_last, without which no checkpoint is deleted")
+        if self.keep_last is None:
+            self.refuse_unused("keep_best", fix="set keep_last, without which no checkpoint is deleted")
         return self
 
 
@@ -49,8 +49,8 @@ class BestConfig(Section):
 
     @model_validator(mode="after")
     def _is_used(self) -> Self:
-        if self.min_gain and self.patience is None:
-            raise ValueError("min_gain has no effect: set patience")
+        if self.patience is None:
+            self.refuse_unused("min_gain", fix="set patience")
         return self
 
 
@@ -71,8 +71,8 @@ class PricesConfig(Section):
         missing = [name for name in ("prefill", "sample", "train") if getattr(self, name) is None]
         if missing and missing != ["prefill", "sample", "train"]:
             raise ValueError(f"{missing[0]} is missing: set prefill, sample and train together")
-        if missing and self.cached is not None:
-            raise ValueError("cached has no effect: set prefill, sample and train too")
+        if missing:
+            self.refuse_unused("cached", fix="set prefill, sample and train too")
         return self
 
 
@@ -93,9 +93,9 @@ class ServiceConfig(Section):
 
     @model_validator(mode="after")
     def _is_one_service(self) -> Self:
-        for name in ("engine_threads", "engine_device"):
-            if self.base_url is not None and getattr(self, name) is not None:
-                raise ValueError(f"{name} has no effect: with a base_url the embedded engine is not started")
+        if self.base_url is not None:
+            fix = "with a base_url the embedded engine is not started"
+            self.refuse_unused("engine_threads", "engine_device", fix=fix)
         return self
 
 

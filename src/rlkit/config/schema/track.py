@@ -41,11 +41,7 @@ def tracker_paths() -> Mapping[str, str]:
 
 
 def load_tracker_class(name: str) -> Any:  # trackers are above the configuration
-    """Return a subclass of `rlkit.trackers.service.ServiceTracker`.
-
-    Raises:
-        MissingError: a package that is installed does not have it.
-    """
+    """Return a subclass of `rlkit.trackers.service.ServiceTracker`; MissingError if its package does not have it."""
     path = tracker_paths()[name]
     try:
         return resolve_name(path)

@@ -15,20 +15,15 @@ if TYPE_CHECKING:
 
 
 def refuse_limit(spec: EnvConfig | EvalEnvConfig, *, field: str) -> None:
-    """Refuse a limit of turns for an environment of single turns.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Raise ConfigError for a limit of turns of an environment whose tasks have a single turn."""
     if spec.max_turns is not None:
         raise ConfigError(f"{field}.max_turns: has no effect, since each of its tasks has a single turn; leave it out")
 
 
 def refuse_turn_settings(config: Config, single: Set[str]) -> None:
-    """Refuse a setting for later turns, such as a discount, where there are none.
+    """Raise ConfigError for a setting of later turns, such as a discount, that no environment has use for.
 
-    Raises:
-        ConfigError: there is one.
+    `single` are the environments whose tasks are known to have a single turn.
     """
     single = single | {name for name, spec in config.envs.items() if spec.max_turns == 1}
     for field, users in _turn_settings(config).items():
@@ -47,5 +42,5 @@ def _turn_settings(config: Config) -> dict[str, set[str]]:
         for field, section, users in [("advantage", config.advantage, inherit), *own]
         if section is not None
         for setting in section.turn_settings
-        if getattr(section, setting) != type(section).model_fields[setting].default
+        if not section.is_default(setting)
     }
