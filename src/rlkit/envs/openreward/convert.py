@@ -89,11 +89,7 @@ class Converted:
 
 
 def convert(old: Mapping[str, Json]) -> Converted:
-    """Return the configuration that does the same as an old one.
-
-    Raises:
-        UsageError: it has a field that the cookbook does not know, no environments, or a value of another type.
-    """
+    """Return the configuration that does the same as an old one; UsageError for anything that the cookbook refuses."""
     known = [*_MOVED, *_LEFT, *_OWN]
     for name in old:
         if name not in known:

@@ -41,12 +41,7 @@ class Episode:
 
 
 async def play(session: Session, policy: Policy, settings: Settings) -> Outcome:
-    """Play an episode to its end, in a session that was just opened.
-
-    Raises:
-        SessionLost: the session failed; whatever the model did in it has no reward.
-        EnvironmentFault: the environment failed.
-    """
+    """Play an episode to its end, in a session that was just opened; it raises what the session raises."""
     messages, tools = await session.opening()
     if settings.system_prompt is not None:
         messages = _with_system(messages, settings.system_prompt)

@@ -47,8 +47,7 @@ class Split:
 
     Args:
         shuffle: take `num_samples` anywhere in the split, not from its beginning.
-        num_samples: at most so many; None for all.
-        size: take no notice of tasks from this one on, for what was played before a server had them; None for all.
+        size: ignore tasks from this one on, for what was played before a server had them; None for all.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -150,11 +149,7 @@ async def _patiently[T](name: str, question: Callable[[], Awaitable[T]], limit_s
 
 
 def chosen(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) -> list[tuple[str, int]]:
-    """Return the tasks that are played, as split and index; a split of `sizes` that is not in `splits` is played whole.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """Return the tasks that are played, as split and index; all of a split that `splits` does not have."""
     tasks = list[tuple[str, int]]()
     for name, size in sizes.items():
         split = splits.get(name, Split())

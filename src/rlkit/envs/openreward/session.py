@@ -192,10 +192,7 @@ async def opened(
 ) -> AsyncGenerator[Session]:
     """Open the session that `make` returns, and delete it at the end. The other arguments are those of `Session`.
 
-    Raises:
-        SessionLost: it could not be opened now.
-        EnvironmentFault: the environment failed.
-        UsageError: it cannot be opened as it is configured.
+    It raises what `Session.opening` raises.
     """
     try:
         raw = make()

@@ -21,9 +21,8 @@ class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
     """Tasks, drawn in epochs, each shuffled anew. What it was made of is part of its state.
 
     Args:
-        sizes: tasks of each split, as the server told them.
-        make: the tasks that are played, given the sizes.
-        seed: of the shuffling.
+        sizes: tasks of each split, as the server has them.
+        make: returns the tasks that are played, given the sizes.
     """
 
     def __init__(self, sizes: Sizes, make: Callable[[Sizes], Sequence[OpenRewardTask]], *, seed: int) -> None:
@@ -41,11 +40,7 @@ class OpenRewardTasks(TaskSource, Sequence[OpenRewardTask]):
         return {"target": target, "sizes": self._sizes.copy(), **self._source.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` gave, with the tasks of that time.
-
-        Raises:
-            UsageError: they were of another environment.
-        """
+        """Go on from a state of the same environment, with the tasks of that time."""
         target = self._tasks[0].settings.access.target.label
         if state["target"] != target:
             raise UsageError(f"target: the run was begun with {state['target']}, and this is {target}")

@@ -53,19 +53,13 @@ class OpenRewardTask(Env):
         Raises:
             EnvironmentFault: the environment failed, or the session was lost.
             UsageError: the environment cannot be played as it is configured, or its own server has ended.
-            MissingError: there is no key for OpenReward.
         """
         settings = self.settings
         outcome = await self._in_session(lambda session: play(session, policy, settings), lambda: _has_begun(policy))
         return replace(outcome, info={**outcome.info, "openreward": self._record()})
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
-        """The rewards of a group's episodes where the environment compares them; None where it does not.
-
-        Raises:
-            EnvironmentFault: it failed.
-            UsageError: as for `rollout`.
-        """
+        """Return the rewards of a group's episodes where the environment compares them; None where it does not."""
         settings = self.settings
         if not all(episode.info.get("compared") for episode in episodes):
             return None

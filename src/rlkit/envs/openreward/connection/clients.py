@@ -33,11 +33,7 @@ class Access:
 
     @property
     def key(self) -> str | None:
-        """What is sent as the API key; None for nothing.
-
-        Raises:
-            MissingError: there is none, and it is needed.
-        """
+        """Return the API key that the server is sent, if any; MissingError if it is needed and not set."""
         if self.target.base_url is not None and not self.send_key:
             return None
         key = os.environ.get(KEY_VARIABLE)
@@ -54,11 +50,7 @@ _keepers = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[None]]()
 
 
 async def environment(access: Access) -> AsyncEnvironment:
-    """The SDK's handle of an environment, on this event loop.
-
-    Raises:
-        MissingError: there is no key for the platform.
-    """
+    """Return the SDK's handle of an environment, on this event loop."""
     await in_thread(sdk.load)
     loop = asyncio.get_running_loop()
     pool = _pools.setdefault(loop, {})

@@ -37,11 +37,7 @@ class Secrets:
     by_name: tuple[tuple[str, Secret], ...] = ()
 
     def sent(self) -> dict[str, str | tuple[str, list[str]]]:
-        """As the SDK takes them.
-
-        Raises:
-            UsageError: a variable is not set.
-        """
+        """Return them as the SDK takes them; UsageError if a variable is not set."""
         from openreward.api.sandboxes.secrets import WELL_KNOWN_SECRETS
 
         return {
@@ -66,10 +62,8 @@ class Secrets:
 def secrets_of(given: Mapping[str, str | Mapping[str, str | Sequence[str]]], *, hosted: bool) -> Secrets:
     """Return the secrets that a configuration names, as the argument `secrets` of `openreward` has them.
 
-    An environment that is `hosted` by the platform needs the domains of a secret that the platform does not know.
-
     Raises:
-        UsageError: what is given is no name of a variable, it is not set, or the platform would not take it.
+        UsageError: a variable is misnamed or not set, or the platform that hosts the environment needs domains.
     """
     found = Secrets(tuple((name, _secret(name, value)) for name, value in given.items()))
     for name, secret in found.by_name:

@@ -64,11 +64,7 @@ class LocalServer:
             raise
 
     def check(self) -> None:
-        """Look whether it still runs.
-
-        Raises:
-            UsageError: it has ended, though it is still needed.
-        """
+        """Raise UsageError if it has ended, though it is still needed."""
         if self._process.poll() is not None and self.close.alive:
             raise UsageError(_gone(self._process, self._log, self._shown))
 
