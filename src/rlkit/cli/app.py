@@ -7,11 +7,9 @@ from typing import Annotated, override
 import typer
 from typer.core import TyperGroup
 
-from rlkit.cli import check, checkpoints, config, evaluate, launch, runs, serve, tasks, train
+from rlkit.cli import check, checkpoints, config, evaluate, launch, runs, serve, sync, tasks, train
 from rlkit.cli.common.guard import add_command
-from rlkit.cli.common.options import RunName
-from rlkit.cli.common.output import Output, rlkit_version
-from rlkit.errors import UsageError
+from rlkit.cli.common.output import rlkit_version
 
 
 class Group(TyperGroup):
@@ -53,31 +51,6 @@ def root(
     """Post-train open-weight language models by reinforcement learning through the Tinker API."""
 
 
-def sync(
-    output: Output,
-    run: RunName,
-    values: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="A setting of the service, such as project=sums.", show_default=False),
-    ] = None,
-    *,
-    to: Annotated[str, typer.Option(help="wandb, trackio, tensorboard or docent.")],
-    again: Annotated[bool, typer.Option("--again", help="Send everything, to a new run of the service.")] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until standard input ends: how a run that is trained is sent.")
-    ] = False,
-) -> int:
-    """Send a run to a service that shows runs.
-
-    What it has already is not sent again. The settings are those of `track` in the run's configuration.
-    """
-    from rlkit.cli.sync import run as send
-
-    if again and follow:
-        raise UsageError("--again and --follow are two ways to begin: give one")
-    return send(run, to, values or [], output, again=again, follow=follow)
-
-
 def _add_group(name: str, help: str) -> typer.Typer:
     group = typer.Typer(cls=Group, help=help, no_args_is_help=True, rich_markup_mode=None)
     app.add_typer(group, name=name)
@@ -88,7 +61,7 @@ add_command(app, "train", train.train)
 add_command(app, "resume", train.resume)
 add_command(app, "eval", evaluate.evaluate)
 add_command(app, "export", checkpoints.export_run)
-add_command(app, "sync", sync)
+add_command(app, "sync", sync.sync)
 add_command(app, "serve", serve.serve)
 add_command(app, "init", config.init, dotenv=False)
 add_command(app, "check", check.check)

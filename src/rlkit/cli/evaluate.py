@@ -62,17 +62,11 @@ def evaluate(
             of = now.done + now.live + now.queued
             say(f"{now.done} of {of} rollouts are done, {now.live} are played; {now.tokens:,} tokens")
 
+    measuring = evaluate(
+        resolved, checkpoint=checkpoint, endpoint=measured, note=say, progress=snapshots.append, scored=played.extend
+    )
     with repeat(tell):
-        metrics = run_terminable(
-            evaluate(
-                resolved,
-                checkpoint=checkpoint,
-                endpoint=measured,
-                note=say,
-                progress=snapshots.append,
-                scored=played.extend,
-            )
-        )
+        metrics = run_terminable(measuring)
     envs = list(resolved.config.eval.envs or resolved.config.envs)
     report = EvaluationReport.of(metrics, played, envs=envs)
     output.result({"checkpoint": checkpoint, "endpoint": endpoint, **report.to_json()}, report.text(tasks=tasks))

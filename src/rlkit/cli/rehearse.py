@@ -79,9 +79,7 @@ def longest_s(config: Config) -> float:
 def _end(output: Output, told: str) -> Never:
     """End the process at once, since its event loop does not come back."""
     message = f"{told}: it must await what takes long, or do that in a thread (asyncio.to_thread)"
-    output.error(message)
-    if output.json:
-        output.data({"error": message, "type": "EnvironmentFault", "exit_code": FAILED})
+    output.failure(message, kind="EnvironmentFault", exit_code=FAILED)
     os._exit(FAILED)
 
 

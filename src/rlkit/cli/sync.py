@@ -6,9 +6,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Mapping
+from typing import Annotated, cast
 
+import typer
+
+from rlkit.cli.common.options import RunName
 from rlkit.cli.common.output import Output
 from rlkit.errors import UsageError
 
@@ -19,8 +22,26 @@ _NICENESS = 19
 """Of a process that follows a run, which is to have the processor first."""
 
 
-def run(what: str, to: str, values: Sequence[str], output: Output, *, again: bool, follow: bool) -> int:
-    """Send a run to a service. Returns the exit code."""
+def sync(
+    output: Output,
+    run: RunName,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="A setting of the service, such as project=sums.", show_default=False),
+    ] = None,
+    *,
+    to: Annotated[str, typer.Option(help="wandb, trackio, tensorboard or docent.")],
+    again: Annotated[bool, typer.Option("--again", help="Send everything, to a new run of the service.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until standard input ends: how a run that is trained is sent.")
+    ] = False,
+) -> int:
+    """Send a run to a service that shows runs.
+
+    What it has already is not sent again. The settings are those of `track` in the run's configuration.
+    """
+    if again and follow:
+        raise UsageError("--again and --follow are two ways to begin: give one")
     if follow:
         os.nice(_NICENESS)  # before anything is imported, which takes most of its time
     import yaml
@@ -30,10 +51,10 @@ def run(what: str, to: str, values: Sequence[str], output: Output, *, again: boo
     from rlkit.trackers.from_config import load_service
     from rlkit.trackers.sync import send
 
-    directory = find_run(what)
+    directory = find_run(run)
     sections = cast("Mapping[str, Mapping[str, object] | None]", read_run(directory).config.get("track") or {})
     settings = dict(sections.get(to) or {})
-    for value in values:
+    for value in values or []:
         key, equals, text = value.partition("=")
         if not equals:
             raise UsageError(f"{value!r} is no setting of {to}: write it as key=value")
@@ -44,10 +65,8 @@ def run(what: str, to: str, values: Sequence[str], output: Output, *, again: boo
         count = send(directory, tracker, ended=over.is_set, sleep=over.wait)
     else:
         count = send(directory, tracker, again=again)
-    if output.json:
-        output.data({"run": directory.name, "to": to, "steps": count})
-    else:
-        output.line(f"{count} steps of {directory.name} sent to {to}" if count else f"{to} has all of {directory.name}")
+    said = f"{count} steps of {directory.name} sent to {to}" if count else f"{to} has all of {directory.name}"
+    output.result({"run": directory.name, "to": to, "steps": count}, said)
     return 0
 
 

@@ -21,11 +21,7 @@ def split(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 
 
 def resolve(arguments: Sequence[str], *, name: str | None = None) -> Resolved:
-    """The configuration that the arguments describe, named `name` if that is given.
-
-    Raises:
-        UsageError: a file cannot be read, or a value is wrong.
-    """
+    """Return the configuration that the arguments describe, named `name` if that is given."""
     from rlkit.config import load_config
 
     files, values = split(arguments)

@@ -44,10 +44,8 @@ def add_command(
     """Add a command, with the options `--json` and `--debug` besides its own.
 
     Args:
-        group: the commands that it is added to.
-        name: of the command.
-        body: its function. The first argument is an `Output`, the others are the command's arguments and options, and
-            the result is the exit code. The docstring is the command's help.
+        body: function of the command. The first argument is an `Output`, the others are the command's arguments and
+            options, and the result is the exit code. The docstring is the command's help.
         dotenv: export the working directory's `.env` first.
         json_help: help text of `--json`.
     """
@@ -116,9 +114,7 @@ def _report(error: Exception, output: Output, *, debug: bool) -> int:
         kept = "" if debug else f"; the traceback is in {_keep(error, output)}"
         text = " ".join(str(error).split())
         code, message = RUN_FAILED, f"this is a bug in rlkit: {type(error).__name__}: {text}{kept}"
-    output.error(message)
-    if output.json:
-        output.data({"error": message, "type": type(error).__name__, "exit_code": code})
+    output.failure(message, kind=type(error).__name__, exit_code=code)
     return code
 
 

@@ -43,13 +43,7 @@ def coloured(stream: TextIO, environ: Mapping[str, str] = os.environ) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where one command prints.
-
-    Args:
-        out: results.
-        err: everything else.
-        json: the user asked for JSON.
-    """
+    """Streams of one command: `out` for results, as JSON if the user asked for `json`, and `err` for the rest."""
 
     out: TextIO
     err: TextIO
@@ -76,6 +70,12 @@ class Output:
 
     def silent(self, text: str) -> None:
         """Nothing: what takes the place of `note` where the user wants none."""
+
+    def failure(self, text: str, *, kind: str, exit_code: int) -> None:
+        """What ended the command, as a record where the user asked for JSON, too."""
+        self.error(text)
+        if self.json:
+            self.data({"error": text, "type": kind, "exit_code": exit_code})
 
     def error(self, text: str) -> None:
         """What went wrong."""

@@ -31,11 +31,7 @@ class Interruptible:
         self._cancelled = False
 
     def run[T](self, main: Coroutine[Any, Any, T]) -> T:
-        """`rlkit._util.threads.run`.
-
-        Raises:
-            KeyboardInterrupt: it was interrupted.
-        """
+        """Do `rlkit._util.threads.run`; KeyboardInterrupt if it was interrupted."""
         import asyncio  # here, because `--help` needs none of it
 
         from rlkit._util.threads import run
@@ -57,11 +53,7 @@ class Interruptible:
             raise
 
     def interrupt(self) -> None:
-        """Cancel what runs; called by a handler of signals.
-
-        Raises:
-            KeyboardInterrupt: nothing runs that could be cancelled.
-        """
+        """Cancel what runs, for a handler of signals; KeyboardInterrupt if nothing runs."""
         if self._cancel is None:
             raise KeyboardInterrupt
         self._cancelled = True
@@ -69,11 +61,7 @@ class Interruptible:
 
 
 def run_terminable[T](main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that Ctrl-C and SIGTERM cancel, so that containers and sandboxes go, too.
-
-    Raises:
-        KeyboardInterrupt: it was interrupted.
-    """
+    """Run a coroutine that Ctrl-C and SIGTERM cancel, so that containers and sandboxes go, too."""
     interruptible = Interruptible()
     before = signal.signal(signal.SIGTERM, lambda number, frame: interruptible.interrupt())
     try:
@@ -98,10 +86,8 @@ def graceful(
 
     Args:
         request: asks what runs to end.
-        say: is given `message` at the first signal, on another thread.
-        message: for the user.
-        ready: whether there is something that could be asked; until then the first signal raises KeyboardInterrupt.
-        clean_up_s: limit in seconds.
+        say: takes `message` at the first signal, on another thread.
+        ready: returns whether there is something to ask; until then the first signal raises KeyboardInterrupt.
     """
     received, interruptible = 0, Interruptible()
 
