@@ -27,6 +27,7 @@ from rlkit.rollout.boundary import outcome_of
 from rlkit.rollout.recorder import AT_ONCE_CHARS, RecordingPolicy
 from rlkit.rollout.validation import INFO_BYTES, as_outcome
 from rlkit.store import RunStore
+from rlkit.store.episode_redaction import without_secrets
 from rlkit.testing import ByteChat, ScriptedPolicy, ScriptedSampler
 from rlkit.types import Message, Outcome, Prompt, Sampling, Tokens, Tool
 from tests.builders import episode
@@ -194,8 +195,8 @@ def test_the_environment_is_read_once_for_all_texts_of_an_episode(
     with RunStore(tmp_path / "run", resolved=resolved) as store:
         monkeypatch.setattr(redaction, "_secrets", counting)
         plain = {"steps": [str(number) for number in range(20_000)]}
-        same = store._without_secrets(replace(episode(1.0), info=plain))  # pyright: ignore[reportPrivateUsage]
-        cleaned = store._without_secrets(replace(episode(1.0), info=info))  # pyright: ignore[reportPrivateUsage]
+        same = without_secrets(replace(episode(1.0), info=plain), store.about.redactor)
+        cleaned = without_secrets(replace(episode(1.0), info=info), store.about.redactor)
     assert len(asked) == 2
     assert same.info is plain
     assert cleaned.info == {"steps": [{"***": f"step {number}"} for number in range(20_000)]}

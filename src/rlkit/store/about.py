@@ -25,7 +25,7 @@ from rlkit.config.loading.secrets import secrets_in
 from rlkit.errors import UsageError
 from rlkit.store import codec, lines
 from rlkit.store.history import DRAW_BYTES, states
-from rlkit.store.journal import Kind, Record, records
+from rlkit.store.journal import Kind, records
 from rlkit.types import Json
 
 FORMAT_VERSION = 2
@@ -45,16 +45,7 @@ RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformer
 
 
 class About:
-    """What is written down of a run as a whole.
-
-    Args:
-        directory: of the run. What is there of a run that finished nothing is removed.
-        resolved: the configuration, written redacted with the origin of each value.
-        resume: go on with the run that is there.
-
-    Raises:
-        UsageError: the directory holds a run and `resume` is not set, or another run than the configuration's.
-    """
+    """What is written down of a run as a whole; its arguments and errors are those of `RunStore`."""
 
     def __init__(self, directory: Path, resolved: Resolved, *, resume: bool) -> None:
         self._directory = directory
@@ -84,7 +75,7 @@ class About:
     def begin(self) -> None:
         """Write down that the run runs, and with which configuration; drop what an earlier process left half written.
 
-        A new run begins at once. One that is resumed begins once it is known that it can go on.
+        A new run begins at once, one that is resumed once it is known that it can go on.
         """
         self._begun = True
         for name in ("metrics.jsonl", "checkpoints.jsonl"):
@@ -99,12 +90,12 @@ class About:
         self.set_status("running")
 
     def set_status(self, status: Status, *, error: str = "", reason: str = "") -> None:
-        """Say how the run stands, for people and for other programs; secrets are taken out of the error.
+        """Record how the run stands, without secrets.
 
         Args:
-            status: how it stands.
-            error: of a failed run, its type and message.
-            reason: of a run that ended before its time without an error.
+            status: new status.
+            error: type and message of the error of a failed run.
+            reason: why a run ended before its time without an error.
         """
         changed: dict[str, Json] = {"status": status, "updated": time.time()}
         if error:
@@ -115,7 +106,7 @@ class About:
         self.write()
 
     def redacted(self, text: str) -> str:
-        """`text` without the secrets of the configuration and of the environment."""
+        """Return a text without the secrets of the configuration and of the environment."""
         return self.redactor()(text)
 
     def redactor(self) -> Callable[[str], str]:
@@ -124,12 +115,7 @@ class About:
         return lambda text: redact_environment(redact_config(text, hidden=self._secrets))
 
     def set_failed(self, error: Exception, *, retry: bool) -> None:
-        """Say that the run came to a bad end.
-
-        Args:
-            error: says why.
-            retry: rollouts that failed were the reason, and are to be played again when the run goes on.
-        """
+        """Record that the run failed; `retry` plays rollouts that failed again when the run goes on."""
         self.retries_failed = self.retries_failed or retry
         place = error_place(error)
         if place is not None:
@@ -137,7 +123,7 @@ class About:
         self.set_status("failed", error=f"{type(error).__name__}: {text_of(error)}")
 
     def keep_findings(self, findings: Sequence[Mapping[str, Json]]) -> None:
-        """Keep what was found while the run ran, and cannot be read off its metrics later."""
+        """Record findings that cannot be read off the metrics later."""
         self._content["findings"] = [dict(finding) for finding in findings]
         self.write()
 
@@ -172,7 +158,7 @@ def _versions() -> Mapping[str, str]:
 
 
 def _identity(resolved: Resolved) -> dict[str, Json]:
-    """What makes a run the run that it is, and stays when it goes on."""
+    """Return what stays the same when a run goes on."""
     config = resolved.config
     return {
         "model": config.model,
@@ -184,7 +170,7 @@ def _identity(resolved: Resolved) -> dict[str, Json]:
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether there is a run in a directory."""
+    """Say whether there is a run in a directory."""
     return (directory / "run.json").exists()
 
 
@@ -214,7 +200,7 @@ def run_config(directory: Path) -> Config:
 
 
 def recorded_config(directory: Path) -> Path:
-    """The configuration that a run has recorded.
+    """Return the file of the configuration that a run has recorded.
 
     Raises:
         UsageError: it is gone, or cut off.
@@ -230,11 +216,7 @@ def recorded_config(directory: Path) -> Path:
 
 
 def _of_same_run(directory: Path, resolved: Resolved) -> dict[str, Json]:
-    """What run.json says of the run that is to go on.
-
-    Raises:
-        UsageError: it is of another run, or damaged.
-    """
+    """Return the run.json of the run that is to go on; a UsageError says that it is of another run, or damaged."""
     about: dict[str, Json] = lines.read_object(directory / "run.json")
     if about.get("format") != FORMAT_VERSION:
         raise UsageError(
@@ -250,23 +232,14 @@ def _of_same_run(directory: Path, resolved: Resolved) -> dict[str, Json]:
 
 
 def _holds_results(directory: Path) -> bool:
-    """Whether a folder holds something that a run has finished, or what cannot be read here."""
-    written = any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes"))
-    return (
-        written
-        or any(step > 0 for step in states(directory))
-        or any(_finished(record) for record in records(directory / "journal"))
-        or _of_other_format(directory)
-    )
-
-
-def _finished(record: Record) -> bool:
-    """Whether it is an episode that did not fail."""
-    return record.kind is Kind.EPISODE and codec.decode(record.content[DRAW_BYTES:]).status != "failed"
-
-
-def _of_other_format(directory: Path) -> bool:
-    """Whether what it holds cannot be read here."""
+    """Say whether a folder holds something that a run has finished, or a run of another format."""
+    if any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes")):
+        return True
+    if any(step > 0 for step in states(directory)):
+        return True
+    episodes = (record.content for record in records(directory / "journal") if record.kind is Kind.EPISODE)
+    if any(codec.decode(content[DRAW_BYTES:]).status != "failed" for content in episodes):
+        return True
     try:
         return lines.read_object(directory / "run.json").get("format") != FORMAT_VERSION
     except (OSError, UsageError):  # there is none, or it was never finished

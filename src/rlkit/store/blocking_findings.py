@@ -27,9 +27,9 @@ class BlockingFindings:
     """Makes findings of the holds of an event loop.
 
     Args:
-        step: gives the step that is in work.
-        tell: given each finding when it is new.
-        keep: given all findings, as JSON, when one is new and now and then when it comes again.
+        step: returns the step in work.
+        tell: receives each new finding.
+        keep: receives all findings, as JSON, when one is new and now and then when it comes again.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BlockingFindings:
         self._found = dict[tuple[str, str], tuple[Finding, int, float]]()
 
     def add(self, hold: Hold) -> None:
-        """Look at one more hold."""
+        """Add a hold."""
         key = (hold.env, "a line that was not seen" if hold.place is None else str(hold.place))
         step = self._step()
         new = key not in self._found
@@ -64,7 +64,7 @@ class BlockingFindings:
 
 
 def recorded_findings(directory: Path) -> list[Finding]:
-    """The findings that a run has kept in its folder, because they cannot be read off its metrics.
+    """Return the findings that a run has kept in its folder, because they cannot be read off its metrics.
 
     Raises:
         UsageError: run.json is damaged.

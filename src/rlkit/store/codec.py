@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.types import Episode, Image, Prompt, StopReason, Turn
+
+EPISODE_FIELDS = tuple(field.name for field in fields(Episode) if field.name != "turns")
+"""The fields of an episode but for its turns."""
 
 _HEADER_BYTES = 4
 _MARKER = "group_scored"
@@ -21,24 +25,13 @@ _ENCODER = json.JSONEncoder(default=repr, separators=(",", ":"))
 
 
 def encode(episode: Episode) -> bytes:
-    """The header as JSON, then all prompts, completions, log-probabilities, flags and images, one array after another.
+    """Return the header as JSON, then all prompts, completions, log-probabilities, flags and images, array by array.
 
     Tokens are int32, log-probabilities float32, flags a bit each; everything is little-endian.
     """
     turns = episode.turns
-    header = {
-        "member": episode.member,
-        "attempt": episode.attempt,
-        "status": episode.status,
-        "reward": episode.reward,
-        "metrics": episode.metrics,
-        "info": episode.info,
-        "seconds": episode.seconds,
-        "error": episode.error,
-        "masked": episode.masked,
-        "group_scored": episode.group_scored,
-        "turns": [_head(turn) for turn in turns],
-    }
+    header: dict[str, object] = {name: getattr(episode, name) for name in EPISODE_FIELDS}
+    header["turns"] = [_head(turn) for turn in turns]
     text = dump(header).encode()
     parts: list[bytes | NDArray[Any]] = [
         len(text).to_bytes(_HEADER_BYTES, "little"),
@@ -53,7 +46,7 @@ def encode(episode: Episode) -> bytes:
 
 
 def decode(data: bytes) -> Episode:
-    """The episode that `encode` wrote."""
+    """Return the episode that `encode` wrote."""
     end = _HEADER_BYTES + int.from_bytes(data[:_HEADER_BYTES], "little")
     header = json.loads(data[_HEADER_BYTES:end])
     heads = [_Head(*head) for head in header["turns"]]
@@ -79,30 +72,14 @@ def decode(data: bytes) -> Episode:
         )
         for head, prompt, completion, logprob, flag in zip(heads, prompts, completions, logprobs, sampled, strict=True)
     ]
-    metrics, group_scored = without_marker(header["metrics"], header.get("group_scored"))
-    return Episode(
-        member=header["member"],
-        attempt=header["attempt"],
-        turns=tuple(turns),
-        status=header["status"],
-        reward=header["reward"],
-        metrics=metrics,
-        info=header["info"],
-        seconds=header["seconds"],
-        error=header["error"],
-        masked=header["masked"],
-        group_scored=group_scored,
-    )
+    header["metrics"], header["group_scored"] = without_marker(header["metrics"], header.get("group_scored"))
+    return Episode(turns=tuple(turns), **{name: header[name] for name in EPISODE_FIELDS})
 
 
 def without_marker(metrics: Mapping[str, float], group_scored: bool | None) -> tuple[Mapping[str, float], bool]:
-    """The metrics of an episode, and whether the comparison of its group gave its reward.
+    """Return the metrics of an episode, and whether the comparison of its group gave its reward.
 
-    Records of earlier releases have no field for that. They mark the episode with the metric `group_scored` = 1.
-
-    Args:
-        metrics: as they were recorded.
-        group_scored: the field of the record; None where it has none.
+    Records of earlier releases have no field `group_scored`: they mark the episode with a metric of that name, 1.
     """
     if group_scored is not None:
         return metrics, group_scored

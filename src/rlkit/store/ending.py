@@ -55,7 +55,7 @@ class Ending:
 
 
 def read_ending(directory: Path) -> Ending | None:
-    """How the run in a folder ended, or that it goes on; None where its run.json has no status.
+    """Return how the run in a folder ended, or that it goes on; None where its run.json has no status.
 
     Raises:
         UsageError: run.json is damaged.
@@ -78,40 +78,21 @@ def read_ending(directory: Path) -> Ending | None:
             kind = error.partition(":")[0]
             shown = own if kind in _FAILURES else place  # of an error without a name, a line of rlkit's own helps, too
             ending = Ending("failed", error, shown, _remedy(kind, own, resume))
+        case "running" if (process := holder(directory)) is not None:
+            ending = Ending("running", f"process {process} works on it")
         case "running":
-            ending = _unended(holder(directory), resume)
+            reason = "it ended without a word, likely killed: by kill -9 or for want of memory"
+            look = "look whether the machine restarted or ran out of memory (`dmesg | grep -i oom`)"
+            ending = Ending("killed", reason, action=f"{look}, then {resume}: nothing that was finished is lost")
         case _:
             ending = None
     return ending
 
 
-def _unended(process: str | None, resume: str) -> Ending:
-    """The ending of a run that has not written one down.
-
-    Args:
-        process: the number of the process that holds the run; None without one.
-        resume: the command that goes on.
-    """
-    if process is not None:
-        return Ending("running", f"process {process} works on it")
-    action = (
-        "look whether the machine restarted or ran out of memory (`dmesg | grep -i oom`), then "
-        f"{resume}: nothing that was finished is lost"
-    )
-    return Ending("killed", "it ended without a word, likely killed: by kill -9 or for want of memory", action=action)
-
-
 def _remedy(kind: str, place: str, resume: str) -> str:
-    """What to do about an error.
-
-    Args:
-        kind: the name of its class.
-        place: the line of the user's own code; empty without one.
-        resume: the command that goes on.
-    """
+    """Say what to do about an error of the class `kind`, at a place of the user's own code or, if empty, elsewhere."""
     if place and kind not in _ELSEWHERE:
         return f"mend {place}, then {resume}"
-    known = _FAILURES.get(kind)
-    if known is not None:
-        return known.format(resume=resume)
+    if kind in _FAILURES:
+        return _FAILURES[kind].format(resume=resume)
     return f"this may be a bug in rlkit: report it, with the bug-*.txt in the folder of runs; {resume} tries again"

@@ -15,9 +15,7 @@ from rlkit.types import Episode, Json
 def without_secrets(episode: Episode, redactor: Callable[[], Callable[[str], str]]) -> Episode:
     """Return the episode with the secrets taken out of its error and its info.
 
-    Args:
-        episode: as it was played.
-        redactor: makes what takes the secrets out of a text; reading them takes longer than most rollouts' own work.
+    The secrets are read, by `redactor`, only where there is text: that takes longer than most rollouts' own work.
     """
     if episode.error is None and not episode.info:
         return episode

@@ -57,16 +57,16 @@ class History:
     """What is known of a run.
 
     Args:
-        directory: of the run.
-        step: the last one whose groups are complete; 0 for none.
-        since: the step whose state the task sources are set back to.
-        state: that state.
-        events: what happened since, in order.
+        directory: the run's directory.
+        step: the last step whose groups are complete; 0 for none.
+        since: the step after which the task sources had the `state` that they are set back to.
+        state: state of the task sources.
+        events: the draws and steps since, in order.
         outstanding: tasks that were drawn and are in no step yet, by draw.
         attempts: the episodes in the journal, by draw.
         steps: the steps in the journal.
         draws: the draws in the journal.
-        of_tasks: by step, what the task sources said after it, of the steps that they were taken through again.
+        of_tasks: by step, the metrics of the task sources, for steps that they were taken through again.
         damaged: files of the journal with records that cannot be read, or are missing.
     """
 
@@ -83,7 +83,7 @@ class History:
     damaged: list[Path] = field(default_factory=list[Path])
 
     def groups(self, step: int) -> Sequence[table.StepGroup]:
-        """The groups of a step, from its table or from the journal.
+        """Return the groups of a step, from its table or from the journal.
 
         Raises:
             UsageError: they are not in the run's directory any more.
@@ -92,20 +92,18 @@ class History:
         if path.exists():
             return read_groups(path)
         record = self.steps.get(step)
-        if record is None or (not self.damaged and any(one.draw not in self.draws for one in record.groups)):
+        is_known = record is not None and all(member.draw in self.draws for member in record.groups)
+        if record is not None and self.damaged and not is_known:
+            raise UsageError(f"{self.damaged[0]} is damaged where it says what was drawn for step {step}")
+        if record is None or not is_known:
             raise UsageError(f"{path} is gone, and the journal holds its episodes no more; {REMEDY}")
-        if any(one.draw not in self.draws for one in record.groups):
-            path = next(iter(self.damaged), self.directory / "journal")
-            raise UsageError(f"{path} is damaged where it says what was drawn for step {step}")
-        return [step_group(self.draws[one.draw], self.attempts.get(one.draw, []), one) for one in record.groups]
+        return [
+            step_group(self.draws[member.draw], self.attempts.get(member.draw, []), member) for member in record.groups
+        ]
 
 
 def read_groups(path: Path) -> Sequence[table.StepGroup]:
-    """The groups in a table.
-
-    Raises:
-        UsageError: it cannot be read.
-    """
+    """Return the groups in a table; a UsageError says that it cannot be read."""
     try:
         return table.read(path)
     except (OSError, ValueError, KeyError) as error:
@@ -113,11 +111,7 @@ def read_groups(path: Path) -> Sequence[table.StepGroup]:
 
 
 def check_table(path: Path) -> None:
-    """Check that a table is there and whole.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Check that a table is there and whole; a UsageError says that it is not."""
     try:
         table.check(path)
     except FileNotFoundError:
@@ -127,29 +121,29 @@ def check_table(path: Path) -> None:
 
 
 def table_path(directory: Path, step: int) -> Path:
-    """Where the episodes of a step are."""
+    """Return where the episodes of a step are."""
     return directory / "episodes" / f"step={step:06d}" / "episodes.parquet"
 
 
 def evaluation_path(directory: Path, step: int) -> Path:
-    """Where the episodes are that measured the weights of a step."""
+    """Return where the episodes are that measured the weights of a step."""
     return directory / "evaluations" / f"step={step:06d}" / "episodes.parquet"
 
 
 def state_path(directory: Path, step: int) -> Path:
-    """Where the state of the task sources after a step is."""
+    """Return where the state of the task sources after a step is."""
     return directory / "state" / f"step={step:06d}.json"
 
 
 def states(directory: Path) -> list[int]:
-    """The steps whose state is kept."""
+    """Return the steps whose state is kept."""
     folder = directory / "state"
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(found[1]) for found in map(_STATE.fullmatch, names) if found)
 
 
 def step_group(draw: Draw, attempts: Sequence[Episode], member: Member) -> table.StepGroup:
-    """A group of a step from all its attempts: of each rollout, the last one is the group's own."""
+    """Make a group of a step from all its attempts: of each rollout, the last one is the group's own."""
     final = {episode.member: episode for episode in sorted(attempts, key=lambda episode: episode.attempt)}
     episodes = tuple(final[number] for number in sorted(final) if number < member.size)
     return table.StepGroup(Group(draw.env, draw.task, draw.draw, episodes), member.counts, attempts)
@@ -165,7 +159,7 @@ def keep_last(attempts: list[Episode], episode: Episode) -> None:
 
 
 def load(directory: Path) -> History:
-    """Everything that is needed to go on.
+    """Return everything that is needed to go on.
 
     Raises:
         UsageError: the directory's files do not belong together, or are damaged where that matters.
@@ -190,7 +184,7 @@ def load(directory: Path) -> History:
 
 
 def recorded_steps(directory: Path) -> History:
-    """The steps of a run and what was played since, without what only a run that goes on needs.
+    """Return the steps of a run and what was played since, without what only a run that goes on needs.
 
     Raises:
         UsageError: the directory's files do not belong together, or are damaged where that matters.
@@ -199,13 +193,13 @@ def recorded_steps(directory: Path) -> History:
 
 
 def has_begun(directory: Path) -> bool:
-    """Whether a run has drawn a task, or finished anything."""
+    """Say whether a run has drawn a task, or finished anything."""
     drawn = next(iter(records(directory / "journal")), None)
     return bool(states(directory)) or drawn is not None or _last_trace(directory) is not None
 
 
 def _read(directory: Path) -> tuple[History, list[tuple[int, Draw | StepRecord]]]:
-    """The steps and draws, and the same as events in their order, each with its segment of the journal."""
+    """Return the steps and draws, and the same as events in their order, each with its segment of the journal."""
     history = History(directory)
     ended = _steps_ended(directory, history.damaged)
     read = ((record.segment, _event(record, history)) for record in records(directory / "journal"))
@@ -230,11 +224,7 @@ def _read(directory: Path) -> tuple[History, list[tuple[int, Draw | StepRecord]]
 
 
 def _last_trace(directory: Path) -> tuple[int, Path] | None:
-    """The last step of which something is written down outside of the journal, and where; all of it is written later.
-
-    Raises:
-        UsageError: a file is damaged.
-    """
+    """Return the last step of which something is written outside of the journal, where it is written later."""
     measured, saved = directory / "metrics.jsonl", directory / "checkpoints.jsonl"
     tables = [(int(found[1]), path) for path in directory.glob("episodes/*") if (found := _TABLE.fullmatch(path.name))]
     return max(
@@ -249,7 +239,7 @@ def _last_trace(directory: Path) -> tuple[int, Path] | None:
 
 
 def _steps_ended(directory: Path, damaged: list[Path]) -> range:
-    """The steps whose groups are complete, of those whose segments are there.
+    """Return the steps whose groups are complete, of those whose segments are there.
 
     A table and a state are written when the record of their step is on the disk; a table tells as much as the record.
     A segment can outlive the end of the one before only in a power cut, before anything in it was on the disk for sure;

@@ -18,8 +18,8 @@ import asyncio
 import mmap
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -49,7 +49,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record; `segment` is the step that it belongs to."""
+    """One record of the step `segment`."""
 
     segment: int
     kind: Kind
@@ -59,10 +59,11 @@ class Record:
 class Journal:
     """Writes the journal of a run.
 
+    What an earlier process wrote and did not put on the disk is there once the journal is open.
+
     Args:
-        folder: of the segments.
-        segment: to write to; what stands in it already is kept, but for a torn end. Later ones are deleted. What an
-            earlier process wrote and did not put on the disk is there once the journal is open.
+        folder: holds the segments.
+        segment: the one to write to. Its whole records are kept, and later segments are deleted.
 
     Raises:
         RunFailed: it cannot be written.
@@ -112,17 +113,16 @@ class Journal:
             self._due = asyncio.get_running_loop().call_later(SYNC_WITHIN_S, self._sync_what_waits)
 
     async def sync(self) -> None:
-        """Return when all that was appended is on the disk. Those who ask at the same time wait for the same.
-
-        Raises:
-            RunFailed: it cannot be written.
-        """
+        """Return when all that was appended is on the disk; a RunFailed says why it cannot be."""
         wanted = self._written
         while self._synced < wanted:
-            await asyncio.shield(self._begin_to_sync())
+            if self._syncing is None:
+                self._syncing = asyncio.create_task(self._sync())
+                self._syncing.add_done_callback(_leave_failure)
+            await asyncio.shield(self._syncing)
 
     async def close(self) -> None:
-        """Put what was appended on the disk, if it can be, and let go of the files; a cancellation waits for that."""
+        """Put what was appended on the disk, if it can be, and close the files; a cancellation waits for that."""
         closing, cancelled = asyncio.create_task(self._close()), None
         while not closing.done():
             try:
@@ -134,7 +134,7 @@ class Journal:
             raise cancelled
 
     def drop_through(self, segment: int) -> None:
-        """Delete the segments up to and including this one."""
+        """Delete the segments up to and including this number."""
         for number, path in segments(self._folder):
             if number <= segment and number != self._segment:
                 path.unlink(missing_ok=True)
@@ -152,13 +152,7 @@ class Journal:
     def _sync_what_waits(self) -> None:
         self._due = None
         self._late = asyncio.create_task(self.sync())
-        self._late.add_done_callback(_told_to_the_next)
-
-    def _begin_to_sync(self) -> asyncio.Task[None]:
-        if self._syncing is None:
-            self._syncing = asyncio.create_task(self._sync())
-            self._syncing.add_done_callback(_told_to_the_next)
-        return self._syncing
+        self._late.add_done_callback(_leave_failure)
 
     async def _sync(self) -> None:
         written, full, file = self._written, self._full, self._file
@@ -173,8 +167,8 @@ class Journal:
             raise self._failure(error) from error
         finally:
             self._syncing = None
-            for one in full:
-                one.close()
+            for segment in full:
+                segment.close()
 
     def _failure(self, error: OSError) -> RunFailed:
         self._broken = error
@@ -193,13 +187,22 @@ class Journal:
 
 
 def unwritable(folder: Path, error: OSError) -> RunFailed:
-    """What ends a run that cannot write to a folder."""
+    """Return the error of a run that cannot write to a folder."""
     remedy = "; make room, then resume the run" if error.errno in files.FULL else ""
     return RunFailed(f"cannot write to {folder}: {error.strerror or error}{remedy}")
 
 
-def _told_to_the_next(done: asyncio.Task[None]) -> None:
-    """What went wrong is known: whoever asks next is told."""
+@contextmanager
+def report_unwritable(folder: Path) -> Generator[None]:
+    """Raise an `OSError` inside as a `RunFailed` that names the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+def _leave_failure(done: asyncio.Task[None]) -> None:
+    """Leave an error to the next one who asks: the journal remembers it."""
     if not done.cancelled():
         done.exception()
 
@@ -212,12 +215,7 @@ def _sync(segments: Sequence[BinaryIO], folder: Path | None) -> None:
 
 
 def records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:
-    """Every whole record, in order.
-
-    Args:
-        folder: of the segments.
-        damaged: told of a segment that holds a record which cannot be read and is left out.
-    """
+    """Yield every whole record, in order; `damaged` receives a segment for each record in it that cannot be read."""
     for number, path in segments(folder):
         for framed, _ in _frames(path):
             if framed is None:
@@ -227,7 +225,7 @@ def records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """The segments that there are, by number."""
+    """Return the segments in order, with their numbers."""
     if not folder.is_dir():
         return []
     return sorted((int(path.stem), path) for path in folder.glob("*.log") if path.stem.isdigit())
@@ -240,10 +238,9 @@ def _framed(kind: Kind, content: bytes) -> bytes:
 
 
 def _frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
-    """The records of a segment, each with the bytes that it takes up; None for what is damaged.
+    """Yield the records of a segment with their sizes in bytes; None for a damaged one.
 
-    What ends the file, and has nothing whole behind it, was being written when the process or the machine died, and is
-    no record.
+    A torn end with nothing whole behind it was being written when the process or the machine died, and is no record.
     """
     with path.open("rb") as file:
         at, end = 0, os.fstat(file.fileno()).st_size
@@ -257,7 +254,7 @@ def _frames(path: Path) -> Iterator[tuple[bytes | None, int]]:
 
 
 def _whole(file: BinaryIO, at: int, end: int) -> bytes | None:
-    """Mark, kind and content of the record that begins at a place; None if no whole one does."""
+    """Return mark, kind and content of the record that begins at a place; None if no whole one does."""
     file.seek(at)
     prefix = file.read(_PREFIX_BYTES)
     size, crc = (int.from_bytes(part, "little") for part in (prefix[:4], prefix[4:]))
@@ -268,7 +265,7 @@ def _whole(file: BinaryIO, at: int, end: int) -> bytes | None:
 
 
 def _next_whole(file: BinaryIO, at: int, end: int) -> int | None:
-    """Where the first whole record begins behind the beginning of one that is not."""
+    """Return where the first whole record begins behind the beginning of a damaged one."""
     with mmap.mmap(file.fileno(), end, access=mmap.ACCESS_READ) as data:
         mark = at + _PREFIX_BYTES
         while (mark := data.find(_MARK, mark + 1)) >= 0:

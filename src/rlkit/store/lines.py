@@ -18,7 +18,7 @@ from rlkit.types import Json
 
 
 def append(path: Path, record: Mapping[str, Json]) -> None:
-    """Write one more line."""
+    """Add a line."""
     with path.open("ab", buffering=0) as file:
         first = not file.tell()
         files.append(file, (json.dumps(record) + "\n").encode())
@@ -28,7 +28,7 @@ def append(path: Path, record: Mapping[str, Json]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All lines; none if there is no such file.
+    """Return all lines; none if there is no such file.
 
     It may be read while it is written: a last line that is not finished is left out.
 
@@ -39,7 +39,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The one object that a file holds.
+    """Return the one object that a file holds.
 
     Raises:
         UsageError: the file is damaged.
@@ -48,16 +48,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def numbers(path: Path) -> list[tuple[int, dict[str, float]]]:
-    """The steps of a metrics.jsonl and what they were measured by, without what was not finite; none without the file.
-
-    It may be read while it is written: a last line that is not finished is left out.
-
-    Raises:
-        UsageError: the file is damaged.
-    """
+    """Return the steps of a metrics.jsonl and their metrics, without what was not finite, as `read` does."""
     found = list[tuple[int, dict[str, float]]]()
-    for line in _whole(_text(path)).splitlines() if path.exists() else ():
-        metrics = _object(path, line)
+    for metrics in read(path):
         if not isinstance(step := metrics.pop("step", None), int):
             raise UsageError(f"{path} is damaged: a line has no step")
         found.append((step, {key: float(value) for key, value in metrics.items() if isinstance(value, int | float)}))

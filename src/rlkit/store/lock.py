@@ -28,7 +28,7 @@ _held = WeakSet[_Lock]()
 
 
 def lock(directory: Path) -> FileIO:
-    """Take the lock of a run's directory, which is made; close what comes back to let go of it.
+    """Make a run's directory, take its lock, and return the file that releases it when it is closed.
 
     Raises:
         UsageError: another process holds it, or the directory cannot be written.
@@ -39,9 +39,8 @@ def lock(directory: Path) -> FileIO:
     except FileExistsError as error:
         raise UsageError(f"{directory} is a file, and a run needs a folder: choose another name (--name)") from error
     except OSError as error:
-        raise UsageError(
-            f"cannot write to {directory}: {error.strerror}; set RLKIT_RUNS_DIR to a folder that can"
-        ) from error
+        remedy = "set RLKIT_RUNS_DIR to a folder that can"
+        raise UsageError(f"cannot write to {directory}: {error.strerror}; {remedy}") from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -56,7 +55,7 @@ def lock(directory: Path) -> FileIO:
 
 
 def holder(directory: Path) -> str | None:
-    """The number of the process that holds the lock of a run's directory; None if nobody does."""
+    """Return the number of the process that holds the lock of a run's directory; None if nobody does."""
     try:
         with (directory / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # let go of at once

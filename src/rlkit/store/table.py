@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit._util import files
-from rlkit.store.codec import dump, without_marker
+from rlkit.store.codec import EPISODE_FIELDS, dump, without_marker
 from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
 
 _IMAGE = pa.struct(
@@ -76,6 +76,17 @@ SCHEMA = pa.schema(
 `final` whether this attempt is the one that its group holds; `metrics` and `info` are JSON.
 """
 
+_COLUMNS = SCHEMA.names[:-1]
+"""All columns but `turns`."""
+
+_PLAIN_EPISODE = [name for name in EPISODE_FIELDS if name not in ("metrics", "info")]
+_PLAIN_TURN = ("stop", "version", "parent", "reward", "seconds", "request_id")
+"""Fields that stand in the table as they are."""
+
+_DICTIONARIES = [
+    f"turns.list.element.{name}"
+    for name in ("prompt.list.element", "completion.list.element", "stop", "version", "parent")
+]
 _CRC_BYTES = 4
 
 
@@ -89,62 +100,39 @@ class StepGroup:
 
 
 def write(path: Path, groups: Sequence[StepGroup], *, decode: Callable[[Tokens], str]) -> None:
-    """Write the groups of a step in one operation.
-
-    Args:
-        path: of the file.
-        groups: in the order in which the step takes them.
-        decode: tokens to text, for people who read the table.
-    """
+    """Write the groups of a step, in their order, in one operation; `decode` makes text for people who read it."""
     rows = [(position, step, episode) for position, step in enumerate(groups) for episode in step.attempts]
     final = {id(episode) for step in groups for episode in step.group.episodes}
     episodes = [episode for _, _, episode in rows]
-    columns: list[Any] = [
-        [position for position, _, _ in rows],
-        [step.counts for _, step, _ in rows],
-        [step.group.draw for _, step, _ in rows],
-        [step.group.env for _, step, _ in rows],
-        [step.group.task for _, step, _ in rows],
-        [episode.member for episode in episodes],
-        [episode.attempt for episode in episodes],
-        [id(episode) in final for episode in episodes],
-        [episode.status for episode in episodes],
-        [episode.reward for episode in episodes],
-        [episode.error for episode in episodes],
-        [episode.masked for episode in episodes],
-        [episode.group_scored for episode in episodes],
-        [episode.seconds for episode in episodes],
-        [dump(episode.metrics) for episode in episodes],
-        [dump(episode.info) for episode in episodes],
-    ]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, list(SCHEMA)[:-1], strict=True)]
+    columns: dict[str, list[Any]] = {
+        "position": [position for position, _, _ in rows],
+        "counts": [step.counts for _, step, _ in rows],
+        "draw": [step.group.draw for _, step, _ in rows],
+        "env": [step.group.env for _, step, _ in rows],
+        "task": [step.group.task for _, step, _ in rows],
+        "final": [id(episode) in final for episode in episodes],
+        "metrics": [dump(episode.metrics) for episode in episodes],
+        "info": [dump(episode.info) for episode in episodes],
+        **{name: [getattr(episode, name) for episode in episodes] for name in _PLAIN_EPISODE},
+    }
+    arrays = [pa.array(columns[name], SCHEMA.field(name).type) for name in _COLUMNS]
     turns = _turns([turn for episode in episodes for turn in episode.turns], decode)
     arrays.append(_nested(turns, [len(episode.turns) for episode in episodes]))
-    table = pa.Table.from_arrays(arrays, schema=SCHEMA)
     written = pa.BufferOutputStream()
     pq.write_table(
-        table,
+        pa.Table.from_arrays(arrays, schema=SCHEMA),
         written,
         compression="zstd",
-        use_dictionary=[  # pyright: ignore[reportArgumentType]  it takes names of columns too
-            *(field.name for field in list(SCHEMA)[:-1]),
-            *_DICTIONARIES,
-        ],
+        use_dictionary=[*_COLUMNS, *_DICTIONARIES],  # pyright: ignore[reportArgumentType]  it takes names of columns too
         # Of tokens and texts the least and the greatest say nothing to a reader who looks for rows.
-        write_statistics=[field.name for field in list(SCHEMA)[:-1]],  # pyright: ignore[reportArgumentType]  it takes names of columns too
+        write_statistics=_COLUMNS,  # pyright: ignore[reportArgumentType]  it takes names of columns too
         column_encoding={"turns.list.element.logprobs.list.element": "BYTE_STREAM_SPLIT"},
     )
     files.write_bytes(path, _summed(written.getvalue().to_pybytes()))
 
 
-_DICTIONARIES = [
-    f"turns.list.element.{name}"
-    for name in ("prompt.list.element", "completion.list.element", "stop", "version", "parent")
-]
-
-
 def read(path: Path) -> list[StepGroup]:
-    """The groups that `write` wrote.
+    """Return the groups that `write` wrote.
 
     Raises:
         ValueError: the file is damaged.
@@ -158,20 +146,9 @@ def read(path: Path) -> list[StepGroup]:
     groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
     for index, row in enumerate(rows):
         own = tuple(every[int(starts[index]) : int(starts[index + 1])])
-        metrics, group_scored = without_marker(json.loads(row["metrics"]), row["group_scored"])
-        episode = Episode(
-            member=row["member"],
-            attempt=row["attempt"],
-            turns=own,
-            status=row["status"],
-            reward=row["reward"],
-            metrics=metrics,
-            info=json.loads(row["info"]),
-            seconds=row["seconds"],
-            error=row["error"],
-            masked=row["masked"],
-            group_scored=group_scored,
-        )
+        row["metrics"], row["group_scored"] = without_marker(json.loads(row["metrics"]), row["group_scored"])
+        row["info"] = json.loads(row["info"])
+        episode = Episode(turns=own, **{name: row[name] for name in EPISODE_FIELDS})
         groups.setdefault(row["position"], []).append((row, episode))
     return [_group(groups[position]) for position in sorted(groups)]
 
@@ -200,7 +177,7 @@ def _checked(data: bytes) -> bytes:
 
 
 def _footer(data: bytes) -> int:
-    """Where it begins, by its length, which stands before the four letters at the end; negative in what is no table."""
+    """Return where the footer begins, by its length before the last four letters; negative in what is no table."""
     return len(data) - 8 - int.from_bytes(data[-8:-4], "little")
 
 
@@ -228,12 +205,7 @@ def _turns(turns: Sequence[Turn], decode: Callable[[Tokens], str]) -> pa.StructA
             ),
             [len(turn.prompt.images) for turn in turns],
         ),
-        pa.array([turn.stop for turn in turns], pa.string()),
-        pa.array([turn.version for turn in turns], pa.int32()),
-        pa.array([turn.parent for turn in turns], pa.int32()),
-        pa.array([turn.reward for turn in turns], pa.float64()),
-        pa.array([turn.seconds for turn in turns], pa.float64()),
-        pa.array([turn.request_id for turn in turns], pa.string()),
+        *(pa.array([getattr(turn, name) for turn in turns], _TURN.field(name).type) for name in _PLAIN_TURN),
     ]
     return pa.StructArray.from_arrays(fields, fields=list(_TURN))
 
@@ -253,15 +225,12 @@ def _nested(values: pa.Array, lengths: Sequence[int]) -> pa.ListArray:
 
 
 def _read_turns(turns: pa.StructArray) -> list[Turn]:
-    names = [field.name for field in _TURN]
-    fields = dict(zip(names, turns.flatten(), strict=True))
+    fields = dict(zip(_TURN.names, turns.flatten(), strict=True))
     prompts, completions, logprobs, sampled = (
         _split(fields[name]) for name in ("prompt", "completion", "logprobs", "sampled")
     )
     images = cast("list[list[dict[str, Any]]]", fields["images"].to_pylist())
-    plain = {
-        name: fields[name].to_pylist() for name in ("stop", "version", "parent", "reward", "seconds", "request_id")
-    }
+    plain = {name: fields[name].to_pylist() for name in _PLAIN_TURN}
     return [
         Turn(
             prompt=Prompt(

@@ -1,4 +1,4 @@
-"""What a run has used, written down for the process that goes on with it."""
+"""The usage of a run, written down for the process that goes on with it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,7 @@ _EVERY_S = 10.0
 
 
 class UsageLog:
-    """Keeps the usage of a run in its folder.
-
-    Args:
-        store: of the run.
-        budget: counts the usage.
-    """
+    """Records the usage that a budget counts in the run's folder."""
 
     def __init__(self, store: RunStore, budget: Budget) -> None:
         self._store = store
@@ -28,20 +23,12 @@ class UsageLog:
         self._kept_s = budget.seconds
 
     def keep(self) -> None:
-        """Write down the usage up to now.
-
-        Raises:
-            RunFailed: it cannot be written.
-        """
+        """Write down the usage up to now; a RunFailed says that it cannot be written."""
         self._kept_s = self._budget.seconds
         self._store.keep_used(self._budget.state_dict())
 
     async def keep_now_and_then(self) -> None:
-        """Write down the usage if that was last done some seconds ago.
-
-        Raises:
-            RunFailed: it cannot be written.
-        """
+        """Do so if it was last done some seconds ago."""
         if self._budget.seconds - self._kept_s >= _EVERY_S:
             await in_thread(self.keep)
 
