@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gradient:
-    """What the computation of a gradient gave back.
+    """The result of a backward pass.
 
     Args:
         logprobs: for each datum, [N] float32, the trainer's log-probability of each target.
-        metrics: what the service reported, names as it gave them.
+        metrics: reported by the service, under its own names.
     """
 
     logprobs: Sequence[Floats]
@@ -60,17 +60,14 @@ class Scorer(Protocol):
     """One version of the weights, to be asked how likely given tokens are."""
 
     async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:
-        """The log-probability of each of the last tokens of a prompt, given those before it.
+        """Return the log-probability of each of the last tokens of a prompt, given those before it.
 
         Args:
             prompt: [P] tokens and images.
-            last: how many tokens, 1 … P − 1.
+            last: number of tokens, 1 … P − 1.
 
         Returns:
             [last] float32, NaN at what has no log-probability.
-
-        Raises:
-            ServiceError: the service failed after retries.
         """
         ...
 
@@ -95,65 +92,53 @@ class Stored:
 
 
 class Service(Protocol):
-    """A connection to a Tinker service."""
+    """A connection to a Tinker service.
+
+    Its methods raise `ServiceError` when the service fails after retries, and `UsageError` for a path of no checkpoint.
+    """
 
     @property
     def usage(self) -> Usage:
-        """What it was asked for so far, through everything that it gave."""
+        """Usage so far, of its learners, samplers and scorers too."""
         ...
 
     @property
     def repeatable(self) -> bool:
-        """Whether the same requests in the same order get the same answers, bit for bit."""
+        """True if the same requests in the same order get the same answers, bit for bit."""
         ...
 
     async def learner(self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None) -> Learner:
-        """A fresh adapter, or the one that a checkpoint of training state holds, optimiser included."""
+        """Return a fresh adapter, or the one that a checkpoint of training state holds, optimiser included."""
         ...
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:
-        """A sampler of the base model, or of a checkpoint of sampler weights."""
+        """Return a sampler of the base model, or of a checkpoint of sampler weights."""
         ...
 
     async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:
-        """As `sampler`, to ask for the log-probabilities of given tokens."""
+        """Return a scorer, chosen as a sampler is."""
         ...
 
     async def delete(self, path: str) -> None:
-        """Delete the checkpoint that a `tinker://` path names.
-
-        Raises:
-            UsageError: there is none.
-            ServiceError: the service failed.
-        """
+        """Delete the checkpoint that a `tinker://` path names."""
         ...
 
     async def stored(self) -> Sequence[Stored]:
-        """All checkpoints of the account, newest first.
-
-        Raises:
-            ServiceError: the service failed.
-        """
+        """Return all checkpoints of the account, newest first."""
         ...
 
     async def set_ttl(self, path: str, ttl_s: int | None) -> None:
         """Let a checkpoint expire so many seconds from now, an hour to ten years, or never.
 
         Raises:
-            UsageError: there is none, or the service allows no such time.
-            ServiceError: the service failed.
+            UsageError: there is no such checkpoint, or the service allows no such time.
         """
         ...
 
     async def model_of(self, path: str) -> str:
-        """The base model of a checkpoint.
-
-        Raises:
-            UsageError: there is no such checkpoint.
-            ServiceError: the service failed.
-        """
+        """Return the base model of a checkpoint."""
         ...
 
     async def context_tokens(self, model: str) -> int | None:
-        """The longest context that the service offers for the model; None where it does not say."""
+        """Return the longest context that the service offers for the model; None where it does not say."""
         ...

@@ -38,7 +38,7 @@ class ServiceChoice:
 
 
 def choose(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:
-    """An address that was given wins; then the hosted service, if there is a credential; then the embedded engine.
+    """Choose a given address first, then the hosted service, if there is a credential, then the embedded engine.
 
     Raises:
         ConfigError: something is set of the embedded engine, which is not the one that is chosen.
@@ -57,13 +57,13 @@ def _chosen(config: ServiceConfig, environ: Mapping[str, str]) -> ServiceChoice:
         return ServiceChoice("url", config.base_url, "service.base_url is set")
     if url := environ.get("TINKER_BASE_URL"):
         return ServiceChoice("url", url, "TINKER_BASE_URL is set")
-    if found := credential(environ=environ):
-        return ServiceChoice("hosted", None, f"{found} is set")
+    if source := credential(environ=environ):
+        return ServiceChoice("hosted", None, f"{source} is set")
     return ServiceChoice("engine", None, "there is neither a Tinker credential nor TINKER_BASE_URL")
 
 
 def credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Where the Tinker SDK would find a credential, or None; the credential itself is not read."""
+    """Return where the Tinker SDK would find a credential, or None; the credential itself is not read."""
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         if environ.get(name):
             return name
@@ -78,7 +78,7 @@ class Address:
     Args:
         base_url: None for the SDK's own default.
         api_key: None for the SDK's own look-up.
-        embedded: it is the engine that rlkit started, which ends with whoever asked for it.
+        embedded: it is the engine that rlkit started, which ends with the connection.
         connector: limits the time until it has opened a session; None for the engine, which is in this process.
     """
 

@@ -54,12 +54,7 @@ class Connector:
         return public_address(self.url)
 
     async def wait_for_answer(self) -> None:
-        """Return once the service answers anything but an error of its own.
-
-        Raises:
-            ConfigError: the address is no URL.
-            ServiceUnreachable: the service did not answer in time.
-        """
+        """Return once the service answers anything but a server error; errors as of `ask_health` and `retry`."""
         await in_thread(import_module, "httpx")  # seconds on a busy machine, which are not the service's
         await self.retry(lambda limit_s: in_thread(ask_health, self.url, limit_s), "cannot be reached")
 
@@ -121,7 +116,7 @@ def public_address(url: str) -> str:
 
 
 def ask_health(url: str, timeout_s: float) -> None:
-    """Ask a service whether it is there; blocks.
+    """Ask a service whether it is there, and wait for the answer.
 
     Any answer but a server error will do: a service may want a key for this, or not know the question.
 
@@ -175,7 +170,7 @@ def _system_reason(error: OSError) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the exceptions that led to one, the innermost first."""
+    """Yield the exceptions that led to one, suppressed ones too, the innermost first."""
     chain = list[BaseException]()
     while error is not None and error not in chain:
         chain.append(error)

@@ -22,12 +22,12 @@ class NoAnswer(ServiceError):
 
 
 class Waiting(Protocol):
-    """What is waited for up to some time."""
+    """A wait for an answer that has a limit."""
 
     context: Context
 
     def due(self) -> float:
-        """The time is over; gives when this is to be called again, which may be never."""
+        """Act on the limit, and return the time of the next one, which may be infinite."""
         ...
 
 
@@ -39,13 +39,13 @@ class Deadlines:
         self._timer: asyncio.TimerHandle | None = None
 
     def put(self, patience: Waiting, until_s: float) -> None:
-        """Call its `due` then."""
+        """Call its `due` at that time of the event loop."""
         self._until_s[patience] = until_s
         if self._timer is None or until_s < self._timer.when():
             self._arm(until_s)
 
     def drop(self, patience: Waiting) -> None:
-        """It waits no more. The timer stays: the next request would only set it again."""
+        """Forget it. The timer stays: the next request would only set it again."""
         del self._until_s[patience]
 
     def _arm(self, until_s: float) -> None:
@@ -57,7 +57,7 @@ class Deadlines:
     def _ring(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time() + _ALMOST_S
-        for patience in [one for one, until_s in self._until_s.items() if until_s <= now]:
+        for patience in [patience for patience, until_s in self._until_s.items() if until_s <= now]:
             self._until_s[patience] = patience.context.run(patience.due)
         self._arm(min(self._until_s.values(), default=math.inf))
 
@@ -66,9 +66,9 @@ class Patience[T]:
     """The wait for one answer.
 
     Args:
-        deadlines: of all requests.
-        within_s: seconds that an answer may take; half of them before it is asked for again.
-        again: asks for it until there is an answer, half the time later; None where the request must not be made twice.
+        deadlines: the deadlines of all requests.
+        within_s: limit in seconds; after half of it the request is made again.
+        again: repeats the request until there is an answer; None where it must not be made twice.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Patience[T]:
         self._stopped = self._over = False
 
     async def wait(self, answer: Awaitable[T], what: str) -> T:
-        """The first answer of the two requests; where both fail, what the second failed with.
+        """Return the first answer of the two requests, or raise what the second failed with.
 
         Args:
-            answer: of the first request.
-            what: is asked for.
+            answer: awaits the first request.
+            what: the thing asked for, such as "sampling".
 
         Raises:
             NoAnswer: there was none in time.
@@ -120,7 +120,7 @@ class Patience[T]:
                 self._beside.cancel()
 
     def due(self) -> float:
-        """Ask once more, or give up; gives the time at which this is to be called again."""
+        """Ask once more, or give up; return the time at which this is to be called again."""
         if self._again is None or self._beside is not None:
             self._stop()
             return math.inf

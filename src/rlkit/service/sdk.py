@@ -6,7 +6,6 @@ Invariant: no type, exception or warning of the SDK leaves this module.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
@@ -23,7 +22,7 @@ from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner, Scorer, Service, Stored
 from rlkit.service.connector import Connector, Unreachable
-from rlkit.service.watch import WarningListener
+from rlkit.service.watch import heard_warnings
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
@@ -43,9 +42,8 @@ class TinkerService(Service):
     Args:
         base_url: None for the SDK's own default.
         api_key: None for the SDK's own look-up (TINKER_API_KEY and the like).
-        client: to use instead of one of its own.
-        embedded: the server is the engine that rlkit started: it repeats its answers bit for bit, and nobody connects
-            to this address again, as it ends with this connection.
+        client: client to use instead of a new one.
+        embedded: the server is rlkit's own engine: its answers repeat bit for bit, and it ends with this connection.
         connector: limits the time until there is a session; None waits as long as the SDK does.
     """
 
@@ -134,42 +132,40 @@ class TinkerService(Service):
         return TinkerSampler(await _answered(await self._opened(create, what), what), self._usage, version=0)
 
     async def context_tokens(self, model: str) -> int | None:  # noqa: D102  inherited
-        what = "asking for the service's models"
-        offered = await _answered((await self._rest(what)).get_server_capabilities(), what)
+        offered = await self._ask(lambda rest: rest.get_server_capabilities(), "asking for the service's models")
         return next((m.max_context_length for m in offered.supported_models if m.model_name == model), None)
 
     async def delete(self, path: str) -> None:  # noqa: D102  inherited
-        what = f"deleting {path}"
-        await _answered((await self._rest(what)).delete_checkpoint_from_tinker_path(path), what)
+        await self._ask(lambda rest: rest.delete_checkpoint_from_tinker_path(path), f"deleting {path}")
 
     async def set_ttl(self, path: str, ttl_s: int | None) -> None:  # noqa: D102  inherited
         what = f"changing when {path} expires"
-        await _answered((await self._rest(what)).set_checkpoint_ttl_from_tinker_path(path, ttl_s), what)
+        await self._ask(lambda rest: rest.set_checkpoint_ttl_from_tinker_path(path, ttl_s), what)
 
     async def stored(self) -> Sequence[Stored]:  # noqa: D102  inherited
-        what, found, offset = "asking for the checkpoints", dict[str, Stored](), 0
-        rest = await self._rest(what)
+        what, stored, offset = "asking for the checkpoints", dict[str, Stored](), 0
         while True:
-            page = await _answered(rest.list_user_checkpoints(limit=_PAGE, offset=offset), what)
-            for one in page.checkpoints:  # one that is saved meanwhile moves the others to the next page
-                expires = None if one.expires_at is None else one.expires_at.timestamp()
-                found[one.tinker_path] = Stored(
-                    one.tinker_path, one.checkpoint_type, one.time.timestamp(), one.size_bytes, expires
-                )
+            page = await self._ask(
+                lambda rest, begin=offset: rest.list_user_checkpoints(limit=_PAGE, offset=begin), what
+            )
+            for saved in page.checkpoints:  # one that is saved meanwhile moves the others to the next page
+                path, expires = saved.tinker_path, saved.expires_at
+                expires_s = None if expires is None else expires.timestamp()
+                stored[path] = Stored(path, saved.checkpoint_type, saved.time.timestamp(), saved.size_bytes, expires_s)
             offset += len(page.checkpoints)  # a service may give fewer than it is asked for
             if not page.checkpoints or (page.cursor is not None and offset >= page.cursor.total_count):
-                return list(found.values())
+                return list(stored.values())
 
     async def model_of(self, path: str) -> str:  # noqa: D102  inherited
-        what = f"asking for {path}"
-        return (await _answered((await self._rest(what)).get_weights_info_by_tinker_path(path), what)).base_model
+        info = await self._ask(lambda rest: rest.get_weights_info_by_tinker_path(path), f"asking for {path}")
+        return info.base_model
 
-    async def _rest(self, what: str) -> tinker.RestClient:
+    async def _ask[T](self, request: Callable[[tinker.RestClient], Awaitable[T]], what: str) -> T:
         if self._rest_client is None:
             self._rest_client = await self._connect(
                 lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what
             )
-        return self._rest_client
+        return await _answered(request(self._rest_client), what)
 
     async def _connect[T](self, open_: Callable[[], T], what: str, *, failure: str = "does not answer") -> T:
         """Call what connects, within the connector's time."""
@@ -182,13 +178,9 @@ class TinkerService(Service):
             except ServiceError as error:
                 raise Unreachable(str(error)) from error
 
-        said = list[str]()
-        listener = WarningListener(said.append)
-        logging.getLogger("tinker").addHandler(listener)
-        try:
-            return await self._connector.retry(attempt, failure, hint=lambda: said[-1] if said else "no answer")
-        finally:
-            logging.getLogger("tinker").removeHandler(listener)
+        warnings = list[str]()
+        with heard_warnings(warnings.append):
+            return await self._connector.retry(attempt, failure, hint=lambda: warnings[-1] if warnings else "no answer")
 
     async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
         """Call in a thread: the SDK connects there and then."""
@@ -303,11 +295,11 @@ class TinkerSampler(Sampler, Scorer):
 
     async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:  # noqa: D102  inherited
         what = "asking for log-probabilities"
-        found = await _answered(self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last), what)
-        if len(found) != len(prompt):
-            raise ServiceError(f"{what}: the service gave {len(found)} for {len(prompt)} tokens")
+        values = await _answered(self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last), what)
+        if len(values) != len(prompt):
+            raise ServiceError(f"{what}: the service gave {len(values)} for {len(prompt)} tokens")
         self._usage.sampled(prompt=len(prompt), cached=0, tokens=[1])  # the SDK asks for one token, and says no more
-        return np.array([math.nan if value is None else value for value in found[-last:]], np.float32)
+        return np.array([math.nan if value is None else value for value in values[-last:]], np.float32)
 
 
 def _completion(sequence: types.SampledSequence) -> Completion:
@@ -333,7 +325,7 @@ def _packed(tokens: Tokens) -> types.EncodedTextChunk:
 def model_input(
     prompt: Prompt, *, text_chunk: Callable[[Tokens], types.EncodedTextChunk] = _listed
 ) -> types.ModelInput:
-    """A prompt as the SDK's chunks: runs of tokens, and the images between them."""
+    """Return a prompt as the SDK's chunks: runs of tokens, and the images between them."""
     chunks, start = list[types.ModelInputChunk](), 0
     for image in prompt.images:
         if image.start > start:
@@ -345,7 +337,7 @@ def model_input(
     return types.ModelInput(chunks=chunks)
 
 
-def _datum(datum: Datum, *, by_sequence: bool = False) -> types.Datum:
+def _datum(datum: Datum, *, by_sequence: bool) -> types.Datum:
     inputs = {
         "target_tokens": types.TensorData.from_numpy(datum.targets.astype(np.int64)),
         "logprobs": types.TensorData.from_numpy(datum.logprobs),
@@ -373,7 +365,7 @@ async def _answered[T](future: Awaitable[T], what: str) -> T:
 
 
 def translated(error: tinker.TinkerError, what: str) -> RlkitError:
-    """The SDK's exception as rlkit's; the SDK has already retried what can be retried."""
+    """Return the SDK's exception as rlkit's; the SDK has already retried what can be retried."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     request_id = getattr(error, "request_id", None) or headers.get("x-request-id")
     match error:

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -40,10 +40,10 @@ class Watch:
     """Watches over the calls to a service.
 
     Args:
-        note: told what the user should know.
-        timeout_s: how long the service may be silent.
-        seed: of the jitter between retries.
-        is_computing: whether the service is seen to work on an answer; the user is then not told that it is silent.
+        note: receives lines for the user.
+        timeout_s: limit in seconds of a service's silence.
+        seed: seed of the jitter between retries.
+        is_computing: says that the service works on an answer; the user is then not told that it is silent.
     """
 
     note: Callable[[str], None]
@@ -69,8 +69,8 @@ class Watch:
         """Await an answer.
 
         Args:
-            make: asks; called again for each retry.
-            what: is asked for, as "sampling".
+            make: makes the request; called again for each retry.
+            what: the thing asked for, such as "sampling".
             retry: the call changes nothing, and can be made again.
 
         Raises:
@@ -119,7 +119,7 @@ class Watch:
 
     @property
     def gone(self) -> bool:
-        """Whether the service answered nobody, and not only not the last call that failed.
+        """True if the service answered nobody, and not only not the last call that failed.
 
         One that falls silent has answered others for a while after that call was made: half of the time is enough.
         """
@@ -137,9 +137,7 @@ class Watch:
     async def look(self) -> None:
         """Tell the user when the service is silent, for ever; run it beside the work."""
         clock = _heard_s
-        heard = WarningListener(self.said)
-        logging.getLogger("tinker").addHandler(heard)
-        try:
+        with heard_warnings(self._remember):
             while True:
                 await asyncio.sleep(_LOOK_S)
                 silent_s = clock() - self._answered_s
@@ -147,12 +145,9 @@ class Watch:
                     asked = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
                     self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {asked}{said}")
-        finally:
-            logging.getLogger("tinker").removeHandler(heard)
 
-    def said(self, message: str) -> None:
-        """Remember what the client library logged last."""
-        self._said = message
+    def _remember(self, warning: str) -> None:
+        self._said = warning
 
     async def _until_it_answers[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
         """Beside the first request, which may only be slow; but it may also be lost."""
@@ -248,13 +243,7 @@ class PatientSampler(Sampler):
                     raise
 
 
-class WarningListener(logging.Handler):
-    """Listens to the client library: it alone is told that a queue is paused, or that a bill is due.
-
-    Args:
-        remember: receives the first line of each of its warnings.
-    """
-
+class _Listener(logging.Handler):
     def __init__(self, remember: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
         self._remember = remember
@@ -262,3 +251,14 @@ class WarningListener(logging.Handler):
     @override
     def emit(self, record: logging.LogRecord) -> None:
         self._remember(record.getMessage().splitlines()[0])
+
+
+@contextmanager
+def heard_warnings(remember: Callable[[str], None]) -> Generator[None]:
+    """Give `remember` the first line of each warning of the client library, such as that a queue is paused."""
+    listener = _Listener(remember)
+    logging.getLogger("tinker").addHandler(listener)
+    try:
+        yield
+    finally:
+        logging.getLogger("tinker").removeHandler(listener)
