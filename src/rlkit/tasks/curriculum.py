@@ -1,4 +1,4 @@
-"""Which task of one environment comes next, by how often each was solved of late.
+"""Curricula: sources that choose the next task of an environment by how often each was solved of late.
 
 Invariant: the order of tasks is a function of the seed and of the draws and observations so far, in their order; every
 task can come again, whatever its solve rate, and `next` always gives one.
@@ -7,7 +7,7 @@ task can come again, whatever its solve rate, and `next` always gives one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ class SolveRates:
     which every episode failed says nothing about the task, and changes nothing.
 
     Args:
-        ids: of the tasks.
+        ids: ids of the tasks.
         solved: reward from which on an episode counts as solved.
         newest: weight of the newest group, above 0 and up to 1.
     """
@@ -42,11 +42,7 @@ class SolveRates:
         """[N] groups that were seen."""
 
     def observe(self, group: Group) -> None:
-        """Learn from a finished group.
-
-        Raises:
-            UsageError: it is of none of the tasks.
-        """
+        """Learn from a finished group; a UsageError says that it is of none of the tasks."""
         index = self._index.get(group.task)
         if index is None:
             raise UsageError(
@@ -63,31 +59,59 @@ class SolveRates:
         self.groups[index] += 1
 
     def metrics(self) -> dict[str, float]:
-        """The share of the tasks of which a group was seen, and the mean solve rate of these."""
+        """Return the share of the tasks of which a group was seen, and the mean solve rate of these."""
         seen = self.groups > 0
-        known = {"seen": float(seen.mean())}
-        return known | {"solve_rate": float(self.rates[seen].mean())} if seen.any() else known
+        share = {"seen": float(seen.mean())}
+        return share | {"solve_rate": float(self.rates[seen].mean())} if seen.any() else share
 
     def state(self) -> Mapping[str, Json]:
-        """The rate and the number of groups of each task of which one was seen."""
+        """Return the rate and the number of groups of each task of which one was seen."""
         seen = ((name, index) for name, index in self._index.items() if self.groups[index])
         return {name: [float(self.rates[index]), int(self.groups[index])] for name, index in seen}
 
     def load(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state` gave.
-
-        Raises:
-            UsageError: it has a task that there is none of.
-        """
+        """Go on from a state that `state` gave; a UsageError names a task that is gone."""
         self.rates[:], self.groups[:] = 0, 0
-        for name, found in state.items():
+        for name, entry in state.items():
             if name not in self._index:
                 raise UsageError(f"there was a task {name!r}, and now there is none")
             index = self._index[name]
-            self.rates[index], self.groups[index] = cast("tuple[float, int]", found)
+            self.rates[index], self.groups[index] = cast("tuple[float, int]", entry)
 
 
-class FilterSource(TaskSource):
+class RatedSource(TaskSource):
+    """A source that chooses among tasks by their solve rates, and learns the rates from finished groups.
+
+    Args:
+        envs: the tasks.
+        rates: the solve rates of these tasks.
+        seed: seed of the draws.
+    """
+
+    count_name: ClassVar[str]
+    """Name in the state of the number of draws, or of what takes their place."""
+
+    def __init__(self, envs: Sequence[Env], rates: SolveRates, *, seed: int) -> None:
+        self._envs = envs
+        self._rates = rates
+        self._seed = seed
+        self._count = 0
+
+    def observe(self, group: Group) -> None:  # noqa: D102  inherited
+        self._rates.observe(group)
+
+    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
+        return {self.count_name: self._count, "rates": self._rates.state()}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
+        for name in (self.count_name, "rates"):
+            if name not in state:
+                raise UsageError(f"the state has no {name!r}: it is not of this curriculum")
+        self._count = cast("int", state[self.count_name])
+        self._rates.load(cast("Mapping[str, Json]", state["rates"]))
+
+
+class FilterSource(RatedSource):
     """The tasks of a sequence in epochs, shuffled anew in each, without those that are too hard or too easy.
 
     A task is left out while its solve rate lies outside [`low`, `high`] and `min_groups` of its groups were seen. The
@@ -98,13 +122,15 @@ class FilterSource(TaskSource):
 
     Args:
         envs: the tasks.
-        rates: of these tasks.
+        rates: the solve rates of these tasks.
         low: least rate of a task that is played.
         high: largest rate of a task that is played.
         min_groups: groups that are seen before a task may be left out.
-        recheck: epochs, at least 1.
-        seed: of the shuffling.
+        recheck: number of epochs, at least 1.
+        seed: seed of the shuffling.
     """
+
+    count_name = "passed"  # places, over all epochs, whether or not their task was drawn
 
     def __init__(
         self,
@@ -117,51 +143,38 @@ class FilterSource(TaskSource):
         recheck: int,
         seed: int,
     ) -> None:
-        self._envs = envs
-        self._rates = rates
+        super().__init__(envs, rates, seed=seed)
         self._low, self._high = low, high
         self._min_groups = min_groups
         self._recheck = recheck
-        self._seed = seed
-        self._passed = 0  # places, over all epochs, whether or not their task was drawn
-        self._order = self._shuffled(0)
+        self._shuffle(epoch=0)
 
     def next(self) -> Env:  # noqa: D102  inherited
         while True:
-            epoch, place = divmod(self._passed, len(self._envs))
+            epoch, place = divmod(self._count, len(self._envs))
             if place == 0:
-                self._order = self._shuffled(epoch)
-            self._passed += 1
+                self._shuffle(epoch)
+            self._count += 1
             index = self._order[place]
-            if not self._left_out(index) or (epoch + index) % self._recheck == 0:
+            rate, is_rated = self._rates.rates[index], self._rates.groups[index] >= self._min_groups
+            if not is_rated or self._low <= rate <= self._high or (epoch + index) % self._recheck == 0:
                 return self._envs[index]
 
-    def observe(self, group: Group) -> None:  # noqa: D102  inherited
-        self._rates.observe(group)
-
-    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        return {"passed": self._passed, "rates": self._rates.state()}
-
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
-        self._passed = cast("int", _part(state, "passed"))
-        self._rates.load(cast("Mapping[str, Json]", _part(state, "rates")))
-        self._order = self._shuffled(self._passed // len(self._envs))
+        super().load_state_dict(state)
+        self._shuffle(self._count // len(self._envs))
 
     def metrics(self) -> dict[str, float]:
-        """What is known of the tasks, and the shares of them that are left out as too hard and as too easy."""
-        known = self._rates.groups >= self._min_groups
-        hard, easy = known & (self._rates.rates < self._low), known & (self._rates.rates > self._high)
+        """Return the metrics of the rates, and the shares of tasks that are left out as too hard and as too easy."""
+        is_rated = self._rates.groups >= self._min_groups
+        hard, easy = is_rated & (self._rates.rates < self._low), is_rated & (self._rates.rates > self._high)
         return self._rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
 
-    def _left_out(self, index: int) -> bool:
-        seen = self._rates.groups[index] >= self._min_groups
-        return bool(seen and not self._low <= self._rates.rates[index] <= self._high)
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        return shuffled(len(self._envs), seed=self._seed, epoch=epoch)
+    def _shuffle(self, epoch: int) -> None:
+        self._order = shuffled(len(self._envs), seed=self._seed, epoch=epoch)
 
 
-class TargetSource(TaskSource):
+class TargetSource(RatedSource):
     """Draws each time from all tasks, with weights that are the larger, the nearer the solve rate is to a target.
 
     The weight at solve rate p and target t is exp(−s · KL(t‖p)), with the divergence t ln(t/p) + (1−t) ln((1−t)/(1−p))
@@ -173,34 +186,34 @@ class TargetSource(TaskSource):
 
     Args:
         envs: the tasks.
-        rates: of these tasks.
+        rates: the solve rates of these tasks.
         target: above 0 and below 1.
         sharpness: above 0.
         explore: share of the draws that take any task alike.
-        seed: of the draws.
+        seed: seed of the draws.
     """
+
+    count_name = "drawn"
 
     def __init__(
         self, envs: Sequence[Env], rates: SolveRates, *, target: float, sharpness: float, explore: float, seed: int
     ) -> None:
-        self._envs = envs
-        self._rates = rates
+        super().__init__(envs, rates, seed=seed)
         self._target = target
         self._sharpness = sharpness
         self._explore = explore
-        self._seed = seed
-        self._drawn = 0
         self._shares: NDArray[np.float64] | None = None  # summed up to each task; None when a rate has changed
 
     def next(self) -> Env:  # noqa: D102  inherited
         if self._shares is None:
-            self._shares = self._summed()
-        place = np.random.default_rng([self._seed, self._drawn]).random()
-        self._drawn += 1
+            summed: NDArray[np.float64] = self.probabilities().cumsum()
+            self._shares = cast("NDArray[np.float64]", summed / summed[-1])  # the last is 1 exactly, above every place
+        place = np.random.default_rng([self._seed, self._count]).random()
+        self._count += 1
         return self._envs[int(self._shares.searchsorted(place, side="right"))]
 
     def probabilities(self) -> NDArray[np.float64]:
-        """[N] float64: the probability of each task to be drawn next."""
+        """Return [N] float64, the probability of each task to be drawn next."""
         target, rates = self._target, self._rates.rates
         with np.errstate(divide="ignore"):  # the weight at a rate of 0 or 1 is 0
             divergence = target * (np.log(target) - np.log(rates))
@@ -212,28 +225,20 @@ class TargetSource(TaskSource):
         return (1 - self._explore) * weights / total + self._explore * alike
 
     def observe(self, group: Group) -> None:  # noqa: D102  inherited
-        self._rates.observe(group)
+        super().observe(group)
         self._shares = None
 
-    def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        return {"drawn": self._drawn, "rates": self._rates.state()}
-
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
-        self._drawn = cast("int", _part(state, "drawn"))
-        self._rates.load(cast("Mapping[str, Json]", _part(state, "rates")))
+        super().load_state_dict(state)
         self._shares = None
 
     def metrics(self) -> dict[str, float]:
-        """What is known of the tasks, and how many of them the draws go to: 1 / Σ p² of N."""
+        """Return the metrics of the rates, and how many of the tasks the draws go to: 1 / Σ p² of N."""
         return self._rates.metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
-
-    def _summed(self) -> NDArray[np.float64]:
-        summed: NDArray[np.float64] = self.probabilities().cumsum()
-        return summed / summed[-1]  # the last is 1 exactly, and so above every place
 
 
 def distinct_ids(envs: Iterable[Env]) -> list[str]:
-    """The `task_id` of each task, by which a curriculum knows its groups.
+    """Return the `task_id` of each task, by which a curriculum knows its groups.
 
     Raises:
         UsageError: a task has none, or two have the same.
@@ -248,9 +253,3 @@ def distinct_ids(envs: Iterable[Env]) -> list[str]:
                 f"tasks {other} and {index} have the same task_id, {name!r}: a curriculum needs different ones"
             )
     return list(first)
-
-
-def _part(state: Mapping[str, Json], name: str) -> Json:
-    if name not in state:
-        raise UsageError(f"the state has no {name!r}: it is not of this curriculum")
-    return state[name]

@@ -1,4 +1,4 @@
-"""What is evaluated is taken out of what is trained on.
+"""Decontamination: tasks that are evaluated are left out of training.
 
 Invariant: of tasks that say what they ask, none is trained on that asks what a task of the evaluation asks.
 """
@@ -12,17 +12,17 @@ from rlkit.errors import UsageError
 
 
 def contents(tasks: Mapping[str, Sequence[Env]]) -> Mapping[str, str]:
-    """From what each task asks to the environment that it is of; tasks that do not say so are left out."""
+    """Map what each task asks to its environment, without tasks that do not say so."""
     return {asked: name for name, envs in tasks.items() for env in envs if (asked := _content(env)) is not None}
 
 
 def kept_apart[E: Env](envs: Sequence[E], tested: Mapping[str, str], *, field: str) -> Sequence[E]:
-    """The tasks that ask something else than those that are evaluated.
+    """Return the tasks of an environment that ask something else than those that are evaluated.
 
     Args:
-        envs: the tasks of an environment.
-        tested: from `contents`.
-        field: that holds the environment, for messages.
+        envs: the tasks.
+        tested: the result of `contents` for the evaluation.
+        field: the field of the environment, for messages.
 
     Raises:
         UsageError: none is left.

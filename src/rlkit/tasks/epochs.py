@@ -15,15 +15,7 @@ from rlkit.tasks.sources import Tasks, listed
 
 
 def countable(tasks: Tasks, *, field: str) -> Sequence[Env]:
-    """The tasks of an environment as a list.
-
-    Args:
-        tasks: of the environment.
-        field: of the environment, for messages.
-
-    Raises:
-        UsageError: it is a task source, which does not say how many it has.
-    """
+    """Return the tasks of the environment in `field` as a list; a UsageError refuses a task source, which has none."""
     if isinstance(tasks, TaskSource) and not isinstance(tasks, Sequence):
         raise UsageError(
             f"epochs: how many tasks {field} has is not known, since a {type(tasks).__name__} is a task source; say "
@@ -33,29 +25,21 @@ def countable(tasks: Tasks, *, field: str) -> Sequence[Env]:
 
 
 def draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | None:
-    """How many tasks a run draws of each environment; None without `epochs`.
-
-    Args:
-        config: of the run.
-        tasks: of each environment.
-
-    Raises:
-        UsageError: the number of tasks of an environment is not known.
-    """
+    """Return how many tasks a run draws of each environment; None without `epochs`. Errors as of `countable`."""
     if config.epochs is None:
         return None
-    return {name: config.epochs * len(countable(one, field=f"envs.{name}")) for name, one in tasks.items()}
+    return {name: config.epochs * len(countable(own, field=f"envs.{name}")) for name, own in tasks.items()}
 
 
 def with_steps(
     config: Config, tasks: Mapping[str, Tasks], *, note: Callable[[str], None] = lambda message: None
 ) -> Config:
-    """The configuration with the number of steps that `epochs` come to, at most: those of full size and the rest.
+    """Return the configuration with the number of steps that `epochs` come to, the last of them with the rest.
 
     Args:
-        config: of the run; without `epochs` it stays as it is.
-        tasks: of each environment.
-        note: told how long the run is.
+        config: the configuration of the run; without `epochs` it stays as it is.
+        tasks: the tasks of each environment.
+        note: receives the length of the run, in a line.
 
     Raises:
         ConfigError: the learning rate has no use for so few steps.

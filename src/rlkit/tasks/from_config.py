@@ -9,7 +9,7 @@ from rlkit.config import load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
 from rlkit.config.schema.turns import refuse_limit, refuse_turn_settings
-from rlkit.env import Env, SingleTurnEnv, TaskSource
+from rlkit.env import SingleTurnEnv, TaskSource
 from rlkit.errors import UsageError
 from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
 from rlkit.tasks.decontamination import kept_apart
@@ -26,64 +26,50 @@ def run_tasks(
     note: Callable[[str], None],
     origins: Origins,
 ) -> dict[str, Tasks]:
-    """The tasks of each environment of a run; those of a collection may be used again and again.
+    """Return the tasks of each environment of a run; those of a collection may be used again and again.
 
-    Tasks of a collection that are evaluated are left out; a source of the user's own gives what it gives.
+    Tasks of a collection that are evaluated are left out; a source of the user's own is left as it is.
 
     Args:
-        config: of the run.
-        given: made in Python, by name; the others are loaded as the configuration says.
-        tested: what is evaluated, from `contents`.
-        note: told what a person should know of the tasks.
-        origins: of the run: what the tasks were made of when it began.
+        config: the configuration of the run.
+        given: tasks made in Python, by name; the others are loaded as the configuration says.
+        tested: the result of `contents` for the evaluation.
+        note: receives lines for the user.
+        origins: record of what the tasks were made of when the run began.
 
     Raises:
         ConfigError: an environment cannot be loaded, or something is set that its tasks have no use for.
         UsageError: all tasks of an environment are evaluated.
     """
-    found = dict[str, Tasks]()
+    loaded = dict[str, Tasks]()
     for name, spec in config.envs.items():
         field = f"envs.{name}"
         if name in given:
             made = given[name]
         else:
             made = load_envs(name, spec, field=field, seed=config.seed, note=note, recorded=origins.recorded(field))
-        found[name] = (
-            made if isinstance(made, TaskSource) else _not_tested(listed(made), tested, field=field, note=note)
-        )
-    single = [name for name, tasks in found.items() if single_turn(tasks)]
+        loaded[name] = made
+        if not isinstance(made, TaskSource):
+            envs = listed(made)
+            loaded[name] = kept = kept_apart(envs, tested, field=field) if tested else envs
+            if len(kept) < len(envs):
+                note(f"{field}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
+    single = [name for name, tasks in loaded.items() if single_turn(tasks)]
     for name in single:
         refuse_limit(config.envs[name], field=f"envs.{name}")
     refuse_turn_settings(config, set(single))
-    return found
-
-
-def _not_tested(
-    envs: Sequence[Env], tested: Mapping[str, str], *, field: str, note: Callable[[str], None]
-) -> Sequence[Env]:
-    kept = kept_apart(envs, tested, field=field) if tested else envs
-    if len(kept) < len(envs):
-        note(f"{field}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
-    return kept
+    return loaded
 
 
 def single_turn(tasks: Tasks) -> bool:
-    """Whether it is known that each task has a single turn; of a source of the user's own it is not."""
+    """Say whether each task is known to have a single turn; of a source of the user's own it is not."""
     if isinstance(tasks, TaskSource):
         return False
     return all(isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in listed(tasks))
 
 
 def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
-    """Return the source of a run's tasks, a mixture of those of its environments.
-
-    Args:
-        config: of the run.
-        tasks: by name of the environment.
-
-    Raises:
-        UsageError: a curriculum has no use for the tasks of its environment.
-    """
+    """Return the source of a run's tasks, a mixture of those of its environments; errors as of `task_source`."""
     sources = {
         name: task_source(
             tasks[name],
@@ -101,14 +87,14 @@ def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
 def task_source(
     tasks: Tasks, section: CurriculumConfig | None, *, field: str, seed: int, epochs: int | None = None
 ) -> TaskSource:
-    """What decides which task of an environment comes next.
+    """Return the source that chooses the next task of an environment.
 
     Args:
-        tasks: of the environment.
+        tasks: the tasks of the environment.
         section: its curriculum.
-        field: the field that holds it, for messages.
-        seed: of the draws.
-        epochs: times that each task is drawn; None for ever. A curriculum leaves it out.
+        field: the field of the curriculum, for messages.
+        seed: seed of the draws.
+        epochs: times that each task is drawn; None for ever, and with a curriculum.
 
     Raises:
         UsageError: these are no tasks, or a curriculum has no use for them.

@@ -1,4 +1,4 @@
-"""What the tasks of a run's environments were made of when it began, in `tasks.json` of its directory.
+"""Record of what the tasks of a run were made of when it began: `tasks.json` of its directory.
 
 Invariant: what was recorded when a run began is what its environments are told whenever it goes on.
 """
@@ -15,16 +15,16 @@ from rlkit.errors import UsageError
 from rlkit.types import Json
 
 type Recorded = Callable[[Json], Json]
-"""Told what tasks are made of now; gives what they were made of when the run began, which for a new run is the same."""
+"""Function from what tasks are made of now to what they were made of when the run began; for a new run, the same."""
 
 _FILE = "tasks.json"
 
 
 class Origins:
-    """By the field of its environment, what its tasks are made of.
+    """What the tasks of each environment are made of, by its field.
 
     Args:
-        directory: of a run that goes on; None for a new one.
+        directory: the directory of a run that goes on; None for a new one.
 
     Raises:
         UsageError: the file is damaged.
@@ -34,23 +34,11 @@ class Origins:
         self._known = {} if directory is None else _read(directory / _FILE)
 
     def recorded(self, field: str) -> Recorded:
-        """The function that an environment with a parameter `recorded` is given.
-
-        Args:
-            field: that holds the environment: `envs.NAME` or `eval.envs.NAME`.
-        """
-
-        def told(now: Json) -> Json:
-            return self._known.setdefault(field, now)
-
-        return told
+        """Return the argument `recorded` of an environment in the field `envs.NAME` or `eval.envs.NAME`."""
+        return lambda now: self._known.setdefault(field, now)
 
     def write(self, directory: Path) -> None:
-        """Keep them in a run's directory.
-
-        Raises:
-            OSError: they cannot be written.
-        """
+        """Keep them in a run's directory."""
         path = directory / _FILE
         if not self._known:
             path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Which task comes next: a shuffled sequence, and a mixture of several sources.
+"""Sources of tasks: a shuffled sequence, and a mixture of several sources.
 
 Invariant: the order of tasks is a function of the seed and of what `observe` was told, never of timing.
 """
@@ -20,17 +20,11 @@ from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.types import Group, Json
 
 type Tasks = TaskSource | Iterable[Env]
-"""What a user may give: a source of their own, or any collection of tasks."""
+"""Tasks as users give them: a source of their own, or any collection."""
 
 
 class SequenceSource(TaskSource):
-    """The tasks of a sequence, shuffled anew in each epoch, each task once an epoch.
-
-    Args:
-        envs: the tasks.
-        seed: of the shuffling.
-        epochs: how many there are; None for ever.
-    """
+    """The tasks of a sequence, shuffled anew in each epoch, each task once an epoch; `epochs` None never ends."""
 
     def __init__(self, envs: Iterable[Env], *, seed: int, epochs: int | None = None) -> None:
         self._envs = list(envs)
@@ -39,11 +33,11 @@ class SequenceSource(TaskSource):
         self._seed = seed
         self._epochs = epochs
         self._drawn = 0
-        self._order = self._shuffled(0)
+        self._order = shuffled(len(self._envs), seed=seed, epoch=0)
 
     @property
     def remaining(self) -> int | None:
-        """Draws that are left; None without an end."""
+        """The number of draws that are left; None without an end."""
         return None if self._epochs is None else max(0, self._epochs * len(self._envs) - self._drawn)
 
     def next(self) -> Env | None:  # noqa: D102  inherited
@@ -51,7 +45,7 @@ class SequenceSource(TaskSource):
             return None
         epoch, index = divmod(self._drawn, len(self._envs))
         if index == 0:
-            self._order = self._shuffled(epoch)
+            self._order = shuffled(len(self._envs), seed=self._seed, epoch=epoch)
         self._drawn += 1
         return self._envs[self._order[index]]
 
@@ -62,33 +56,26 @@ class SequenceSource(TaskSource):
         return {"drawn": self._drawn} if self._epochs is None else {"drawn": self._drawn, "tasks": len(self._envs)}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` gave.
-
-        Raises:
-            UsageError: the number of tasks is another one, and with it the length of the run.
-        """
+        """Go on from a state that `state_dict` gave; a UsageError says that another number of tasks changes the end."""
         before, now = state.get("tasks"), len(self._envs)
         if self._epochs is not None and before not in (None, now):
             raise UsageError(f"there were {before} tasks when the run began, and now there are {now}")
         self._drawn = cast("int", state["drawn"])
-        self._order = self._shuffled(self._drawn // len(self._envs))
-
-    def _shuffled(self, epoch: int) -> list[int]:
-        return shuffled(len(self._envs), seed=self._seed, epoch=epoch)
+        self._order = shuffled(now, seed=self._seed, epoch=self._drawn // now)
 
 
 def shuffled(count: int, *, seed: int, epoch: int) -> list[int]:
-    """The numbers 0 … `count` − 1 in the order of an epoch."""
+    """Return the numbers 0 … `count` − 1 in the order of an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count).tolist()
 
 
 def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
-    """A source from what a user may give: a source of their own, or any collection of tasks."""
+    """Return a source of these tasks, which may be one already."""
     return tasks if isinstance(tasks, TaskSource) else SequenceSource(listed(tasks), seed=seed)
 
 
 def listed(tasks: Tasks) -> list[Env]:
-    """The tasks of a collection; one task alone is a collection of one.
+    """Return the tasks of a collection; one task alone is a collection of one.
 
     Raises:
         UsageError: it is no collection, or something in it is no task.
@@ -97,16 +84,16 @@ def listed(tasks: Tasks) -> list[Env]:
         return [cast("Env", tasks)]
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
         raise UsageError(f"envs: a value of type {type(tasks).__name__} is no collection of tasks")
-    found = list(tasks)
-    for index, task in enumerate(found):
+    envs = list(tasks)
+    for index, task in enumerate(envs):
         if not is_env(task):
             kind = f"the class {task.__name__} itself" if isinstance(task, type) else f"of type {type(task).__name__}"
             raise UsageError(f"envs: task {index} is {kind}: each must be an Env, an object with `async def rollout`")
-    return found
+    return envs
 
 
 def is_env(value: object) -> bool:
-    """Whether it can be played: an object, not a class, with a `rollout`."""
+    """Say whether a value can be played: an object, not a class, with a `rollout`."""
     return not isinstance(value, type) and callable(getattr(value, "rollout", None))
 
 
@@ -114,27 +101,23 @@ class Mixture:
     """Several sources, each drawn from in proportion to its weight.
 
     Args:
-        sources: by name of the environment.
-        weights: by the same names; only their ratios count. None draws from each in proportion to what it has left, as
-            if all tasks were shuffled together; the sources are then of the class `SequenceSource` and have an end.
-        seed: of the choice between sources.
+        sources: sources by name of the environment.
+        weights: weights by the same names; only their ratios count. None draws from each in proportion to what it has
+            left, as if all tasks were shuffled together; the sources are then of `SequenceSource` and have an end.
+        seed: seed of the choice between sources.
     """
 
     def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float] | None, seed: int) -> None:
         self._sources = dict(sources)
         self._weights = None if weights is None else dict(weights)
         self._seed = seed
-        self._drawn = 0
+        self.drawn = 0
+        """The number of tasks that were drawn."""
         self._exhausted: set[str] = set()
 
     @property
-    def drawn(self) -> int:
-        """How many tasks were drawn."""
-        return self._drawn
-
-    @property
     def exhausted(self) -> bool:
-        """Whether every source is known to have run dry."""
+        """True if every source is known to have run dry."""
         return not self._names_left()
 
     def keep_in(self, folder: Path) -> None:
@@ -144,7 +127,7 @@ class Mixture:
                 source.keep_in(folder / name)
 
     def draw(self, count: int) -> Sequence[Task]:
-        """The next tasks; fewer than `count` only when every source has run dry."""
+        """Draw the next tasks; fewer than `count` only when every source has run dry."""
         tasks = list[Task]()
         while len(tasks) < count and (names := self._names_left()):
             name = self._choose(names)
@@ -153,8 +136,8 @@ class Mixture:
             if env is None:
                 self._exhausted.add(name)
                 continue
-            tasks.append(Task(self._drawn, name, env))
-            self._drawn += 1
+            tasks.append(Task(self.drawn, name, env))
+            self.drawn += 1
         return tasks
 
     def observe(self, group: Group) -> None:
@@ -171,7 +154,7 @@ class Mixture:
         return metrics
 
     def state_dict(self) -> Mapping[str, Json]:
-        """The place in the sequence of draws, and every source's own state."""
+        """Return the place in the sequence of draws, and every source's own state."""
         states = dict[str, Mapping[str, Json]]()
         for name, source in self._sources.items():
             with _blamed(name):
@@ -180,7 +163,7 @@ class Mixture:
                 json.dumps(states[name])
             except (TypeError, ValueError) as error:
                 raise EnvironmentFault(f"the state of the task source of {name} is no JSON: {error}") from error
-        return {"drawn": self._drawn, "exhausted": sorted(self._exhausted), "sources": states}
+        return {"drawn": self.drawn, "exhausted": sorted(self._exhausted), "sources": states}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
         """Go on from a state that `state_dict` gave.
@@ -189,7 +172,7 @@ class Mixture:
             UsageError: a source says that it cannot.
             EnvironmentFault: a source fails.
         """
-        self._drawn = cast("int", state["drawn"])
+        self.drawn = cast("int", state["drawn"])
         self._exhausted = set(cast("Sequence[str]", state["exhausted"]))
         for name, own in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
             try:
@@ -201,13 +184,13 @@ class Mixture:
                 raise
 
     def _names_left(self) -> list[str]:
-        """The sources that may give another task."""
+        """Return the sources that may give another task."""
         if self._weights is None:
             return [name for name, count in self._remaining().items() if count]
         return [name for name in self._sources if name not in self._exhausted]
 
     def _remaining(self) -> dict[str, int]:
-        """How many tasks each source gives until its end."""
+        """Return how many tasks each source gives until its end."""
         return {name: cast("SequenceSource", source).remaining or 0 for name, source in self._sources.items()}
 
     def _choose(self, names: list[str]) -> str:
@@ -216,13 +199,13 @@ class Mixture:
         shares = self._remaining() if self._weights is None else self._weights
         weights = np.array([shares[name] for name in names], np.float64)
         weights /= weights.max()  # or the sum of two large ones may be no number
-        rng = np.random.default_rng(derive(self._seed, "mixture", self._drawn, len(names)))
+        rng = np.random.default_rng(derive(self._seed, "mixture", self.drawn, len(names)))
         return names[int(rng.choice(len(names), p=weights / weights.sum()))]
 
 
 @contextmanager
 def _blamed(name: str) -> Generator[None]:
-    """What a source raises is the user's own, unless it says what is to be installed."""
+    """Raise the errors of a source as faults of the user's own, unless they say what is to be installed."""
     try:
         with held_by(name):
             yield
