@@ -53,12 +53,22 @@ def test_a_folder_without_code_is_told(tmp_path: Path) -> None:
         code_of(tmp_path, allow_dirty=True)
 
 
+def test_a_remote_whose_credential_cannot_be_told_from_its_host_is_refused(tmp_path: Path) -> None:
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "commit", "--quiet", "--allow-empty", "--message", "first")
+    git(tmp_path, "remote", "add", "origin", "https://user:can/ary@github.com/a/b")
+    with pytest.raises(UsageError, match="the URL of the remote origin is malformed") as refused:
+        code_of(tmp_path, allow_dirty=True)
+    assert "ary" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("url", "shown"),
     [
         ("https://github.com/a/b", "https://github.com/a/b"),
         ("https://user:canary@github.com/a/b", "https://github.com/a/b"),
         ("https://canary@github.com/a/b", "https://github.com/a/b"),
+        ("https://user:cana@ry@github.com/a/b", "https://github.com/a/b"),
         ("git@github.com:a/b.git", "https://github.com/a/b.git"),
         ("ssh://git@github.com/a/b.git", "https://github.com/a/b.git"),
     ],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio.events
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -21,13 +21,7 @@ _DEEPEST_FRAME = 500
 
 
 class Place(NamedTuple):
-    """A line of code that runs.
-
-    Args:
-        file: its path.
-        line: its number.
-        function: the name of its function.
-    """
+    """A line of code that runs: its file, its number, and the name of its function."""
 
     file: str
     line: int
@@ -38,24 +32,22 @@ class Place(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the user's code, neither rlkit's nor a library's."""
+        """True for the user's code, which is neither rlkit's nor a library's."""
         return not self.file.startswith("<") and not any(self.file.startswith(folder) for folder in _libraries())
 
 
 def error_place(error: BaseException) -> Place | None:
-    """The line of the user's code at which an error, or its cause, came about; without one, the error's own last."""
-    stacks = [[Place(one.filename, one.lineno or 0, one.name) for one in _extract(cause)] for cause in _causes(error)]
+    """Return the line of the user's code where an error, or its cause, came about; else the error's own last."""
+    stacks = [_places(cause) for cause in _causes(error)]
     for stack in reversed(stacks):  # the first cause comes last
-        if (own := _innermost_own(stack)) is not None:
+        own = next((place for place in reversed(stack) if place.is_own), None)
+        if own is not None:
             return own
     return next((stack[-1] for stack in stacks if stack), None)
 
 
 def stack_place(frame: FrameType) -> Place:
-    """The line of the user's code that a thread is in; without one, its innermost.
-
-    What called the event loop that a frame is in is not looked at.
-    """
+    """Return the line of the user's code that a thread is in, below its event loop; else its innermost."""
     stack = list[Place]()
     outer: FrameType | None = frame
     while outer is not None and len(stack) < _DEEPEST_FRAME:
@@ -67,16 +59,13 @@ def stack_place(frame: FrameType) -> Place:
     return next((place for place in stack if place.is_own), stack[0] if stack else Place("<asyncio>", 0, "_run"))
 
 
-def _innermost_own(stack: Iterable[Place]) -> Place | None:
-    return next((place for place in reversed(list(stack)) if place.is_own), None)
-
-
-def _extract(error: BaseException) -> traceback.StackSummary:
-    return traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+def _places(error: BaseException) -> list[Place]:
+    stack = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+    return [Place(frame.filename, frame.lineno or 0, frame.name) for frame in stack]
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it was raised from, and so on."""
+    """Yield an error, what it was raised from, and so on."""
     cause: BaseException | None = error
     for _ in range(_DEEPEST_CAUSE):
         if cause is None:

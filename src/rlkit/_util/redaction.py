@@ -1,7 +1,8 @@
-"""Secrets of the environment in text that is shown or kept.
+"""Secrets of the environment, and credentials in URLs, in text that is shown or kept.
 
 Invariant: no value of a variable whose name says that it is a secret is in what `redact` gives back, neither as it is
-nor as programs write it: escaped, in a URL, line by line, or in base64, also as a part of what was encoded.
+nor as programs write it: escaped, in a URL, line by line, or in base64, also as a part of what was encoded. What is
+shown of a URL has no user, password, query or fragment, which may all be credentials.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _ABOUT_SECRETS = frozenset(
 )
 """Last words of names whose values say something about a secret: AUTH_METHOD, SSH_AUTH_SOCK."""
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]*\]|[\w.~%-]*)(:\d*)?")
+_URL = re.compile(r"\w[\w+.-]*://\S+?(?=['\");:,.]*(?:\s|$))")
+
 
 @lru_cache(maxsize=1024)  # asked for each variable, each time a text is written
 def is_secret_name(name: str) -> bool:
@@ -79,6 +83,31 @@ def redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
         return text
 
     return redact_text
+
+
+def show_url(url: str) -> str:
+    """Return a URL without credentials, or a path as it is.
+
+    `***` stands for all behind the scheme where credentials cannot be told from the rest.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    authority, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    host = authority.rpartition("@")[2]
+    if _HOST.fullmatch(host) is None:  # a password with a `/`, `?` or `#` that is not encoded
+        return f"{scheme}://***"
+    return f"{scheme}://{host}{slash}{hide_credentials(path)}"
+
+
+def hide_credentials(text: str) -> str:
+    """Return a text with each URL in it as `show_url` has it."""
+    return _URL.sub(lambda url: show_url(url[0]), text)
+
+
+def is_malformed_url(url: str) -> bool:
+    """Say whether the part of a URL between its scheme and its path is of no known form."""
+    return show_url(url).endswith("://***")
 
 
 def _secrets(environ: Mapping[str, str]) -> frozenset[str]:

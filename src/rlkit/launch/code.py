@@ -10,9 +10,9 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlkit._util.redaction import is_malformed_url, show_url
 from rlkit.errors import MissingError, UsageError, did_you_mean
 
-_CREDENTIAL = re.compile(r"(?<=://)[^/@]+@")
 _SSH = re.compile(r"(?:ssh://)?git@(?P<host>[^:/]+)[:/](?P<path>.+)")
 
 
@@ -30,7 +30,8 @@ def code_of(directory: Path, *, allow_dirty: bool) -> Code:
     With `allow_dirty` also if there is more than it here: the job runs without what is not committed.
 
     Raises:
-        UsageError: it is no repository, has no remote, or has changes, or a commit that no remote has.
+        UsageError: it is no repository, has no remote, has changes or a commit that no remote has, or its remote has a
+            malformed URL.
         MissingError: git is not installed.
     """
     if _git(directory, "rev-parse", "--is-inside-work-tree") != "true":
@@ -52,7 +53,13 @@ def code_of(directory: Path, *, allow_dirty: bool) -> Code:
             )
         if not _git(directory, "branch", "--remotes", "--contains", commit):
             raise UsageError(f"no remote has the commit {commit[:12]}: push it, or give --allow-dirty")
-    return Code(public(_git(directory, "remote", "get-url", remote) or ""), commit)
+    url = _git(directory, "remote", "get-url", remote) or ""
+    if is_malformed_url(url):
+        raise UsageError(
+            f"the URL of the remote {remote} is malformed: percent-encode a user and password in it, or give "
+            "--code image"
+        )
+    return Code(public(url), commit)
 
 
 def parse_code(source: str, directory: Path, *, allow_dirty: bool) -> Code | None:
@@ -63,14 +70,14 @@ def parse_code(source: str, directory: Path, *, allow_dirty: bool) -> Code | Non
 
 
 def public(url: str) -> str:
-    """A URL over HTTPS without the user and password that it may hold; other ones as they are."""
+    """Return a URL without credentials, over HTTPS instead of SSH as `git`."""
     if found := _SSH.fullmatch(url):
         return f"https://{found['host']}/{found['path']}"
-    return _CREDENTIAL.sub("", url)
+    return show_url(url)
 
 
 def _git(directory: Path, *arguments: str) -> str | None:
-    """What git says; None where it fails."""
+    """Return what git prints; None where it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=directory, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:

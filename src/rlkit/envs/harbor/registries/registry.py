@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlkit._util.redaction import show_url
 from rlkit.envs.harbor.registries.registry_files import read_rows
 from rlkit.envs.harbor.terminal_bench.entries import REGISTRY_URL, find_entry, is_entry, is_published
-from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError, RlkitError, UsageError
 from rlkit.types import Json
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from rlkit._util import files
 from rlkit._util.paths import cache_dir
-from rlkit.envs.harbor.urls import hide_credentials, is_malformed, show_url
+from rlkit._util.redaction import hide_credentials, is_malformed_url, show_url
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 
@@ -72,7 +72,7 @@ def _check_url(url: str) -> None:
             f"registry: {show_url(url)} has the scheme {scheme!r}: give a URL of the scheme http or https, or the path "
             "of a file"
         )
-    if is_malformed(url):
+    if is_malformed_url(url):
         raise _malformed(url)
 
 

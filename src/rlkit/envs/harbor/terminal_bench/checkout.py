@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlkit._util.files import make_folder
+from rlkit._util.redaction import show_url
 from rlkit.envs.harbor.terminal_bench.git import Git, GitError, GitLimits
-from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError
 
 DEFAULT_LIMITS = GitLimits()

@@ -17,12 +17,12 @@ from pathlib import Path
 
 from rlkit._util import files
 from rlkit._util.paths import cache_dir
+from rlkit._util.redaction import show_url
 from rlkit.envs.harbor.tasks import Selection
 from rlkit.envs.harbor.terminal_bench.checkout import DEFAULT_LIMITS, Place, check_out, newest_commit
 from rlkit.envs.harbor.terminal_bench.convert import convert, old_tasks
 from rlkit.envs.harbor.terminal_bench.entries import HEAD, Entry
 from rlkit.envs.harbor.terminal_bench.git import GitLimits
-from rlkit.envs.harbor.urls import show_url
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 

@@ -19,7 +19,7 @@ from threading import Thread
 from time import monotonic, sleep
 from typing import IO
 
-from rlkit.envs.harbor.urls import hide_credentials
+from rlkit._util.redaction import hide_credentials
 from rlkit.errors import MissingError
 
 type Note = Callable[[str], None]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.harbor.urls import hide_credentials, is_malformed, show_url
+from rlkit._util.redaction import hide_credentials, is_malformed_url, show_url
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from rlkit.envs.harbor.urls import hide_credentials, is_malformed, show_url
 )
 def test_a_url_is_shown_without_what_may_be_a_credential(url: str, shown: str) -> None:
     assert show_url(url) == hide_credentials(url) == shown
-    assert is_malformed(url) == shown.endswith("***")
+    assert is_malformed_url(url) == shown.endswith("***")
 
 
 @pytest.mark.parametrize(
