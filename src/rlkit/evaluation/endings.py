@@ -22,11 +22,11 @@ class TaskScore:
 
     Args:
         env: name of the environment.
-        task: the task's id.
-        attempts: episodes, those that failed included.
-        solved: episodes with a reward of at least 1.
-        reward: the mean over the episodes that did not fail; None without one.
-        ended: how many episodes ended how.
+        task: id of the task.
+        attempts: number of episodes, failed ones included.
+        solved: number of episodes with a reward of at least 1.
+        reward: mean reward of the episodes that did not fail; None without one.
+        ended: number of episodes by their ending.
     """
 
     env: str
@@ -38,7 +38,7 @@ class TaskScore:
 
 
 def task_scores(groups: Sequence[Group]) -> list[TaskScore]:
-    """One for each task, in the order of the evaluation."""
+    """Return the score of each task, in the order of the evaluation."""
     scores = list[TaskScore]()
     for group in groups:
         rewards = group.rewards[group.valid]
@@ -56,7 +56,7 @@ def task_scores(groups: Sequence[Group]) -> list[TaskScore]:
 
 
 def endings(scores: Sequence[TaskScore]) -> dict[str, int]:
-    """How many episodes ended how, the most frequent first."""
+    """Return the number of episodes by their ending, the most frequent first."""
     total = Counter[str]()
     for score in scores:
         total.update(score.ended)
@@ -64,7 +64,7 @@ def endings(scores: Sequence[TaskScore]) -> dict[str, int]:
 
 
 def ending(episode: Episode) -> str:
-    """How an episode ended, in a word.
+    """Return how an episode ended, in a word.
 
     `solved` where its reward is full; else what its environment says in `info["ended"]`, such as a cause, or its
     status. Of one that failed, `failed: ` and the word before the first colon of its error.

@@ -1,4 +1,4 @@
-"""Measuring a model, beside its training or alone.
+"""Evaluation of a model, beside its training or alone.
 
 Invariant: what is measured is never trained on, and draws from random streams of its own.
 """
@@ -36,7 +36,7 @@ from rlkit.store.blocking_findings import BlockingFindings
 from rlkit.store.history import keep_last
 from rlkit.tasks.from_config import single_turn
 from rlkit.tasks.provenance import Origins
-from rlkit.tasks.sources import Tasks, as_source
+from rlkit.tasks.sources import as_source
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
 
@@ -51,11 +51,11 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What is measured, never trained on.
+    """Tasks that are measured, never trained on.
 
     Args:
-        tasks: by name of the environment, always the same ones.
-        player: plays them.
+        tasks: tasks by name of the environment, always the same ones.
+        player: plays the tasks.
         every: steps between evaluations; 0 for only the first and the last.
     """
 
@@ -64,16 +64,11 @@ class Evaluation:
     every: int
 
     def due(self, step: int, *, last: int) -> bool:
-        """Whether the weights of a step are evaluated."""
+        """Say whether the weights of a step are evaluated."""
         return bool(self.tasks) and (step in (0, last) or bool(self.every and step % self.every == 0))
 
     async def play(self, sampler: Sampler, *, rank: int = 0) -> Sequence[Tried]:
-        """Play every task with these weights.
-
-        Args:
-            sampler: the weights.
-            rank: place in the queue for slots.
-        """
+        """Play every task with these weights; `rank` is the place in the queue for slots."""
         self.player.counts.done = self.player.counts.failed = 0
         drawn = [Task(draw, name, env) for name, envs in self.tasks.items() for draw, env in enumerate(envs)]
         attempts = defaultdict[tuple[str, int], list[Episode]](list)
@@ -88,8 +83,8 @@ class Evaluation:
 
 
 async def eval_metrics(tried: Sequence[Tried]) -> Mapping[str, float]:
-    """What an evaluation says, under `eval/…`."""
-    groups = [one.group for one in tried]
+    """Return the metrics of an evaluation, under `eval/…`."""
+    groups = [task.group for task in tried]
     return await in_thread(
         # What outcomes report comes first, so that it replaces nothing.
         lambda: group_metrics(groups, prefix="eval") | score_metrics(groups, prefix="eval") | _standard_errors(groups)
@@ -111,10 +106,10 @@ async def evaluate(
     Args:
         resolved: the configuration.
         checkpoint: a `tinker://` path of sampler weights; None for the base model.
-        endpoint: is measured instead of a model of the Tinker service.
-        note: told what a person should read.
-        progress: given a function that says how far it is.
-        scored: given what was played.
+        endpoint: measured instead of a model of the Tinker service.
+        note: receives lines for the user.
+        progress: receives a function that returns how far it is.
+        scored: receives the groups that were played.
 
     Returns:
         Metrics under `eval/<env>/…` and `eval/all/…`.
@@ -141,7 +136,7 @@ async def evaluate(
     if endpoint is not None:
         async with connected(endpoint, timeout_s=config.service.timeout_s) as make:
             player = replace(eval_player(config, None, slots=slots, context=None), make=make)
-            return await _measured(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
+            return await _measure(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
     choice = choose(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
     watch = Watch(note, config.service.timeout_s, seed=config.seed)
@@ -152,10 +147,10 @@ async def evaluate(
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         player = eval_player(config, chat, slots=slots, context=context)
         patient = PatientSampler(sampler, watch, sampler.version)
-        return await _measured(player, tasks, patient, note=note, progress=progress, scored=scored)
+        return await _measure(player, tasks, patient, note=note, progress=progress, scored=scored)
 
 
-async def _measured(
+async def _measure(
     player: Player,
     tasks: Mapping[str, Sequence[Env]],
     sampler: Sampler,
@@ -183,23 +178,23 @@ async def _measured(
     blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
     with loop_holds().watched(blocking.add):
         tried = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)
-    for told in _failures(tried):
-        note(told)
-    scored([one.group for one in tried])
+    for line in _describe_failures(tried):
+        note(line)
+    scored([task.group for task in tried])
     return await eval_metrics(tried)
 
 
-def _failures(tried: Sequence[Tried]) -> list[str]:
-    """For each environment of which rollouts failed: how many, and why the first did."""
+def _describe_failures(tried: Sequence[Tried]) -> list[str]:
+    """Say for each environment of which rollouts failed how many did, and why the first one."""
     errors = defaultdict[str, list[str]](list)
-    plays = Counter(one.group.env for one in tried for _ in one.attempts)
-    for one in tried:
-        errors[one.group.env] += [episode.error for episode in one.attempts if episode.error is not None]
+    plays = Counter(task.group.env for task in tried for _ in task.attempts)
+    for task in tried:
+        errors[task.group.env] += [episode.error for episode in task.attempts if episode.error is not None]
     return [f"{name}: {len(own)} of {plays[name]} rollouts failed: {own[0]}" for name, own in errors.items() if own]
 
 
 def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
-    """Of the mean rewards, by environment and over all, where there are at least two tasks.
+    """Return the standard errors of the mean rewards, by environment and over all, of at least two tasks.
 
     The attempts of a task are not independent, its tasks are: with T tasks, N episodes that have a reward and their
     mean m, it is √(T/(T−1) · Σ_tasks (Σ_episodes (r − m))²) / N. With one attempt each that is s/√N. Source: Liang and
@@ -219,7 +214,7 @@ def _standard_errors(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, context: int | None) -> Player:
-    """The player of an evaluation, which draws from random streams of its own."""
+    """Return the player of an evaluation, which draws from random streams of its own."""
     settings = {
         name: EnvSettings(
             group_size=spec.attempts,
@@ -242,31 +237,28 @@ def eval_tasks(
     note: Callable[[str], None] = lambda message: None,
     origins: Origins | None = None,
 ) -> Mapping[str, Sequence[Env]]:
-    """The tasks of an evaluation: the first of each environment's own order.
+    """Return the tasks of an evaluation: the first of each environment's own order.
 
     Args:
-        specs: of the environments.
-        seed: of the run.
+        specs: sections of the environments.
+        seed: seed of the run.
         field: the field that holds them, for messages.
-        note: told what a person should know of the tasks.
-        origins: of a run: what the tasks were made of when it began.
+        note: receives lines for the user.
+        origins: record of what the tasks were made of when the run began.
 
     Raises:
         ConfigError: an environment cannot be loaded, or has no use for a limit of turns.
     """
-    found, kept = dict[str, Sequence[Env]](), origins or Origins()
+    tasks, origins = dict[str, Sequence[Env]](), origins or Origins()
     for name, spec in specs.items():
         where = f"{field}.{name}"
-        made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=kept.recorded(where))
+        made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=origins.recorded(where))
         if single_turn(made):
             refuse_limit(spec, field=where)
-        found[name] = _first(made, spec.tasks)
-    return found
-
-
-def _first(tasks: Tasks, most: int) -> Sequence[Env]:
-    if isinstance(tasks, Sequence):
-        return tasks[:most]
-    source = as_source(tasks, seed=0)
-    drawn = (source.next() for _ in range(most))
-    return [env for env in drawn if env is not None]
+        if isinstance(made, Sequence):
+            tasks[name] = made[: spec.tasks]
+        else:
+            source = as_source(made, seed=0)
+            drawn = (source.next() for _ in range(spec.tasks))
+            tasks[name] = [env for env in drawn if env is not None]
+    return tasks

@@ -1,4 +1,4 @@
-"""How good a model is at an environment's tasks, with several attempts at each, and how sure that is.
+"""Scores of a model at an environment's tasks, with several attempts at each, and their intervals.
 
 Invariant: tasks are what is independent, never the attempts at one: every interval is over tasks.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import cast
@@ -28,14 +28,7 @@ _Z = NormalDist().inv_cdf((1 + COVERAGE) / 2)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A mean over tasks.
-
-    Args:
-        mean: of the tasks' values, each from 0 to 1.
-        low: lower end of its 95 % interval.
-        high: upper end.
-        tasks: how many.
-    """
+    """The mean of tasks' values, each from 0 to 1, the ends of its 95 % interval, and the number of tasks."""
 
     mean: float
     low: float
@@ -44,12 +37,12 @@ class Score:
 
 
 def scores(groups: Sequence[Group]) -> dict[str, Score]:
-    """`avg_at_k`, `pass_at_k` and `maj_at_k` of groups in which each task has up to k attempts with a reward.
+    """Return `avg_at_k`, `pass_at_k` and `maj_at_k` of groups whose tasks have up to k attempts with a reward.
 
     `avg_at_k` is the share of a task's attempts that solve it, for the largest k; for k = 1 its name is `pass_at_1`, of
-    which it is an estimate for every k. `pass_at_k` is the chance that one of
-    k does, without bias: with c of n solved, 1 − C(n − c, k) / C(n, k), for powers of two and the largest k (Chen et
-    al. 2021, arXiv:2107.03374). `maj_at_k` is whether the answer that most attempts give solves it (Wang et al. 2022,
+    which it is an estimate for every k. `pass_at_k` is the chance that one of k does, without bias: with c of n solved,
+    1 − C(n − c, k) / C(n, k), for powers of two and the largest k (Chen et al. 2021, arXiv:2107.03374). `maj_at_k` is
+    whether the answer that most attempts give solves it (Wang et al. 2022,
     arXiv:2203.11171), for the largest k, where outcomes have an `answer` in their info; of several answers that are as
     frequent, the mean. An attempt without an answer has no vote.
     """
@@ -60,7 +53,8 @@ def scores(groups: Sequence[Group]) -> dict[str, Score]:
     largest = max(map(len, played))
     counts = [(len(episodes), sum(map(_solves, episodes))) for episodes in played]
     found = {f"{'pass' if largest == 1 else 'avg'}_at_{largest}": score([solved / tries for tries, solved in counts])}
-    for k in _powers(largest):
+    sizes = {2**power for power in range(1, largest.bit_length())} | {largest}
+    for k in sorted(sizes - {1}):
         values = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in counts if n >= k]
         found[f"pass_at_{k}"] = score(values)
     voted = [value for episodes in played if (value := _majority(episodes)) is not None]
@@ -70,15 +64,15 @@ def scores(groups: Sequence[Group]) -> dict[str, Score]:
 
 
 def score(values: Sequence[float]) -> Score:
-    """The mean of tasks' values from 0 to 1, with a 95 % interval that stays between 0 and 1.
+    """Return the mean of tasks' values from 0 to 1, with a 95 % interval that stays between 0 and 1.
 
     It is Wilson's interval for the number of tasks n that would give the variance that was seen: with the mean m and
     its standard error s, n = m(1 − m) / s². Where all values are equal it is that of as many tasks as there are.
     Source: Wilson 1927; the effective number as in Korn and Graubard 1998.
     """
-    found = np.asarray(values, np.float64)
-    tasks, mean = len(found), float(found.mean())
-    squared_error = float(found.var(ddof=1)) / tasks if tasks > 1 else 0.0
+    array = np.asarray(values, np.float64)
+    tasks, mean = len(array), float(array.mean())
+    squared_error = float(array.var(ddof=1)) / tasks if tasks > 1 else 0.0
     worth = mean * (1 - mean) / squared_error if squared_error > 0 and 0 < mean < 1 else float(tasks)
     below = 1 + _Z**2 / worth
     middle = (mean + _Z**2 / (2 * worth)) / below
@@ -87,7 +81,7 @@ def score(values: Sequence[float]) -> Score:
 
 
 def score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
-    """The scores of groups by environment, over all, and by label, each with the ends of its interval.
+    """Return the scores of groups by environment, over all, and by label, each with the ends of its interval.
 
     Under `<prefix>/<env>/<score>`, `…/<score>/low` and `…/<score>/high`, and the same under
     `<prefix>/<env>/<label>/<value>/…`, with the number of `tasks`, for each label that the outcomes' info has in
@@ -102,31 +96,26 @@ def score_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
         for label, values in _divided(own).items():
             for value, some in values.items():
                 below = f"{prefix}/{name}/{label}/{value}"
-                found = scores(some)
-                if found:
-                    metrics |= {f"{below}/tasks": float(len(some))} | _flat(below, found)
+                if of_label := scores(some):
+                    metrics |= {f"{below}/tasks": float(len(some))} | _flat(below, of_label)
     return metrics
 
 
-def _flat(prefix: str, found: Mapping[str, Score]) -> dict[str, float]:
-    return {
-        f"{prefix}/{name}{end}": value
-        for name, one in found.items()
-        for end, value in (("", one.mean), ("/low", one.low), ("/high", one.high))
-    }
+def _flat(prefix: str, named: Mapping[str, Score]) -> dict[str, float]:
+    metrics = dict[str, float]()
+    for name, each in named.items():
+        key = f"{prefix}/{name}"
+        metrics |= {key: each.mean, f"{key}/low": each.low, f"{key}/high": each.high}
+    return metrics
 
 
 def _divided(groups: Sequence[Group]) -> Mapping[str, Mapping[str, Sequence[Group]]]:
-    """Groups by label and value, in order; a label of a single value, or of too many, divides nothing."""
-    found = defaultdict[str, dict[str, list[Group]]](dict)
+    """Return groups by label and value, in order; a label of a single value, or of too many, divides nothing."""
+    labelled = defaultdict[str, dict[str, list[Group]]](dict)
     for group in groups:
         for label, value in _labels(group).items():
-            found[label].setdefault(value, []).append(group)
-    return {
-        label: {value: values[value] for value in sorted(values)}
-        for label, values in found.items()
-        if 1 < len(values) <= LABELS_MAX
-    }
+            labelled[label].setdefault(value, []).append(group)
+    return {label: dict(sorted(values.items())) for label, values in labelled.items() if 1 < len(values) <= LABELS_MAX}
 
 
 def _labels(group: Group) -> dict[str, str]:
@@ -139,17 +128,8 @@ def _labels(group: Group) -> dict[str, str]:
 
 
 def _name(text: str) -> str:
-    """A text as one part of a metric's name."""
+    """Return a text as one part of a metric's name."""
     return text.replace("/", "_").strip() or "_"
-
-
-def _powers(largest: int) -> Iterator[int]:
-    k = 2
-    while k < largest:
-        yield k
-        k *= 2
-    if largest > 1:
-        yield largest
 
 
 def _solves(episode: Episode) -> bool:
@@ -157,11 +137,10 @@ def _solves(episode: Episode) -> bool:
 
 
 def _majority(episodes: Sequence[Episode]) -> float | None:
-    """The chance that the most frequent answer solves the task; None where no outcome says what was answered."""
+    """Return the chance that the most frequent answer solves the task; None where no outcome has an answer."""
     if not any("answer" in episode.info for episode in episodes):
         return None
-    votes = Counter[str]()
-    solved = Counter[str]()
+    votes, solved = Counter[str](), Counter[str]()
     for episode in episodes:
         answer = episode.info.get("answer")
         if answer is not None:

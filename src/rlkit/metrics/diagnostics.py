@@ -1,4 +1,4 @@
-"""What goes wrong with a run, read from its metrics: each finding has a name, its evidence and one action.
+"""Diagnosis of a run from its metrics: each finding has a name, its evidence and one action.
 
 Invariant: these findings are a function of the lines of metrics alone, so that a run tells while it trains what its
 folder tells later; metrics that stay as they are and are healthy give none. What metrics cannot say, as which line of
@@ -64,15 +64,15 @@ RETRY_ERRORS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with a run.
+    """A problem of a run.
 
     Args:
-        name: of the rule, a word.
-        env: of the environment; `all` for the run as a whole.
-        first: the step at which it was found.
-        last: the last step at which it held.
-        evidence: at `last`, with numbers and steps.
-        action: what to do first.
+        name: name of the rule.
+        env: name of the environment; `all` for the run as a whole.
+        first: step at which it was found.
+        last: last step at which it held.
+        evidence: numbers and steps, at `last`.
+        action: first thing to do.
     """
 
     name: str
@@ -88,11 +88,7 @@ class Finding:
 
 
 def findings(run: Iterable[Line]) -> list[Finding]:
-    """All that was found in a run at any of its steps, in the order in which it was found.
-
-    Args:
-        run: its lines, in order.
-    """
+    """Return all findings at any step of a run, given its lines in order, in the order in which they were found."""
     lookout = Lookout()
     for step, metrics in run:
         lookout.add(step, metrics)
@@ -108,11 +104,11 @@ class Lookout:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was found so far, in the order in which it was."""
+        """The findings so far, in the order in which they were found."""
         return list(self._found.values())
 
     def add(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
-        """Look at one more step; what is found for the first time."""
+        """Look at one more step, and return what is found for the first time."""
         self._seen.add(step, metrics)
         new = list[Finding]()
         envs = [key[len("env/") : -len("/episodes")] for key in metrics if _EPISODES.fullmatch(key)]
@@ -151,12 +147,12 @@ class _Mean(NamedTuple):
 
 @dataclass(slots=True)
 class _Seen:
-    """What of a run the rules look at.
+    """The part of a run that the rules look at.
 
     Args:
         recent: the last lines.
         opening: the first lines with rewards.
-        early: by number, its first values, with their steps.
+        early: the first values of a metric, with their steps.
         evaluations: each with the mean of the rewards in training up to it; None before there is one.
     """
 
@@ -172,31 +168,29 @@ class _Seen:
         self.recent.append((step, finite))
         if _REWARD in finite and len(self.opening) < ENOUGH:
             self.opening.append((step, finite))
-        for key in _COMPARED:
+        for key in (_KL, _ENTROPY):
             values = self.early.setdefault(key, [])
             if key in finite and len(values) < ENOUGH:
                 values.append((step, finite[key]))
-        measured = _reward([(step, finite)], "eval/all")
-        if measured is not None:
+        if (measured := _reward([(step, finite)], "eval/all")) is not None:
             self.evaluations.append((measured, _reward(self.last(_REWARD), "env/all")))
 
     def last(self, key: str) -> list[Line]:
-        """The last lines that have a number, in order."""
-        found = [line for line in reversed(self.recent) if key in line[1]]
-        return found[:WINDOW][::-1]
+        """Return the last lines that have a metric, in order."""
+        return [line for line in self.recent if key in line[1]][-WINDOW:]
 
     def mean(self, key: str) -> _Mean | None:
-        """Over the last steps; None while there are too few."""
+        """Return the mean over the last steps; None while there are too few."""
         values = [(step, metrics[key]) for step, metrics in self.last(key)]
         return None if len(values) < ENOUGH else _mean(values)
 
     def typical(self, key: str) -> _Mean | None:
-        """The same with the median."""
+        """Return the median likewise."""
         values = [(step, metrics[key]) for step, metrics in self.last(key)]
         return None if len(values) < ENOUGH else _median(values)
 
     def beginning(self, key: str, *, before: int) -> _Mean | None:
-        """The median over the first steps; None while they are not all before a step."""
+        """Return the median over the first steps; None while they are not all before a step."""
         values = self.early[key]
         return _median(values) if len(values) == ENOUGH and values[-1][0] < before else None
 
@@ -206,7 +200,6 @@ _KLS = ("optim/kl_sample_train_v1", "optim/kl_sample_train_v2")
 _TOKENS = "optim/tokens"
 _REWARD = "env/all/reward/mean"
 _ENTROPY = "optim/entropy"
-_COMPARED = (_KL, _ENTROPY)
 _EPISODES = re.compile("env/.+/episodes")
 
 

@@ -1,4 +1,4 @@
-"""What a step is measured by.
+"""Metrics of a step.
 
 Invariant: every number is a function of the batch's episodes, of what the service answered and of how long it took, so
 it can be recounted.
@@ -27,7 +27,7 @@ _PERCENTILES = (10, 50, 90)
 
 
 def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
-    """Rewards and outcomes, by environment and over all, under `<prefix>/<env>/…` and `<prefix>/all/…`.
+    """Return rewards and outcomes by environment and over all, under `<prefix>/<env>/…` and `<prefix>/all/…`.
 
     Failed episodes count only in `failed`, and plays that were repeated in `retries`; all else is of the episodes with
     a reward. Of n values in ascending order, the percentile `p10` is the ⌈n/10⌉-th, and so on. An episode is `solved`
@@ -188,7 +188,7 @@ def _own(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
-    """What a step was given.
+    """Return the metrics of the groups of a step.
 
     `replaced` groups taught nothing and were played anew, `dropped` ones had too few episodes with a reward, `excess`
     counts sequences that were too long. `sampled_tokens` are those of the episodes of all these groups, failed ones
@@ -216,13 +216,13 @@ def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
 
 
 def _estimated(prepared: Sequence[Prepared]) -> dict[str, float]:
-    """What there is to say of how groups were estimated, in the mean over those of which there is something."""
-    found = dict[str, list[float]]()
-    for one in prepared:
-        for name, value in one.report.items():
-            for env in (one.group.env, "all"):
-                found.setdefault(f"env/{env}/advantage/{name}", []).append(value)
-    return {key: _mean(values) for key, values in found.items()}
+    """Return the metrics of the estimators, in the mean over the groups that have them."""
+    reported = dict[str, list[float]]()
+    for each in prepared:
+        for name, value in each.report.items():
+            for env in (each.group.env, "all"):
+                reported.setdefault(f"env/{env}/advantage/{name}", []).append(value)
+    return {key: _mean(values) for key, values in reported.items()}
 
 
 def _shaped(prepared: Sequence[Prepared]) -> dict[str, float]:
@@ -241,7 +241,7 @@ def _shaped(prepared: Sequence[Prepared]) -> dict[str, float]:
 
 
 def update_metrics(update: Update) -> dict[str, float]:
-    """How far the sampler and the trainer agree on the sampled tokens, and what the service reported.
+    """Return how far the sampler and the trainer agree on the sampled tokens, and what the service reported.
 
     With d = log q(sampler) − log p(trainer): `kl_sample_train_v1` is mean d and `v2` is ½ mean d², both estimates of
     KL(q‖p) (Schulman, "Approximating KL divergence", 2020); `entropy` is −mean log q. With the importance weights
@@ -270,19 +270,19 @@ def update_metrics(update: Update) -> dict[str, float]:
 
 
 def departure(metrics: Mapping[str, float]) -> float | None:
-    """How far the sampler and the trainer are apart: the larger of |v1| and v2; None where nothing was trained."""
-    found = [abs(metrics[key]) for v in ("v1", "v2") if (key := f"optim/kl_sample_train_{v}") in metrics]
-    return max(found, default=None)
+    """Return the distance of sampler and trainer: the larger of |v1| and v2; None where nothing was trained."""
+    apart = [abs(metrics[key]) for v in ("v1", "v2") if (key := f"optim/kl_sample_train_{v}") in metrics]
+    return max(apart, default=None)
 
 
 def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, slots: int) -> dict[str, float]:
-    """What a step got done in its time, under `time/…`; nothing where no time passed.
+    """Return the throughput of a step under `time/…`; nothing where no time passed.
 
     Args:
-        metrics: of the step: its episodes and its sampled tokens.
-        seconds: from the end of the step before to its own.
-        busy_s: that rollouts held a slot meanwhile, summed over the slots.
-        slots: that there are; `utilisation` is the share of them that was held, in the mean over the time.
+        metrics: metrics of the step, with its episodes and its sampled tokens.
+        seconds: time from the end of the step before to its own.
+        busy_s: time for which rollouts held a slot meanwhile, summed over the slots.
+        slots: number of slots; `utilisation` is the mean share of them that was held.
     """
     if not seconds > 0:
         return {}
@@ -295,9 +295,11 @@ def throughput(metrics: Mapping[str, float], *, seconds: float, busy_s: float, s
 
 def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
     weights = np.exp(log_ratios - log_ratios.max())  # the largest is 1, so that none is infinite
-    extremes = {"max": float(np.exp(log_ratios.max())), "min": float(np.exp(log_ratios.min()))}
-    effective = float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum()))
-    return {**{f"optim/ratio/{key}": value for key, value in extremes.items()}, "optim/ratio/effective": effective}
+    return {
+        "optim/ratio/max": float(np.exp(log_ratios.max())),
+        "optim/ratio/min": float(np.exp(log_ratios.min())),
+        "optim/ratio/effective": float(weights.sum() ** 2 / (len(weights) * np.square(weights).sum())),
+    }
 
 
 def _clipped(update: Update) -> dict[str, float]:
