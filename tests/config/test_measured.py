@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlkit.config.schema import Config
-from rlkit.metrics.names import has_by_chance
+from rlkit.metrics.metrics import has_by_chance
 
 CONFIG = Config.model_validate(
     {

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rlkit.service.connect import ServiceChoice
@@ -100,11 +101,11 @@ def test_an_address_where_nothing_answers_fails_in_one_line(url: str) -> None:
 def test_a_service_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = threading.Event()
 
-    def hang(url: str, timeout_s: float) -> str | None:
+    def hang(url: str, **_: object) -> httpx.Response:
         answers.wait()
-        return None
+        return httpx.Response(200)
 
-    monkeypatch.setattr(doctor, "_ask", hang)
+    monkeypatch.setattr(httpx, "get", hang)
     try:
         finding = doctor.service(ServiceChoice("url", "http://127.0.0.1", "x"), timeout_s=0.1)
     finally:

@@ -1,4 +1,4 @@
-"""What a user's code hands over, as text and JSON that any file can hold.
+"""Values of a user's code as text and JSON that any file can hold.
 
 Invariant: what comes out of here can be written as UTF-8 and as strict JSON, and nothing but an `Unwritable` is raised.
 The work is bounded by the room that a value may take up, and not by its size.
@@ -46,37 +46,29 @@ class Room:
         self._left = limit_bytes
 
     def take(self, count: int) -> None:
-        """Use some of it up.
-
-        Raises:
-            TooLarge: there is not that much left.
-        """
+        """Use up so many bytes; a TooLarge says that there are not so many left."""
         self._left -= count
         if self._left < 0:
             raise TooLarge("it is too large")
 
     def has(self, count: int) -> None:
-        """Check that there is so much left.
-
-        Raises:
-            TooLarge: there is not.
-        """
+        """Check that so many bytes are left; a TooLarge says that they are not."""
         if count > self._left:
             raise TooLarge("it is too large")
 
 
 def json_bytes(value: Json) -> int:
-    """The size of a plain value as the JSON that is recorded."""
+    """Return the size of a plain value as the JSON that is recorded."""
     return len(_ENCODER.encode(value))  # of ASCII
 
 
 def readable(text: str) -> str:
-    r"""The text with each lone surrogate, which UTF-8 cannot hold, as its escape: `\udcff`."""
+    r"""Return the text with each lone surrogate, which UTF-8 cannot hold, as its escape: `\udcff`."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def text_of(value: object) -> str:
-    """`str(value)`, cut in its middle where it is very long, or what that raised."""
+    """Return `str(value)`, cut in its middle where it is very long, or what that raised."""
     try:
         text = str(value)
         if len(text) > _TEXT_CHARS:
@@ -88,7 +80,7 @@ def text_of(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """A value in a message: its type, and the beginning of its `repr`."""
+    """Return a value for a message: its type, and the beginning of its `repr`."""
     kind = type(value).__name__
     if isinstance(value, _COLLECTIONS) and (count := len(cast("Sized", value))) > _SHOWN_ITEMS:
         return f"{kind} of {count:,} items"
@@ -101,11 +93,11 @@ def shown(value: object) -> str:
 
 
 def plain(value: object, room: Room | None = None) -> Json:
-    """A value as JSON that shares nothing with it; what JSON does not have is its `repr`.
+    """Return a value as JSON that shares nothing with it; what JSON does not have is its `repr`.
 
     Args:
-        value: of any type.
-        room: that it may take up; None for as much as it needs.
+        value: value of any type.
+        room: room that it may take up; None for as much as it needs.
 
     Raises:
         TooLarge: there is not enough room.
@@ -149,14 +141,10 @@ def _text(text: str, room: Room) -> str:
 
 
 def _fits(number: float | None) -> bool:
-    """Whether any reader of JSON knows the number."""
-    match number:
-        case None:
-            return True
-        case int():
-            return number.bit_length() <= _INTEGER_BITS
-        case _:
-            return math.isfinite(number)
+    """Say whether any reader of JSON knows the number."""
+    if isinstance(number, int):
+        return number.bit_length() <= _INTEGER_BITS
+    return number is None or math.isfinite(number)
 
 
 def _repr(value: object, room: Room) -> str:

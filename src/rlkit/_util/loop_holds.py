@@ -44,11 +44,11 @@ class Charged(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A long step of the event loop.
+    """A long step of the event loop, in which nothing else could run.
 
     Args:
         env: name of the environment whose code it was.
-        seconds: for which nothing else could run.
+        seconds: length of the step.
         place: the line that was seen most often; None where none was seen.
     """
 
@@ -59,13 +59,9 @@ class Hold:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """A step of user code that the loop is in.
+    """A step of user code that the loop is in, on the clocks of the rollouts that it is a step of.
 
-    Args:
-        charged: the clocks of the rollouts that it is a step of.
-        env: name of the environment.
-        began_s: when it began.
-        places: how often which line was seen; None as long as none was, as in nearly all steps.
+    `places` counts the lines that were seen; it is None as long as none was, as in nearly all steps.
     """
 
     charged: Collection[Charged]
@@ -86,7 +82,7 @@ class LoopHolds:
 
     @property
     def now_s(self) -> float:
-        """The time of the loop without its holds: what it could hear others for."""
+        """The time of the loop without its holds, in which it can hear others."""
         return _clock() - self.held_s
 
     def begin(self, charged: Collection[Charged], env: str = "") -> bool:
@@ -177,7 +173,7 @@ _of_loops = WeakKeyDictionary[asyncio.AbstractEventLoop, LoopHolds]()
 
 
 def loop_holds() -> LoopHolds:
-    """The holds of the event loop that runs."""
+    """Return the holds of the event loop that runs."""
     loop = asyncio.get_running_loop()
     holds = _of_loops.get(loop)
     if holds is None:

@@ -1,4 +1,4 @@
-"""Where rlkit keeps things: runs and engine state in the user's home, models in the user's cache.
+"""Paths of what rlkit keeps: runs and engine state in the user's home, models in the user's cache.
 
 Never a temporary directory: many machines clear those on reboot, and a run is worth more than that.
 
@@ -17,17 +17,17 @@ ARTEFACTS = "artefacts"
 
 
 def runs_dir() -> Path:
-    """The folder of all runs: `$RLKIT_RUNS_DIR`, by default `~/rlkit-runs`."""
+    """Return the folder of all runs: `$RLKIT_RUNS_DIR`, by default `~/rlkit-runs`."""
     return _from_env("RLKIT_RUNS_DIR") or Path.home() / "rlkit-runs"
 
 
 def engine_dir() -> Path:
-    """The embedded engine's checkpoints: `$RLKIT_ENGINE_DIR`, by default `.engine` in the folder of runs."""
+    """Return the engine's folder of checkpoints: `$RLKIT_ENGINE_DIR`, by default `.engine` in the folder of runs."""
     return _from_env("RLKIT_ENGINE_DIR") or runs_dir() / ".engine"
 
 
 def cache_dir() -> Path:
-    """Models that were fetched or converted: `$RLKIT_CACHE_DIR`, by default `rlkit` in the user's cache."""
+    """Return the folder of fetched and converted models: `$RLKIT_CACHE_DIR`, by default `rlkit` in the user's cache."""
     base = _from_env("XDG_CACHE_HOME") or Path.home() / ".cache"
     return _from_env("RLKIT_CACHE_DIR") or base / "rlkit"
 

@@ -24,9 +24,9 @@ class Slots:
             slots.release()
 
     Args:
-        count: of the places.
-        closed: why no more are given, asked whenever somebody wants one; None while they are given.
-        clock: seconds, by which `busy_s` is counted; its zero does not matter.
+        count: number of places.
+        closed: returns why no more are given, whenever somebody wants one; None while they are given.
+        clock: returns seconds, by which `busy_s` is counted.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Slots:
         closed: Callable[[], object | None] = lambda: None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self._count = self._free = count
+        self.count = self._free = count
         self._closed = closed
         self._clock = clock
         self._changed_s = clock()
@@ -46,14 +46,9 @@ class Slots:
         self._arrivals = counter()
 
     @property
-    def count(self) -> int:
-        """How many places there are."""
-        return self._count
-
-    @property
     def busy_s(self) -> float:
         """Seconds that places were held up to now, summed over the places."""
-        return self._busy_s + (self._count - self._free) * (self._clock() - self._changed_s)
+        return self._busy_s + (self.count - self._free) * (self._clock() - self._changed_s)
 
     async def acquire(self, rank: tuple[int, ...]) -> None:
         """Take a place, to be released; equal ranks are served in the order in which they came."""
@@ -90,10 +85,10 @@ class Slots:
         await self._left.wait()
 
     def _open(self) -> bool:
-        """Whether places are given; whoever is told that they are not waits for ever."""
+        """Say whether places are given; whoever is refused waits for ever."""
         if self._closed() is None:
             return True
-        if self._free == self._count:
+        if self._free == self.count:
             self._left.set()
         return False
 

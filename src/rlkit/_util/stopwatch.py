@@ -1,4 +1,4 @@
-"""How long a rollout has played, for its time limit.
+"""Stopwatch of a rollout, for its time limit.
 
 Invariant: a service in trouble uses up no rollout's time: neither a request that failed and is made again counts, nor
 waiting while the service answers nobody. Nor does another rollout that holds the event loop use it up; what a rollout
@@ -34,11 +34,7 @@ class Request(Protocol):
 
 
 class Stopwatch:
-    """Counts the time of one rollout from when it is made.
-
-    Args:
-        name: the environment of the rollout, for findings.
-    """
+    """Counts the time of one rollout, from its making; `name` is the environment, for findings."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name
@@ -49,7 +45,7 @@ class Stopwatch:
         self._waiting: dict[Request, float] = {}  # what each was excused for when time was last left out
 
     def _clock(self) -> float:
-        """The time of the event loop without that for which others held it."""
+        """Return the time of the event loop without that for which others held it."""
         return self._holds.now_s + self.own_held_s
 
     @property
@@ -92,7 +88,7 @@ _running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", def
 
 
 def running() -> frozenset[Stopwatch]:
-    """The stopwatches of the rollouts for which this task works."""
+    """Return the stopwatches of the rollouts for which this task works."""
     return _running.get()
 
 

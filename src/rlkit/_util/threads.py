@@ -37,13 +37,12 @@ class LooseThreads(ThreadPoolExecutor):
     """Threads for an event loop, as many as its own would be, that nobody waits for at the end.
 
     An executor of the standard library waits for each of its threads when it is shut down, and once more when the
-    interpreter ends. This one has threads of its own instead, daemons; the class it is derived from is only what an
-    event loop insists on.
+    interpreter ends. This one has daemon threads of its own; an event loop insists on the class it is derived from.
 
     Args:
-        count: of the threads; by default as many as an event loop's own.
-        name: that those of the threads begin with; by default that of an event loop's own.
-        grace_s: what they may take to finish what was asked for, once it is shut down; the rest is abandoned.
+        count: number of threads; by default as many as an event loop's own.
+        name: start of the threads' names; by default that of an event loop's own.
+        grace_s: time to finish all work once it is shut down; the rest is abandoned.
     """
 
     def __init__(self, count: int | None = None, *, name: str = "asyncio", grace_s: float = _GRACE_S) -> None:

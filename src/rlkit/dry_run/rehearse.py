@@ -32,7 +32,7 @@ from rlkit.dry_run.pilot import Nudged, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import eval_player, eval_tasks
-from rlkit.metrics.names import has_by_chance
+from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
 from rlkit.rollout.settings import env_settings
 from rlkit.rollout.task_guard import leftovers_ended

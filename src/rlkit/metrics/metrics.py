@@ -6,8 +6,10 @@ it can be recounted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from math import comb, isfinite
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,9 @@ from numpy.typing import NDArray
 from rlkit.algorithms.datums import Prepared, Taken, Update
 from rlkit.algorithms.reward_scale import EQUAL, differ
 from rlkit.types import Bools, Episode, Group, Turn
+
+if TYPE_CHECKING:
+    from rlkit.config.schema import Config
 
 HEALTHY_KL = 0.01
 """Largest KL(sampler‖trainer), in nats a token, of a run that is stable; from Tinker's documentation of reinforcement
@@ -24,6 +29,7 @@ SOLVED = 1 - EQUAL
 """Rewards from this on are full marks: 1, up to what rounding changes."""
 
 _PERCENTILES = (10, 50, 90)
+_PASS_AT = re.compile(r"pass_at_(\d{1,9})")
 
 
 def group_metrics(groups: Sequence[Group], *, prefix: str) -> dict[str, float]:
@@ -310,6 +316,21 @@ def _clipped(update: Update) -> dict[str, float]:
         if clips is not None:
             found.append(clips)
     return {"optim/ratio/clipped": float(np.concatenate(found).mean())} if found else {}
+
+
+def has_by_chance(metric: str, config: Config) -> bool:
+    """Say whether a step of a run may have a metric of its episodes though a run in small has none."""
+    of, _, rest = metric.partition("/")
+    env, _, name = rest.partition("/")
+    if name == "retried/gap":
+        return True
+    specs = [spec for key, spec in config.envs.items() if env in (key, "all")] if of == "env" else []
+    if name.startswith("advantage/"):
+        key = name.removeprefix("advantage/")
+        return any(key in (spec.advantage or config.advantage).metric_names for spec in specs)
+    largest = max((spec.group_size or config.batch.group_size for spec in specs), default=0)
+    k = int(found[1]) if (found := _PASS_AT.fullmatch(name)) else 0
+    return 2 <= k <= largest and k.bit_count() == 1
 
 
 def _mean(values: Iterable[float]) -> float:

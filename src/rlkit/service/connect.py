@@ -43,23 +43,20 @@ def choose(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) ->
     Raises:
         ConfigError: something is set of the embedded engine, which is not the one that is chosen.
     """
-    chosen = _chosen(config, environ)
-    for name in ("engine_threads", "engine_device"):
-        if chosen.kind != "engine" and getattr(config, name) is not None:
-            raise ConfigError(
-                f"service.{name} has no effect: {chosen.reason}, so the embedded engine is not started; leave it out"
-            )
-    return chosen
-
-
-def _chosen(config: ServiceConfig, environ: Mapping[str, str]) -> ServiceChoice:
     if config.base_url:
-        return ServiceChoice("url", config.base_url, "service.base_url is set")
-    if url := environ.get("TINKER_BASE_URL"):
-        return ServiceChoice("url", url, "TINKER_BASE_URL is set")
-    if source := credential(environ=environ):
-        return ServiceChoice("hosted", None, f"{source} is set")
-    return ServiceChoice("engine", None, "there is neither a Tinker credential nor TINKER_BASE_URL")
+        choice = ServiceChoice("url", config.base_url, "service.base_url is set")
+    elif url := environ.get("TINKER_BASE_URL"):
+        choice = ServiceChoice("url", url, "TINKER_BASE_URL is set")
+    elif source := credential(environ=environ):
+        choice = ServiceChoice("hosted", None, f"{source} is set")
+    else:
+        return ServiceChoice("engine", None, "there is neither a Tinker credential nor TINKER_BASE_URL")
+    for name in ("engine_threads", "engine_device"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"service.{name} has no effect: {choice.reason}, so the embedded engine is not started; leave it out"
+            )
+    return choice
 
 
 def credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -159,7 +156,7 @@ async def connect(
 
 
 def describe(choice: ServiceChoice) -> str:
-    """The chosen service as a phrase for people."""
+    """Return the chosen service as a phrase for people."""
     match choice.kind:
         case "hosted":
             return f"the hosted Tinker service ({choice.reason})"

@@ -44,6 +44,7 @@ class Watch:
         timeout_s: limit in seconds of a service's silence.
         seed: seed of the jitter between retries.
         is_computing: says that the service works on an answer; the user is then not told that it is silent.
+        answered_s: when the service last answered anybody.
     """
 
     note: Callable[[str], None]
@@ -54,7 +55,7 @@ class Watch:
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _open: int = 0
     _waiting: Counter[str] = field(default_factory=Counter[str])
-    _answered_s: float = 0.0
+    answered_s: float = 0.0
     _silent_s: float = 0.0  # how long the service had answered nobody when the last call failed
     _silences_s: float = 0.0
     _failures: _Notice = field(init=False)
@@ -79,7 +80,7 @@ class Watch:
         clock = _heard_s
         delay, asked_s = _BACKOFF_S, clock()
         if not self._open:
-            self._answered_s = max(self._answered_s, asked_s)  # silence counts from when somebody asks
+            self.answered_s = max(self.answered_s, asked_s)  # silence counts from when somebody asks
         self._open += 1
         self._waiting[what] += 1
         request = _Request(self, asked_s)
@@ -92,7 +93,7 @@ class Watch:
                         self._answer_came(clock())
                         return answer
                     except ServiceError as error:
-                        left_s = self._answered_s + self.timeout_s - clock()
+                        left_s = self.answered_s + self.timeout_s - clock()
                         if not retry or left_s <= 0 or isinstance(error, NoAnswer):
                             raise
                         request.failed = True
@@ -101,20 +102,15 @@ class Watch:
                         await asyncio.sleep(pause)
                         delay = min(2 * delay, _BACKOFF_MAX_S)
         except ServiceError:
-            self._silent_s = clock() - max(self._answered_s, asked_s)
+            self._silent_s = clock() - max(self.answered_s, asked_s)
             raise
         finally:
             self._open -= 1
             self._waiting[what] -= 1
 
-    @property
-    def answered_s(self) -> float:
-        """When the service last answered anybody."""
-        return self._answered_s
-
     def silences_s(self, now_s: float) -> float:
         """Seconds of all the times that the service answered nobody for `SILENCE_S` or more, up to now."""
-        silent_s = now_s - self._answered_s
+        silent_s = now_s - self.answered_s
         return self._silences_s + (silent_s if silent_s >= SILENCE_S and self._open else 0.0)
 
     @property
@@ -140,7 +136,7 @@ class Watch:
         with heard_warnings(self._remember):
             while True:
                 await asyncio.sleep(_LOOK_S)
-                silent_s = clock() - self._answered_s
+                silent_s = clock() - self.answered_s
                 if self._open and silent_s >= SILENCE_S and not self.is_computing():
                     asked = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
@@ -163,7 +159,7 @@ class Watch:
 
     def _answer_came(self, now_s: float) -> None:
         self._silences_s = self.silences_s(now_s)
-        self._answered_s = now_s
+        self.answered_s = now_s
         self._silent_s = 0.0
 
 

@@ -27,15 +27,12 @@ from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What was found in the groups of one environment.
+    """Counts of the groups of one environment that steps were made of.
 
     Args:
-        groups: that a step was made of.
-        episodes: of these, that neither failed nor are masked.
-        turns: of these.
-        sequences: that they make.
-        tokens: trained on, each of which was sampled where it stands.
-        cut: sampled, and not trained on for the length of their sequence.
+        episodes: episodes that neither failed nor are masked, with their `turns` and `sequences`.
+        tokens: tokens that are trained on, each of which was sampled where it stands.
+        cut: tokens that were sampled, and are not trained on for the length of their sequence.
         mismatch: the first token that is not as it was sampled, after which nothing is counted; or the draws of which
             several steps are made.
     """
@@ -82,12 +79,12 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
     """Check all steps of a run up to the first mismatch, and that no draw is in two of them.
 
     Args:
-        directory: of the run.
+        directory: the run's folder.
         max_tokens: the run's `batch.max_tokens`.
         excess: the run's `batch.too_long`.
 
     Returns:
-        By name of the environment.
+        The counts by name of the environment.
 
     Raises:
         UsageError: the record is damaged, or a part of it is gone.
@@ -95,13 +92,15 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
     history, audits = recorded_steps(directory), dict[str, Audit]()
     taken = defaultdict[str, dict[int, list[int]]](lambda: defaultdict(list))  # by environment and draw: its steps
     for step in range(1, history.step + 1):
-        for one in history.groups(step):
-            taken[one.group.env][one.group.draw].append(step)
-            if not one.counts:
+        for member in history.groups(step):
+            name, group = member.group.env, member.group
+            taken[name][group.draw].append(step)
+            if not member.counts:
                 continue
-            name = one.group.env
-            checked = await audit_group(one.group, max_tokens=max_tokens, excess=excess)
-            audits[name] = audits.get(name, Audit()) + _placed(checked, f"step {step}, {name}, task {one.group.task}")
+            checked = await audit_group(group, max_tokens=max_tokens, excess=excess)
+            if checked.mismatch is not None:
+                checked = Audit(mismatch=f"step {step}, {name}, task {group.task}: {checked.mismatch}")
+            audits[name] = audits.get(name, Audit()) + checked
             if checked.mismatch is not None:
                 return audits
     for env, steps in taken.items():
@@ -133,10 +132,6 @@ def _ranges(numbers: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
 
 
-def _placed(checked: Audit, place: str) -> Audit:
-    return checked if checked.mismatch is None else Audit(mismatch=f"{place}: {checked.mismatch}")
-
-
 async def audit_group(group: Group, *, max_tokens: int | None = None, excess: Excess = "truncate") -> Audit:
     """Make a group's sequences and check them."""
     numbered = Preparation({group.env: _numbers}, every_sequence=True, max_tokens=max_tokens, excess=excess)
@@ -151,17 +146,16 @@ def check(group: Group, data: Sequence[Datum], *, whole: bool = True) -> Audit:
         data: made of it, with its turns numbered from 1 in the place of their advantages.
         whole: each sampled token must be trained on.
     """
-    samples = list(_samples(group))
-    tokens = 0
+    samples, tokens = list(_samples(group)), 0
     for number, datum in enumerate(data):
         if (wrong := _misfit(datum, samples)) is not None:
             return Audit(mismatch=f"sequence {number}: {wrong}")
         tokens += int(np.count_nonzero(datum.mask))
-    cut = sum(int(np.count_nonzero(one.turn.sampled & ~one.trained)) for one in samples)
+    missing = [(sample, np.flatnonzero(sample.turn.sampled & ~sample.trained)) for sample in samples]
+    cut = sum(len(places) for _, places in missing)
     if whole and cut:
-        one = next(one for one in samples if (one.turn.sampled & ~one.trained).any())
-        at = int(np.flatnonzero(one.turn.sampled & ~one.trained)[0])
-        return Audit(mismatch=f"{one.place}: the token {at} that it sampled is in no sequence")
+        sample, places = next(each for each in missing if len(each[1]))
+        return Audit(mismatch=f"{sample.place}: the token {int(places[0])} that it sampled is in no sequence")
     valid = sum(episode.reward is not None and not episode.masked for episode in group.episodes)
     return Audit(1, valid, len(samples), len(data), tokens, cut)
 
@@ -171,11 +165,11 @@ class _Sample:
     """A turn of an episode that is to be trained on.
 
     Args:
-        number: stands in the place of its advantage.
-        place: for people.
-        turn: as it was recorded.
+        number: number in the place of its advantage.
+        place: place for messages.
+        turn: the recorded turn.
         sequence: its whole prompt and completion.
-        trained: [C] bool, the tokens that were found in a sequence so far.
+        trained: [C] bool, the tokens that were met in a sequence so far.
     """
 
     number: float
@@ -203,16 +197,16 @@ def _samples(group: Group) -> Iterator[_Sample]:
 
 
 def _sequences(episode: Episode) -> list[Prompt]:
-    """All tokens of each turn, its parents' first."""
-    made = list[Prompt]()
+    """Return all tokens of each turn, its parents' first."""
+    sequences = list[Prompt]()
     for turn in episode.turns:
-        before = [] if turn.parent is None else [made[turn.parent]]
-        made.append(join([*before, turn.prompt, Prompt(turn.completion)]))
-    return made
+        before = [] if turn.parent is None else [sequences[turn.parent]]
+        sequences.append(join([*before, turn.prompt, Prompt(turn.completion)]))
+    return sequences
 
 
 def _misfit(datum: Datum, samples: Sequence[_Sample]) -> str | None:
-    """What is wrong with a sequence, or None; notes which sampled tokens it trains on."""
+    """Return what is wrong with a sequence, or None; mark the sampled tokens that it trains on."""
     tokens = np.concatenate([datum.prompt.tokens, datum.targets[-1:]])
     if not np.array_equal(datum.targets, np.maximum(tokens[1:], 0)):
         at = int(np.flatnonzero(datum.targets != np.maximum(tokens[1:], 0))[0])

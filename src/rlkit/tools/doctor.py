@@ -1,4 +1,4 @@
-"""What is wrong with this machine, and how to mend it.
+"""Examination of this machine: what is wrong with it, and how to mend it.
 
 Invariant: it looks and changes nothing; of a key it reads whether it is there and has the right shape, and tells only
 its name. Nothing heavy is imported before the service is asked or the engine tried.
@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -45,14 +45,7 @@ GB = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
-
-    Args:
-        subject: what it is.
-        status: `fail` stops a run, `warn` may.
-        detail: what was found.
-        fix: what to do, where something is not well.
-    """
+    """The result of one check; `fail` stops a run, `warn` may, and `fix` says what to do about them."""
 
     subject: str
     status: Literal["ok", "warn", "fail"]
@@ -67,7 +60,7 @@ def examine(
 
     Args:
         engine: also start the embedded engine with a tiny random model and draw one sample, which takes some seconds.
-        environ: the environment variables.
+        environ: environment variables.
         say: receives a line now and then while something takes long.
     """
     from rlkit.config.schema import ServiceConfig
@@ -179,8 +172,14 @@ def service(choice: ServiceChoice, *, timeout_s: float = SERVICE_TIMEOUT_S) -> F
         url = DEFAULT_BASE_URL
     else:
         url = choice.base_url
-    import_module("httpx")  # seconds on a busy machine, which are not the service's
-    problem = ask_within(lambda: _ask(url, timeout_s), timeout_s=timeout_s + 1)
+    import httpx  # takes seconds on a busy machine, which are not the service's
+
+    def ask() -> str | None:
+        answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
+        # A service may want a key even for this: it is there all the same.
+        return None if answer.is_success or answer.status_code in (401, 403) else f"it answered {answer.status_code}"
+
+    problem = ask_within(ask, timeout_s=timeout_s + 1)
     if problem is None:
         return Finding("service", "ok", f"{url} answers ({choice.reason})")
     fix = "check the address and the network, or unset what chooses it to use the embedded engine"
@@ -214,9 +213,9 @@ def embedded_engine(
     """Start the engine and let the Tinker SDK draw a sample from it, in a process of its own.
 
     Args:
-        needed: without it nothing can run.
+        needed: nothing can run without the engine.
         timeout_s: limit in seconds.
-        command: tries it; the last line that it prints says what it is doing, or what is wrong.
+        command: program that tries it; its last line says what it is doing, or what is wrong.
         say: receives a line now and then while it goes on.
     """
     started = time.monotonic()
@@ -365,11 +364,3 @@ def _installed(name: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _ask(url: str, timeout_s: float) -> str | None:
-    import httpx
-
-    answer = httpx.get(f"{url.rstrip('/')}/api/v1/healthz", timeout=timeout_s, follow_redirects=True)
-    # A service may want a key even for this: it is there all the same.
-    return None if answer.is_success or answer.status_code in (401, 403) else f"it answered {answer.status_code}"

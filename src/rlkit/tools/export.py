@@ -1,4 +1,4 @@
-"""Weights that were trained, as files that other programs load.
+"""Export of trained weights as files that other programs load.
 
 Invariant: a folder that is there is whole; whatever goes wrong leaves none behind.
 """
@@ -19,7 +19,7 @@ from rlkit._util.model_names import hub_id
 from rlkit._util.threads import in_thread
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.service.connect import Address, choose, reachable
+from rlkit.service.connect import Address, reachable
 from rlkit.service.sdk import TinkerService
 
 type Form = Literal["adapter", "merged", "raw"]
@@ -37,11 +37,11 @@ async def export(
     """Write a checkpoint as files: through tinker-cookbook's `weights`, which knows the models of the service.
 
     Args:
-        path: a `tinker://…/weights/…` path, of training state.
-        directory: to be made.
+        path: `tinker://…/weights/…` path of training state.
+        directory: folder to make.
         form: an adapter, for serving beside its base model; the model with the adapter merged into it; or the files as
             the service keeps them, for which the base model is not needed.
-        service: that has the checkpoint; by default the one that a run without settings would use.
+        service: keeps the checkpoint; by default the service of a run without settings.
         note: receives one line for the user while the service does not answer.
 
     Raises:
@@ -53,26 +53,20 @@ async def export(
     if not path.startswith("tinker://") or "/weights/" not in path:
         raise UsageError(f"{path!r} is no training state, a path like tinker://…/weights/…; only that can be exported")
     directory = _free(directory)
-    config = service or ServiceConfig()
-    choice = choose(config)
-    async with reachable(config, choice=choice, note=note) as at:
+    async with reachable(service or ServiceConfig(), note=note) as at:
         async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
             model = await connection.model_of(path)
-        source = "" if form == "raw" else await in_thread(_source, model, choice.kind == "engine")
-        await in_thread(lambda: _write(path, directory, form, at, base=source, name=hub_id(model)))
+        base = str(await in_thread(_resolve, model)) if at.embedded and form != "raw" else model
+        await in_thread(lambda: _write(path, directory, form, at, base=base, name=hub_id(model)))
 
 
 def _free(directory: Path) -> Path:
-    """The place that a directory is to be made at, checked before anything is fetched for it.
-
-    Raises:
-        UsageError: something is there already, or nothing can be written there.
-    """
+    """Return the place to make a directory at, where nothing is and something can be written."""
     try:
         place = directory.resolve()
         if directory.is_symlink() or place.exists():
             raise UsageError(f"{directory} is there already: choose another name")
-        parent = next(one for one in place.parents if one.exists())
+        parent = next(folder for folder in place.parents if folder.exists())
         with tempfile.TemporaryDirectory(prefix=f".{place.name}-", dir=parent):
             return place
     except (OSError, RuntimeError) as error:  # the latter of links that lead nowhere but to themselves
@@ -85,17 +79,20 @@ def _unwritable(directory: Path, error: Exception) -> UsageError:
 
 
 def _write(path: str, directory: Path, form: Form, at: Address, *, base: str, name: str | None) -> None:
-    made = [one for one in directory.parents if not one.exists()]
+    """Download and build a checkpoint, given where tinker-cookbook finds its base model, and the model's own name."""
+    made = [folder for folder in directory.parents if not folder.exists()]
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         # Beside the target, so that it gets its name at once when it is whole.
-        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as folder:
-            adapter, whole = Path(folder) / "adapter", Path(folder) / "made"
+        with tempfile.TemporaryDirectory(prefix=f".{directory.name}-", dir=directory.parent) as work:
+            adapter, whole = Path(work) / "adapter", Path(work) / "made"
             _download(path, whole if form == "raw" else adapter, at)
             if form != "raw":
                 _build(base, adapter, whole, form)
             if form == "adapter":
-                _name_base(whole / "adapter_config.json", name)
+                config = whole / "adapter_config.json"  # with the place where tinker-cookbook found the base model
+                settings = json.loads(config.read_text()) | {"base_model_name_or_path": name}
+                write_text(config, json.dumps(settings, indent=2) + "\n")
             mode = whole.stat().st_mode & 0o666
             for file in filter(Path.is_file, whole.rglob("*")):
                 file.chmod(mode)  # safetensors writes for its owner alone
@@ -105,8 +102,8 @@ def _write(path: str, directory: Path, form: Form, at: Address, *, base: str, na
         raise _unwritable(directory, error) from error
     finally:
         with suppress(OSError):  # somebody else may have put something there meanwhile
-            for one in made:
-                one.rmdir()
+            for parent in made:
+                parent.rmdir()
 
 
 def _download(path: str, adapter: Path, at: Address) -> None:
@@ -122,13 +119,10 @@ def _download(path: str, adapter: Path, at: Address) -> None:
         raise ServiceError(f"downloading {path}: {_first(error)}{reason}") from error
 
 
-def _source(model: str, engine: bool) -> str:
-    """Return where tinker-cookbook finds a base model: a folder, or a name on the hub."""
-    if not engine:
-        return model
+def _resolve(model: str) -> Path:
     from rlkit.engine.model.models import resolve_model
 
-    return str(resolve_model(model))
+    return resolve_model(model)
 
 
 def _build(base: str, adapter: Path, made: Path, form: Form) -> None:
@@ -142,12 +136,6 @@ def _build(base: str, adapter: Path, made: Path, form: Form) -> None:
         raise MissingError(f"the base model {base} cannot be loaded: {_first(error)}") from error
     except (TinkerCookbookError, ValueError, KeyError) as error:
         raise UsageError(f"{base} has no {form} form: {_first(error)}") from error
-
-
-def _name_base(config: Path, name: str | None) -> None:
-    """Say which model an adapter belongs to: tinker-cookbook writes where it found that one on this machine."""
-    settings = json.loads(config.read_text())
-    write_text(config, json.dumps({**settings, "base_model_name_or_path": name}, indent=2) + "\n")
 
 
 @contextmanager

@@ -24,12 +24,7 @@ TOLD_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a program said.
-
-    Args:
-        code: exit status; None if it was ended at its limit.
-        output: everything that it printed, secrets taken out.
-    """
+    """The exit status of a program, None if it was ended at its limit, and its output without secrets."""
 
     code: int | None
     output: str
@@ -46,8 +41,8 @@ def ask_program(
     """Run a program to its end, or to its limit.
 
     Args:
-        command: its words.
-        timeout_s: its limit in seconds.
+        command: words of the command.
+        timeout_s: limit in seconds.
         progress: receives the last line that it printed and how long it has run, every `TOLD_S`.
 
     Raises:
@@ -81,9 +76,9 @@ def ask_within[T](
     """Return what a function returns, or in one line what it raised or that it took too long.
 
     Args:
-        look: called in a daemon thread, because looking up a host name or a folder of a network has no limit of its
-            own; where it never ends, it is abandoned.
-        timeout_s: its limit in seconds.
+        look: called in a daemon thread, and abandoned where it never ends: looking up a host name or a folder of a
+            network has no limit of its own.
+        timeout_s: limit in seconds.
         progress: receives how long it has run, every `TOLD_S`.
     """
     answers = list[T | str]()
@@ -91,8 +86,7 @@ def ask_within[T](
     def ask() -> None:
         try:
             answers.append(look())
-        # Whatever is broken is reported, however it is broken.
-        except Exception as error:
+        except Exception as error:  # whatever is broken is reported, however it is broken
             text = (str(error).strip().splitlines() or [""])[0]
             answers.append(f"{type(error).__name__}: {text}".rstrip(": "))
 

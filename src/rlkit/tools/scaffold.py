@@ -23,8 +23,8 @@ def scaffold(directory: Path, *, name: str | None = None) -> Sequence[Path]:
     """Write the files of a new project and return their paths.
 
     Args:
-        directory: is made, and must be empty if it exists.
-        name: of the environment in the configuration; made from the directory's name by default.
+        directory: folder to make, which must be empty if it exists.
+        name: name of the environment in the configuration; made from the directory's name by default.
 
     Raises:
         UsageError: the directory holds something, or the name has characters other than letters, digits, `.`, `_`, `-`.
