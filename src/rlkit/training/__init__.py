@@ -1,7 +1,7 @@
 """Training: the protocol of a trainer, and the signal that stops one.
 
-Invariant: importing this loads nothing heavy, and who asks a run to stop waits for nothing, so that a handler of signals
-can ask.
+Invariant: importing this loads nothing heavy, and who asks a run to stop waits for nothing, so that a handler of
+signals can ask.
 """
 
 from __future__ import annotations
