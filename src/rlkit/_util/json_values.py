@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import cast
 
 import numpy as np
@@ -90,6 +90,17 @@ def shown(value: object) -> str:
     except Exception as error:  # likewise its `repr`
         return f"{kind} whose repr raises {type(error).__name__}"
     return f"{kind} {text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + '...'}"
+
+
+def map_text(value: Json, change: Callable[[str], str], *, keys: bool = False) -> Json:
+    """Return a value with every text in it changed, the keys of its mappings only if `keys`."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(key) if keys else key: map_text(child, change, keys=keys) for key, child in value.items()}
+    if isinstance(value, Sequence):
+        return [map_text(child, change, keys=keys) for child in value]
+    return value
 
 
 def plain(value: object, room: Room | None = None) -> Json:

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from rlkit._util.json_values import map_text
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -112,16 +113,6 @@ def clean(text: str) -> str:
     return redact(redact_shapes(text))
 
 
-def _clean_json(value: Json) -> Json:
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, Mapping):
-        return {clean(key): _clean_json(inner) for key, inner in value.items()}
-    if isinstance(value, Sequence):
-        return [_clean_json(inner) for inner in value]
-    return value
-
-
 def read_run(directory: Path) -> RecordedRun:
     """Return the run of a folder; UsageError if its files are damaged."""
     import yaml
@@ -135,7 +126,7 @@ def read_run(directory: Path) -> RecordedRun:
         raise UsageError(f"{directory / 'config.yaml'} is damaged: {error}") from error
     if not isinstance(config, dict):
         raise UsageError(f"{directory / 'config.yaml'} is damaged: it is no mapping")
-    known = cast("Mapping[str, Json]", _clean_json(cast("Json", config)))
+    known = cast("Mapping[str, Json]", map_text(cast("Json", config), clean, keys=True))
     return RecordedRun(directory.name, directory, known, str(about.get("status", "running")))
 
 
@@ -207,7 +198,7 @@ def _rollout(row: Mapping[str, Any]) -> Rollout:
         error=None if row["error"] is None else clean(row["error"]),
         seconds=row["seconds"],
         metrics=json.loads(row["metrics"]),
-        info=cast("Mapping[str, Json]", _clean_json(json.loads(row["info"]))),
+        info=cast("Mapping[str, Json]", map_text(json.loads(row["info"]), clean, keys=True)),
         turns=tuple(
             RecordedTurn(clean(prompt), clean(completion), stop, version, reward)
             for prompt, completion, stop, version, reward in (

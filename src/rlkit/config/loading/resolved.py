@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, cast
 
+from rlkit._util.json_values import map_text
 from rlkit.config.loading.interpolate import escape
 from rlkit.config.loading.nodes import Node, Steps, dotted, find, scalars
 from rlkit.config.loading.secrets import without_secrets
@@ -44,7 +45,7 @@ class Resolved:
     @classmethod
     def from_python(cls, config: Config) -> Self:
         """Of a configuration that was made in Python. A credential in it is used, but shown as `[redacted]`."""
-        tree = cast("dict[str, Json]", without_secrets(_escaped(config.model_dump(mode="json"))))
+        tree = cast("dict[str, Json]", without_secrets(map_text(config.model_dump(mode="json"), escape)))
         given = {path for path, _ in leaves(config.model_dump(mode="json", exclude_unset=True))}
         origins = {dotted(path): PYTHON if path in given else DEFAULT for path, _ in leaves(tree)}
         return cls(config, tree, origins)
@@ -116,16 +117,6 @@ def scalar_is_text(text: str) -> bool:
         return isinstance(scalar(text), str)
     except ValueError:
         return False
-
-
-def _escaped(value: Json) -> Json:
-    if isinstance(value, str):
-        return escape(value)
-    if isinstance(value, dict):
-        return {key: _escaped(child) for key, child in value.items()}
-    if isinstance(value, list):
-        return [_escaped(child) for child in value]
-    return value
 
 
 def _put(tree: dict[str, Json], path: Steps, value: str) -> None:
