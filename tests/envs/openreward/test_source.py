@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rlkit.config import load_config, load_envs
 from rlkit.config.schema.curriculum import TargetCurriculum
 from rlkit.envs.openreward import openreward
-from rlkit.envs.openreward.listing import Split, chosen
+from rlkit.envs.openreward.listing import Split, choose_tasks
 from rlkit.envs.openreward.source import OpenRewardTasks
 from rlkit.errors import UsageError
 from rlkit.tasks.from_config import task_source
@@ -26,8 +26,8 @@ sizes_of_splits = st.dictionaries(st.sampled_from(["train", "test", "x"]), st.in
 @given(sizes=sizes_of_splits, seed=st.integers(0, 99))
 def test_the_choice_follows_from_sizes_settings_and_seed(sizes: dict[str, int], seed: int) -> None:
     splits = {"train": Split(shuffle=False, num_samples=3), "test": Split(num_samples=5)}
-    tasks = chosen(sizes, splits, seed=seed)
-    assert tasks == chosen(sizes, splits, seed=seed)
+    tasks = choose_tasks(sizes, splits, seed=seed)
+    assert tasks == choose_tasks(sizes, splits, seed=seed)
     assert len(set(tasks)) == len(tasks)
     assert all(0 <= index < sizes[split] for split, index in tasks)
     assert [index for split, index in tasks if split == "train"] == [*range(min(3, sizes.get("train", 0)))]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 from pydantic import Field, JsonValue
 
-from rlkit.envs.openreward.listing import Split, chosen, find, settled
+from rlkit.envs.openreward.listing import Split, choose_tasks, list_tasks, settle_sizes
 from rlkit.envs.openreward.rewards import Reduction, RewardRule
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
@@ -110,18 +110,18 @@ def openreward(
         from rlkit.envs.openreward.connection.servers import local_server
 
         running = local_server(server, within_s=start_timeout_s)
-        meant = Target("local", running.url, None if variant is None else variant.lower())
+        target_server = Target("local", running.url, None if variant is None else variant.lower())
     else:
-        meant = parse_target(target or "")
-    hosted = meant.base_url is None
+        target_server = parse_target(target or "")
+    hosted = target_server.base_url is None
     if hosted and send_api_key:
         raise UsageError("send_api_key has no effect: OpenReward itself is always sent its key")
     sdk.load()
     known = secrets_of(secrets or {}, hosted=hosted)
     wanted = _splits(splits)
-    found = find(Access(meant, send_api_key), wanted, limit_s=request_timeout_s)
+    listing = list_tasks(Access(target_server, send_api_key), wanted, limit_s=request_timeout_s)
     settings = Settings(
-        access=found.access,
+        access=listing.access,
         secrets=known,
         reward=reward,
         time=TimeLimits(start_timeout_s, call_timeout_s, request_timeout_s),
@@ -133,7 +133,7 @@ def openreward(
         group_score=group_score,
         max_sessions=max_sessions,
     )
-    sizes = settled(found, wanted or {}, seed=seed, limit_s=request_timeout_s, recorded=recorded, note=note)
+    sizes = settle_sizes(listing, wanted or {}, seed=seed, limit_s=request_timeout_s, recorded=recorded, note=note)
     return OpenRewardTasks(sizes, partial(_tasks, wanted or {}, settings, running, seed), seed=seed)
 
 
@@ -173,4 +173,4 @@ def _tasks(
 ) -> Sequence[OpenRewardTask]:
     from rlkit.envs.openreward.task import OpenRewardTask
 
-    return [OpenRewardTask(split, index, settings, server) for split, index in chosen(sizes, splits, seed=seed)]
+    return [OpenRewardTask(split, index, settings, server) for split, index in choose_tasks(sizes, splits, seed=seed)]

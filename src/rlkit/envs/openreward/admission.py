@@ -68,13 +68,9 @@ class Gate:
     def __init__(self, most: int) -> None:
         self.limit = Limit(most)
         self._random = Random()  # spreads what waits; what is trained on does not depend on it
-        self._active = 0
-        self._queue = deque[asyncio.Future[None]]()
-
-    @property
-    def active(self) -> int:
+        self.active = 0
         """Rollouts that were admitted and have not left."""
-        return self._active
+        self._queue = deque[asyncio.Future[None]]()
 
     @asynccontextmanager
     async def admitted(self) -> AsyncGenerator[None]:
@@ -84,7 +80,7 @@ class Gate:
         try:
             yield
         finally:
-            self._active -= 1
+            self.active -= 1
             self._admit()
 
     async def pause(self) -> None:
@@ -101,7 +97,7 @@ class Gate:
 
     def refused(self) -> None:
         """The server asked for patience."""
-        self.limit.refused(self._active + 1, asyncio.get_running_loop().time())
+        self.limit.refused(self.active + 1, asyncio.get_running_loop().time())
 
     async def _enter(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,7 +107,7 @@ class Gate:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():  # it had its place, and nobody takes it
-                self._active -= 1
+                self.active -= 1
             else:
                 with suppress(ValueError):  # it may have been passed over already
                     self._queue.remove(turn)
@@ -119,10 +115,10 @@ class Gate:
             raise
 
     def _admit(self) -> None:
-        while self._queue and self._active < int(self.limit.value):
+        while self._queue and self.active < int(self.limit.value):
             turn = self._queue.popleft()
             if not turn.cancelled():
-                self._active += 1
+                self.active += 1
                 turn.set_result(None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from rlkit._util.json_values import map_text
 from rlkit.errors import EnvironmentFault
 from rlkit.types import Episode, ImagePart, Json, Message, TextPart, Tool, ToolCall
 
@@ -40,20 +41,8 @@ def tool_of(spec: ToolSpec, clean: Clean) -> Tool:
         raise EnvironmentFault(f"the server described a tool as {name!r}: {description!r}, which are no texts")
     if not isinstance(schema, Mapping | None):
         raise EnvironmentFault(f"the server described the arguments of {name} as {schema!r}, which is no JSON schema")
-    parameters = cast("Mapping[str, Json]", _cleaned(cast("Json", schema), clean)) if schema else NO_ARGUMENTS
+    parameters = cast("Mapping[str, Json]", map_text(cast("Json", schema), clean)) if schema else NO_ARGUMENTS
     return {"name": name, "description": clean(description or ""), "parameters": parameters}
-
-
-def _cleaned(value: Json, clean: Clean) -> Json:
-    match value:
-        case str():
-            return clean(value)
-        case Mapping():
-            return {key: _cleaned(inner, clean) for key, inner in value.items()}
-        case Sequence():
-            return [_cleaned(inner, clean) for inner in value]
-        case _:
-            return value
 
 
 def content_of(blocks: Sequence[object], clean: Clean) -> Content:
@@ -102,7 +91,7 @@ def _assistant(blocks: Sequence[MessageBlock], clean: Clean) -> Message:
 
 
 def _call(block: ToolCallBlock, clean: Clean) -> ToolCall:
-    arguments = cast("Mapping[str, Json]", _cleaned(cast("Json", block.input), clean))
+    arguments = cast("Mapping[str, Json]", map_text(cast("Json", block.input), clean))
     return {"id": block.id, "name": block.name, "arguments": arguments}
 
 

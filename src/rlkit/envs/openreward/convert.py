@@ -75,7 +75,7 @@ _NUM_ROLLOUTS = 16
 
 
 @dataclass(frozen=True)
-class Converted:
+class Conversion:
     """The settings of rlkit as in a file, notes for people, and the old name of each field of the settings."""
 
     settings: Section
@@ -88,35 +88,35 @@ class Converted:
         return f"{self.names.get(name, name)}{separator}{problem}"
 
 
-def convert(old: Mapping[str, Json]) -> Converted:
+def convert(old: Mapping[str, Json]) -> Conversion:
     """Return the configuration that does the same as an old one; UsageError for anything that the cookbook refuses."""
     known = [*_MOVED, *_LEFT, *_OWN]
     for name in old:
         if name not in known:
             raise UsageError(f"{name}: the cookbook has no such field.{did_you_mean(str(name), known)}")
-    made = Converted({})
+    new = Conversion({})
     for name, place in _MOVED.items():
         value = _DEFAULTS.get(name) if old.get(name) is None else old[name]
         if value is not None:
-            _set(made.settings, place, value)
-            made.names[".".join(place)] = name
+            _set(new.settings, place, value)
+            new.names[".".join(place)] = name
     if old.get("model_name") is None:
-        made.notes.append(f"model_name: the cookbook needs it, and this trains {DEFAULT_MODEL}: name one with `model`")
+        new.notes.append(f"model_name: the cookbook needs it, and this trains {DEFAULT_MODEL}: name one with `model`")
     left = [name for name in _LEFT if old.get(name) not in (None, False)]
-    made.notes.extend(f"{name}: not taken over: {_LEFT[name]}" for name in left)
+    new.notes.extend(f"{name}: not taken over: {_LEFT[name]}" for name in left)
     if (run_name := old.get("openreward_run_name")) is not None:
-        made.settings["name"] = re.sub(r"[^A-Za-z0-9_.\-]+", "-", str(run_name)).strip("-._") or "run"
-    _add_objective(made, old)
-    _add_thinking(made, old)
-    _add_environments(made, old)
+        new.settings["name"] = re.sub(r"[^A-Za-z0-9_.\-]+", "-", str(run_name)).strip("-._") or "run"
+    _add_objective(new, old)
+    _add_thinking(new, old)
+    _add_environments(new, old)
     at_once = old.get("max_rollout_concurrency") or _count(old, "max_active_tasks", _MAX_ACTIVE_TASKS)
-    _set(made.settings, ("rollouts", "max_live"), at_once)
+    _set(new.settings, ("rollouts", "max_live"), at_once)
     if old.get("num_epochs") is None:
-        made.notes.append("num_epochs: it trained without end, and this for 100 steps: say how long with `steps`")
-    return made
+        new.notes.append("num_epochs: it trained without end, and this for 100 steps: say how long with `steps`")
+    return new
 
 
-def convert_file(path: Path) -> Converted:
+def convert_file(path: Path) -> Conversion:
     """Convert a file, and check that the result can be trained with.
 
     Raises:
@@ -127,32 +127,32 @@ def convert_file(path: Path) -> Converted:
     if not isinstance(old, dict):
         raise UsageError(f"{path}: a configuration is a mapping")
     try:
-        made = convert(old)
+        new = convert(old)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     try:
-        load_config([], settings=made.settings)
+        load_config([], settings=new.settings)
     except UsageError as error:
-        raise UsageError(f"{path}: {made.named_as_there(str(error).removeprefix('python: '))}") from None
-    return made
+        raise UsageError(f"{path}: {new.named_as_there(str(error).removeprefix('python: '))}") from None
+    return new
 
 
-def _add_objective(made: Converted, old: Mapping[str, Json]) -> None:
+def _add_objective(new: Conversion, old: Mapping[str, Json]) -> None:
     advantage = old.get("advantage_calculation", "centered_normalized")
     if advantage in _ADVANTAGES:
-        made.settings["advantage"] = _ADVANTAGES[str(advantage)]
+        new.settings["advantage"] = _ADVANTAGES[str(advantage)]
     else:
-        made.notes.append(f"advantage_calculation: {advantage} has no counterpart; the group's mean is subtracted")
+        new.notes.append(f"advantage_calculation: {advantage} has no counterpart; the group's mean is subtracted")
     loss: Section = {"name": old.get("loss_fn", "ppo")}
     for name, value in _mapping(old, "loss_fn_config").items():
         if name in _LOSS_FIELDS:
             loss[_LOSS_FIELDS[name]] = value
         else:
-            made.notes.append(f"loss_fn_config.{name}: not taken over: rlkit knows of no such setting")
-    made.settings["loss"] = loss
+            new.notes.append(f"loss_fn_config.{name}: not taken over: rlkit knows of no such setting")
+    new.settings["loss"] = loss
 
 
-def _add_thinking(made: Converted, old: Mapping[str, Json]) -> None:
+def _add_thinking(new: Conversion, old: Mapping[str, Json]) -> None:
     from tinker_cookbook.exceptions import TinkerCookbookError
     from tinker_cookbook.model_info import get_recommended_renderer_names
 
@@ -162,12 +162,12 @@ def _add_thinking(made: Converted, old: Mapping[str, Json]) -> None:
         first, others = "", []
     silent = f"{first}_disable_thinking"
     if not old.get("thinking") and silent in others:
-        _set(made.settings, ("chat", "renderer"), silent)
+        _set(new.settings, ("chat", "renderer"), silent)
     elif old.get("thinking") and silent not in others:
-        made.notes.append("thinking: not taken over: choose a renderer that thinks with chat.renderer, if there is one")
+        new.notes.append("thinking: not taken over: choose a renderer that thinks with chat.renderer, if there is one")
 
 
-def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
+def _add_environments(new: Conversion, old: Mapping[str, Json]) -> None:
     environments = _mapping(old, "environments")
     if not environments:
         raise UsageError("environments: there is none, so that there is nothing to train on")
@@ -180,24 +180,24 @@ def _add_environments(made: Converted, old: Mapping[str, Json]) -> None:
         for name in given:
             if name not in _ENV:
                 raise UsageError(f"{field}.{name}: the cookbook has no such field.{did_you_mean(str(name), _ENV)}")
-        envs[names[target]] = env = _environment(made, old, target, given)
-        made.names[f"envs.{names[target]}"] = field
-        made.names.update({f"envs.{names[target]}.{name}": f"{field}.{_OF_ENV.get(name, name)}" for name in env})
-    made.settings["envs"] = envs
+        envs[names[target]] = env = _environment(new, old, target, given)
+        new.names[f"envs.{names[target]}"] = field
+        new.names.update({f"envs.{names[target]}.{name}": f"{field}.{_OF_ENV.get(name, name)}" for name in env})
+    new.settings["envs"] = envs
     if len(envs) > 1 and old.get("num_epochs") is None:
-        made.notes.append(
+        new.notes.append(
             "environments: drawn equally often, where the cookbook drew from all their tasks: set envs.NAME.weight, or "
             "say how long to train with `epochs`, which draw from all of them"
         )
     for name in ("top_p", "top_k"):
         values = [_mapping(environments, target).get(name) for target in environments]
         if values[0] is not None and values.count(values[0]) == len(values):
-            _set(made.settings, ("sampling", name), values[0])
+            _set(new.settings, ("sampling", name), values[0])
         elif any(value is not None for value in values):
-            made.notes.append(f"{name}: not taken over: it differs between environments, and rlkit has one for a run")
+            new.notes.append(f"{name}: not taken over: it differs between environments, and rlkit has one for a run")
 
 
-def _environment(made: Converted, old: Mapping[str, Json], target: str, given: Mapping[str, Json]) -> Section:
+def _environment(new: Conversion, old: Mapping[str, Json], target: str, given: Mapping[str, Json]) -> Section:
     args: Section = {"target": target, "on_message": "nudge"}
     for name in ("splits", "nonterminal_reward", "reward_reduction", "min_reward", "max_reward"):
         if given.get(name) is not None:
@@ -207,8 +207,8 @@ def _environment(made: Converted, old: Mapping[str, Json], target: str, given: M
     if isinstance(prompt := old.get("system_prompt_template"), str):
         args["system_prompt"] = prompt.replace("{tools}", "").strip()
         if "{tools}" in prompt:
-            made.notes.append("system_prompt_template: {tools} is left out: the model's chat format shows the tools")
-    if secrets := _secrets(made, {**_mapping(old, "secrets"), **_mapping(given, "secrets")}):
+            new.notes.append("system_prompt_template: {tools} is left out: the model's chat format shows the tools")
+    if secrets := _secrets(new, {**_mapping(old, "secrets"), **_mapping(given, "secrets")}):
         args["secrets"] = secrets
     env: Section = {"env": "openreward", "args": args}
     field = f"environments.{target}"
@@ -228,15 +228,15 @@ def _count(holder: Mapping[str, Json], name: str, default: int, field: str = "")
     return value
 
 
-def _secrets(made: Converted, given: Mapping[str, Json]) -> Section:
+def _secrets(new: Conversion, given: Mapping[str, Json]) -> Section:
     found = dict[str, Json]()
     for name, value in given.items():
         if value == "":  # how the cookbook takes a secret of the run away from an environment
             continue
         found[name] = variable = re.sub(r"\W", "_", str(name)).upper()
         note = f"secrets.{name}: its value is not taken over: set it as {variable} in the environment or in .env"
-        if value is not None and note not in made.notes:
-            made.notes.append(note)
+        if value is not None and note not in new.notes:
+            new.notes.append(note)
     return found
 
 

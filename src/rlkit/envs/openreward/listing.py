@@ -19,7 +19,7 @@ from rlkit._util.seeds import derive
 from rlkit._util.threads import together
 from rlkit.envs.openreward.connection import sdk
 from rlkit.envs.openreward.connection.clients import Access, environment
-from rlkit.envs.openreward.connection.faults import kind_of, misconfigured, told
+from rlkit.envs.openreward.connection.faults import configuration_error, describe_error, kind_of
 from rlkit.envs.openreward.connection.target import Target
 from rlkit.errors import EnvironmentFault, RlkitError, UsageError, did_you_mean
 from rlkit.tasks.sources import shuffled
@@ -63,24 +63,24 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Found:
+class TaskListing:
     """The tasks of a server: its `access` with the variant filled in, and the sizes of the splits that are wanted."""
 
     access: Access
     sizes: Mapping[str, int]
 
 
-def find(access: Access, splits: Mapping[str, Split] | None, *, limit_s: float) -> Found:
+def list_tasks(access: Access, splits: Mapping[str, Split] | None, *, limit_s: float) -> TaskListing:
     """Ask a server which tasks the wanted splits have; None for `train`, or the only one.
 
     Raises:
         UsageError: there is no such environment or split, or the server does not answer.
         MissingError: there is no key for OpenReward.
     """
-    return sdk.blocking(lambda: _find(access, splits, limit_s))
+    return sdk.blocking(lambda: _list_tasks(access, splits, limit_s))
 
 
-async def _find(access: Access, splits: Mapping[str, Split] | None, limit_s: float) -> Found:
+async def _list_tasks(access: Access, splits: Mapping[str, Split] | None, limit_s: float) -> TaskListing:
     name = access.target.name
 
     async def asked[T](question: Callable[[], Awaitable[T]]) -> T:
@@ -100,7 +100,7 @@ async def _find(access: Access, splits: Mapping[str, Split] | None, limit_s: flo
             if settings.size > sizes[split]:
                 raise UsageError(f"splits.{split}.size: it has {sizes[split]} tasks, and not {settings.size}")
             sizes[split] = settings.size
-    return Found(access, sizes)
+    return TaskListing(access, sizes)
 
 
 def _usual(known: list[str]) -> list[str]:
@@ -135,20 +135,20 @@ async def _patiently[T](name: str, question: Callable[[], Awaitable[T]], limit_s
         except RlkitError:
             raise
         except Exception as error:
-            kind = kind_of(error, opening=True)
+            kind, text = kind_of(error, opening=True), describe_error(error)
             if kind == "configuration":
-                raise misconfigured(name, error) from error
+                raise configuration_error(name, error) from error
             if kind == "environment":
-                raise EnvironmentFault(f"{name}: asking for its tasks: {told(error)}") from error
+                raise EnvironmentFault(f"{name}: asking for its tasks: {text}") from error
             if not left:
                 raise UsageError(
-                    f"target: {name} does not answer ({told(error)}): is the server running, and the address right?"
+                    f"target: {name} does not answer ({text}): is the server running, and the address right?"
                 ) from error
         await asyncio.sleep(_PAUSE_S * 2 ** (_ASKED - left - 1))
     raise AssertionError("the last question is answered or raises")
 
 
-def chosen(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) -> list[tuple[str, int]]:
+def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) -> list[tuple[str, int]]:
     """Return the tasks that are played, as split and index; all of a split that `splits` does not have."""
     tasks = list[tuple[str, int]]()
     for name, size in sizes.items():
@@ -160,23 +160,23 @@ def chosen(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed: int) 
     return tasks
 
 
-def settled(
-    found: Found, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: Recorded, note: Note
+def settle_sizes(
+    listing: TaskListing, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: Recorded, note: Note
 ) -> Mapping[str, int]:
     """Return the sizes of the splits that a run plays from: those at its beginning.
 
     Args:
-        found: tasks that the server has now.
+        listing: tasks that the server has now.
         recorded: takes what the tasks are, and returns what they were when the run began.
         note: takes a line if a change of the tasks would not be noticed.
 
     Raises:
         UsageError: the server no longer has those tasks, or they have changed.
     """
-    target = found.access.target.label
-    tasks = chosen(found.sizes, splits, seed=seed)
-    now = {"target": target, "sizes": dict(found.sizes), "tasks": _by_split(tasks)}
-    mark = sdk.blocking(lambda: _mark(found.access, tasks, limit_s))
+    target = listing.access.target.label
+    tasks = choose_tasks(listing.sizes, splits, seed=seed)
+    now = {"target": target, "sizes": dict(listing.sizes), "tasks": _by_split(tasks)}
+    mark = sdk.blocking(lambda: _mark(listing.access, tasks, limit_s))
     if mark is None:
         note(f"{target} does not show its tasks, so that a change of them is not noticed")
     begun = cast("dict[str, Json]", recorded(now | {"mark": mark}))
@@ -184,13 +184,13 @@ def settled(
         raise UsageError(f"target: the run was begun with {begun['target']}, and this is {target}")
     sizes = cast("dict[str, int]", begun["sizes"])
     for name, size in sizes.items():
-        if size > found.sizes.get(name, size):
+        if size > listing.sizes.get(name, size):
             raise UsageError(f"target: {name} of {target} had {size} tasks when the run began, and has fewer now")
-    then = chosen(sizes, splits, seed=seed)
-    if _by_split(then) != begun["tasks"]:  # the settings are others by now
-        return found.sizes
-    if then != tasks:
-        mark = sdk.blocking(lambda: _mark(found.access, then, limit_s))
+    tasks_begun = choose_tasks(sizes, splits, seed=seed)
+    if _by_split(tasks_begun) != begun["tasks"]:  # the settings are others by now
+        return listing.sizes
+    if tasks_begun != tasks:
+        mark = sdk.blocking(lambda: _mark(listing.access, tasks_begun, limit_s))
     if mark is not None and begun["mark"] not in (None, mark):
         raise UsageError(
             f"target: the tasks of {target} are no longer those that the run was begun with; bring back the version of "
@@ -200,10 +200,10 @@ def settled(
 
 
 def _by_split(tasks: Sequence[tuple[str, int]]) -> dict[str, list[int]]:
-    found = dict[str, list[int]]()
+    indices = dict[str, list[int]]()
     for split, index in tasks:
-        found.setdefault(split, []).append(index)
-    return found
+        indices.setdefault(split, []).append(index)
+    return indices
 
 
 async def _mark(access: Access, tasks: Sequence[tuple[str, int]], limit_s: float) -> str | None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 from rlkit.envs.openreward.admission import Gate
 from rlkit.envs.openreward.blocks import Content, candidate_of, content_of, messages_of, tool_of
-from rlkit.envs.openreward.connection.faults import SessionLost, kind_of, misconfigured, told
+from rlkit.envs.openreward.connection.faults import SessionLost, configuration_error, describe_error, kind_of
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.types import Episode, Json, Message, Tool
 
@@ -94,22 +94,22 @@ class Session:
         Like every request, it raises SessionLost where the server cannot be reached or has lost the session,
         EnvironmentFault where the environment failed, and UsageError where it cannot be played as configured.
         """
-        messages = await self._asked("asking for the prompt", self.raw.get_messages, self.limits.start_s)
-        tools = await self._asked("asking for the tools", lambda: self.raw.list_tools(None), self.limits.request_s)
+        messages = await self._request("asking for the prompt", self.raw.get_messages, self.limits.start_s)
+        tools = await self._request("asking for the tools", lambda: self.raw.list_tools(None), self.limits.request_s)
         return messages_of(messages, self.clean), [tool_of(tool, self.clean) for tool in tools]
 
     async def version(self) -> Mapping[str, str | None]:
         """What the server runs: `version` of the SDK and `build_sha` of the environment."""
-        return await self._asked("asking for the version", self.raw.version, self.limits.request_s)
+        return await self._request("asking for the version", self.raw.version, self.limits.request_s)
 
     async def takes_answers(self) -> bool:
         """Whether the environment takes a message without a call as the model's answer."""
-        tool = await self._asked("asking for the tools", self.raw.terminal_tool, self.limits.request_s)
+        tool = await self._request("asking for the tools", self.raw.terminal_tool, self.limits.request_s)
         return tool is not None
 
     async def scores_groups(self) -> bool:
         """Whether the environment compares the episodes of a group; known once its tools are."""
-        return await self._asked("asking for the tools", self.raw.supports_score_group, self.limits.request_s)
+        return await self._request("asking for the tools", self.raw.supports_score_group, self.limits.request_s)
 
     async def scores(self, episodes: Sequence[Episode]) -> list[float]:
         """Have the environment compare the episodes of a group; return a reward for each, in their order."""
@@ -121,7 +121,7 @@ class Session:
             except ScoreGroupUnsupported:  # an older one knows texts only
                 return await self.raw.score_group([candidate_of(episode, plain=True) for episode in episodes])
 
-        given = await self._asked("scoring the group", asked, self.limits.call_s)
+        given = await self._request("scoring the group", asked, self.limits.call_s)
         rewards = [cast("object", getattr(score, "reward", None)) for score in given]
         finite = [float(reward) for reward in rewards if _is_finite(reward)]
         if len(finite) != len(episodes) or len(given) != len(episodes):
@@ -159,7 +159,7 @@ class Session:
             raise EnvironmentFault(f"{self.name}: {tool} said {finished!r} where it says whether the episode is over")
         return Answer(content_of(output.blocks, self.clean), None if reward is None else float(reward), finished)
 
-    async def _asked[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
+    async def _request[T](self, what: str, request: Callable[[], Awaitable[T]], limit_s: float) -> T:
         try:
             return await _within(limit_s, request)
         except Exception as error:
@@ -179,15 +179,15 @@ def _failure(
 ) -> Exception:
     kind = kind_of(error, opening=opening)
     if kind == "configuration":
-        return misconfigured(name, error, clean)
-    message = f"{name}: {what}: {told(error, clean)}"
+        return configuration_error(name, error, clean)
+    message = f"{name}: {what}: {describe_error(error, clean)}"
     if kind in ("busy", "infrastructure"):
         return SessionLost(message, busy=kind == "busy")
     return EnvironmentFault(message)
 
 
 @asynccontextmanager
-async def opened(
+async def open_session(
     make: Callable[[], AsyncSession], gate: Gate, limits: TimeLimits, *, name: str, clean: Callable[[str], str]
 ) -> AsyncGenerator[Session]:
     """Open the session that `make` returns, and delete it at the end. The other arguments are those of `Session`.
@@ -205,12 +205,12 @@ async def opened(
             raise _failure(name, "opening a session", error, clean, opening=True) from error
         yield Session(raw, gate, limits, name, clean)
     finally:
-        await _ended(raw, limits.request_s)
+        await _delete_session(raw, limits.request_s)
 
 
-async def _ended(raw: AsyncSession, limit_s: float) -> None:
+async def _delete_session(raw: AsyncSession, limit_s: float) -> None:
     """Delete a session, though this task be cancelled meanwhile; what takes long goes on behind it."""
-    ending = asyncio.create_task(_end(raw, limit_s))
+    ending = asyncio.create_task(_request_deletion(raw, limit_s))
     _endings.add(ending)
     ending.add_done_callback(_endings.discard)
     try:
@@ -220,7 +220,7 @@ async def _ended(raw: AsyncSession, limit_s: float) -> None:
         raise
 
 
-async def _end(raw: AsyncSession, limit_s: float) -> None:
+async def _request_deletion(raw: AsyncSession, limit_s: float) -> None:
     # The SDK asks once and takes no notice of what comes back, so that it is asked for here first.
     delete = cast("Callable[[], Awaitable[None]] | None", getattr(raw, "_pre_delete", None))
     for attempt in range(_DELETIONS):

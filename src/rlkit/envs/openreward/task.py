@@ -17,7 +17,7 @@ from rlkit.envs.openreward.connection.clients import environment
 from rlkit.envs.openreward.connection.faults import SessionLost
 from rlkit.envs.openreward.connection.servers import LocalServer
 from rlkit.envs.openreward.episode import play
-from rlkit.envs.openreward.session import Session, opened
+from rlkit.envs.openreward.session import Session, open_session
 from rlkit.envs.openreward.settings import Settings
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Policy
@@ -99,7 +99,7 @@ class OpenRewardTask(Env):
 
         async with AsyncExitStack() as stack:
             name = settings.access.target.label
-            session = await stack.enter_async_context(opened(make, door, settings.time, name=name, clean=clean))
+            session = await stack.enter_async_context(open_session(make, door, settings.time, name=name, clean=clean))
             await self._check_version(session)
             door.opened()
             return await use(session)

@@ -77,7 +77,7 @@ def _of_status(error: aiohttp.ClientResponseError, opening: bool) -> Kind:
     return "infrastructure" if error.status in _LOST else "environment"
 
 
-def told(error: BaseException, clean: Callable[[str], str] = str) -> str:
+def describe_error(error: BaseException, clean: Callable[[str], str] = str) -> str:
     """An exception in one line, without secrets."""
     status = getattr(error, "status", None)
     if status in _REFUSED:
@@ -90,6 +90,6 @@ def told(error: BaseException, clean: Callable[[str], str] = str) -> str:
     return f"{name}: {line}" if line else name
 
 
-def misconfigured(target: str, error: BaseException, clean: Callable[[str], str] = str) -> UsageError:
+def configuration_error(target: str, error: BaseException, clean: Callable[[str], str] = str) -> UsageError:
     """The error that stops a run."""
-    return UsageError(f"target: {target}: {told(error, clean)}")
+    return UsageError(f"target: {target}: {describe_error(error, clean)}")
