@@ -106,7 +106,6 @@ TESTS = {
         "tests/_util/test_loop_holds.py",
     ],
     "_util/redaction.py": ["tests/_util/test_redaction.py"],
-    "algorithms/datums.py": [_DATA, "tests/training/test_schedule.py", "tests/training/test_step.py"],
     "training/schedule.py": [_DATA, "tests/training/test_schedule.py"],
     "training/step.py": [
         _DATA,
