@@ -13,11 +13,12 @@ from pydantic import Field
 
 from rlkit.algorithms.estimator import RewardEstimator
 from rlkit.algorithms.estimators import ESTIMATORS
-from rlkit.algorithms.losses import LOSSES, LocalLoss, Loss
+from rlkit.algorithms.losses import CISPO, LOSSES, LocalLoss
 from rlkit.algorithms.schedules import SCHEDULES, Schedule
 from rlkit.config import load_config, reference_markdown
 from rlkit.errors import ConfigError
 from rlkit.types import Datum, Group
+from tests.builders import group
 from tests.simulation import Simulation
 
 if TYPE_CHECKING:
@@ -27,31 +28,32 @@ batches = list[int]()
 
 
 class Power(RewardEstimator):
-    """Differences from the mean, raised to a power.
+    """Standardised rewards, raised to a power.
 
-    A_i = sign(c_i) |c_i|^p with c_i = r_i − mean(r).
+    A_i = sign(z_i) |z_i|^p with z_i = (r_i − mean(r)) / std(r).
     """
 
     name: ClassVar = "power"
+    in_reward_units: ClassVar = False
     metric_names: ClassVar = ("spread",)
     exponent: Annotated[float, Field(gt=0)] = 2.0
     """p: above 1 the great differences count more."""
 
     def formula(self, r: np.ndarray) -> np.ndarray:
-        centred = r - r.mean()
-        return np.sign(centred) * np.abs(centred) ** self.exponent
+        z = (r - r.mean()) / r.std()
+        return np.sign(z) * np.abs(z) ** self.exponent
 
     def metrics(self, group: Group) -> Mapping[str, float]:
         return {"spread": float(np.ptp(group.rewards))}
 
 
-class Unclipped(Loss):
-    """The service's `cispo` without an upper bound, for the service."""
+class Capped(CISPO):
+    """The service's `cispo` with another upper bound."""
 
-    name: ClassVar = "unclipped"
-
-    def service_loss(self) -> tuple[str, dict[str, float]]:
-        return "cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": 1e9}
+    name: ClassVar = "capped"
+    service_name: ClassVar = "cispo"
+    clip_high: Annotated[float, Field(ge=1)] = 2.0
+    """Upper bound of the weight p/q."""
 
 
 class Likelihood(LocalLoss):
@@ -85,9 +87,16 @@ class Lead(Schedule):
 def registered() -> Iterator[None]:
     ESTIMATORS[Power.name] = Power
     SCHEDULES[Lead.name] = Lead
-    LOSSES.update({each.name: each for each in (Unclipped, Likelihood)})
+    LOSSES.update({each.name: each for each in (Capped, Likelihood)})
     yield
-    del ESTIMATORS[Power.name], SCHEDULES[Lead.name], LOSSES[Unclipped.name], LOSSES[Likelihood.name]
+    del ESTIMATORS[Power.name], SCHEDULES[Lead.name], LOSSES[Capped.name], LOSSES[Likelihood.name]
+
+
+def test_an_estimator_from_outside_gives_what_its_formula_says() -> None:
+    rewards = np.array([0.0, 4.0, 100.0])
+    z = (rewards - rewards.mean()) / rewards.std()
+    found = Power(exponent=3.0).advantages(group(rewards.tolist()))
+    np.testing.assert_allclose(found, z**3, rtol=1e-12)
 
 
 def test_a_step_is_trained_with_an_estimator_from_outside_by_its_name(tmp_path: Path) -> None:
@@ -102,7 +111,7 @@ def test_a_step_is_trained_with_an_estimator_from_outside_by_its_name(tmp_path: 
     assert run.weights() != other.weights()
 
 
-@pytest.mark.parametrize("loss", [{"name": "unclipped"}, {"name": "likelihood", "scale": 2.0}])
+@pytest.mark.parametrize("loss", [{"name": "capped"}, {"name": "likelihood", "scale": 2.0}])
 def test_a_step_is_trained_with_a_loss_from_outside_by_its_name(loss: dict[str, object], tmp_path: Path) -> None:
     batches.clear()
     run = Simulation(tmp_path / "run", settings={"steps": 1, "loss": loss})

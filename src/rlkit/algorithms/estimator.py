@@ -1,7 +1,4 @@
-"""The base classes of advantage estimators.
-
-Invariant: importing this loads no numpy, since reading a configuration imports it.
-"""
+"""The base classes of advantage estimators."""
 
 from __future__ import annotations
 
@@ -77,7 +74,15 @@ class RewardEstimator(Estimator):
     """The advantages grow with the rewards, instead of being without a unit."""
 
     def formula(self, r: Values) -> Values:
-        """Return the advantages, [n], of rewards [n] that are not all equal, in a unit in which none is above 1."""
+        """Return the advantages of a group from its rewards.
+
+        Args:
+            r: [n] rewards of the episodes that have one, not all equal, in a unit in which none is above 1.
+
+        Returns:
+            [n], in the same unit: twice the rewards give twice the advantages. Where `in_reward_units` is False, the
+            unit is not multiplied back, and rewards in another unit must give the same.
+        """
         raise NotImplementedError
 
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited

@@ -62,9 +62,14 @@ class Loss(NamedSection):
     normalize_problem: ClassVar[str | None] = None
     """Why advantages may not be divided before it; None where they may."""
 
+    service_name: ClassVar[str | None] = None
+    """The service's name of the loss, where it is another."""
+    clips_tokens: ClassVar[bool] = False
+    """`clips` says which; it serves the metric `optim/ratio/clipped` alone."""
+
     def service_loss(self) -> tuple[str, dict[str, float]]:
         """Return the service's name of the loss and its settings there."""
-        return self.name, {}
+        return self.service_name or self.name, {}
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools | None:
         """Return which sampled tokens of a sequence this loss clips, [S]; None for one that clips none.
@@ -77,13 +82,15 @@ class Loss(NamedSection):
 
 
 class ClippedLoss(Loss):
-    """A loss with bounds of the ratio p/q."""
+    """A loss with bounds of the ratio p/q, which the service takes under their names; `clips` is the rule of PPO."""
 
+    clips_tokens: ClassVar = True
     clip_low: float
     clip_high: float
 
     def service_loss(self) -> tuple[str, dict[str, float]]:  # noqa: D102  inherited
-        return self.name, {"clip_low_threshold": self.clip_low, "clip_high_threshold": self.clip_high}
+        bounds = {"clip_low_threshold": self.clip_low, "clip_high_threshold": self.clip_high}
+        return self.service_name or self.name, bounds
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools:
         """Return which tokens went so far already in the direction of their advantage that they have no gradient."""

@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, model_validator
 from rlkit._util.sections import Positive, Section, SectionTable
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.losses import ClippedLoss, ImportanceSampling
+from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
 from rlkit.config.schema.curriculum import CurriculumConfig
 from rlkit.config.schema.metric_names import never_measured
@@ -348,7 +348,7 @@ class Config(Section):
             needs["batch/length_penalty"] = "set length_penalty.coefficient"
         if self.batch.clip_advantages is None:
             needs["batch/clipped"] = "set batch.clip_advantages"
-        if not isinstance(self.loss, ClippedLoss):
+        if not self.loss.clips_tokens:
             needs["optim/ratio/clipped"] = f"the loss {self.loss.name} clips nothing"
         return needs
 
