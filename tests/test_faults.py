@@ -88,6 +88,28 @@ def test_whichever_call_fails_while_a_resumed_run_takes_its_steps_again_it_train
         assert run.world.calls["samples"] == samples
 
 
+@pytest.mark.parametrize("call", ["gradient", "step"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_run_that_fails_while_it_takes_its_last_steps_again_goes_on_from_the_newest_of_them(
+    schedule: str, call: str, tmp_path: Path
+) -> None:
+    def resumed(directory: Path, number: int | None) -> Simulation:
+        run = simulation(directory, schedule)
+        run.settings = {**run.settings, "steps": 3}
+        run.train()
+        run.world.checkpoints.clear()
+        (run.directory / "metrics.jsonl").unlink()
+        run.settings = {**run.settings, "steps": 5}
+        run.world.faults = [] if number is None else [Fault("500", call=call, at=run.world.calls[call] + number)]
+        assert run.train(resume=True).status == "completed"
+        return run
+
+    expected = resumed(tmp_path / "clean", None)
+    for number in (1, 2, 3):
+        run = resumed(tmp_path / f"{number}", number)
+        assert run.weights() == expected.weights()
+
+
 class Slow(Word):
     """Works for longer than the service may be silent."""
 

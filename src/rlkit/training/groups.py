@@ -38,9 +38,9 @@ class PublishedSampler:
         self._sampler = sampler
 
     @property
-    def is_set(self) -> bool:
-        """Whether there are weights to sample from."""
-        return self._sampler is not None
+    def sampler(self) -> PatientSampler | None:
+        """A sampler of the newest weights; None before there are any."""
+        return self._sampler
 
     @property
     def newest(self) -> PatientSampler:
@@ -143,7 +143,7 @@ class Groups:
                 yield step
                 if step.is_trainable:
                     continue
-                if not self._supply.is_ended:
+                if not self._supply.is_cut:
                     if number == 1 and not step.groups:
                         raise RunFailed("the environments gave no tasks at all")
                     self._trackers.note(f"the tasks have run out after {number - 1} steps")
@@ -168,7 +168,7 @@ class Groups:
             yield taken
         if not self._is_streaming:  # who was finished first then leaves no trace
             step.groups.sort(key=lambda taken: taken.played.prepared.group.draw)
-        step.is_trainable = not self._supply.is_ended and any(taken.counts for taken in step.groups)
+        step.is_trainable = not self._supply.is_cut and any(taken.counts for taken in step.groups)
         step.complete_s = asyncio.get_running_loop().time()
 
     def commit(self, step: PendingStep) -> Awaitable[None]:
@@ -190,7 +190,7 @@ class Groups:
         return self._store.record_step(members, self._sources.state_dict())
 
     def publish(self, sampler: PatientSampler) -> None:
-        """Let rollouts sample from new weights, and start the groups that may be played now."""
+        """Let rollouts sample from new weights, and start the groups that may be played with them."""
         self.published.set(sampler)
         self._supply.trained(sampler.version)
 

@@ -94,7 +94,7 @@ class PolicyLearner:
             published.set(await self._hand_over())
             if run.store.first_measured is None:  # an evaluation that is new to the run begins where it is
                 run.begin_report(0, {}, published.newest)
-        while not published.is_set or self._step < run.step:
+        while published.sampler is None or self._step < run.step:
             await self._replay_next()
             if run.stop.requested:  # the steps after this one are on the disk, to be replayed another time
                 run.step = self._step
@@ -187,6 +187,7 @@ class PolicyLearner:
                     submission = self._begin(step)
                     async for group in self._groups.fill(step):
                         submission.update.add(group.played.prepared, counts=group.counts)
+                        del group
                         self._run.reporter.check()
                     if step.is_trainable:
                         await self._groups.sync()  # nothing is trained on that is not on the disk
@@ -229,8 +230,11 @@ class PolicyLearner:
         """Train again on the next step of the run, if there is one, and save its weights if that is due."""
         run, published = self._run, self._groups.published
         step = min(self._step + 1, run.step)
-        is_new, before = step > self._step, published.newest if published.is_set else None
-        published.set(await self._retry_from_checkpoint(lambda: self._replay_through(step, before), after=step))
+        is_new = step > self._step
+        # A recovery publishes the weights that it made, which is why the newest are asked for at each try.
+        published.set(
+            await self._retry_from_checkpoint(lambda: self._replay_through(step, published.sampler), after=step)
+        )
         if is_new and not run.checkpoints.has(step) and (saving := self._request_checkpoint(step)) is not None:
             run.checkpoints.record(step, saving)  # or an interruption would cost all of the replay once more
 

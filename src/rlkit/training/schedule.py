@@ -85,7 +85,7 @@ class Supply:
         self._exhausted = False
         self._arrival = asyncio.Event()
         self._failure: BaseException | None = None
-        self._ended = self._closed = False
+        self._ended = self._closed = self._cut = False
 
     @property
     def untrained(self) -> int:
@@ -115,15 +115,16 @@ class Supply:
             played = await self._played()
             if played is not None:
                 return self._take(played)
+            self._cut = self._ended
         self._handed_out += 1
         self._taken = self._replaced = 0
         self._start()
         return None
 
     @property
-    def is_ended(self) -> bool:
-        """Whether `end` was called."""
-        return self._ended
+    def is_cut(self) -> bool:
+        """Whether `end` kept the step that asked last from getting all of its groups."""
+        return self._cut
 
     def end(self) -> None:
         """Give no more groups: the present step stays without the rest of its own."""
