@@ -90,8 +90,8 @@ class FunctionEstimator(Estimator):
         return self.step_advantages([group])[0]
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
-        found = self.function(groups) if self.sees_steps else [self.function(group) for group in groups]
-        return cast("Sequence[Advantages]", found)  # whatever it is: `estimate_advantages` checks it
+        advantages = self.function(groups) if self.sees_steps else [self.function(group) for group in groups]
+        return cast("Sequence[Advantages]", advantages)  # whatever it is: `estimate_advantages` checks it
 
 
 def as_estimator(estimator: AnyEstimator) -> Estimator:
@@ -112,19 +112,18 @@ def estimate_advantages(estimator: AnyEstimator, groups: Sequence[Group]) -> lis
     Raises:
         EnvironmentFault: it raised, or gave something else than it must; the message names it.
     """
-    one, env = as_estimator(estimator), groups[0].env
-    with _attributed(one, env):
-        found: object = one.step_advantages(groups)
-        rows = _listed(found)
+    formula, env = as_estimator(estimator), groups[0].env
+    with _attributed(formula, env):
+        advantages: object = formula.step_advantages(groups)
+        rows = _listed(advantages)
         if rows is None or len(rows) != len(groups):
-            given = (
-                f"{describe_value(found)} for the" if rows is None else f"advantages for {len(rows)} of {len(groups)}"
-            )
+            count = f"advantages for {0 if rows is None else len(rows)} of {len(groups)}"
+            answer = f"{describe_value(advantages)} for the" if rows is None else count
             raise EnvironmentFault(
-                f"the advantage estimator {one.title} returned {given} groups of {env}: it must return those of "
+                f"the advantage estimator {formula.title} returned {answer} groups of {env}: it must return those of "
                 f"each group of the step, {len(groups)} here, in their order"
             )
-        return [advantages_by_turn(row, group, title=one.title) for row, group in zip(rows, groups, strict=True)]
+        return [advantages_by_turn(row, group, title=formula.title) for row, group in zip(rows, groups, strict=True)]
 
 
 def estimate_metrics(estimator: AnyEstimator, group: Group) -> Mapping[str, float]:
@@ -133,9 +132,9 @@ def estimate_metrics(estimator: AnyEstimator, group: Group) -> Mapping[str, floa
     Raises:
         EnvironmentFault: it raised.
     """
-    one = as_estimator(estimator)
-    with _attributed(one, group.env):
-        return one.metrics(group)
+    formula = as_estimator(estimator)
+    with _attributed(formula, group.env):
+        return formula.metrics(group)
 
 
 @contextmanager

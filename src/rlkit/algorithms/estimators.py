@@ -161,7 +161,7 @@ class MedianMAD(RewardEstimator):
 
 
 class BestVsSecond(RewardEstimator):
-    """What the best episode is ahead of the second, A_i = r_i − max_{j≠i} r_j for the best and 0 for all others.
+    """Lead of the best episode over the second, A_i = r_i − max_{j≠i} r_j for the best and 0 for all others.
 
     `pkpo` with k = n. Two that are equally good get 0. Shift invariant, never negative. Source: Tang et al. 2025
     (arXiv:2503.19595).
@@ -231,7 +231,7 @@ class Entropic(Estimator):
 
     name: ClassVar = "entropic"
     beta: AboveZero = 2.0
-    """How much a higher reward counts for, in 1/reward; it is the value of the TTT-Discover ablation."""
+    """Weight of a higher reward, in 1/reward; the default is the value of the TTT-Discover ablation."""
     clip: AboveZero = 16.0
     """Largest advantage: without it, the one good episode of 64 would weigh a hundred times what the others do."""
 
@@ -286,7 +286,7 @@ class EntropicValidAware(Estimator):
     kl: AboveZero = math.log(2)
     """KL divergence of the weights of the valid episodes from equal ones, in nats."""
     penalty: AboveZero = 1.0
-    """What an invalid episode gets, as a negative advantage: 1 is the least that a valid one can get."""
+    """Negative advantage of an invalid episode; 1 is the least that a valid one can get."""
     clip: AboveZero = 16.0
     """Largest advantage."""
 
@@ -376,7 +376,7 @@ ESTIMATORS: dict[str, type[Estimator]] = {
         *(PKPO, Entropic, EntropicAdaptive, EntropicValidAware, Quantile, TurnReturns),
     )
 }
-"""What a configuration's `advantage` finds by name; one of your own is found once it is put here."""
+"""Estimators that a configuration's `advantage` names; a class of your own is known once it is put here."""
 
 
 def _centred_groups(groups: Sequence[Group]) -> tuple[Values, list[Values]]:
@@ -388,8 +388,8 @@ def _centred_groups(groups: Sequence[Group]) -> tuple[Values, list[Values]]:
 
 
 def _saturation(rewards: Values, kl: float) -> Mapping[str, float]:
-    found = saturated(rewards, kl=kl)
-    return {} if found is None else {"saturated": float(found)}
+    is_saturated = saturated(rewards, kl=kl)
+    return {} if is_saturated is None else {"saturated": float(is_saturated)}
 
 
 def _valid_episodes(group: Group) -> Bools:

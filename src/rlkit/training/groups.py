@@ -226,12 +226,12 @@ class Groups:
 
     @property
     def counts(self) -> Counts:
-        """How many rollouts are where."""
+        """Counts of the rollouts that wait, play and are done."""
         return self._player.counts
 
     @property
     def are_all_drawn(self) -> bool:
-        """Whether there is no further task, though some groups may still be in play."""
+        """True where there is no further task, though some groups may still be in play."""
         return self._supply.exhausted
 
     @property
@@ -241,7 +241,7 @@ class Groups:
 
     @property
     def pending_usage(self) -> Usage:
-        """What training on everything that was played and is in no step yet will take."""
+        """Usage of training on everything that was played and is in no step yet."""
         return sum(self._needed.values(), Usage(trained_tokens=self._supply.untrained * self._passes))
 
     def end(self) -> None:

@@ -77,7 +77,7 @@ class PolicyLearner:
 
     @property
     def pending_usage(self) -> Usage:
-        """What gradients that the service has not computed yet will take, of the groups that steps have got."""
+        """Usage of the gradients that steps have groups for and the service has not computed yet."""
         tokens = sum(submission.update.untrained for submission in self._submissions)
         return Usage(trained_tokens=tokens * self._recipe.loss.passes)
 
@@ -170,12 +170,12 @@ class PolicyLearner:
 
     @property
     def is_at_last_step(self) -> bool:
-        """Whether the service holds the weights of the run's last step; not in the middle of a recovery."""
+        """True where the service holds the weights of the run's last step; False in the middle of a recovery."""
         return self._step == self._run.step
 
     @property
     def _is_ahead(self) -> bool:
-        """Whether the service's weights may be further than the last trained step."""
+        """True where the service's weights may be further than the last trained step."""
         return any(submission.update.stepped for submission in self._submissions)
 
     async def _submit_steps(self, steps: AsyncGenerator[PendingStep]) -> None:

@@ -22,7 +22,7 @@ from rlkit.tasks.sources import Mixture
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """What an interrupted run has left to go on with; of a new run, nothing.
+    """Remains of an interrupted run, to go on with; empty for a new run.
 
     Args:
         step: the last one whose groups are on the disk.

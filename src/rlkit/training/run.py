@@ -32,7 +32,7 @@ from rlkit.training.reporter import Reporter
 
 @dataclass(frozen=True, slots=True)
 class TrainedStep:
-    """What training on a step gave.
+    """Result of training on a step.
 
     Args:
         sampler: samples from the new weights.
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def is_ending(self) -> bool:
-        """Whether no further step is to be begun."""
+        """True where no further step is to be begun."""
         return self.stop.requested or self.reporter.enough is not None
 
     async def end_with_budget(self) -> None:
@@ -191,7 +191,7 @@ class Run:
 
     @cached_property
     def result(self) -> RunResult:
-        """How the run ended, as it was when this was first asked for."""
+        """Result of the run, as it was when this was first asked for."""
         end = "budget" if self._used_up else "interrupted" if self.stop.requested else "completed"
         return RunResult(
             name=self.store.directory.name,
