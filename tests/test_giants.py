@@ -23,8 +23,8 @@ from rlkit.config.loading.secrets import redact
 from rlkit.config.schema import Config, EnvConfig
 from rlkit.errors import ContextFull, RewardError
 from rlkit.policy import Limits
-from rlkit.rollout.boundary import outcome_of
-from rlkit.rollout.recorder import AT_ONCE_CHARS, RecordingPolicy
+from rlkit.rollout.boundary import play_env
+from rlkit.rollout.recorder import INLINE_CHARS, RecordingPolicy
 from rlkit.rollout.validation import INFO_BYTES, as_outcome
 from rlkit.store import RunStore
 from rlkit.store.episode_redaction import without_secrets
@@ -131,7 +131,7 @@ def test_a_giant_reward_or_error_is_told_in_few_words() -> None:
 
     async def errors() -> list[str | None]:
         odd = [raises, lambda: "x" * GIANT, lambda: [0] * 1_000_000, lambda: Outcome(1.0, {"m": "x" * GIANT})]  # type: ignore[dict-item]
-        return [(await outcome_of(Giant(one), ScriptedPolicy([]), timeout_s=300))[1] for one in odd]
+        return [(await play_env(Giant(one), ScriptedPolicy([]), timeout_s=300))[1] for one in odd]
 
     raised, text, many, metric = map(str, asyncio.run(errors()))
     assert len(raised) < 11_000
@@ -248,7 +248,7 @@ def test_a_long_prompt_is_tokenised_beside_the_event_loop_and_a_short_one_on_it(
     assert asyncio.run(main()) == ("hi", "hi", "hi", "hi")
     main_thread = threading.current_thread().name
     here = [length for length, thread in chat.seen if thread == main_thread]
-    assert max(here) <= AT_ONCE_CHARS
+    assert max(here) <= INLINE_CHARS
     assert max(length for length, thread in chat.seen if thread != main_thread) >= 2_000_000
 
 

@@ -16,7 +16,7 @@ import tinker
 from rlkit.chat.load import load_chat
 from rlkit.config import load_config
 from rlkit.engine import EngineServer
-from rlkit.service.connect import choose
+from rlkit.service.connect import choose_service
 
 from .cli.conftest import rlkit
 
@@ -116,6 +116,6 @@ def test_a_model_is_kept_from_thinking_by_its_renderer(renderer: str | None, clo
     chat = {} if renderer is None else {"chat": {"renderer": renderer}}
     settings: dict[str, object] = {"envs": {"words": {}}, "model": "Qwen/Qwen3-30B-A3B", **chat}
     config = load_config([], settings=settings | {"service": {"base_url": "http://127.0.0.1:9"}}).config
-    format = load_chat(config, engine=choose(config.service).kind == "engine", note=lambda message: None)
+    format = load_chat(config, engine=choose_service(config.service).kind == "engine", note=lambda message: None)
     shown = format.decode(format.render([{"role": "user", "content": "2+2?"}]).tokens)
     assert shown.rstrip().endswith("</think>") is closed

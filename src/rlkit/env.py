@@ -70,11 +70,11 @@ class Task:
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        own = own_id(self.env)
+        own = read_task_id(self.env)
         object.__setattr__(self, "id", str(self.draw) if own is None else own)
 
 
-def own_id(env: Env) -> str | None:
+def read_task_id(env: Env) -> str | None:
     """Return the name that the env gives itself; None without one, or where reading it fails."""
     try:
         own = getattr(env, "task_id", _NAMELESS)

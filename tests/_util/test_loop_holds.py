@@ -18,8 +18,8 @@ from rlkit._util.frames import Place
 from rlkit._util.loop_holds import TOLD_S, held_by, loop_holds, processor_wait_s
 from rlkit._util.stopwatch import Stopwatch, timed_by
 from rlkit.cli.app import app
-from rlkit.rollout.boundary import outcome_of
-from rlkit.service.watch import SILENCE_S, Watch
+from rlkit.rollout.boundary import play_env
+from rlkit.service.watch import SILENCE_S, ServiceWatch
 from rlkit.testing import ScriptedPolicy, VirtualClock, run_virtual
 from rlkit.types import Outcome
 from tests.simulation import Simulation, Word
@@ -76,7 +76,7 @@ def play(*envs: rlkit.Env, timeout_s: float) -> list[tuple[Outcome | None, str |
 
     async def main() -> list[tuple[Outcome | None, str | None]]:
         policy = ScriptedPolicy([])
-        return await asyncio.gather(*(outcome_of(env, policy, timeout_s=timeout_s) for env in envs))
+        return await asyncio.gather(*(play_env(env, policy, timeout_s=timeout_s) for env in envs))
 
     return run_virtual(main())
 
@@ -112,7 +112,7 @@ def test_a_sibling_that_never_ends_is_late_all_the_same() -> None:
 @pytest.mark.parametrize("held_s", [10.0, 2 * SILENCE_S])
 def test_a_hold_within_a_silence_of_the_service_is_left_out_once(held_s: float) -> None:
     async def main() -> tuple[float, float]:
-        watch, stopwatch = Watch(lambda note: None, timeout_s=3600), Stopwatch()
+        watch, stopwatch = ServiceWatch(lambda note: None, timeout_s=3600), Stopwatch()
 
         async def sibling() -> float:
             await asyncio.sleep(100)
@@ -123,7 +123,7 @@ def test_a_hold_within_a_silence_of_the_service_is_left_out_once(held_s: float) 
             async def rollout(self, policy: rlkit.Policy) -> float:
                 return await sibling()
 
-        other = asyncio.create_task(outcome_of(Sibling(), ScriptedPolicy([]), timeout_s=1000))
+        other = asyncio.create_task(play_env(Sibling(), ScriptedPolicy([]), timeout_s=1000))
         with timed_by([stopwatch]):
             await watch.call(lambda: asyncio.sleep(600 + held_s), "sampling")
         await asyncio.sleep(10)
@@ -136,7 +136,7 @@ def test_a_hold_within_a_silence_of_the_service_is_left_out_once(held_s: float) 
 
 def test_a_hold_is_no_silence_of_the_service() -> None:
     async def main() -> float:
-        watch = Watch(lambda note: None, timeout_s=3600)
+        watch = ServiceWatch(lambda note: None, timeout_s=3600)
 
         class Asking(rlkit.Env):
             async def rollout(self, policy: rlkit.Policy) -> float:
@@ -146,9 +146,9 @@ def test_a_hold_is_no_silence_of_the_service() -> None:
                 await asking
                 return 1.0
 
-        _, error = await outcome_of(Asking(), ScriptedPolicy([]), timeout_s=SILENCE_S)
+        _, error = await play_env(Asking(), ScriptedPolicy([]), timeout_s=SILENCE_S)
         assert error == f"the rollout took longer than {SILENCE_S:g} s (timeout_s)"  # it held the loop itself
-        return watch.silences_s(loop_holds().now_s)
+        return watch.total_silence_s(loop_holds().now_s)
 
     assert run_virtual(main()) == 0
 
@@ -274,7 +274,7 @@ def ended_at(*seconds: float, first_s: float = 0.0, limit_s: float = LIMIT_S) ->
             time.sleep(first_s)
             with held_by("words"):
                 time.sleep(first_s)
-            played = [outcome_of(Sleeping(held_s), ScriptedPolicy([]), timeout_s=300) for held_s in seconds]
+            played = [play_env(Sleeping(held_s), ScriptedPolicy([]), timeout_s=300) for held_s in seconds]
             await asyncio.gather(*played)
 
     asyncio.run(main())

@@ -9,10 +9,10 @@ import pytest
 
 from rlkit._util.stopwatch import Stopwatch, timed_by
 from rlkit.errors import ServiceError
-from rlkit.service.watch import SILENCE_S, Watch
+from rlkit.service.watch import SILENCE_S, ServiceWatch
 from rlkit.testing import run_virtual
 
-type Call = Callable[[Watch], Coroutine[object, object, object]]
+type Call = Callable[[ServiceWatch], Coroutine[object, object, object]]
 
 
 def failing(until_s: float) -> Call:
@@ -37,7 +37,7 @@ def played(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) 
     """
 
     async def run() -> tuple[float, float]:
-        watch = Watch(lambda note: None, timeout_s=timeout_s)
+        watch = ServiceWatch(lambda note: None, timeout_s=timeout_s)
 
         async def others() -> None:
             while answers_every_s:
@@ -57,7 +57,7 @@ def played(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) 
 @pytest.mark.parametrize(("requests", "counts_s"), [(1, 0), (2, 600), (3, 1200), (5, 2400)])
 def test_a_silence_is_left_out_once_however_many_requests_wait_in_it(requests: int, counts_s: float) -> None:
     async def run() -> float:
-        watch, stopwatch = Watch(lambda note: None, timeout_s=3600), Stopwatch()
+        watch, stopwatch = ServiceWatch(lambda note: None, timeout_s=3600), Stopwatch()
 
         async def others() -> None:  # the service is silent for 600 s, and then it is not
             await asyncio.sleep(600)
@@ -102,7 +102,7 @@ def limit_reached(call: Call, *, limit_s: float, answers_at_s: float = 0.0) -> f
     """When a rollout that makes a call reaches its limit; None where it is done first."""
 
     async def run() -> float | None:
-        watch = Watch(lambda note: None, timeout_s=3600)
+        watch = ServiceWatch(lambda note: None, timeout_s=3600)
         stopwatch = Stopwatch()
 
         async def rollout() -> None:

@@ -11,7 +11,7 @@ from rlkit.chat.load import load_chat
 from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config
 from rlkit.errors import MissingError, UsageError
-from rlkit.service.connect import choose
+from rlkit.service.connect import choose_service
 
 NOWHERE = "http://127.0.0.1:9"
 
@@ -53,7 +53,7 @@ def test_the_tokenizer_that_the_user_names_is_taken(byte_model_dir: Path) -> Non
         "chat": {"tokenizer": str(byte_model_dir)},
     }
     config = load_config([], settings=settings | {"service": {"base_url": NOWHERE}}).config
-    chat = load_chat(config, engine=choose(config.service).kind == "engine", note=lambda message: None)
+    chat = load_chat(config, engine=choose_service(config.service).kind == "engine", note=lambda message: None)
     assert chat.decode(chat.encode("hello")) == "hello"
     assert isinstance(found("someone/some-model", tokenizer="deepseek-ai/DeepSeek-V3.1"), PackagedTokenizer)
 

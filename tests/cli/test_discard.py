@@ -17,7 +17,7 @@ import pytest
 import rlkit as toolkit
 from rlkit.engine import EngineServer
 from rlkit.errors import ServiceError, UsageError
-from rlkit.service import Stored
+from rlkit.service import StoredCheckpoint
 from rlkit.store import checkpoints
 from rlkit.testing import byte_model
 from rlkit.tools.checkpoints import CheckpointFilter, parse_age
@@ -225,7 +225,11 @@ def test_what_is_no_age_is_one_line(text: str) -> None:
 
 
 def test_a_filter_takes_kinds_and_ages() -> None:
-    every = [Stored("a", "training", 100.0), Stored("b", "sampler", 100.0), Stored("c", "training", 900.0)]
+    every = [
+        StoredCheckpoint("a", "training", 100.0),
+        StoredCheckpoint("b", "sampler", 100.0),
+        StoredCheckpoint("c", "training", 900.0),
+    ]
     assert [one.path for one in CheckpointFilter(now=1000.0).select(every)] == ["a", "b", "c"]
     assert [one.path for one in CheckpointFilter("training", now=1000.0).select(every)] == ["a", "c"]
     assert [one.path for one in CheckpointFilter(older_s=500.0, now=1000.0).select(every)] == ["a", "b"]

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from rlkit.config import load_config
-from rlkit.rollout.settings import env_settings
+from rlkit.rollout.settings import make_env_settings
 
 OLD = """
 wandb_project_name: mine
@@ -66,7 +66,7 @@ def test_a_configuration_of_the_cookbook_becomes_one_of_rlkit(rlkit: Callable[..
     assert (first.group_size, first.temperature, second.group_size) == (16, 0.9, 8)
     assert (first.max_failing_rollouts, second.max_failing_rollouts) == (4, 0)
     assert (first.max_retries, second.max_retries) == (48, 24), "three times for each rollout"
-    settings = env_settings(config, context=None)
+    settings = make_env_settings(config, context=None)
     assert {name: one.min_valid for name, one in settings.items()} == {
         "generalreasoning-whodunit": 12,
         "other-whodunit": 8,

@@ -22,7 +22,7 @@ from rlkit.chat.load import load_chat
 from rlkit.config import load_config
 from rlkit.config.schema import Config
 from rlkit.config.schema.track import track_config
-from rlkit.service.connect import ServiceChoice, choose, connect
+from rlkit.service.connect import ServiceChoice, choose_service, connect
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.trackers.from_config import load_service
 from rlkit.trackers.sync import send
@@ -162,7 +162,7 @@ def test_every_option_acts_where_the_table_says(
     # What only a real service, or a run of a name, has to be told.
     config = load_config([], settings={"envs": {"words": WORDS}, "name": "x", "model": str(byte_model_dir)}).config
     named_directory(config)
-    load_chat(config, engine=choose(config.service, environ={}).kind == "engine", note=lambda note: None)
+    load_chat(config, engine=choose_service(config.service, environ={}).kind == "engine", note=lambda note: None)
     # Processes beside a run read these.
     monkeypatch.setenv("DOCENT_API_KEY", "the-key")
     monkeypatch.setitem(sys.modules, "docent", DOCENT)
@@ -170,7 +170,7 @@ def test_every_option_acts_where_the_table_says(
         send(write_run(tmp_path / name, steps=0), load_service(name, section))
     monkeypatch.setattr("rlkit.engine.EngineServer.start", _refused)
     with suppress(ConnectionRefusedError):
-        asyncio.run(connect(config.service, choice=choose(config.service, environ={})).__aenter__())
+        asyncio.run(connect(config.service, choice=choose_service(config.service, environ={})).__aenter__())
     elsewhere = ServiceChoice("url", "http://127.0.0.1:1", "nobody listens there")
     quick = config.service.model_copy(update={"connect_timeout_s": 0.01})
     with suppress(rlkit.MissingError):

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 import rlkit
 from rlkit.config.schema.operation import CheckpointConfig
 from rlkit.metrics.metrics import departure, group_metrics, throughput
-from rlkit.service.watch import Watch
+from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.testing import Latency, World
 from rlkit.trackers import Broadcast
@@ -522,7 +522,7 @@ def reporter_of(store: RunStore, ears: Ears) -> Reporter:
         raise AssertionError(f"{path} is to be deleted, and all are to be kept")
 
     trackers, selection = Broadcast([ears]), Selection(Aim())
-    watch = Watch(trackers.note, timeout_s=1.0)
+    watch = ServiceWatch(trackers.note, timeout_s=1.0)
     checkpoints = Saver(CheckpointConfig(), store, trackers, watch, selection=selection, delete=delete)
     return Reporter(store, trackers, checkpoints=checkpoints, selection=selection)
 

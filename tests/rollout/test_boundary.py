@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rlkit
-from rlkit.rollout.boundary import outcome_of
+from rlkit.rollout.boundary import play_env
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Outcome
 
@@ -33,7 +33,7 @@ class Odd(rlkit.Env):
 
 async def play(*rollouts: Rollout) -> list[Played]:
     """Side by side."""
-    played = [outcome_of(Odd(rollout), ScriptedPolicy([]), timeout_s=5.0) for rollout in rollouts]
+    played = [play_env(Odd(rollout), ScriptedPolicy([]), timeout_s=5.0) for rollout in rollouts]
     return await asyncio.gather(*played)
 
 

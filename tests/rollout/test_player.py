@@ -15,7 +15,7 @@ from rlkit._util.priority_semaphore import Slots
 from rlkit.env import Env, Task
 from rlkit.errors import EnvironmentFault, RewardError, ServiceError, UsageError
 from rlkit.policy import Limits, Policy, Sampler
-from rlkit.rollout.player import Earlier, EnvSettings, Player
+from rlkit.rollout.player import EnvSettings, GroupProgress, Player
 from rlkit.rollout.task_guard import GRACE_S
 from rlkit.rollout.validation import as_outcome
 from rlkit.testing import ByteChat, ScriptedSampler, run_virtual
@@ -316,8 +316,8 @@ def test_a_comparison_that_was_made_is_not_made_again() -> None:
     settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
     player = Player(ByteChat(), {"e": settings}, seed=0, slots=Slots(2))
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
-    earlier = Earlier(episodes=dict(enumerate(before)))
-    group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, earlier=earlier))
+    earlier = GroupProgress(episodes=dict(enumerate(before)))
+    group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, progress=earlier))
     assert (group.rewards.tolist(), env.asked) == ([3.0, 1.5], [])
 
 
@@ -352,7 +352,9 @@ def test_the_services_fault_in_a_comparison_ends_the_run() -> None:
         play(Ranked(0.0, scores=ServiceError("gone")))
 
 
-def resume(env: Env, earlier: Earlier, *, group_size: int = 3, retries: int = 2) -> tuple[Group, list[Episode], Player]:
+def resume(
+    env: Env, earlier: GroupProgress, *, group_size: int = 3, retries: int = 2
+) -> tuple[Group, list[Episode], Player]:
     """A group of which some was played before the run was interrupted."""
     settings, finished = EnvSettings(group_size, Sampling(max_tokens=16), 60, retries, Limits()), list[Episode]()
     chat = ByteChat()
@@ -360,7 +362,7 @@ def resume(env: Env, earlier: Earlier, *, group_size: int = 3, retries: int = 2)
     player = Player(
         chat, {"e": settings}, seed=0, slots=Slots(9), record=lambda task, episode: finished.append(episode)
     )
-    group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, earlier=earlier))
+    group = asyncio.run(player.play(Task(7, "e", env), lambda: sampler, progress=earlier))
     counts = player.counts
     assert (counts.queued, counts.live, counts.done) == (0, 0, group_size)
     return group, finished, player
@@ -368,7 +370,7 @@ def resume(env: Env, earlier: Earlier, *, group_size: int = 3, retries: int = 2)
 
 def test_what_was_played_before_an_interruption_is_not_played_again() -> None:
     done = replace(builders.episode(0.25), attempt=1)
-    group, finished, _ = resume(Scripted(1.0), Earlier({0: done}, attempts={0: 2}))
+    group, finished, _ = resume(Scripted(1.0), GroupProgress({0: done}, attempts={0: 2}))
     assert group.episodes[0] is done
     assert group.rewards.tolist() == [0.25, 1.0, 1.0]
     assert [(one.member, one.attempt) for one in finished] == [(1, 0), (2, 0)]
@@ -379,14 +381,14 @@ def test_one_that_failed_before_an_interruption_is_played_again_within_the_same_
     failed: int, played: bool
 ) -> None:
     lost = builders.episode(None, member=1)
-    group, finished, player = resume(Scripted(1.0), Earlier({1: lost}, attempts={1: 1}, failed=failed))
+    group, finished, player = resume(Scripted(1.0), GroupProgress({1: lost}, attempts={1: 1}, failed=failed))
     assert statuses(group) == ["completed", "completed" if played else "failed", "completed"]
     assert [(one.member, one.attempt) for one in finished] == [(0, 0), *([(1, 1)] if played else []), (2, 0)]
     assert player.counts.failed == 0  # it was counted when it failed
 
 
 def test_an_attempt_after_an_interruption_has_a_number_and_seeds_of_its_own() -> None:
-    group, finished, _ = resume(Scripted(1.0), Earlier(attempts={1: 3}))
+    group, finished, _ = resume(Scripted(1.0), GroupProgress(attempts={1: 3}))
     assert [one.attempt for one in finished] == [one.attempt for one in group.episodes] == [0, 3, 0]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import rlkit
 from rlkit.policy import Sampler
-from rlkit.rollout.request_batcher import Coalescer
+from rlkit.rollout.request_batcher import RequestBatcher
 from rlkit.testing import Fault, World, run_virtual
 from rlkit.types import Completion, Prompt, Sampling
 from tests.simulation import Simulation, Word
@@ -96,7 +96,7 @@ class Miser(Sampler):
 
 def test_fewer_samples_than_were_asked_for_are_a_failure_for_each_of_them() -> None:
     async def run() -> list[object]:
-        coalescer = Coalescer()
+        coalescer = RequestBatcher()
         prompt = Prompt(np.arange(3, dtype=np.int32))
         asked = [coalescer.sample(Miser(), prompt, Sampling(max_tokens=5), seed) for seed in range(3)]
         return list(await asyncio.gather(*asked, return_exceptions=True))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rlkit.rollout.task_guard import leftovers_ended, outlives_rollout
+from rlkit.rollout.task_guard import register_cleanup, stop_leftover_tasks
 
 
 def test_what_cleans_up_behind_a_rollout_is_waited_for_at_the_end_of_the_run() -> None:
@@ -12,9 +12,9 @@ def test_what_cleans_up_behind_a_rollout_is_waited_for_at_the_end_of_the_run() -
         await asyncio.sleep(0.05)
         done.append("cleaned")
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def run() -> None:
-        assert outlives_rollout(asyncio.create_task(clean()))
+        assert register_cleanup(asyncio.create_task(clean()))
         done.append("rollout over")
 
     asyncio.run(run())
@@ -28,9 +28,9 @@ def test_a_run_that_is_cancelled_still_waits_for_what_cleans_up() -> None:
         await asyncio.sleep(0.05)
         done.append("cleaned")
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def run() -> None:
-        outlives_rollout(asyncio.create_task(clean()))
+        register_cleanup(asyncio.create_task(clean()))
         await asyncio.sleep(60)
 
     async def main() -> None:
@@ -46,7 +46,7 @@ def test_a_run_that_is_cancelled_still_waits_for_what_cleans_up() -> None:
 def test_without_a_run_nobody_waits_for_what_cleans_up() -> None:
     async def main() -> None:
         task = asyncio.create_task(asyncio.sleep(0))
-        assert not outlives_rollout(task)
+        assert not register_cleanup(task)
         await task
 
     asyncio.run(main())

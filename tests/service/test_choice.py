@@ -6,7 +6,7 @@ import pytest
 
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import ConfigError
-from rlkit.service.connect import choose, credential
+from rlkit.service.connect import choose_service, find_credential
 
 
 @pytest.fixture(autouse=True)
@@ -15,27 +15,27 @@ def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_with_neither_credential_nor_address_the_engine_is_chosen_and_says_why() -> None:
-    choice = choose(ServiceConfig(), environ={})
+    choice = choose_service(ServiceConfig(), environ={})
     assert (choice.kind, choice.base_url) == ("engine", None)
     assert choice.reason == "there is neither a Tinker credential nor TINKER_BASE_URL"
 
 
 def test_a_credential_chooses_the_hosted_service() -> None:
-    assert choose(ServiceConfig(), environ={"TINKER_API_KEY": "tml-secret"}).kind == "hosted"
-    assert "tml-secret" not in str(choose(ServiceConfig(), environ={"TINKER_API_KEY": "tml-secret"}))
+    assert choose_service(ServiceConfig(), environ={"TINKER_API_KEY": "tml-secret"}).kind == "hosted"
+    assert "tml-secret" not in str(choose_service(ServiceConfig(), environ={"TINKER_API_KEY": "tml-secret"}))
 
 
 def test_an_address_wins_over_a_credential_and_the_configuration_over_the_environment() -> None:
     environ = {"TINKER_API_KEY": "tml-x", "TINKER_BASE_URL": "http://a"}
-    assert choose(ServiceConfig(), environ=environ).base_url == "http://a"
-    assert choose(ServiceConfig(base_url="http://b"), environ=environ).base_url == "http://b"
+    assert choose_service(ServiceConfig(), environ=environ).base_url == "http://a"
+    assert choose_service(ServiceConfig(base_url="http://b"), environ=environ).base_url == "http://b"
 
 
 def test_a_stored_login_counts_as_a_credential(tmp_path: Path) -> None:
-    assert credential(environ={}) is None
+    assert find_credential(environ={}) is None
     (tmp_path / ".tinker").mkdir()
     (tmp_path / ".tinker" / "credentials.json").write_text("{}")
-    assert credential(environ={}) == str(tmp_path / ".tinker" / "credentials.json")
+    assert find_credential(environ={}) == str(tmp_path / ".tinker" / "credentials.json")
 
 
 @pytest.mark.parametrize("environ", [{"TINKER_BASE_URL": "http://a"}, {"TINKER_API_KEY": "tml-secret"}])
@@ -45,5 +45,5 @@ def test_settings_of_an_engine_that_is_not_chosen_are_refused(name: str, environ
     with pytest.raises(
         ConfigError, match=rf"service\.{name} has no effect: {next(iter(environ))} is set, so the embedded"
     ):
-        choose(given, environ=environ)
-    assert choose(given, environ={}).kind == "engine"
+        choose_service(given, environ=environ)
+    assert choose_service(given, environ={}).kind == "engine"

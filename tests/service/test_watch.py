@@ -9,7 +9,7 @@ import logging
 import pytest
 
 from rlkit.errors import ServiceError, UsageError
-from rlkit.service.watch import SILENCE_S, Watch
+from rlkit.service.watch import SILENCE_S, ServiceWatch
 from rlkit.testing import run_virtual
 
 
@@ -17,7 +17,7 @@ def test_a_call_that_changes_nothing_is_made_again_until_it_is_answered() -> Non
     asked, notes = list[float](), list[str]()
 
     async def run() -> str:
-        watch = Watch(notes.append, timeout_s=100)
+        watch = ServiceWatch(notes.append, timeout_s=100)
 
         async def make() -> str:
             asked.append(asyncio.get_running_loop().time())
@@ -40,7 +40,7 @@ def test_a_call_that_may_have_changed_something_is_not_made_again() -> None:
             raise ServiceError("busy")
 
         with pytest.raises(ServiceError, match="busy"):
-            await Watch(lambda note: None, timeout_s=100).call(make, "training")
+            await ServiceWatch(lambda note: None, timeout_s=100).call(make, "training")
 
     run_virtual(run())
 
@@ -52,7 +52,7 @@ def test_a_service_that_never_answers_is_given_up_after_the_timeout(retry: bool)
             await asyncio.Event().wait()
 
         with pytest.raises(ServiceError, match="sampling: no answer within 100 s"):
-            await Watch(lambda note: None, timeout_s=100).call(make, "sampling", retry=retry)
+            await ServiceWatch(lambda note: None, timeout_s=100).call(make, "sampling", retry=retry)
         return asyncio.get_running_loop().time()
 
     assert run_virtual(run()) == 100
@@ -64,7 +64,7 @@ def test_a_service_that_always_fails_is_given_up_after_the_timeout() -> None:
             raise ServiceError("busy")
 
         with pytest.raises(ServiceError, match="busy"):
-            await Watch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
+            await ServiceWatch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
         return asyncio.get_running_loop().time()
 
     assert run_virtual(run()) == pytest.approx(100)
@@ -76,7 +76,7 @@ def test_a_time_limit_of_somebody_elses_is_a_failure_like_another() -> None:
             raise ServiceError("sampling: TimeoutError") from TimeoutError()
 
         with pytest.raises(ServiceError, match="sampling: TimeoutError"):
-            await Watch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
+            await ServiceWatch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
         assert asyncio.get_running_loop().time() == pytest.approx(100, abs=1)  # it was made again until then
 
     run_virtual(run())
@@ -90,15 +90,15 @@ def test_a_service_that_nobody_asked_is_not_gone() -> None:
         async def hang() -> None:
             await asyncio.Event().wait()
 
-        watch = Watch(lambda note: None, timeout_s=100)
+        watch = ServiceWatch(lambda note: None, timeout_s=100)
         await watch.call(lambda: asyncio.sleep(0), "sampling")
         await asyncio.sleep(5000)
         with pytest.raises(ServiceError):
             await watch.call(refuse, "training")
-        refused = watch.gone
+        refused = watch.is_service_gone
         with pytest.raises(ServiceError):
             await watch.call(hang, "training")
-        return refused, watch.gone
+        return refused, watch.is_service_gone
 
     assert run_virtual(run()) == (False, True)
 
@@ -109,7 +109,7 @@ def test_the_users_mistake_is_nobodys_to_retry() -> None:
             raise UsageError("no such model")
 
         with pytest.raises(UsageError):
-            await Watch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
+            await ServiceWatch(lambda note: None, timeout_s=100).call(make, "sampling", retry=True)
 
     run_virtual(run())
 
@@ -119,8 +119,8 @@ def test_silence_is_reported_with_what_is_waited_for_and_what_the_client_said_le
 
     async def run() -> None:
         clock = asyncio.get_running_loop().time
-        watch = Watch(lambda note: notes.append((clock(), note)), timeout_s=7200)
-        looking = asyncio.create_task(watch.look())
+        watch = ServiceWatch(lambda note: notes.append((clock(), note)), timeout_s=7200)
+        looking = asyncio.create_task(watch.notify_of_silence())
         await asyncio.sleep(1000)  # nobody asks for anything: there is nothing to say
         asking = asyncio.create_task(watch.call(lambda: asyncio.sleep(3600), "sampling"))
         await asyncio.sleep(10)
@@ -145,7 +145,7 @@ def test_a_call_that_fails_is_told_of_less_and_less_often_though_others_are_answ
 
     async def run() -> None:
         clock = asyncio.get_running_loop().time
-        watch = Watch(lambda note: notes.append(clock()), timeout_s=7200)
+        watch = ServiceWatch(lambda note: notes.append(clock()), timeout_s=7200)
 
         async def make() -> None:
             if broken:
@@ -184,7 +184,7 @@ def test_a_silence_is_reported_though_a_failure_was_told_of_just_before() -> Non
     notes = list[str]()
 
     async def run() -> None:
-        watch = Watch(notes.append, timeout_s=7200)
+        watch = ServiceWatch(notes.append, timeout_s=7200)
         asked = 0
 
         async def make() -> None:
@@ -194,7 +194,7 @@ def test_a_silence_is_reported_though_a_failure_was_told_of_just_before() -> Non
                 raise ServiceError("busy")
             await asyncio.sleep(60)
 
-        async with watch.looking():
+        async with watch.watch_silence():
             await watch.call(make, "sampling", retry=True)
 
     run_virtual(run())
@@ -205,14 +205,14 @@ def test_a_service_that_is_seen_to_compute_is_not_called_silent() -> None:
     notes, computing = list[str](), [True]
 
     async def run() -> None:
-        watch = Watch(notes.append, timeout_s=7200, is_computing=lambda: computing[0])
+        watch = ServiceWatch(notes.append, timeout_s=7200, is_computing=lambda: computing[0])
 
         async def make() -> None:
             await asyncio.sleep(600)
             computing[0] = False
             await asyncio.sleep(60)
 
-        async with watch.looking():
+        async with watch.watch_silence():
             await watch.call(make, "sampling", retry=True)
 
     run_virtual(run())
@@ -222,7 +222,7 @@ def test_a_service_that_is_seen_to_compute_is_not_called_silent() -> None:
 
 def test_a_request_that_is_only_slow_is_waited_for_to_the_end() -> None:
     async def run() -> float:
-        await Watch(lambda note: None, timeout_s=100).call(lambda: asyncio.sleep(99), "sampling", retry=True)
+        await ServiceWatch(lambda note: None, timeout_s=100).call(lambda: asyncio.sleep(99), "sampling", retry=True)
         return asyncio.get_running_loop().time()
 
     assert run_virtual(run()) == 99
@@ -240,7 +240,7 @@ def test_a_slow_request_is_waited_for_although_the_one_beside_it_fails() -> None
             await asyncio.sleep(580)
             return "done"
 
-        answer = await Watch(lambda note: None, timeout_s=600).call(make, "sampling", retry=True)
+        answer = await ServiceWatch(lambda note: None, timeout_s=600).call(make, "sampling", retry=True)
         return answer, asyncio.get_running_loop().time()
 
     assert run_virtual(run()) == ("done", 580)
@@ -258,7 +258,7 @@ def test_a_request_that_was_lost_is_made_again_before_the_service_is_given_up() 
             await asyncio.sleep(10)
             return "done"
 
-        answer = await Watch(lambda note: None, timeout_s=600).call(make, "sampling", retry=True)
+        answer = await ServiceWatch(lambda note: None, timeout_s=600).call(make, "sampling", retry=True)
         return answer, asyncio.get_running_loop().time()
 
     assert run_virtual(run()) == ("done", 300 + 10)

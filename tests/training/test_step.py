@@ -19,7 +19,7 @@ from rlkit.config.schema.objective import LoraConfig, OptimizerConfig
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
-from rlkit.service.watch import Watch
+from rlkit.service.watch import ServiceWatch
 from rlkit.testing import Fault, SimulatedTinker, World, run_virtual
 from rlkit.training.step import Recipe, StepUpdate
 from rlkit.types import Datum
@@ -94,7 +94,7 @@ def test_a_step_that_was_withdrawn_can_be_asked_for_again_and_is_the_same() -> N
                 assert update.untrained > 0
                 update.submit_again(await learner(service))
             update.finish()
-            result = await update.result(Watch(print, 600.0))
+            result = await update.result(ServiceWatch(print, 600.0))
             assert result is not None
             assert update.untrained == 0
             return dict(result[1].metrics)
@@ -147,7 +147,7 @@ def asked_for(groups: int, *, of: int, substeps: int) -> list[tuple[str, float]]
             assert not update.finished
         update.finish()
         assert update.finished
-        assert await update.result(Watch(print, 600.0)) is not None
+        assert await update.result(ServiceWatch(print, 600.0)) is not None
         return service.asked
 
     return asyncio.run(main())
@@ -181,7 +181,7 @@ def test_a_step_without_substeps_is_asked_for_once_it_is_whole() -> None:
         assert update.untrained == 2 * (await prepared()).tokens
         update.finish()
         assert update.stepped
-        await update.result(Watch(print, 600.0))
+        await update.result(ServiceWatch(print, 600.0))
         assert update.untrained == 0
 
     asyncio.run(main())
@@ -196,7 +196,7 @@ def test_a_group_that_does_not_count_is_not_trained_on() -> None:
         own = await prepared(1)
         update.add(own, counts=True)
         update.finish()
-        result = await update.result(Watch(print, 600.0))
+        result = await update.result(ServiceWatch(print, 600.0))
         assert result is not None
         assert service.data == list(own.data) == list(result[1].data)
 
@@ -211,7 +211,7 @@ def test_a_step_that_has_nothing_to_train_on_asks_for_nothing(substeps: int) -> 
         for draw in range(2):
             update.add(await Preparation({"env": GroupMean()}).prepare(group([1.0, 1.0], draw=draw)), counts=True)
         update.finish()
-        assert await update.result(Watch(print, 600.0)) is None
+        assert await update.result(ServiceWatch(print, 600.0)) is None
         assert (service.asked, update.stepped, update.untrained) == ([], False, 0)
 
     asyncio.run(main())
@@ -223,7 +223,7 @@ def test_the_rate_of_a_step_is_that_of_its_number() -> None:
         update = StepUpdate(service, replace(recipe(), rate=rate), version=2)
         update.add(await prepared(), counts=True)
         update.finish()
-        result = await update.result(Watch(print, 600.0))
+        result = await update.result(ServiceWatch(print, 600.0))
         assert result is not None
         assert ("step", rate.at(2)) in service.asked
         assert result[1].learning_rate == rate.at(2) == pytest.approx(2 / 3)
@@ -243,7 +243,7 @@ def test_what_several_requests_report_is_one_report() -> None:
         for own in groups:
             update.add(own, counts=True)
         update.finish()
-        result = await update.result(Watch(print, 600.0))
+        result = await update.result(ServiceWatch(print, 600.0))
         assert result is not None
         sampler, done = result
         assert sampler == "sampler of version 1"
@@ -281,7 +281,7 @@ def test_what_is_left_to_do_with_all_groups_is_done_before_anything_is_asked_for
         assert (service.asked, update.untrained) == ([], 3 * own[0].tokens)
         update.finish()
         assert update.untrained == 2 * own[0].tokens
-        assert await update.result(Watch(print, 600.0)) is not None
+        assert await update.result(ServiceWatch(print, 600.0)) is not None
         assert service.data == [datum for one in own[1:] for datum in one.data]
         assert update.untrained == 0
 
@@ -296,7 +296,7 @@ def test_a_gradient_that_failed_long_ago_fails_the_step() -> None:
             update.finish()
             await asyncio.sleep(100)
             with pytest.raises(ServiceError):
-                await update.result(Watch(print, 600.0))
+                await update.result(ServiceWatch(print, 600.0))
             update.withdraw()
 
     on_virtual_time(main())
@@ -331,7 +331,7 @@ def test_what_streams_is_asked_for_as_it_comes_and_what_comes_meanwhile_goes_tog
         assert service.asked == [("gradient", 2), ("gradient", 4)]
         update.add(await prepared(3), counts=True)
         update.finish()
-        assert await update.result(Watch(print, 600.0)) is not None
+        assert await update.result(ServiceWatch(print, 600.0)) is not None
         assert service.asked[1:] == [("gradient", 4), ("gradient", 2), ("step", RATE.at(1)), ("sampler", 1)]
 
     asyncio.run(main())

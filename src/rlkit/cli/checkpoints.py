@@ -20,7 +20,7 @@ from rlkit.cli.common.signals import run_terminable
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
-    from rlkit.service import Stored
+    from rlkit.service import StoredCheckpoint
     from rlkit.tools.checkpoints import CheckpointSelection
     from rlkit.tools.export import Form
 
@@ -213,14 +213,14 @@ def _agreed(question: str, output: Output) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _print(output: Output, checkpoints: Sequence[Stored], verb: str, *, done: int) -> int:
+def _print(output: Output, checkpoints: Sequence[StoredCheckpoint], verb: str, *, done: int) -> int:
     rows = [asdict(checkpoint) for checkpoint in checkpoints]
     lines = [*map(_line, rows), f"{_amount(checkpoints)} {verb}"] if rows else ["there is no such checkpoint"]
     output.result({"done": done, "checkpoints": rows}, "\n".join(lines))
     return 0
 
 
-def _amount(checkpoints: Sequence[Stored]) -> str:
+def _amount(checkpoints: Sequence[StoredCheckpoint]) -> str:
     size = sum(checkpoint.size_bytes or 0 for checkpoint in checkpoints) / _MIB
     return f"{len(checkpoints)} checkpoint{'' if len(checkpoints) == 1 else 's'} of {size:,.1f} MiB"
 

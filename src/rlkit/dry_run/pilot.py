@@ -27,10 +27,10 @@ from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed
 from rlkit.rollout.player import Player
-from rlkit.rollout.settings import env_settings
+from rlkit.rollout.settings import make_env_settings
 from rlkit.service import Learner
-from rlkit.service.connect import ServiceChoice, connect, describe
-from rlkit.service.watch import PatientSampler, Watch
+from rlkit.service.connect import ServiceChoice, connect, describe_service
+from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.tasks.from_config import task_source
 from rlkit.tasks.sources import Tasks
 from rlkit.training.from_config import kl_reference, learning_rate, preparation
@@ -82,12 +82,12 @@ async def run_pilot(
         UsageError: the service does not have the reference of the KL penalty.
         ServiceError: the service failed after retries.
     """
-    note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe(choice)}")
+    note(f"a pilot, {groups} group{'s' * (groups != 1)} of each environment, on {describe_service(choice)}")
     clock = asyncio.get_running_loop().time
     began_s = clock()
     drawn = [task for name in config.envs for task in draw_tasks(config, name, tasks[name], groups)]
-    watch = Watch(note, config.service.timeout_s, seed=config.seed)
-    async with watch.looking(), connect(config.service, choice=choice, note=note) as service:
+    watch = ServiceWatch(note, config.service.timeout_s, seed=config.seed)
+    async with watch.watch_silence(), connect(config.service, choice=choice, note=note) as service:
         start = partial(service.learner, model=config.model, lora=config.lora, seed=config.seed)
         learner = await watch.call(
             lambda: start(checkpoint=config.load_checkpoint), "starting a training session", retry=True
@@ -95,7 +95,7 @@ async def run_pilot(
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         weights = await watch.call(lambda: learner.sampler(0), "handing over weights", retry=True)
         sampler = PatientSampler(weights, watch, 0)
-        settings = env_settings(config, context=context)
+        settings = make_env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
         played, played_s = await _timed(together(player.play(task, lambda: sampler) for task in drawn))
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
@@ -129,7 +129,7 @@ def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task
     return [Task(draw, name, env) for draw in range(count) if (env := source.next()) is not None]
 
 
-async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: Watch) -> tuple[float, float]:
+async def _train(config: Config, learner: Learner, data: Sequence[Datum], watch: ServiceWatch) -> tuple[float, float]:
     """Train once; return the seconds of the gradient, and those of the optimiser step and the hand-over of weights."""
     objective, rate = load_loss(config.loss), learning_rate(config).at(1)
 

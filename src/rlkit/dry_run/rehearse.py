@@ -34,9 +34,9 @@ from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import eval_player, eval_tasks
 from rlkit.metrics.metrics import has_by_chance
 from rlkit.rollout.player import Player
-from rlkit.rollout.settings import env_settings
-from rlkit.rollout.task_guard import leftovers_ended
-from rlkit.service.connect import ServiceChoice, choose, describe
+from rlkit.rollout.settings import make_env_settings
+from rlkit.rollout.task_guard import stop_leftover_tasks
+from rlkit.service.connect import ServiceChoice, choose_service, describe_service
 from rlkit.tasks.decontamination import contents
 from rlkit.tasks.epochs import draws, with_steps
 from rlkit.tasks.from_config import run_tasks
@@ -98,7 +98,7 @@ class Rehearsal:
         return all(part.status != "failed" for part in self.parts)
 
 
-@leftovers_ended()
+@stop_leftover_tasks()
 async def rehearse(
     resolved: Resolved | Config,
     *,
@@ -127,7 +127,7 @@ async def rehearse(
     if pilot < 0:
         raise UsageError(f"pilot: {pilot} is no number of groups; 0 is for no pilot")
     config = resolved.config if isinstance(resolved, Resolved) else resolved
-    choice = choose(config.service)
+    choice = choose_service(config.service)
     price, hosted_price, price_parts = await in_thread(_prices, config, choice, note)
     # Before environments are played, which may take long.
     load_estimators(config, {})
@@ -213,7 +213,7 @@ class _Stage:
     async def play(self, name: str) -> Pair:
         """Play short and long rollouts of an environment."""
         config, slots = self.config, Slots(self.config.rollouts.max_live)
-        player = Player(self.chat, env_settings(config, context=None), seed=config.seed, slots=slots)
+        player = Player(self.chat, make_env_settings(config, context=None), seed=config.seed, slots=slots)
         return await self._play(f"envs.{name}", draw_tasks(config, name, self.tasks[name], _TASKS), player)
 
     async def evaluate(self, name: str) -> Pair:
@@ -378,7 +378,8 @@ def _unseen(config: Config, seen: Set[str]) -> list[Part]:
 def _piloted(pilot: Pilot, choice: ServiceChoice) -> str:
     step = " and an optimiser step" if pilot.usage.trained_tokens else ""
     done = f"{pilot.played} rollouts{step} in {pilot.seconds:.1f} s, {pilot.usage.tokens:,} tokens"
-    return f"{describe(choice)}: {done}{'; too little was done to say how fast it is' if pilot.speed is None else ''}"
+    caveat = "; too little was done to say how fast it is" if pilot.speed is None else ""
+    return f"{describe_service(choice)}: {done}{caveat}"
 
 
 def _not_tried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[Part]:
@@ -387,7 +388,7 @@ def _not_tried(config: Config, choice: ServiceChoice, *, piloted: bool) -> list[
         return []
     reference = config.kl_penalty.reference if config.kl_penalty.coefficient else "base"
     paths = {"load_checkpoint": config.load_checkpoint, "kl_penalty.reference": reference}
-    service = f"{describe(choice)}; --pilot 1 plays a group of each environment on it"
+    service = f"{describe_service(choice)}; --pilot 1 plays a group of each environment on it"
     return [
         Part("service", "not tried", service),
         *(

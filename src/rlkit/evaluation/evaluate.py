@@ -28,10 +28,10 @@ from rlkit.evaluation.scores import score_metrics
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.player import EnvSettings, FailureNotes, Player
-from rlkit.rollout.settings import sampling
-from rlkit.rollout.task_guard import leftovers_ended
-from rlkit.service.connect import choose, connect
-from rlkit.service.watch import PatientSampler, Watch
+from rlkit.rollout.settings import make_sampling
+from rlkit.rollout.task_guard import stop_leftover_tasks
+from rlkit.service.connect import choose_service, connect
+from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.store.blocking_findings import BlockingFindings
 from rlkit.store.history import keep_last
 from rlkit.tasks.from_config import single_turn
@@ -91,7 +91,7 @@ async def eval_metrics(tried: Sequence[Tried]) -> Mapping[str, float]:
     )
 
 
-@leftovers_ended()
+@stop_leftover_tasks()
 async def evaluate(
     resolved: Resolved | Config,
     *,
@@ -137,10 +137,10 @@ async def evaluate(
         async with connected(endpoint, timeout_s=config.service.timeout_s) as make:
             player = replace(eval_player(config, None, slots=slots, context=None), make=make)
             return await _measure(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
-    choice = choose(config.service)
+    choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
-    watch = Watch(note, config.service.timeout_s, seed=config.seed)
-    async with watch.looking(), connect(config.service, choice=choice, note=note) as service:
+    watch = ServiceWatch(note, config.service.timeout_s, seed=config.seed)
+    async with watch.watch_silence(), connect(config.service, choice=choice, note=note) as service:
         sampler = await watch.call(
             lambda: service.sampler(model=config.model, checkpoint=checkpoint), "preparing to sample", retry=True
         )
@@ -218,7 +218,7 @@ def eval_player(config: Config, chat: ChatFormat | None, *, slots: Slots, contex
     settings = {
         name: EnvSettings(
             group_size=spec.attempts,
-            sampling=sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
+            sampling=make_sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
             timeout_s=spec.timeout_s or config.rollouts.timeout_s,
             max_retries=config.rollouts.max_retries,
             limits=Limits(spec.max_turns, context),

@@ -24,7 +24,7 @@ from rlkit.errors import MissingError
 from rlkit.redteam.report import Attempt, RedTeamReport, attempt_result
 from rlkit.redteam.task_cheat import SKIPPED, TaskCheat
 from rlkit.redteam.task_cheats import TASK_CHEATS
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Json
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class _Trial:
     error: str = ""
 
 
-@leftovers_ended()
+@stop_leftover_tasks()
 async def attack_tasks(
     tasks: Mapping[str, Path],
     *,

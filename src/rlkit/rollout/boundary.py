@@ -18,14 +18,12 @@ from rlkit._util.stopwatch import Stopwatch, timed_by
 from rlkit.env import Env, GroupScorer
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.policy import Policy
-from rlkit.rollout.task_guard import Exited, stop, tasks_guarded
+from rlkit.rollout.task_guard import Exited, guard_tasks, stop
 from rlkit.rollout.validation import as_outcome, as_scores
 from rlkit.types import Episode, Outcome
 
 
-async def outcome_of(
-    env: Env, policy: Policy, *, timeout_s: float, name: str = ""
-) -> tuple[Outcome | None, str | None]:
+async def play_env(env: Env, policy: Policy, *, timeout_s: float, name: str = "") -> tuple[Outcome | None, str | None]:
     """Play an environment; its outcome, or why it failed.
 
     Args:
@@ -50,7 +48,7 @@ async def scores_of(
 ) -> tuple[list[float] | None, str | None]:
     """Score a group; the rewards, or why that failed; neither if its environment does not compare episodes.
 
-    Args and errors are those of `outcome_of`; `episodes` are those that did not fail.
+    Args and errors are those of `play_env`; `episodes` are those that did not fail.
     """
     kind = type(env).__name__
     read = partial(as_scores, count=len(episodes), of=kind)
@@ -66,7 +64,7 @@ async def _bounded[T](
     """Return what a method of an environment gave, read, or why there is nothing."""
     stopwatch = Stopwatch(name)
     stopped = True
-    with tasks_guarded():
+    with guard_tasks():
         with timed_by([stopwatch]):  # a task of its own, or it could cancel the group's
             playing = asyncio.create_task(_awaited(call, read, what))
         try:

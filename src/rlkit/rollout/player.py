@@ -18,9 +18,9 @@ from rlkit._util.threads import together
 from rlkit.chat.format import ChatFormat
 from rlkit.env import GroupScorer, SingleTurnEnv, Task
 from rlkit.policy import Limits, Policy, Sampler
-from rlkit.rollout.boundary import outcome_of, scores_of
+from rlkit.rollout.boundary import play_env, scores_of
 from rlkit.rollout.recorder import RecordingPolicy
-from rlkit.rollout.request_batcher import Coalescer
+from rlkit.rollout.request_batcher import RequestBatcher
 from rlkit.types import Episode, Group, Sampling
 
 _ERROR_CHARS = 500
@@ -68,7 +68,7 @@ def _nothing(task: Task, episode: Episode) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class GroupProgress:
     """What was played of a group before the run was interrupted.
 
     Args:
@@ -115,7 +115,7 @@ class Player:
         chat: the model's format; None where `make` is given.
         settings: by name of the environment.
         seed: of the run; each turn's own seed follows from it and from its place.
-        slots: bounds the rollouts that play at once; tasks drawn earlier come first.
+        slots: bounds the rollouts that play at once; tasks drawn progress come first.
         purpose: names the random stream, so that evaluation does not repeat the draws of training.
         record: given each episode as it ends, failed ones included.
         scored: given each episode whose reward was changed once its group was complete, in the place of that one.
@@ -137,7 +137,7 @@ class Player:
         task: Task,
         sampler: Callable[[], Sampler],
         *,
-        earlier: Earlier = Earlier(),
+        progress: GroupProgress = GroupProgress(),
         rank: int | None = None,
     ) -> Group:
         """Play one task `group_size` times.
@@ -148,7 +148,7 @@ class Player:
         Args:
             task: what to play.
             sampler: the newest weights, asked for at each turn.
-            earlier: what was played of it already.
+            progress: what was played of it already.
             rank: the group's place in the queue for slots; by default its draw.
 
         Raises:
@@ -156,12 +156,12 @@ class Player:
             UsageError: the environment and the model do not fit together.
         """
         settings = self.settings[task.name]
-        budget = _Budget(settings.max_retries - earlier.failed)
-        coalescer = Coalescer()
+        budget = _Budget(settings.max_retries - progress.failed)
+        coalescer = RequestBatcher()
         group = _Playing(task, settings, sampler, coalescer, budget, task.draw if rank is None else rank)
         self.counts.queued += settings.group_size
         try:
-            episodes = await together(self._member(group, member, earlier) for member in range(settings.group_size))
+            episodes = await together(self._member(group, member, progress) for member in range(settings.group_size))
         finally:
             coalescer.close()
         if isinstance(task.env, GroupScorer):
@@ -188,9 +188,11 @@ class Player:
         by_member = {episode.member: episode for episode in changed}
         return [by_member.get(episode.member, episode) for episode in episodes]
 
-    async def _member(self, group: _Playing, member: int, earlier: Earlier) -> Episode:
-        attempt = earlier.attempts.get(member, 0)
-        if (last := earlier.episodes.get(member)) is not None and (last.status != "failed" or not group.budget.spend()):
+    async def _member(self, group: _Playing, member: int, progress: GroupProgress) -> Episode:
+        attempt = progress.attempts.get(member, 0)
+        if (last := progress.episodes.get(member)) is not None and (
+            last.status != "failed" or not group.budget.spend()
+        ):
             self.counts.queued -= 1
             self.counts.done += 1
             return last
@@ -223,7 +225,7 @@ class Player:
         policy = self._policy(group, member, attempt)
         clock = asyncio.get_running_loop().time
         started = clock()
-        outcome, error = await outcome_of(task.env, policy, timeout_s=settings.timeout_s, name=task.name)
+        outcome, error = await play_env(task.env, policy, timeout_s=settings.timeout_s, name=task.name)
         status = "failed" if outcome is None else "truncated" if outcome.truncated else "completed"
         return Episode(
             member=member,
@@ -276,7 +278,7 @@ class _Playing:
     task: Task
     settings: EnvSettings
     sampler: Callable[[], Sampler]
-    coalescer: Coalescer
+    coalescer: RequestBatcher
     budget: _Budget
     rank: int
 

@@ -26,7 +26,7 @@ from rlkit.policy import ChatRequest, Limits, Policy, Reply, Sampler, SampleRequ
 from rlkit.rollout.validation import real
 from rlkit.types import Bools, Completion, Floats, Message, Prompt, Sampling, Tokens, Tool, Turn, as_prompt
 
-AT_ONCE_CHARS = 200_000
+INLINE_CHARS = 200_000
 """Longest prompt that is tokenised on the event loop, in up to a tenth of a second; a thread takes a longer one."""
 
 _TOKEN_CHARS = 512
@@ -309,7 +309,7 @@ def _chars(value: object) -> int:
 
 async def _tokenized[*Ts, T](chars: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
     """Call a function that tokenises so many characters: here if they are few, and otherwise in a thread."""
-    if chars <= AT_ONCE_CHARS:
+    if chars <= INLINE_CHARS:
         return function(*args)
     return await asyncio.get_running_loop().run_in_executor(_tokenizing(), function, *args)
 

@@ -29,7 +29,7 @@ class _Wanted:
 
 
 @dataclass(slots=True, eq=False)
-class Coalescer:
+class RequestBatcher:
     """Puts requests together that are made in the same instant, for the same prompt, settings and weights.
 
     They are answered together, when the longest completion is done: for rollouts of one turn that costs nothing, since
@@ -73,7 +73,7 @@ class _Gathered(Sampler):
     """The sampler that a rollout sees at its first turn."""
 
     of: Sampler
-    coalescer: Coalescer
+    coalescer: RequestBatcher
 
     @property
     def version(self) -> int:

@@ -10,12 +10,12 @@ from rlkit.rollout.player import EnvSettings
 from rlkit.types import BudgetForcing, Sampling
 
 
-def env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:
+def make_env_settings(config: Config, *, context: int | None) -> Mapping[str, EnvSettings]:
     """Return the settings of each environment: its own over those of the run."""
     return {
         name: EnvSettings(
             group_size=(size := spec.group_size or config.batch.group_size),
-            sampling=sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
+            sampling=make_sampling(config, max_tokens=spec.max_tokens, temperature=spec.temperature),
             timeout_s=spec.timeout_s or config.rollouts.timeout_s,
             max_retries=config.rollouts.max_retries if spec.max_retries is None else spec.max_retries,
             limits=Limits(spec.max_turns, context),
@@ -34,7 +34,7 @@ def _required_valid(spec: EnvConfig, *, size: int, default: int) -> int:
     return min(size, spec.min_valid or default)
 
 
-def sampling(config: Config, *, max_tokens: int | None, temperature: float | None) -> Sampling:
+def make_sampling(config: Config, *, max_tokens: int | None, temperature: float | None) -> Sampling:
     """Return the sampling settings of an environment: its own limits over the run's settings."""
     run = config.sampling
     forcing = run.budget_forcing

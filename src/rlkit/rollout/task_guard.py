@@ -42,7 +42,7 @@ class Exited(Exception):
 
 
 @contextmanager
-def tasks_guarded() -> Generator[None]:
+def guard_tasks() -> Generator[None]:
     """Guard rollouts and the tasks that they make on this event loop. It may be entered many times at once."""
     loop = asyncio.get_running_loop()
     factory = cast("object", loop.get_task_factory())
@@ -60,7 +60,7 @@ def tasks_guarded() -> Generator[None]:
 
 
 @asynccontextmanager
-async def leftovers_ended() -> AsyncGenerator[None]:
+async def stop_leftover_tasks() -> AsyncGenerator[None]:
     """Guard the tasks of rollouts, and stop those that are still there at the end: rollouts may share a task.
 
     Those that clean up have `CLEANING_S` first. Entered inside another one, it leaves all tasks to that one.
@@ -70,7 +70,7 @@ async def leftovers_ended() -> AsyncGenerator[None]:
         return
     made = dict[_Task, bool]()
     token = _made_inside.set(made)
-    with tasks_guarded():
+    with guard_tasks():
         try:
             yield
         finally:
@@ -82,7 +82,7 @@ async def leftovers_ended() -> AsyncGenerator[None]:
                 await stop(made)
 
 
-def outlives_rollout(task: asyncio.Task[None]) -> bool:
+def register_cleanup(task: asyncio.Task[None]) -> bool:
     """Let the end of the run wait for a task that cleans up after a rollout; False if there is no run that would."""
     made = _made_inside.get()
     if made is None:

@@ -73,7 +73,7 @@ class Scorer(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredCheckpoint:
     """A checkpoint that the service keeps.
 
     Args:
@@ -103,7 +103,7 @@ class Service(Protocol):
         ...
 
     @property
-    def repeatable(self) -> bool:
+    def is_repeatable(self) -> bool:
         """True if the same requests in the same order get the same answers, bit for bit."""
         ...
 
@@ -123,7 +123,7 @@ class Service(Protocol):
         """Delete the checkpoint that a `tinker://` path names."""
         ...
 
-    async def stored(self) -> Sequence[Stored]:
+    async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:
         """Return all checkpoints of the account, newest first."""
         ...
 

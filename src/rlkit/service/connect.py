@@ -37,7 +37,7 @@ class ServiceChoice:
     reason: str
 
 
-def choose(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:
+def choose_service(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:
     """Choose a given address first, then the hosted service, if there is a credential, then the embedded engine.
 
     Raises:
@@ -47,7 +47,7 @@ def choose(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) ->
         choice = ServiceChoice("url", config.base_url, "service.base_url is set")
     elif url := environ.get("TINKER_BASE_URL"):
         choice = ServiceChoice("url", url, "TINKER_BASE_URL is set")
-    elif source := credential(environ=environ):
+    elif source := find_credential(environ=environ):
         choice = ServiceChoice("hosted", None, f"{source} is set")
     else:
         return ServiceChoice("engine", None, "there is neither a Tinker credential nor TINKER_BASE_URL")
@@ -59,7 +59,7 @@ def choose(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) ->
     return choice
 
 
-def credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
+def find_credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
     """Return where the Tinker SDK would find a credential, or None; the credential itself is not read."""
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         if environ.get(name):
@@ -69,7 +69,7 @@ def credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ServiceAddress:
     """Where a service is.
 
     Args:
@@ -86,9 +86,9 @@ class Address:
 
 
 @asynccontextmanager
-async def reachable(
+async def reach_service(
     config: ServiceConfig, *, choice: ServiceChoice | None = None, note: Callable[[str], None] = lambda message: None
-) -> AsyncGenerator[Address]:
+) -> AsyncGenerator[ServiceAddress]:
     """Wait until the chosen service answers, and yield where it is; the engine is started and stopped with it.
 
     Args:
@@ -100,7 +100,7 @@ async def reachable(
         ConfigError: its address is no URL.
         MissingError: it does not answer within `connect_timeout_s`.
     """
-    chosen = choice or choose(config)
+    chosen = choice or choose_service(config)
     if chosen.kind != "engine":
         from tinker.lib.base_url import resolve_base_url
 
@@ -109,7 +109,7 @@ async def reachable(
         url = resolve_base_url(chosen.base_url)
         connector = Connector(url, chosen.reason, config.connect_timeout_s, note)
         await connector.wait_for_answer()
-        yield Address(chosen.base_url, connector=connector)
+        yield ServiceAddress(chosen.base_url, connector=connector)
         return
     note("starting the embedded engine")
     from rlkit.engine import EngineServer
@@ -117,7 +117,7 @@ async def reachable(
     engine = EngineServer(threads=config.engine_threads, device=config.engine_device, activity=running_activity())
     await in_thread(engine.start)
     try:
-        yield Address(engine.url, engine.api_key, embedded=True)
+        yield ServiceAddress(engine.url, engine.api_key, embedded=True)
     finally:
         await in_thread(engine.stop)
 
@@ -145,7 +145,7 @@ async def connect(
     from rlkit.service.sdk import TinkerService
 
     async with (
-        reachable(config, choice=choice, note=note) as at,
+        reach_service(config, choice=choice, note=note) as at,
         TinkerService(
             base_url=at.base_url, api_key=at.api_key, embedded=at.embedded, connector=at.connector
         ) as service,
@@ -155,7 +155,7 @@ async def connect(
         yield service
 
 
-def describe(choice: ServiceChoice) -> str:
+def describe_service(choice: ServiceChoice) -> str:
     """Return the chosen service as a phrase for people."""
     match choice.kind:
         case "hosted":

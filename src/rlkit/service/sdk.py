@@ -20,9 +20,9 @@ from rlkit.algorithms.losses import LocalLoss, Loss, compute_loss
 from rlkit.cost.usage import Usage
 from rlkit.errors import MissingError, RlkitError, ServiceError, UsageError
 from rlkit.policy import Sampler
-from rlkit.service import Gradient, Learner, Scorer, Service, Stored
+from rlkit.service import Gradient, Learner, Scorer, Service, StoredCheckpoint
 from rlkit.service.connector import Connector, Unreachable
-from rlkit.service.watch import heard_warnings
+from rlkit.service.watch import capture_warnings
 from rlkit.types import Completion, Datum, Floats, Prompt, Sampling, Tokens
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class TinkerService(Service):
         return self._usage
 
     @property
-    def repeatable(self) -> bool:  # noqa: D102  inherited
+    def is_repeatable(self) -> bool:  # noqa: D102  inherited
         return self._embedded
 
     async def __aenter__(self) -> Self:
@@ -142,8 +142,8 @@ class TinkerService(Service):
         what = f"changing when {path} expires"
         await self._ask(lambda rest: rest.set_checkpoint_ttl_from_tinker_path(path, ttl_s), what)
 
-    async def stored(self) -> Sequence[Stored]:  # noqa: D102  inherited
-        what, stored, offset = "asking for the checkpoints", dict[str, Stored](), 0
+    async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:  # noqa: D102  inherited
+        what, stored, offset = "asking for the checkpoints", dict[str, StoredCheckpoint](), 0
         while True:
             page = await self._ask(
                 lambda rest, begin=offset: rest.list_user_checkpoints(limit=_PAGE, offset=begin), what
@@ -151,7 +151,9 @@ class TinkerService(Service):
             for saved in page.checkpoints:  # one that is saved meanwhile moves the others to the next page
                 path, expires = saved.tinker_path, saved.expires_at
                 expires_s = None if expires is None else expires.timestamp()
-                stored[path] = Stored(path, saved.checkpoint_type, saved.time.timestamp(), saved.size_bytes, expires_s)
+                stored[path] = StoredCheckpoint(
+                    path, saved.checkpoint_type, saved.time.timestamp(), saved.size_bytes, expires_s
+                )
             offset += len(page.checkpoints)  # a service may give fewer than it is asked for
             if not page.checkpoints or (page.cursor is not None and offset >= page.cursor.total_count):
                 return list(stored.values())
@@ -179,7 +181,7 @@ class TinkerService(Service):
                 raise Unreachable(str(error)) from error
 
         warnings = list[str]()
-        with heard_warnings(warnings.append):
+        with capture_warnings(warnings.append):
             return await self._connector.retry(attempt, failure, hint=lambda: warnings[-1] if warnings else "no answer")
 
     async def _opened[T](self, open_: Callable[[], T], what: str) -> T:

@@ -36,7 +36,7 @@ _CALM_S = 2 * _BACKOFF_MAX_S
 
 
 @dataclass(slots=True, eq=False)
-class Watch:
+class ServiceWatch:
     """Watches over the calls to a service.
 
     Args:
@@ -44,7 +44,7 @@ class Watch:
         timeout_s: limit in seconds of a service's silence.
         seed: seed of the jitter between retries.
         is_computing: says that the service works on an answer; the user is then not told that it is silent.
-        answered_s: when the service last answered anybody.
+        last_answer_s: when the service last answered anybody.
     """
 
     note: Callable[[str], None]
@@ -55,7 +55,7 @@ class Watch:
     _deadlines: Deadlines = field(default_factory=Deadlines)
     _open: int = 0
     _waiting: Counter[str] = field(default_factory=Counter[str])
-    answered_s: float = 0.0
+    last_answer_s: float = 0.0
     _silent_s: float = 0.0  # how long the service had answered nobody when the last call failed
     _silences_s: float = 0.0
     _failures: _Notice = field(init=False)
@@ -80,7 +80,7 @@ class Watch:
         clock = _heard_s
         delay, asked_s = _BACKOFF_S, clock()
         if not self._open:
-            self.answered_s = max(self.answered_s, asked_s)  # silence counts from when somebody asks
+            self.last_answer_s = max(self.last_answer_s, asked_s)  # silence counts from when somebody asks
         self._open += 1
         self._waiting[what] += 1
         request = _Request(self, asked_s)
@@ -93,7 +93,7 @@ class Watch:
                         self._answer_came(clock())
                         return answer
                     except ServiceError as error:
-                        left_s = self.answered_s + self.timeout_s - clock()
+                        left_s = self.last_answer_s + self.timeout_s - clock()
                         if not retry or left_s <= 0 or isinstance(error, NoAnswer):
                             raise
                         request.failed = True
@@ -102,19 +102,19 @@ class Watch:
                         await asyncio.sleep(pause)
                         delay = min(2 * delay, _BACKOFF_MAX_S)
         except ServiceError:
-            self._silent_s = clock() - max(self.answered_s, asked_s)
+            self._silent_s = clock() - max(self.last_answer_s, asked_s)
             raise
         finally:
             self._open -= 1
             self._waiting[what] -= 1
 
-    def silences_s(self, now_s: float) -> float:
+    def total_silence_s(self, now_s: float) -> float:
         """Seconds of all the times that the service answered nobody for `SILENCE_S` or more, up to now."""
-        silent_s = now_s - self.answered_s
+        silent_s = now_s - self.last_answer_s
         return self._silences_s + (silent_s if silent_s >= SILENCE_S and self._open else 0.0)
 
     @property
-    def gone(self) -> bool:
+    def is_service_gone(self) -> bool:
         """True if the service answered nobody, and not only not the last call that failed.
 
         One that falls silent has answered others for a while after that call was made: half of the time is enough.
@@ -122,21 +122,21 @@ class Watch:
         return self._silent_s >= self.timeout_s / 2
 
     @asynccontextmanager
-    async def looking(self) -> AsyncGenerator[None]:
+    async def watch_silence(self) -> AsyncGenerator[None]:
         """Inside, the user is told when the service is silent."""
-        looking = asyncio.create_task(self.look())
+        watching = asyncio.create_task(self.notify_of_silence())
         try:
             yield
         finally:
-            looking.cancel()
+            watching.cancel()
 
-    async def look(self) -> None:
+    async def notify_of_silence(self) -> None:
         """Tell the user when the service is silent, for ever; run it beside the work."""
         clock = _heard_s
-        with heard_warnings(self._remember):
+        with capture_warnings(self._remember):
             while True:
                 await asyncio.sleep(_LOOK_S)
-                silent_s = clock() - self.answered_s
+                silent_s = clock() - self.last_answer_s
                 if self._open and silent_s >= SILENCE_S and not self.is_computing():
                     asked = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
                     said = f"; the Tinker client says: {self._said}" if self._said else ""
@@ -158,8 +158,8 @@ class Watch:
                 delay = min(2 * delay, _BACKOFF_MAX_S)
 
     def _answer_came(self, now_s: float) -> None:
-        self._silences_s = self.silences_s(now_s)
-        self.answered_s = now_s
+        self._silences_s = self.total_silence_s(now_s)
+        self.last_answer_s = now_s
         self._silent_s = 0.0
 
 
@@ -197,45 +197,50 @@ class _Request(Request):
 
     __slots__ = ("_asked_s", "_silences_s", "_watch", "failed")
 
-    def __init__(self, watch: Watch, asked_s: float) -> None:
+    def __init__(self, watch: ServiceWatch, asked_s: float) -> None:
         self._watch = watch
         self._asked_s = asked_s
-        self._silences_s = watch.silences_s(asked_s)
+        self._silences_s = watch.total_silence_s(asked_s)
         self.failed = False
 
     @property
     def excused_s(self) -> float:
         now_s = _heard_s()
-        excused_s = self._watch.timeout_s if self.failed else self._watch.silences_s(now_s) - self._silences_s
+        excused_s = self._watch.timeout_s if self.failed else self._watch.total_silence_s(now_s) - self._silences_s
         return min(now_s - self._asked_s, excused_s)
 
     @property
     def silent_s(self) -> float:
-        return _heard_s() - max(self._asked_s, self._watch.answered_s)
+        return _heard_s() - max(self._asked_s, self._watch.last_answer_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PatientSampler(Sampler):
-    """A sampler whose calls are watched over and retried, under a version of its own."""
+class PatientSampler:
+    """A sampler whose requests are watched over and retried.
 
-    of: Sampler
-    watch: Watch
-    known_as: int
+    Args:
+        sampler: the sampler that is asked.
+        watch: the watch over its service.
+        version: number of the weights in the run, whatever `sampler` calls them.
+    """
 
-    @property
-    def version(self) -> int:  # noqa: D102  inherited
-        return self.known_as
+    sampler: Sampler
+    watch: ServiceWatch
+    version: int
 
-    async def sample(  # noqa: D102  inherited
+    async def sample(
         self, prompt: Prompt, sampling: Sampling, *, seed: int, num_samples: int = 1
     ) -> Sequence[Completion]:
+        """Draw completions of one prompt, as `Sampler.sample` does."""
+
+        def request() -> Awaitable[Sequence[Completion]]:
+            return self.sampler.sample(prompt, sampling, seed=seed, num_samples=num_samples)
+
         while True:
             try:
-                return await self.watch.call(
-                    lambda: self.of.sample(prompt, sampling, seed=seed, num_samples=num_samples), "sampling", retry=True
-                )
-            except NoAnswer:  # while others are answered, it is the rollout's own time limit that ends this
-                if self.watch.gone:
+                return await self.watch.call(request, "sampling", retry=True)
+            except NoAnswer:  # while others are answered, the rollout's own time limit ends this
+                if self.watch.is_service_gone:
                     raise
 
 
@@ -250,7 +255,7 @@ class _Listener(logging.Handler):
 
 
 @contextmanager
-def heard_warnings(remember: Callable[[str], None]) -> Generator[None]:
+def capture_warnings(remember: Callable[[str], None]) -> Generator[None]:
     """Give `remember` the first line of each warning of the client library, such as that a queue is paused."""
     listener = _Listener(remember)
     logging.getLogger("tinker").addHandler(listener)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.reward_scale import EQUAL
-from rlkit.env import Env, TaskSource, own_id
+from rlkit.env import Env, TaskSource, read_task_id
 from rlkit.errors import UsageError
 from rlkit.tasks.sources import shuffled
 from rlkit.types import Group, Json
@@ -245,7 +245,7 @@ def distinct_ids(envs: Iterable[Env]) -> list[str]:
     """
     first = dict[str, int]()
     for index, env in enumerate(envs):
-        name = own_id(env)
+        name = read_task_id(env)
         if name is None:
             raise UsageError(f"task {index} has no task_id, by which a curriculum would know its groups: give it one")
         if (other := first.setdefault(name, index)) != index:

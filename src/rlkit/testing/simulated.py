@@ -24,7 +24,7 @@ import tinker
 from tinker import types
 
 from rlkit.errors import ServiceError, UsageError
-from rlkit.service import Stored
+from rlkit.service import StoredCheckpoint
 from rlkit.service.sdk import TinkerService, translated
 from rlkit.testing.answers import Answer, later, not_found, now
 from rlkit.testing.world import Latency, World, digest
@@ -64,7 +64,7 @@ class SimulatedTinker(TinkerService):
 
     @property
     @override
-    def repeatable(self) -> bool:
+    def is_repeatable(self) -> bool:
         return self._repeatable
 
     @override
@@ -90,8 +90,8 @@ class SimulatedTinker(TinkerService):
             raise UsageError(f"deleting {path}: there is no such checkpoint")
 
     @override
-    async def stored(self) -> Sequence[Stored]:
-        return [Stored(path, "training", 0.0) for path in reversed(self.world.checkpoints)]
+    async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:
+        return [StoredCheckpoint(path, "training", 0.0) for path in reversed(self.world.checkpoints)]
 
     @override
     async def set_ttl(self, path: str, ttl_s: int | None) -> None:

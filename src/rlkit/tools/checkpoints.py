@@ -18,7 +18,7 @@ from typing import Literal, cast, get_args
 from rlkit._util.paths import runs_dir
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import RlkitError, UsageError, did_you_mean
-from rlkit.service import Stored
+from rlkit.service import StoredCheckpoint
 from rlkit.service.connect import connect
 from rlkit.store import checkpoints, lines
 from rlkit.store.about import find_run, run_config
@@ -76,7 +76,7 @@ class CheckpointFilter:
         """True if it leaves nothing out."""
         return self.kind is None and self.older_s is None
 
-    def select(self, stored: Iterable[Stored]) -> list[Stored]:
+    def select(self, stored: Iterable[StoredCheckpoint]) -> list[StoredCheckpoint]:
         """Return the checkpoints of this kind and age."""
         return [
             checkpoint
@@ -98,7 +98,7 @@ class CheckpointSelection:
     """
 
     service: ServiceConfig
-    checkpoints: Sequence[Stored]
+    checkpoints: Sequence[StoredCheckpoint]
     runs: tuple[Path, ...] = ()
     missing: Sequence[str] = ()
 
@@ -120,10 +120,12 @@ class ChosenCheckpoint:
     saved: Checkpoint | None = None
 
 
-async def stored_checkpoints(service: ServiceConfig, *, note: Note = lambda message: None) -> Sequence[Stored]:
+async def stored_checkpoints(
+    service: ServiceConfig, *, note: Note = lambda message: None
+) -> Sequence[StoredCheckpoint]:
     """Return all checkpoints that a service keeps."""
     async with connect(service, note=note, session=False) as connection:
-        return await connection.stored()
+        return await connection.list_checkpoints()
 
 
 async def list_checkpoints(
@@ -183,7 +185,7 @@ async def describe_checkpoint(chosen: ChosenCheckpoint, *, note: Note = lambda m
     """Return all that is known of a checkpoint, as JSON. A UsageError says that the service does not have it."""
     async with connect(chosen.service, note=note, session=False) as connection:
         model = await connection.model_of(chosen.path)
-        stored = await connection.stored()
+        stored = await connection.list_checkpoints()
     known: dict[str, Json] = {"path": chosen.path, "model": model}
     if chosen.run is not None and chosen.saved is not None:
         known = {"run": chosen.run.name, "step": chosen.saved.step, **known, "sampler": chosen.saved.sampler}
@@ -241,9 +243,9 @@ async def select_superfluous(
 
 async def delete_checkpoints(
     selected: CheckpointSelection, *, note: Note = lambda message: None
-) -> tuple[list[Stored], list[RlkitError]]:
+) -> tuple[list[StoredCheckpoint], list[RlkitError]]:
     """Delete checkpoints for good, record that in their runs, and return the deleted ones and what failed."""
-    deleted, failures = list[Stored](), list[RlkitError]()
+    deleted, failures = list[StoredCheckpoint](), list[RlkitError]()
     async with connect(selected.service, note=note, session=False) as connection:
         for checkpoint in selected.checkpoints:
             try:
@@ -271,7 +273,9 @@ def _selection(run: Path) -> Selection:
     return selection(run_config(run), lines.numbers(run / "metrics.jsonl"))
 
 
-def _record(changed: Iterable[Stored], runs: Iterable[Path], line: Callable[[Checkpoint], Mapping[str, Json]]) -> None:
+def _record(
+    changed: Iterable[StoredCheckpoint], runs: Iterable[Path], line: Callable[[Checkpoint], Mapping[str, Json]]
+) -> None:
     """Write in the folders of runs what became of their checkpoints, so that they do not go on from what is gone."""
     paths = {checkpoint.path for checkpoint in changed}
     for file in {*runs_dir().glob("*/checkpoints.jsonl"), *(run / "checkpoints.jsonl" for run in runs)}:

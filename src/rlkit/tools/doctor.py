@@ -64,9 +64,9 @@ def examine(
         say: receives a line now and then while something takes long.
     """
     from rlkit.config.schema import ServiceConfig
-    from rlkit.service.connect import choose
+    from rlkit.service.connect import choose_service
 
-    choice = choose(ServiceConfig(), environ=environ)
+    choice = choose_service(ServiceConfig(), environ=environ)
     needed = choice.kind == "engine"
     yield python()
     yield from packages()

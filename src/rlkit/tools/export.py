@@ -19,7 +19,7 @@ from rlkit._util.model_names import hub_id
 from rlkit._util.threads import in_thread
 from rlkit.config.schema import ServiceConfig
 from rlkit.errors import MissingError, ServiceError, UsageError
-from rlkit.service.connect import Address, reachable
+from rlkit.service.connect import ServiceAddress, reach_service
 from rlkit.service.sdk import TinkerService
 
 type Form = Literal["adapter", "merged", "raw"]
@@ -53,7 +53,7 @@ async def export(
     if not path.startswith("tinker://") or "/weights/" not in path:
         raise UsageError(f"{path!r} is no training state, a path like tinker://…/weights/…; only that can be exported")
     directory = _free(directory)
-    async with reachable(service or ServiceConfig(), note=note) as at:
+    async with reach_service(service or ServiceConfig(), note=note) as at:
         async with TinkerService(base_url=at.base_url, api_key=at.api_key, connector=at.connector) as connection:
             model = await connection.model_of(path)
         base = str(await in_thread(_resolve, model)) if at.embedded and form != "raw" else model
@@ -78,7 +78,7 @@ def _unwritable(directory: Path, error: Exception) -> UsageError:
     return UsageError(f"{directory} cannot be written: {reason}")
 
 
-def _write(path: str, directory: Path, form: Form, at: Address, *, base: str, name: str | None) -> None:
+def _write(path: str, directory: Path, form: Form, at: ServiceAddress, *, base: str, name: str | None) -> None:
     """Download and build a checkpoint, given where tinker-cookbook finds its base model, and the model's own name."""
     made = [folder for folder in directory.parents if not folder.exists()]
     try:
@@ -106,7 +106,7 @@ def _write(path: str, directory: Path, form: Form, at: Address, *, base: str, na
                 parent.rmdir()
 
 
-def _download(path: str, adapter: Path, at: Address) -> None:
+def _download(path: str, adapter: Path, at: ServiceAddress) -> None:
     from tinker_cookbook import weights
     from tinker_cookbook.exceptions import WeightsDownloadError
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from rlkit.config.schema.operation import CheckpointConfig
 from rlkit.errors import RlkitError, UsageError
 from rlkit.service import Learner
-from rlkit.service.watch import Watch
+from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.trackers import Broadcast
 from rlkit.training.model_selection import Selection
@@ -44,7 +44,7 @@ class Saver:
         config: CheckpointConfig,
         store: RunStore,
         trackers: Broadcast,
-        watch: Watch,
+        watch: ServiceWatch,
         *,
         selection: Selection,
         delete: Callable[[str], Awaitable[None]],

@@ -20,7 +20,7 @@ from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
 from rlkit.service import Service
-from rlkit.service.watch import Watch
+from rlkit.service.watch import ServiceWatch
 from rlkit.training.model_selection import Aim, Selection
 from rlkit.training.schedule import Pace
 from rlkit.training.step import Recipe
@@ -116,7 +116,7 @@ def learning_rate(config: Config) -> LearningRate:
     )
 
 
-async def kl_reference(config: Config, service: Service, watch: Watch) -> Score | None:
+async def kl_reference(config: Config, service: Service, watch: ServiceWatch) -> Score | None:
     """The reference of the KL penalty, watched over and retried; None without a penalty.
 
     Raises:

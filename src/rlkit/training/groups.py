@@ -15,7 +15,7 @@ from rlkit.algorithms.datums import Played, Preparation, Taken, sequence_lengths
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RunFailed
-from rlkit.rollout.player import Counts, Earlier, FailureNotes, Player
+from rlkit.rollout.player import Counts, FailureNotes, GroupProgress, Player
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
 from rlkit.store.history import Member
@@ -260,8 +260,8 @@ class Groups:
         return tasks[0]
 
     async def _play(self, task: Task) -> Played:
-        earlier = self._interrupted.pop(task.draw, Earlier())
-        group = await self._player.play(task, lambda: self.published.newest, earlier=earlier)
+        progress = self._interrupted.pop(task.draw, GroupProgress())
+        group = await self._player.play(task, lambda: self.published.newest, progress=progress)
         if self._is_streaming:  # otherwise the learner waits for the disk, once for all groups of a step
             await self._store.sync()
         await self._usage.keep_now_and_then()

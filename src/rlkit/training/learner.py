@@ -18,7 +18,7 @@ from rlkit.cost.usage import Usage
 from rlkit.errors import ServiceError
 from rlkit.metrics.metrics import batch_metrics, group_metrics, update_metrics
 from rlkit.service import Learner
-from rlkit.service.watch import PatientSampler, Watch
+from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.training.groups import Groups, PendingStep
 from rlkit.training.resume import WeightsLoader
 from rlkit.training.run import Run, TrainedStep
@@ -58,7 +58,7 @@ class PolicyLearner:
         groups: Groups,
         *,
         recipe: Recipe,
-        watch: Watch,
+        watch: ServiceWatch,
         loader: WeightsLoader,
         learner: Learner,
         step: int,
@@ -221,7 +221,7 @@ class PolicyLearner:
         if result is None:
             self._run.note(f"step {number}: every group's rewards are equal, so there is nothing to learn")
             same = before or await self._hand_over()
-            return PatientSampler(same.of, self._watch, number), {**metrics, "optim/skipped": 1.0}
+            return PatientSampler(same.sampler, self._watch, number), {**metrics, "optim/skipped": 1.0}
         sampler, done = result
         agreement = await in_thread(update_metrics, done)
         return PatientSampler(sampler, self._watch, number), {**metrics, "optim/skipped": 0.0, **agreement}
@@ -277,7 +277,7 @@ class PolicyLearner:
                     await self._recover(after)
                 return await train()
             except ServiceError as error:
-                if failures == _RECOVERIES_MAX or self._watch.gone:
+                if failures == _RECOVERIES_MAX or self._watch.is_service_gone:
                     raise
                 self._run.note(str(error))
         raise AssertionError("the last failure is raised")

@@ -13,7 +13,7 @@ from rlkit._util.seeds import derive
 from rlkit.config.schema import Config
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.rollout.player import Earlier
+from rlkit.rollout.player import GroupProgress
 from rlkit.service import Learner, Service
 from rlkit.store import RunStore
 from rlkit.store.history import Draw, History, StepRecord, state_path
@@ -33,7 +33,7 @@ class Resumption:
 
     step: int
     waiting: Sequence[Task]
-    interrupted: Mapping[int, Earlier]
+    interrupted: Mapping[int, GroupProgress]
     task_metrics: Mapping[int, Mapping[str, float]]
 
 
@@ -99,7 +99,7 @@ def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
     return waiting
 
 
-def interrupted_groups(history: History, config: Config, *, forgive: bool) -> dict[int, Earlier]:
+def interrupted_groups(history: History, config: Config, *, forgive: bool) -> dict[int, GroupProgress]:
     """Return, by draw, what was played of the groups in no step and is fresh enough to train on.
 
     Args:
@@ -111,11 +111,11 @@ def interrupted_groups(history: History, config: Config, *, forgive: bool) -> di
     return {draw: _interrupted_group(history, draw, oldest, forgive=forgive) for draw in history.outstanding}
 
 
-def _interrupted_group(history: History, draw: int, oldest: int, *, forgive: bool) -> Earlier:
+def _interrupted_group(history: History, draw: int, oldest: int, *, forgive: bool) -> GroupProgress:
     recorded = sorted(history.attempts.get(draw, []), key=lambda episode: episode.attempt)
     last = {episode.member: episode for episode in recorded}
     failed = sum(episode.status == "failed" for episode in recorded if episode is not last[episode.member])
-    return Earlier(
+    return GroupProgress(
         episodes={
             member: episode
             for member, episode in last.items()

@@ -20,7 +20,7 @@ from rlkit.algorithms.schedules import Streaming
 from rlkit.config.schema.objective import OptimizerConfig
 from rlkit.policy import Sampler
 from rlkit.service import Gradient, Learner
-from rlkit.service.watch import Watch
+from rlkit.service.watch import ServiceWatch
 from rlkit.types import Datum
 
 type _Asked = asyncio.Future[Gradient] | asyncio.Future[Mapping[str, float]] | asyncio.Future[Sampler]
@@ -127,7 +127,7 @@ class StepUpdate:
         if self._finished:
             self._end()
 
-    async def result(self, watch: Watch) -> tuple[Sampler, Update] | None:
+    async def result(self, watch: ServiceWatch) -> tuple[Sampler, Update] | None:
         """The sampler of the new weights, and what came of the step; None if there was nothing to train on.
 
         Args:
@@ -219,7 +219,7 @@ def _succeeded(gradient: asyncio.Future[Gradient]) -> bool:
     return gradient.done() and not gradient.cancelled() and gradient.exception() is None
 
 
-async def _answered(asked: _Asked, what: str, watch: Watch) -> None:
+async def _answered(asked: _Asked, what: str, watch: ServiceWatch) -> None:
     if asked.done():  # an answer that came long ago says nothing about whether the service is there now
         asked.result()
     else:

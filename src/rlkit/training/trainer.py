@@ -30,11 +30,11 @@ from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, eval_player, eval_tasks
 from rlkit.rollout.player import FailureNotes, Player
-from rlkit.rollout.settings import env_settings
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.settings import make_env_settings
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service import Service
-from rlkit.service.connect import ServiceChoice, choose, connect, describe
-from rlkit.service.watch import Watch
+from rlkit.service.connect import ServiceChoice, choose_service, connect, describe_service
+from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.store.blocking_findings import BlockingFindings
 from rlkit.store.journal import unwritable
@@ -128,7 +128,7 @@ class RLTrainer(Trainer):
         self._loss = load_loss(config.loss)
         self._rate = learning_rate(config)
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def train(self) -> RunResult:
         """Train to the end, or until asked to stop; the directory and the trackers know how it ended.
 
@@ -151,7 +151,7 @@ class RLTrainer(Trainer):
     async def _open(self) -> AsyncGenerator[tuple[Run, PolicyLearner, Groups]]:
         """Open the run's directory and the service; the directory and the trackers are told how the run ended."""
         config = self._config
-        choice = choose(config.service) if self._service is None else ServiceChoice("url", None, "it was given")
+        choice = choose_service(config.service) if self._service is None else ServiceChoice("url", None, "it was given")
         price = price_of(config, choice.kind)
         directory = self._given_directory or run_directory(config, self._runs_dir)
         with (
@@ -186,14 +186,14 @@ class RLTrainer(Trainer):
         config, note, is_engine = self._config, self._trackers.note, choice.kind == "engine"
         chat = self._chat or await in_thread(lambda: load_chat(config, engine=is_engine, note=note))
         resumption = await self._open_journal(store, chat)
-        watch = Watch(
+        watch = ServiceWatch(
             note,
             config.service.timeout_s,
             seed=config.seed,
             is_computing=lambda: is_engine and bool(self._activity.counts),
         )
         opened = self._service or connect(config.service, choice=choice, note=note)
-        async with watch.looking(), opened as service:
+        async with watch.watch_silence(), opened as service:
             budget = Budget(
                 Limits(config.budget_usd, config.budget_tokens, config.max_hours),
                 price=price,
@@ -211,7 +211,7 @@ class RLTrainer(Trainer):
                 directory=store.directory,
                 model=config.model,
                 envs=tuple(config.envs),
-                service=describe(choice),
+                service=describe_service(choice),
                 progress=run.progress,
             )
             self._trackers.started(info)
@@ -245,7 +245,7 @@ class RLTrainer(Trainer):
         service: Service,
         *,
         chat: ChatFormat,
-        watch: Watch,
+        watch: ServiceWatch,
         budget: Budget,
         usage: UsageLog,
         resumption: Resumption,
@@ -260,13 +260,13 @@ class RLTrainer(Trainer):
         context = await watch.call(lambda: service.context_tokens(config.model), "asking for the context", retry=True)
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, self._estimators, self._loss, reference=reference)
-        recipe = step_recipe(config, self._loss, self._rate, prepared, is_repeatable=service.repeatable)
+        recipe = step_recipe(config, self._loss, self._rate, prepared, is_repeatable=service.is_repeatable)
         slots = Slots(config.rollouts.max_live, closed=lambda: budget.reached, clock=asyncio.get_running_loop().time)
         groups = Groups(
             self._sources,
-            Player(chat, env_settings(config, context=context), seed=config.seed, slots=slots),
+            Player(chat, make_env_settings(config, context=context), seed=config.seed, slots=slots),
             prepared,
-            pace(config, is_repeatable=service.repeatable),
+            pace(config, is_repeatable=service.is_repeatable),
             is_streaming=recipe.at_once,
             passes=self._loss.passes,
             store=store,

@@ -13,7 +13,7 @@ import pytest
 
 from rlkit.errors import ServiceError, UsageError
 from rlkit.policy import Limits
-from rlkit.service.watch import PatientSampler, Watch
+from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.testing import ScriptedPolicy
 
 from .conftest import AgentTime
@@ -114,7 +114,7 @@ def test_transient_service_errors_are_not_noticed(task: Path) -> None:
     async def main() -> None:
         told: list[str] = []
         sampler = Faulty([said(DO), *DONE], failing=range(1, 2))
-        policy = recording(PatientSampler(sampler, Watch(told.append, timeout_s=60), 0))
+        policy = recording(PatientSampler(sampler, ServiceWatch(told.append, timeout_s=60), 0))
         result, end = await play(task, policy)
         assert (reward(result), end.reason, len(policy.turns), len(told)) == (1.0, "completed", 3, 1)
 

@@ -20,7 +20,7 @@ from rlkit.envs.harbor import beaker_agent
 from rlkit.envs.harbor.settings import TrialSettings, environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, ServiceError, UsageError
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.sandbox import CommandTimeout
 from tests.launch.fake_beaker import FakeBeaker, fake_beaker
 from tests.limits import HANG_S, wait_until
@@ -262,7 +262,7 @@ def test_a_trial_whose_model_fails_leaves_no_job(
 ) -> None:
     policy = recording(Faulty([said(DO)], failing=range(1, 9)))
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def main() -> None:
         with pytest.raises(ServiceError):
             await greeting.rollout(policy)
@@ -276,7 +276,7 @@ def test_a_trial_that_is_interrupted_leaves_no_job(
 ) -> None:
     policy = recording(Faulty([said(DO)], hanging=1))
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def main() -> None:
         playing = asyncio.create_task(greeting.rollout(policy))
         while not policy.turns:

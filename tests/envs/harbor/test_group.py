@@ -14,7 +14,7 @@ from rlkit.env import Task
 from rlkit.envs.harbor import harbor
 from rlkit.policy import Limits
 from rlkit.rollout.player import EnvSettings, Player
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ByteChat, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 
@@ -59,7 +59,7 @@ def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path,
     player = Player(chat, {"terminal": settings}, seed=0, slots=Slots(100))
     sampler = ScriptedSampler(half, chat=chat)
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def main() -> list[Group]:
         drawn = [Task(draw, "terminal", env) for draw, env in enumerate(tasks)]
         return await together(player.play(task, lambda: sampler) for task in drawn)
@@ -88,7 +88,7 @@ def test_an_environment_that_breaks_is_no_reward_and_the_trial_is_played_anew(ca
     sampler = ScriptedSampler(half, chat=chat)
     SometimesThere.failures = 2
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def main() -> Group:
         return await player.play(Task(0, "terminal", task), lambda: sampler)
 

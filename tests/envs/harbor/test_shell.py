@@ -16,7 +16,7 @@ from rlkit.envs.harbor.settings import Agent, Environment, TrialSettings
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, ServiceError, UsageError
 from rlkit.policy import Limits
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Json, Outcome
 
@@ -40,7 +40,7 @@ def played(task: Path, policy: object, *, max_turns: int = 8, **options: Json) -
     """Play a trial with the shell agent."""
     agent = Agent("shell", max_turns=max_turns, kwargs=options)
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def main() -> Outcome:
         return await HarborTask("simple", task, TrialSettings(agent=agent)).rollout(policy)
 

@@ -24,7 +24,7 @@ from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
 from rlkit.envs.harbor.task import UNTIMED_AGENT_S, HarborTask, _fault, agent_timeout_s
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Limits
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.testing import ScriptedPolicy
 from tests.limits import HANG_S
 
@@ -52,7 +52,7 @@ UNSOLVED = [says("true\n"), says(done=True), says(done=True)]
 def played(task: HarborTask, replies: Sequence[str] | ScriptedPolicy) -> tuple[rlkit.Outcome, ScriptedPolicy]:
     policy = replies if isinstance(replies, ScriptedPolicy) else ScriptedPolicy(replies)
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def main() -> rlkit.Outcome:
         return await task.rollout(policy)
 

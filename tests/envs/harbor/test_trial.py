@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rlkit._util import threads
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.task_guard import stop_leftover_tasks
 
 from .conftest import left, write_task
 from .environments import SlowToStop
@@ -30,7 +30,7 @@ def test_the_verdict_does_not_wait_for_the_environment_to_go_and_the_run_does(
     may_stop = asyncio.Event()
     monkeypatch.setattr(SlowToStop, "may_stop", may_stop)
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def run() -> None:
         assert await rewards(task, name=f"{SlowToStop.__module__}:SlowToStop") == {"reward": 1.0}
         assert SlowToStop.stopped == []
@@ -51,7 +51,7 @@ def test_without_a_run_the_environment_is_gone_with_the_verdict(cache: Path, tas
 def test_a_trial_that_is_cancelled_leaves_nothing(cache: Path, tmp_path: Path) -> None:
     task = write_task(tmp_path / "slow", test="#!/bin/bash\nsleep 3600\n")
 
-    @leftovers_ended()
+    @stop_leftover_tasks()
     async def run() -> None:
         playing = asyncio.create_task(rewards(task, trials_dir=tmp_path / "trials"))
         while not list((tmp_path / "trials").glob("*/agent/oracle.txt")):

@@ -13,12 +13,12 @@ from rlkit.env import Task
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.blocks import candidate_of
 from rlkit.policy import Limits
-from rlkit.rollout.player import Earlier, EnvSettings, Player
+from rlkit.rollout.player import EnvSettings, GroupProgress, Player
 from rlkit.testing import ByteChat, FaultyProxy, ScriptedSampler
 from rlkit.types import Episode, Group, Sampling
 from tests.envs.openreward.worlds import CALLS, Served, call
 
-NOTHING = Earlier()
+NOTHING = GroupProgress()
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,9 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlkit.envs.openreward.admission._LONGEST_PAUSE_S", 0.05)
 
 
-def play(url: str, replies: Sequence[str], *, earlier: Earlier = NOTHING, **args: Any) -> tuple[Group, list[Episode]]:
+def play(
+    url: str, replies: Sequence[str], *, progress: GroupProgress = NOTHING, **args: Any
+) -> tuple[Group, list[Episode]]:
     """A group, and the episodes whose rewards were changed."""
     CALLS.clear()
     chat, said, scored = ByteChat(), iter(replies), list[Episode]()
@@ -38,7 +40,7 @@ def play(url: str, replies: Sequence[str], *, earlier: Earlier = NOTHING, **args
     limits = EnvSettings(2, Sampling(300), 60.0, 0, Limits())
     player = Player(chat, {"it": limits}, seed=0, slots=Slots(1), scored=lambda task, episode: scored.append(episode))
     task = openreward(target=url, **args)[0]
-    group = asyncio.run(player.play(Task(0, "it", task), lambda: ScriptedSampler(author, chat=chat), earlier=earlier))
+    group = asyncio.run(player.play(Task(0, "it", task), lambda: ScriptedSampler(author, chat=chat), progress=progress))
     return group, scored
 
 
@@ -73,8 +75,8 @@ def test_a_comparison_that_fails_is_no_reward(worlds: Served) -> None:
 
 def test_a_group_that_was_compared_before_the_run_was_interrupted_is_not_compared_again(worlds: Served) -> None:
     group, _ = play(f"{worlds.url}#compared", ["a bonus", "a much longer answer"])
-    earlier = Earlier({episode.member: episode for episode in group.episodes}, {0: 1, 1: 1})
-    again, scored = play(f"{worlds.url}#compared", [], earlier=earlier)
+    progress = GroupProgress({episode.member: episode for episode in group.episodes}, {0: 1, 1: 1})
+    again, scored = play(f"{worlds.url}#compared", [], progress=progress)
     assert (again.rewards.tolist(), scored, CALLS["scored"]) == (group.rewards.tolist(), [], 0)
 
 

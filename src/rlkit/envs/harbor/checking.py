@@ -18,7 +18,7 @@ from rlkit.envs.harbor.tasks import broken
 from rlkit.envs.harbor.trial import environment_fields, play, steps_of
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.metrics.metrics import SOLVED
-from rlkit.rollout.task_guard import leftovers_ended
+from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.types import Json
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class _Tried:
         return bool(self.rewards) and min(_deciding(self.rewards)) >= SOLVED
 
 
-@leftovers_ended()
+@stop_leftover_tasks()
 async def check_tasks(
     tasks: Mapping[str, Path],
     *,

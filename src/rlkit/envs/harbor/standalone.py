@@ -29,8 +29,8 @@ from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
 from rlkit.errors import RlkitError, UsageError
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.recorder import RecordingPolicy
-from rlkit.service.connect import choose, connect
-from rlkit.service.watch import PatientSampler, Watch
+from rlkit.service.connect import choose_service, connect
+from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.types import Sampling
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ async def _hold(
 ) -> None:
     """Connect, and keep the connection until this is cancelled, which the end of an event loop does first of all."""
     config = ServiceConfig(base_url=source.base_url, timeout_s=timeout_s)
-    choice, watch = choose(config), Watch(note, timeout_s)
+    choice, watch = choose_service(config), ServiceWatch(note, timeout_s)
     try:
         async with connect(config, choice=choice, note=note) as service:
             model, checkpoint = source.model, source.checkpoint

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rlkit._util.threads import in_thread
 from rlkit.envs.harbor.phases import Gates, Passing
 from rlkit.envs.harbor.settings import Environment
-from rlkit.rollout.task_guard import outlives_rollout
+from rlkit.rollout.task_guard import register_cleanup
 from rlkit.sandbox.leftovers import Place
 from rlkit.types import Json
 
@@ -56,7 +56,7 @@ async def play[T](
     """
     running = _RunningTrial(make, read, gates.enter(), trials_dir, keep)
     task = asyncio.create_task(running.run())
-    waited_for = outlives_rollout(task)
+    waited_for = register_cleanup(task)
     try:
         return await running.verdict
     except asyncio.CancelledError:
