@@ -105,11 +105,10 @@ def limit(directory: Path, device: str) -> dict[str, float]:
 
 def engine(directory: Path, device: str) -> dict[str, float]:
     """The engine's own kernels, without HTTP."""
-    from rlkit.engine.decode.requests import SampleRequest
-    from rlkit.engine.decode.sampler import Decoder
-    from rlkit.engine.decode.stops import StopRule
+    from rlkit.engine.decode.decoder import Decoder
+    from rlkit.engine.decode.requests import SampleRequest, StopRule
     from rlkit.engine.decode.token_sampling import DrawSettings
-    from rlkit.engine.kernels.row_threads import Lanes
+    from rlkit.engine.kernels.threads import Lanes
     from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
     from rlkit.engine.model.weights import load_weights
     from rlkit.engine.training.learner import Learner

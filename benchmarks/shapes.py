@@ -19,7 +19,7 @@ def model_directory(name: str, scratch: Path) -> Path:
         if not (directory / "model.safetensors").exists():
             write_random(directory, name)
         return directory
-    from rlkit.engine.model.models import resolve_model
+    from rlkit.engine.model.model_files import resolve_model
 
     return resolve_model(name)
 

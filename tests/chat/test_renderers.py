@@ -10,7 +10,7 @@ import pytest
 
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import CookbookChat, TemplateChat, chat_format
-from rlkit.engine.model.models import load_tokenizer
+from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.errors import UsageError
 from rlkit.policy import Limits
 from rlkit.rollout.recorder import RecordingPolicy

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlkit.engine.model.attention import Attention
-from rlkit.engine.model.layout import Span, lay_out
+from rlkit.engine.model.attention import Attention, Span, lay_out
 from rlkit.engine.model.ops import Rope, rotated
 
 HEADS = st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3), (5, 5), (32, 1)])

@@ -16,13 +16,12 @@ import torch
 from tinker import types
 
 from rlkit.engine import EngineServer
-from rlkit.engine.decode.kv import kv_bytes
-from rlkit.engine.decode.requests import SampleRequest, SampleResult
-from rlkit.engine.decode.sampler import Decoder
-from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.decoder import Decoder
+from rlkit.engine.decode.kv_cache import kv_bytes
+from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.devices import batches
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.training.learner import AdamSettings, Learner

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlkit.engine.model.layout import lay_out
-from rlkit.engine.model.model import trunk
+from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.transformer import trunk
 from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
 

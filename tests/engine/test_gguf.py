@@ -16,7 +16,7 @@ from tokenizers import Regex, SentencePieceBPETokenizer, Tokenizer, pre_tokenize
 from transformers import AutoModelForCausalLM
 
 from rlkit.engine.model.gguf import convert_gguf
-from rlkit.engine.model.models import load_tokenizer
+from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.errors import UsageError
 from rlkit.testing import tiny_model
 

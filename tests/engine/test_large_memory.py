@@ -7,7 +7,7 @@ import mmap
 import numpy as np
 import pytest
 
-from rlkit.engine.kernels.memory import cleared
+from rlkit.engine.decode.kv_cache import cleared
 
 
 @pytest.mark.parametrize("count", [0, 1000, 3 << 20])

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.decode.requests import SampleRequest, SampleResult
-from rlkit.engine.decode.sampler import Decoder
-from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.decoder import Decoder
+from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
-from rlkit.engine.kernels.matmul import Matrix
-from rlkit.engine.kernels.row_threads import Lanes, StoppedError
-from rlkit.engine.model import model as model_module
-from rlkit.engine.model.layout import lay_out
+from rlkit.engine.kernels.threads import Lanes, StoppedError
+from rlkit.engine.model import transformer
+from rlkit.engine.model.attention import lay_out
 from rlkit.engine.model.lora import Adapter, Lora, LoraSettings, new_adapter, serve
-from rlkit.engine.model.model import trunk
+from rlkit.engine.model.ops import Matrix
+from rlkit.engine.model.transformer import trunk
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.training import lm_head as head_module
 from rlkit.engine.training.learner import AdamSettings, Learner
@@ -116,7 +115,7 @@ def test_gradients_equal_autograd_on_the_formula(
     rest = learner.forward_backward(examples[2:], make_loss(loss, {}))
 
     exact, trainable = as_double(weights, adapter)
-    monkeypatch.setattr(model_module, "project", formula_of_project)  # not the gradient that is written by hand
+    monkeypatch.setattr(transformer, "project", formula_of_project)  # not the gradient that is written by hand
     total = torch.zeros((), dtype=torch.float64)
     for example in examples:
         tokens = torch.from_numpy(example.tokens)
@@ -366,7 +365,7 @@ def test_a_long_sequence_is_computed_again_rather_than_kept(
     examples = random_examples("ppo", [150])
     gradients: list[torch.Tensor] = []
     for most in (1024, 16):
-        monkeypatch.setitem(model_module._KEEP_ALL_TOKENS, "cpu", most)
+        monkeypatch.setitem(transformer._KEEP_ALL_TOKENS, "cpu", most)
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
         learner.forward_backward(examples, make_loss("ppo", {}))
         gradients.append(learner.gradients.sum(0))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rlkit.engine.kernels.tiles import COLUMNS
+from rlkit.engine.kernels.llvm import COLUMNS
 from rlkit.engine.model.lora import Lora, LoraSettings, merged_bytes, new_adapter, serve
 from rlkit.engine.model.weights import load_weights
 

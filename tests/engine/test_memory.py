@@ -15,7 +15,7 @@ TRAIN = """
 import json, resource, sys
 from pathlib import Path
 import numpy as np
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.training.learner import Learner
 from rlkit.engine.model.lora import LoraSettings, new_adapter
 from rlkit.engine.training.losses import make_loss

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import Adapter, LoraSettings, new_adapter
 from rlkit.engine.model.weights import load_weights
 from rlkit.engine.storage.peft import peft_tensors

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.decode.kv import kv_bytes
-from rlkit.engine.decode.requests import SampleRequest
-from rlkit.engine.decode.sampler import Decoder
-from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.decoder import Decoder
+from rlkit.engine.decode.kv_cache import kv_bytes
+from rlkit.engine.decode.requests import SampleRequest, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.devices import batches
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import serve
 from rlkit.engine.model.weights import load_weights
 from rlkit.engine.server.base_models import Base

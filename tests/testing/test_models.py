@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from rlkit.engine.model.models import load_tokenizer
+from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.testing import byte_model, tiny_model
 from rlkit.testing.models import Family
 

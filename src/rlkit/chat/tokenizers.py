@@ -72,21 +72,21 @@ def load_tokenizer(
 
 def has_weights(model: str, note: Callable[[str], None]) -> bool:
     """Return whether the weights of a model are on this machine; a GGUF file is converted, which `note` receives."""
-    from rlkit.engine.model import models
+    from rlkit.engine.model import model_files
 
-    return models.find_model(model, progress=_Milestones(note)) is not None
+    return model_files.find_model(model, progress=_Milestones(note)) is not None
 
 
 def _fetch_weights(model: str, note: Callable[[str], None]) -> Path:
-    from rlkit.engine.model import models
+    from rlkit.engine.model import model_files
 
-    return models.resolve_model(model, progress=_Milestones(note))
+    return model_files.resolve_model(model, progress=_Milestones(note))
 
 
 def _load_from_folder(folder: Path) -> Tokenizer:
-    from rlkit.engine.model import models
+    from rlkit.engine.model import model_files
 
-    return cast("Tokenizer", models.load_tokenizer(folder))
+    return cast("Tokenizer", model_files.load_tokenizer(folder))
 
 
 def _load_by_cookbook(name: str) -> Tokenizer:

@@ -35,7 +35,7 @@ def serve(
     """
     from rlkit.config.schema import DEFAULT_MODEL
     from rlkit.engine import EngineServer
-    from rlkit.engine.model.models import resolve_model
+    from rlkit.engine.model.model_files import resolve_model
 
     models = model or []
     # Before models are fetched: it refuses what cannot be served.

@@ -120,7 +120,7 @@ def _download(path: str, adapter: Path, at: ServiceAddress) -> None:
 
 
 def _resolve(model: str) -> Path:
-    from rlkit.engine.model.models import resolve_model
+    from rlkit.engine.model.model_files import resolve_model
 
     return resolve_model(model)
 

@@ -22,7 +22,7 @@ from rlkit._util.paths import cache_dir
 from rlkit.config import load_config
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
-from rlkit.engine.model.models import DEFAULT_MODEL
+from rlkit.engine.model.model_files import DEFAULT_MODEL
 from rlkit.envs.discovery.problem import digest, published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.state import State

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from rlkit.engine.decode.requests import PromptScores, SampleRequest, Tokens
 from rlkit.engine.decode.token_sampling import draw
-from rlkit.engine.kernels.matmul import pad_rows, product
-from rlkit.engine.model.layout import lay_out
-from rlkit.engine.model.model import trunk
+from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.ops import pad_rows, product
+from rlkit.engine.model.transformer import trunk
 from rlkit.engine.model.weights import Weights
 
 _HEAD_ROWS = 64

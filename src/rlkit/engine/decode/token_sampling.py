@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlkit.engine.kernels import kernels
-from rlkit.engine.kernels.thread_team import share
+from rlkit.engine.kernels import cpu_kernels
+from rlkit.engine.kernels.threads import share
 from rlkit.engine.model.ops import has_kernels
 
 # From here on only the likeliest token is drawn; float32 has no numbers that are much smaller.
@@ -77,7 +77,7 @@ def _sampled(logits: Tensor, uniforms: Tensor, threads: int | None) -> tuple[Ten
         numbers, aims, found, sums = logits.contiguous().numpy(), uniforms.numpy(), tokens.numpy(), normalisers.numpy()
 
         def part(a: int, b: int) -> None:
-            kernels.choose(numbers[a:b], aims[a:b], found[a:b], sums[a:b])
+            cpu_kernels.choose(numbers[a:b], aims[a:b], found[a:b], sums[a:b])
 
         share(part, len(logits), least=4, threads=threads)
         return tokens, normalisers
@@ -90,9 +90,9 @@ def _sampled(logits: Tensor, uniforms: Tensor, threads: int | None) -> tuple[Ten
 
 def _block_sums(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Sums [n, blocks] float64 of `weights [n, V]`, and the weights as [n, blocks, 64]."""
-    missing = -weights.shape[1] % kernels.BLOCK
+    missing = -weights.shape[1] % cpu_kernels.BLOCK
     padded = functional.pad(weights, (0, missing)) if missing else weights  # a padding of nothing would be a copy
-    blocks = padded.view(len(weights), -1, kernels.BLOCK)
+    blocks = padded.view(len(weights), -1, cpu_kernels.BLOCK)
     return blocks.sum(-1).double(), blocks
 
 
@@ -104,7 +104,7 @@ def _invert(sums: Tensor, blocks: Tensor, uniforms: Tensor) -> Tensor:
     rows = torch.arange(len(sums), device=sums.device)
     inside = blocks[rows, block].double()
     rest = aim - (cumulative[rows, block] - sums[rows, block])
-    return block * kernels.BLOCK + _first_above(inside.cumsum(-1), rest, inside)
+    return block * cpu_kernels.BLOCK + _first_above(inside.cumsum(-1), rest, inside)
 
 
 def _first_above(cumulative: Tensor, aim: Tensor, weights: Tensor) -> Tensor:

@@ -18,10 +18,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from rlkit.engine.kernels.cpu_kernels import Floats, Integers, exponential, largest
 from rlkit.engine.kernels.jit_cache import FAST, compiled
-from rlkit.engine.kernels.kernels import Floats, Integers, exponential, largest
-from rlkit.engine.kernels.llvm import LANES
-from rlkit.engine.kernels.tiles import SMALL_COLUMNS, SMALL_ROWS, add_small_tile, small_tile
+from rlkit.engine.kernels.llvm import LANES, SMALL_COLUMNS, SMALL_ROWS, add_small_tile, small_tile
 
 # A block of queries, a multiple of `SMALL_ROWS` on every processor: small where much of a block would be hidden, large
 # where keys and values do not fit the cache.

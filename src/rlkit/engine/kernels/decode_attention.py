@@ -17,8 +17,8 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
+from rlkit.engine.kernels.cpu_kernels import Floats, exponential, largest
 from rlkit.engine.kernels.jit_cache import compiled
-from rlkit.engine.kernels.kernels import Floats, exponential, largest
 from rlkit.engine.kernels.llvm import INDEX, LANES, VECTOR, VECTOR_BYTES, ZEROS, Emitter
 
 # So many positions are scored at a time, and as many vectors of a head's values are summed at a time.

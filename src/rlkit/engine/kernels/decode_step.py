@@ -23,11 +23,11 @@ from numba import (
 )
 from numba.extending import intrinsic
 
-from rlkit.engine.kernels.barrier import meet
+from rlkit.engine.kernels.cpu_kernels import Floats, Integers, gate, multiply, norm, rotate
 from rlkit.engine.kernels.decode_attention import attend
 from rlkit.engine.kernels.jit_cache import compiled
-from rlkit.engine.kernels.kernels import Floats, Integers, gate, multiply, norm, rotate
-from rlkit.engine.kernels.tiles import COLUMNS, PANEL_ROW_BYTES
+from rlkit.engine.kernels.llvm import COLUMNS, PANEL_ROW_BYTES
+from rlkit.engine.kernels.threads import meet
 
 ADDRESSES = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "mlp_norm", "gate_up", "down")
 """Of a layer's numbers, as `Model.layers` has them; 0 for what it lacks. Matrices are packed."""

@@ -1,7 +1,7 @@
-"""What a model directory says about its architecture.
+"""The architecture of a model, read from its directory.
 
-Invariant: a `ModelConfig` describes a model that `rlkit.engine.model.model` computes exactly; anything else is refused
-by name before a weight is read.
+Invariant: a `ModelConfig` describes a model that `rlkit.engine.model.transformer` computes exactly; anything else is
+refused by name before a weight is read.
 """
 
 from __future__ import annotations

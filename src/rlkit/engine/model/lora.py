@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rlkit.engine.kernels.matmul import Matrix, matrix_bytes, pack
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.ops import gate_gradient, gated
+from rlkit.engine.model.ops import Matrix, gate_gradient, gated, matrix_bytes, pack
 from rlkit.engine.model.weights import Layer, Weights
 
 ALPHA = 32.0

@@ -17,8 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rlkit.engine.kernels.matmul import Matrix, pack
 from rlkit.engine.model.config import ModelConfig, read_config, weight_files
+from rlkit.engine.model.ops import Matrix, pack
 from rlkit.errors import UsageError
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

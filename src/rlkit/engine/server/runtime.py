@@ -19,12 +19,12 @@ from tinker import types
 from torch import Tensor
 
 from rlkit._util.activity import Activity
-from rlkit.engine.decode.sampler import Decoder
-from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.decoder import Decoder
+from rlkit.engine.decode.requests import StopRule
 from rlkit.engine.kernels.devices import Batches, batches
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import Adapter, LoraSettings, merged_bytes, new_adapter, serve
-from rlkit.engine.model.models import load_tokenizer
+from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.server.base_models import Base, Bases
 from rlkit.engine.server.futures import Promise

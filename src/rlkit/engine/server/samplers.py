@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from rlkit._util.activity import Activity
+from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.requests import SampleRequest, SampleResult, Ticket
-from rlkit.engine.decode.sampler import Decoder
 from rlkit.engine.server.base_models import Base
 from rlkit.engine.server.futures import Promise, proto_answer
 from rlkit.engine.server.sessions import SamplerRef, Target

@@ -18,7 +18,7 @@ import uvicorn
 
 from rlkit._util.activity import Activity
 from rlkit._util.paths import engine_dir
-from rlkit.engine.model.models import resolve_model
+from rlkit.engine.model.model_files import resolve_model
 from rlkit.engine.server.http_limits import LimitedHttpProtocol
 from rlkit.engine.server.request_body import Bodies
 from rlkit.engine.server.routes import make_app
@@ -48,7 +48,7 @@ class EngineServer:
         threads: how many cores torch uses; by default one for a tiny model and all of them for others.
         device: "cpu" or "cuda"; by default the GPU if torch finds one.
         root: where checkpoints are kept, across servers; by default `rlkit._util.paths.engine_dir()`.
-        resolve: a model's name to its directory; by default `rlkit.engine.model.models.resolve_model`.
+        resolve: a model's name to its directory; by default `rlkit.engine.model.model_files.resolve_model`.
         models: names to advertise; others can be used too.
         activity: told of what is being computed; by default one that nobody reads.
     """

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from rlkit._util.activity import Activity
 from rlkit.engine.kernels.devices import batches
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, slots
-from rlkit.engine.model.model import trunk
+from rlkit.engine.model.transformer import trunk
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.training.lm_head import Head, Targets, head_scratch
 from rlkit.engine.training.losses import LOSSES, SEQUENCE, Loss, sequence_log_ratio

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlkit.engine.kernels.matmul import Matrix, product
 from rlkit.engine.model.lora import Lora
-from rlkit.engine.model.ops import exponentials
+from rlkit.engine.model.ops import Matrix, exponentials, product
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.training.losses import Inputs, Loss
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.engine.model.layout import Span
+from rlkit.engine.model.attention import Span
 
 _SHARED_TOKENS_MIN = 8
 # Every sequence gets a copy of its prefix's keys and values: small beside a row's activations, but not for any number.

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from tinker import ModelInput, types
 from tinker.proto import tinker_public_pb2 as pb
 
-from rlkit.engine.decode.requests import SampleRequest, SampleResult, Tokens
-from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule, Tokens
 from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.wire.csr import dense_of
 from rlkit.errors import UsageError

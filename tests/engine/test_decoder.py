@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.decode.kv import KvBlock, bucket, kv_bytes
-from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult
-from rlkit.engine.decode.sampler import Decoder
-from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.decoder import Decoder
+from rlkit.engine.decode.kv_cache import KvBlock, bucket, kv_bytes
+from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.devices import batches
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.errors import UsageError

@@ -18,12 +18,12 @@ from functools import partial
 import torch
 
 from rlkit._util.activity import Activity
-from rlkit.engine.decode.active_samples import Rows
-from rlkit.engine.decode.kv import bucket, kv_bytes
+from rlkit.engine.decode.kv_cache import bucket, kv_bytes
 from rlkit.engine.decode.prompts import Prefilled, prefill
 from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, Ticket
+from rlkit.engine.decode.running_batch import Rows
 from rlkit.engine.kernels.devices import Batches, batches
-from rlkit.engine.kernels.row_threads import Lanes
+from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.weights import Weights
 from rlkit.errors import UsageError
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.decode.kv import KvBlock
-from rlkit.engine.decode.steps import Steps
+from rlkit.engine.decode.kv_cache import KvBlock
+from rlkit.engine.decode.running_batch import Steps
 from rlkit.engine.kernels import decode_step
 from rlkit.engine.model.lora import serve
 from rlkit.engine.model.weights import Weights, load_weights

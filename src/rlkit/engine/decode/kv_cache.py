@@ -8,7 +8,9 @@ are finite and masked, and so contribute exactly nothing.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -16,8 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rlkit.engine.kernels.memory import cleared
-from rlkit.engine.kernels.thread_team import share
+from rlkit.engine.kernels.threads import share
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.ops import split_heads
 
@@ -29,6 +30,20 @@ _SPARE_PART, _UNUSED_PART = 8, 4
 # So many pieces of memory for all layers: large enough for the system's large pages, of which a thousandth are to be
 # found and cleared.
 _PARTS = 16
+# New memory costs a page fault for every 4 kB, as long as computing with it does: what is large is asked for in large
+# pages, and what is needed again and again is kept.
+_LARGE_BYTES = 4 << 20
+
+
+def cleared(count: int) -> NDArray[np.float32]:
+    """So many zeros."""
+    size = 4 * count
+    if size < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return np.zeros(count, np.float32)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a system without large pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(memory, np.float32)
 
 
 def bucket(tokens: int) -> int:

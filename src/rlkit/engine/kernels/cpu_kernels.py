@@ -25,8 +25,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from rlkit.engine.kernels.jit_cache import compiled
-from rlkit.engine.kernels.llvm import INDEX, LANES, VECTOR, Emitter
-from rlkit.engine.kernels.tiles import COLUMNS, PANEL_ROW_BYTES, TILE_ROWS, tile
+from rlkit.engine.kernels.llvm import COLUMNS, INDEX, LANES, PANEL_ROW_BYTES, TILE_ROWS, VECTOR, Emitter, tile
 
 type Floats = NDArray[np.float32]
 type Doubles = NDArray[np.float64]

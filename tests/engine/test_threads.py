@@ -1,4 +1,4 @@
-"""Sharing work among threads."""
+"""Sharing work among threads, and threads that wait for each other in compiled code."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
+from numba import njit
 
-from rlkit.engine.kernels import thread_team
-from rlkit.engine.kernels.thread_team import share
+from rlkit.engine.kernels import threads
+from rlkit.engine.kernels.threads import GIVEN_UP, meet, share
 from tests.limits import HANG_S
 
 
@@ -81,10 +83,10 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
         begun.append(member)
         given_up.wait(HANG_S)
 
-    thread_team._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
+    threads._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        thread_team.together(task, 3, give_up=given_up.set)
+        threads.together(task, 3, give_up=given_up.set)
     time.sleep(0.2)  # the thread there is has taken what is in the queue by now
     assert set(begun) <= {1}
 
@@ -92,7 +94,7 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
 def test_a_fork_has_threads_of_its_own() -> None:
     program = """
 import os, torch
-from rlkit.engine.kernels.thread_team import share
+from rlkit.engine.kernels.threads import GIVEN_UP, meet, share
 torch.set_num_threads(3)
 share(lambda first, last: None, 3, least=1)
 child = os.fork()
@@ -103,3 +105,40 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=HANG_S)
     assert done.stdout == "7\n"
+
+
+@njit(nogil=True)
+def pass_on(counter: int, members: int, member: int, rounds: int, seen: np.ndarray, notes: np.ndarray) -> None:
+    """In each round write a note, meet, and count how many notes of this round are seen; meet again."""
+    met = 0
+    for turn in range(rounds):
+        notes[member, 0] = turn + 1
+        met += members
+        meet(counter, met)
+        for other in range(members):
+            seen[member] += notes[other, 0] == turn + 1
+        met += members
+        meet(counter, met)
+
+
+def run(members: int, rounds: int, start: int = 0, present: int | None = None) -> np.ndarray:
+    counter, seen, notes = np.full(8, start), np.zeros(members, np.int64), np.zeros((members, 8), np.int64)
+    threads = [
+        threading.Thread(target=pass_on, args=(counter.ctypes.data, members, member, rounds, seen, notes), daemon=True)
+        for member in range(members if present is None else present)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=HANG_S)
+        assert not thread.is_alive()
+    return seen
+
+
+def test_after_a_meeting_everybody_sees_what_each_wrote() -> None:
+    for members in (1, 2, 5):  # also more than there are cores
+        assert run(members, 300).tolist() == [300 * members] * members
+
+
+def test_where_one_gave_up_nobody_waits_for_it() -> None:
+    assert run(3, 50, start=GIVEN_UP, present=2)[:2].min() >= 50

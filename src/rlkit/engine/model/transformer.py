@@ -3,7 +3,7 @@
 Invariant: with packed weights the numbers of one sequence depend on its own tokens and the weights only, bit for bit,
 whatever it stands with (in float32 on the CPU).
 
-Packed means: the sequences stand one behind the other in `tokens [N]`, laid out as `rlkit.engine.model.layout` says.
+Packed means: the sequences stand one behind the other in `tokens [N]`, laid out as `rlkit.engine.model.attention` says.
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVariableType] torch types it partly
 
-from rlkit.engine.kernels.matmul import Matrix, plain, product
-from rlkit.engine.model.attention import Attention
+from rlkit.engine.model.attention import Attention, Span, positions
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.layout import Span, positions
 from rlkit.engine.model.lora import NO_ADAPTER, Adapter, LayerAdapter, Lora
-from rlkit.engine.model.ops import Rope, gated, rms_norm, split_heads
+from rlkit.engine.model.ops import Matrix, Rope, gated, plain, product, rms_norm, split_heads
 from rlkit.engine.model.weights import Layer, Weights
 
 _TABLE_POSITIONS = 1024

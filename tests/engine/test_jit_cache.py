@@ -15,11 +15,11 @@ from tests.limits import HANG_S
 
 PROGRAM = """
 import numpy as np
-from rlkit.engine.kernels import kernels
+from rlkit.engine.kernels import cpu_kernels
 found = np.empty((1, 1), np.float32)
-kernels.gate(np.array([[0, 3]], np.float32), found, 0, 1)
+cpu_kernels.gate(np.array([[0, 3]], np.float32), found, 0, 1)
 print(float(found[0, 0]))
-stats = kernels.gate.stats
+stats = cpu_kernels.gate.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 
@@ -48,7 +48,7 @@ def test_what_was_compiled_is_kept_for_the_next_process(tmp_path: Path) -> None:
 def test_it_is_not_used_once_a_source_has_changed(tmp_path: Path) -> None:
     package = tmp_path / "package"
     shutil.copytree(Path(rlkit.__file__).parent, package / "rlkit", ignore=shutil.ignore_patterns("__pycache__"))
-    changed = package / "rlkit/engine/kernels/tiles.py"
+    changed = package / "rlkit/engine/kernels/llvm.py"
     assert run(tmp_path, package=package) == ("0.0", 0, 1)
     changed.write_text(changed.read_text(encoding="utf-8") + "# changed\n", encoding="utf-8")
     assert run(tmp_path, package=package) == ("0.0", 0, 1)

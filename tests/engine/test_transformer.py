@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.model.layout import lay_out
-from rlkit.engine.model.model import rope_at, trunk
+from rlkit.engine.model.attention import lay_out
+from rlkit.engine.model.transformer import rope_at, trunk
 from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
 

@@ -18,8 +18,8 @@ import pytest
 from huggingface_hub.utils import close_session
 from transformers import AutoTokenizer
 
-from rlkit.engine.model import models, wheel
-from rlkit.engine.model.models import DEFAULT_MODEL, load_tokenizer, resolve_model
+from rlkit.engine.model import model_files, wheel
+from rlkit.engine.model.model_files import DEFAULT_MODEL, load_tokenizer, resolve_model
 from rlkit.engine.model.weights import load_weights
 from rlkit.engine.model.wheel import PackageClient, PinnedWheel
 from rlkit.errors import MissingError, UsageError
@@ -184,7 +184,7 @@ def test_a_missing_model_says_what_was_tried_and_what_to_do() -> None:
 def test_a_hub_that_does_not_answer_the_first_question_is_asked_no_other(
     monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(models, "HUB_PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(model_files, "HUB_PROBE_TIMEOUT_S", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

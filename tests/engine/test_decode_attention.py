@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from rlkit.engine.kernels.cpu_kernels import Floats
 from rlkit.engine.kernels.decode_attention import attend
-from rlkit.engine.kernels.kernels import Floats
 
 HEADS = st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3), (5, 5)])
 # A head is no whole number of vectors; one; several; more than are summed at a time.

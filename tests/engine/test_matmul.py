@@ -13,8 +13,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.engine.kernels.matmul import ROWS, Packed, matrix_bytes, pack, plain, product
-from rlkit.engine.kernels.tiles import COLUMNS, TILE_ROWS
+from rlkit.engine.kernels.llvm import COLUMNS, TILE_ROWS
+from rlkit.engine.model.ops import ROWS, Packed, matrix_bytes, pack, plain, product
 from tests.limits import HANG_S
 
 
@@ -109,8 +109,8 @@ features = llvmlite.binding.get_host_cpu_features()
 features.update({{name: False for name in features if name.startswith({missing!r})}})
 llvmlite.binding.get_host_cpu_features = lambda: features
 import torch
-from rlkit.engine.kernels.matmul import pack, product
-from rlkit.engine.kernels.tiles import TILE_ROWS, COLUMNS
+from rlkit.engine.model.ops import pack, product
+from rlkit.engine.kernels.llvm import TILE_ROWS, COLUMNS
 x = torch.randn(24, 77, generator=torch.Generator().manual_seed(0))
 w = torch.randn(131, 77, generator=torch.Generator().manual_seed(1))
 print(TILE_ROWS, COLUMNS)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.engine.decode.stops import StopRule
+from rlkit.engine.decode.requests import StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings, draw
 
 
