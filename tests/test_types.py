@@ -56,7 +56,17 @@ MODULES += ["store.history", "store.journal", "store.table", "training.schedule"
 MODULES += ["training.groups", "training.resume", "training.run"]
 CHANGING = {"Counts", "Player", "PendingStep", "_Submission", "History", "_Budget"}
 """Those whose purpose is to be changed."""
-WITH_ARRAYS = {"Prepared", "Played", "Taken", "Update", "StepGroup", "Prompt", "Turn", "Episode", "Group", "Datum"}
+WITH_ARRAYS = {
+    "PreparedGroup",
+    "PlayedGroup",
+    "StepGroup",
+    "UpdateResult",
+    "Prompt",
+    "Turn",
+    "Episode",
+    "Group",
+    "Datum",
+}
 WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_Estimated", "_Sequences", "_Playing"}
 
 
@@ -80,7 +90,7 @@ def test_data_cannot_be_changed_nor_a_field_of_it_misspelt(module: str) -> None:
 def test_each_module_of_data_has_data() -> None:
     for module, name in [
         ("training.step", "Recipe"),
-        ("algorithms.datums", "Update"),
+        ("algorithms.datums", "UpdateResult"),
         ("algorithms.advantages", "BatchEstimator"),
     ]:
         assert is_dataclass(getattr(importlib.import_module(f"rlkit.{module}"), name))

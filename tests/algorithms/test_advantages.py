@@ -22,7 +22,7 @@ from rlkit.algorithms.advantages import (
     estimate_advantages,
     estimate_metrics,
 )
-from rlkit.algorithms.datums import Preparation, Prepared
+from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import (
     ESTIMATORS,
@@ -248,7 +248,7 @@ def test_the_groups_of_a_step_are_estimated_together_by_environment() -> None:
     preparation = Preparation({"a": BatchStd(), "b": BatchStd(), "c": GroupMean()})
     groups = [group(values, env=env) for env, values in (("a", [0, 1]), ("b", [0, 9]), ("a", [5, 5]), ("c", [0, 8]))]
     alone = [asyncio.run(preparation.prepare(one)) for one in groups]
-    together = preparation.together(alone)
+    together = preparation.prepare_step(alone)
     deviation = float(np.std([0, 1, 5, 5]))
     wanted = [[-0.5 / deviation, 0.5 / deviation], [-1, 1], [0, 0], [-4, 4]]
     for one, values in zip(together, wanted, strict=True):
@@ -321,9 +321,9 @@ def test_a_run_learns_with_every_estimator(name: str, mode: str, tmp_path: Path)
 def test_the_steepness_of_entropic_weights_is_that_of_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played, prepare = list[tuple[Group, Prepared]](), Preparation.prepare
+    played, prepare = list[tuple[Group, PreparedGroup]](), Preparation.prepare
 
-    async def noted(self: Preparation, of: Group) -> Prepared:
+    async def noted(self: Preparation, of: Group) -> PreparedGroup:
         played.append((of, await prepare(self, of)))
         return played[-1][1]
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.algorithms.advantages import BatchEstimator
-from rlkit.algorithms.datums import Excess, Preparation, Prepared, episode_data, trained_tokens
+from rlkit.algorithms.datums import Excess, Preparation, PreparedGroup, episode_data, trained_tokens
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import Normalization
 from rlkit.errors import EnvironmentFault, RunFailed
@@ -18,7 +18,7 @@ from rlkit.types import IMAGE_TOKEN, Group, Image, Prompt, Turn
 from tests.builders import episode, group, turn
 
 
-def prepare(preparation: Preparation, group: Group) -> Prepared:
+def prepare(preparation: Preparation, group: Group) -> PreparedGroup:
     return asyncio.run(preparation.prepare(group))
 
 
@@ -98,10 +98,10 @@ def test_a_masked_episode_takes_no_part_in_the_mean_over_episodes() -> None:
 
 
 def test_a_group_whose_only_lessons_are_masked_teaches_nothing() -> None:
-    assert prepare(Preparation({"env": GroupMean()}), group([1, 0])).teaches
+    assert prepare(Preparation({"env": GroupMean()}), group([1, 0])).has_signal
     played = group([1, 0])
     every = replace(played, episodes=tuple(replace(one, masked=True) for one in played.episodes))
-    assert not prepare(Preparation({"env": GroupMean()}), every).teaches
+    assert not prepare(Preparation({"env": GroupMean()}), every).has_signal
 
 
 @pytest.mark.parametrize(("excess", "lengths"), [("truncate", [3, 2]), ("drop", [2])])
@@ -225,9 +225,9 @@ def test_a_sequence_that_is_too_long_and_teaches_nothing_ends_no_run() -> None:
 
 def test_a_group_says_how_many_tokens_it_trains_on_and_whether_it_teaches() -> None:
     prepared = prepare(Preparation({"env": GroupMean()}), group([1, 0, 0.5]))
-    assert (prepared.tokens, prepared.teaches) == (6, True)
+    assert (prepared.tokens, prepared.has_signal) == (6, True)
     every = prepare(Preparation({"env": GroupMean()}, every_sequence=True), group([1, 1]))
-    assert (every.tokens, every.teaches) == (6, False)
+    assert (every.tokens, every.has_signal) == (6, False)
 
 
 def test_groups_are_estimated_together_by_environment_and_the_others_stay_as_they_are() -> None:
@@ -235,10 +235,10 @@ def test_groups_are_estimated_together_by_environment_and_the_others_stay_as_the
         return [np.array([place + 1.0, 0.0]) for place, _ in enumerate(groups)]
 
     preparation = Preparation({"a": BatchEstimator(by_place), "b": GroupMean(), "c": BatchEstimator(by_place)})
-    assert preparation.whole_steps
-    assert not Preparation({"b": GroupMean()}).whole_steps
+    assert preparation.needs_whole_steps
+    assert not Preparation({"b": GroupMean()}).needs_whole_steps
     alone = [prepare(preparation, group([1, 0], env=env, draw=draw)) for draw, env in enumerate("aba")]
-    together = preparation.together(alone)
+    together = preparation.prepare_step(alone)
     assert together[1] is alone[1]
     rows = [[row.tolist() for row in one.advantages] for one in together]
     assert rows == [[[1.0], [0.0]], [[0.5], [-0.5]], [[2.0], [0.0]]]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.algorithms.advantages import BatchEstimator
-from rlkit.algorithms.datums import Preparation, Prepared, episode_data
+from rlkit.algorithms.datums import Preparation, PreparedGroup, episode_data
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.kl_penalty import KLPenalty, discounted
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
@@ -93,7 +93,7 @@ def test_discounted_sums_are_those_of_their_definition(values: list[float], disc
     np.testing.assert_allclose(discounted(np.array(values, np.float64), discount), expected, atol=1e-9)
 
 
-def prepared(played: Group, **more: object) -> Prepared:
+def prepared(played: Group, **more: object) -> PreparedGroup:
     return asyncio.run(Preparation({"env": GroupMean()}, kl_penalty=KLPenalty(score, 1.0), **more).prepare(played))  # type: ignore[arg-type]
 
 
@@ -103,8 +103,8 @@ def test_episodes_with_equal_rewards_are_trained_on_for_the_penalty_but_still_co
     found = prepared(longer)
     assert len(found.data) == 2
     assert any(datum.advantages.any() for datum in found.data)
-    assert not found.teaches
-    assert prepared(group([0, 1])).teaches
+    assert not found.has_signal
+    assert prepared(group([0, 1])).has_signal
 
 
 def test_a_failed_episode_is_not_asked_for() -> None:
@@ -139,7 +139,7 @@ def test_a_group_that_is_estimated_with_others_keeps_its_penalty_and_asks_no_mor
     )
     alone = [asyncio.run(preparation.prepare(one)) for one in (group([1, 0]), group([3, 3], draw=1))]
     count = len(asked)
-    first, second = preparation.together(alone)
+    first, second = preparation.prepare_step(alone)
     assert len(asked) == count == 4
     assert [row.tolist() for row in first.advantages] == [[-0.6], [-0.6]]  # its rewards of 0.75 and −0.25 less 1.5
     assert [row.tolist() for row in second.advantages] == [[0.6], [0.6]]

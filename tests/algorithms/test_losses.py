@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.datums import Update
+from rlkit.algorithms.datums import UpdateResult
 from rlkit.algorithms.losses import CISPO, DRO, GSPO, LOSSES, PPO, ImportanceSampling, Loss
 from rlkit.engine.training.losses import make_loss
 from rlkit.metrics.metrics import update_metrics
@@ -76,7 +76,7 @@ def measured(log_ratios: list[float], asked: Loss) -> Mapping[str, float]:
     size = len(log_ratios)
     one = datum(size, np.ones(size, np.bool_))
     logprobs = one.logprobs + np.array(log_ratios, np.float32)
-    return update_metrics(Update([one], [logprobs], {}, asked, 0.25))
+    return update_metrics(UpdateResult([one], [logprobs], {}, asked, 0.25))
 
 
 @given(st.lists(st.floats(-4, 4), min_size=1, max_size=9))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.lr_schedule import LearningRate, advised
+from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.config.schema import Config
 from rlkit.errors import ConfigError
 from rlkit.training.from_config import learning_rate
@@ -26,32 +26,32 @@ def rates(draw: st.DrawFn) -> LearningRate:
 
 
 @given(rates())
-def test_a_rate_rises_to_the_whole_one_and_falls_from_there_and_is_never_0(rate: LearningRate) -> None:
+def test_a_rate_rises_to_the_peak_and_falls_from_there_and_is_never_0(rate: LearningRate) -> None:
     every = [rate.at(step) for step in range(1, rate.steps + 1)]
-    peak = rate.warmup
-    assert every[peak] == rate.whole
-    assert all(0 < value <= rate.whole for value in every)
-    assert every[: peak + 1] == sorted(every[: peak + 1])
-    assert every[peak:] == sorted(every[peak:], reverse=True)
+    first = rate.warmup_steps
+    assert every[first] == rate.peak
+    assert all(0 < value <= rate.peak for value in every)
+    assert every[: first + 1] == sorted(every[: first + 1])
+    assert every[first:] == sorted(every[first:], reverse=True)
     # No jump is larger than the warm-up's part, or the steepest piece of a fall over the steps that are left.
-    steepest = max(1 / (rate.warmup + 1), (1 - rate.final) * 1.6 / (rate.steps - rate.warmup))
+    steepest = max(1 / (rate.warmup_steps + 1), (1 - rate.final_fraction) * 1.6 / (rate.steps - rate.warmup_steps))
     jumps = [abs(b - a) for a, b in pairwise(every)]
-    assert all(jump <= rate.whole * steepest * (1 + 1e-9) for jump in jumps)
+    assert all(jump <= rate.peak * steepest * (1 + 1e-9) for jump in jumps)
 
 
 @given(rates())
 def test_the_step_after_the_last_would_have_the_final_fraction(rate: LearningRate) -> None:
-    end = 1.0 if rate.shape == "constant" else rate.final
-    assert rate.at(rate.steps + 1) == pytest.approx(rate.whole * end, abs=1e-12)
+    end = 1.0 if rate.shape == "constant" else rate.final_fraction
+    assert rate.at(rate.steps + 1) == pytest.approx(rate.peak * end, abs=1e-12)
 
 
 def test_a_linear_rate_falls_in_equal_parts() -> None:
-    rate = LearningRate(1.0, "linear", warmup=2, final=0.5, steps=6)
+    rate = LearningRate(1.0, "linear", warmup_steps=2, final_fraction=0.5, steps=6)
     assert [rate.at(step) for step in range(1, 7)] == pytest.approx([1 / 3, 2 / 3, 1, 0.875, 0.75, 0.625])
 
 
 def test_a_cosine_rate_is_in_the_middle_half_way() -> None:
-    rate = LearningRate(2.0, "cosine", final=0.2, steps=10)
+    rate = LearningRate(2.0, "cosine", final_fraction=0.2, steps=10)
     assert rate.at(6) == pytest.approx(2 * 0.6)
 
 
@@ -80,7 +80,7 @@ def folder(path: Path, width: int) -> str:
 
 
 def test_auto_reads_the_width_of_a_model_on_the_disk(tmp_path: Path) -> None:
-    assert advised(folder(tmp_path / "Qwen3-own", 500)) == pytest.approx(5e-4 * 4**0.0775)
+    assert advised_learning_rate(folder(tmp_path / "Qwen3-own", 500)) == pytest.approx(5e-4 * 4**0.0775)
 
 
 @pytest.mark.parametrize("name", ["own", "llama/Qwen3-own", "qwen/own"])
@@ -88,10 +88,10 @@ def test_auto_does_not_take_the_name_of_another_folder_for_the_models(tmp_path: 
     with pytest.raises(
         ConfigError, match=r"learning_rate: there is no advice for .*; set optimizer\.learning_rate to a"
     ):
-        advised(folder(tmp_path / name, 500))
+        advised_learning_rate(folder(tmp_path / name, 500))
 
 
 @pytest.mark.parametrize("model", ["HuggingFaceTB/SmolLM2-135M-Instruct", "openai/gpt-oss-20b"])
 def test_auto_is_refused_where_nothing_is_known(model: str) -> None:
     with pytest.raises(ConfigError, match=f"there is no advice for {model}"):
-        advised(model)
+        advised_learning_rate(model)

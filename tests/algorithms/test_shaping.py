@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.datums import Preparation, Prepared
+from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.shaping import LengthPenalty, Normalization, clipped
 from rlkit.types import Group
 from tests.builders import episode, group, turn
 
 
-def prepare(preparation: Preparation, played: Group) -> Prepared:
+def prepare(preparation: Preparation, played: Group) -> PreparedGroup:
     return asyncio.run(preparation.prepare(played))
 
 

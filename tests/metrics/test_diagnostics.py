@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rlkit
-from rlkit.algorithms.datums import Preparation, Update
+from rlkit.algorithms.datums import Preparation, UpdateResult
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import PPO
 from rlkit.metrics import diagnostics as module
@@ -263,7 +263,7 @@ def test_a_trainer_without_a_probability_for_a_token_is_found_and_breaks_nothing
     played = group([1.0, 0.0])
     data = asyncio.run(Preparation({"env": GroupMean()}).prepare(played)).data
     rows = [np.full(len(datum.targets), value, np.float32) for datum, value in zip(data, trained, strict=True)]
-    update = Update(data, rows, {}, PPO(), 1e-4)
+    update = UpdateResult(data, rows, {}, PPO(), 1e-4)
     assert [one.name for one in findings([(1, update_metrics(update))])] == ["no_kl"]
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 import rlkit
-from rlkit.algorithms.datums import Prepared
+from rlkit.algorithms.datums import PreparedGroup
 from rlkit.store import table
 from rlkit.store.history import load, table_path
 from rlkit.store.journal import Journal, Kind, segments
@@ -727,7 +727,7 @@ def test_nothing_is_trained_on_that_is_not_on_the_disk(
     def flushed(files: Sequence[BinaryIO], folder: Path | None) -> None:
         on_disk.update(appended)
 
-    def adding(self: StepUpdate, prepared: Prepared, *, counts: bool) -> None:
+    def adding(self: StepUpdate, prepared: PreparedGroup, *, counts: bool) -> None:
         given.setdefault(id(self), []).append(prepared.group.draw)
         add(self, prepared, counts=counts)
 

@@ -10,7 +10,7 @@ import pytest
 
 import rlkit
 from rlkit.errors import UsageError
-from rlkit.tasks.decontamination import contents, kept_apart
+from rlkit.tasks.decontamination import remove_evaluated, task_contents
 from tests.simulation import Simulation
 
 
@@ -44,14 +44,14 @@ def everything() -> list[Asks]:
 
 def test_tasks_that_ask_what_is_evaluated_are_left_out_and_those_that_do_not_say_stay() -> None:
     silent = Silent()
-    asked = contents({"held_out": [*held_out(), silent]})
+    asked = task_contents({"held_out": [*held_out(), silent]})
     assert asked == {"two": "held_out", "four": "held_out"}
-    assert kept_apart([*TRAINED, silent], asked, field="envs.x") == [TRAINED[0], TRAINED[2], silent]
+    assert remove_evaluated([*TRAINED, silent], asked, field="envs.x") == [TRAINED[0], TRAINED[2], silent]
 
 
 def test_where_nothing_is_left_both_environments_are_named() -> None:
     with pytest.raises(UsageError, match=r"envs\.x: all of its 3 tasks are evaluated too, as eval\.envs\.held_out"):
-        kept_apart(TRAINED, contents({"held_out": TRAINED}), field="envs.x")
+        remove_evaluated(TRAINED, task_contents({"held_out": TRAINED}), field="envs.x")
 
 
 def test_a_run_leaves_them_out_and_says_how_many(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from rlkit.dry_run.rehearse import rehearse
 from rlkit.errors import ConfigError, UsageError
 from rlkit.store.history import table_path
 from rlkit.store.table import read
-from rlkit.tasks.epochs import draws, with_steps
+from rlkit.tasks.epochs import count_draws, with_steps
 from rlkit.tasks.sources import Mixture, SequenceSource
 from rlkit.testing import ByteChat
 from tests.simulation import Ears, Simulation, Word
@@ -202,7 +202,7 @@ def test_a_mixture_gives_each_task_of_each_source_so_often_also_after_a_restart(
     drawn = Counter((task.name, task.id) for task in [*before, *again.draw(1000)])
     expected = {(f"env{number}", f"task-{task}") for number, count in enumerate(counts) for task in range(count)}
     assert drawn == Counter(dict.fromkeys(expected, epochs))
-    assert again.exhausted
+    assert again.is_exhausted
     assert not again.draw(1)
 
 
@@ -289,12 +289,12 @@ def test_an_estimate_counts_the_draws_and_not_the_places_of_the_steps() -> None:
     tasks = {"words": words(7)}
     config = with_steps(of_epochs(), tasks)
     free = Price(prefill=1.0, cached=1.0, sample=1.0, train=1.0)
-    made = estimate(config, {"words": (one(), one())}, {}, price=free, speed=None, draws=draws(config, tasks))
+    made = estimate(config, {"words": (one(), one())}, {}, price=free, speed=None, draws=count_draws(config, tasks))
     assert config.step_count == 4
     assert made.tokens.low == 14 * 3 * (10 + 5), "the least has nothing to train on"
     assert made.tokens.high == 14 * 3 * (10 + 5 + 15)
     replacing = with_steps(of_epochs(batch={"groups": 4, "replace_uninformative": True, "max_replaced": 3}), tasks)
-    assert [extent(replacing, draws(replacing, tasks), long=long).steps for long in (False, True)] == [2, 4]
+    assert [extent(replacing, count_draws(replacing, tasks), long=long).steps for long in (False, True)] == [2, 4]
 
 
 def test_a_dry_run_is_of_as_many_steps_as_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

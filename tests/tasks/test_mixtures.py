@@ -13,7 +13,7 @@ import pytest
 import tinker
 
 import rlkit
-from rlkit.algorithms.datums import Preparation, Prepared
+from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.config import load_config
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.testing.simulated import SimulatedSamplingClient
@@ -97,7 +97,7 @@ def test_each_environment_of_a_mixture_keeps_to_its_own_settings_and_metrics(
         temperatures[text.partition("-")[0]].add(params.temperature)
         return sample(self, prompt, num_samples, params)
 
-    async def noted(self: Preparation, group: Group) -> Prepared:
+    async def noted(self: Preparation, group: Group) -> PreparedGroup:
         prepared = await prepare(self, group)
         advantages[group.draw] = [float(row[0]) for row in prepared.advantages]
         return prepared

@@ -10,7 +10,7 @@ import pytest
 
 from rlkit.config import load_config
 from rlkit.errors import UsageError
-from rlkit.tasks.provenance import Origins
+from rlkit.tasks.provenance import TaskManifest
 from rlkit.testing import ByteChat, SimulatedTinker, run_virtual
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Json
@@ -56,10 +56,10 @@ def test_an_environment_is_told_what_was_recorded_when_the_run_began(tmp_path: P
 
 
 def test_nothing_is_left_of_another_run_where_there_is_nothing_to_record(tmp_path: Path) -> None:
-    made = Origins()
+    made = TaskManifest()
     made.recorded("envs.words")({"size": 1})
     made.write(tmp_path)
-    Origins().write(tmp_path)
+    TaskManifest().write(tmp_path)
     assert not (tmp_path / "tasks.json").exists()
 
 
@@ -67,4 +67,4 @@ def test_nothing_is_left_of_another_run_where_there_is_nothing_to_record(tmp_pat
 def test_a_damaged_record_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "tasks.json").write_text(content)
     with pytest.raises(UsageError, match=r"tasks\.json"):
-        Origins(tmp_path)
+        TaskManifest(tmp_path)

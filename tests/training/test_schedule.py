@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.algorithms.datums import Played, Prepared
+from rlkit.algorithms.datums import PlayedGroup, PreparedGroup
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed, RunFailed
 from rlkit.testing import run_virtual
@@ -43,7 +43,7 @@ class Plays:
         self.drawn += 1
         return Task(self.drawn - 1, "env", object())  # type: ignore[arg-type]  never played
 
-    async def play(self, task: Task) -> Played:
+    async def play(self, task: Task) -> PlayedGroup:
         self.began_with[task.draw] = self.version
         self.live += 1
         self.most_live = max(self.live, self.most_live)
@@ -56,7 +56,9 @@ class Plays:
             self.live -= 1
         usable = self.usable(task.draw)
         data = (object(),) if usable and self.teaches(task.draw) else ()
-        return Played(Prepared(group([1.0] if usable else [None], draw=task.draw), [np.ones(1)], data), usable)  # type: ignore[arg-type]  only counted
+        return PlayedGroup(
+            PreparedGroup(group([1.0] if usable else [None], draw=task.draw), [np.ones(1)], data), usable
+        )  # type: ignore[arg-type]  only counted
 
 
 def steps_of(pace: Pace, plays: Plays) -> list[list[tuple[int, bool]]]:
@@ -68,7 +70,7 @@ def steps_of(pace: Pace, plays: Plays) -> list[list[tuple[int, bool]]]:
         for step in range(1, pace.steps + 1):
             got = list[tuple[int, bool]]()
             while (taken := await supply.next()) is not None:
-                got.append((taken.played.prepared.group.draw, taken.counts))
+                got.append((taken.played.prepared.group.draw, taken.is_trained))
             if not got:
                 break
             steps.append(got)
@@ -196,7 +198,7 @@ def test_tasks_that_run_out_leave_a_short_last_step() -> None:
 
 
 def test_what_playing_raises_is_raised_to_whoever_waits() -> None:
-    async def broken(task: Task) -> Played:
+    async def broken(task: Task) -> PlayedGroup:
         raise ZeroDivisionError("in play")
 
     async def run() -> None:
@@ -292,7 +294,7 @@ def test_so_many_groups_in_a_row_end_a_run_and_one_that_is_of_use_begins_the_cou
         with pytest.raises(RolloutsFailed, match=f"^{most} groups in a row"):
             while len(taken) < 99:
                 one = await supply.next()
-                taken += [] if one is None else [one.counts]
+                taken += [] if one is None else [one.is_trained]
         await supply.close()
         return taken
 
@@ -324,7 +326,7 @@ def test_the_tokens_that_no_step_has_got_are_those_of_groups_that_can_be_trained
     async def run() -> None:
         plays = Plays(lambda draw: 1.0, usable=lambda draw: draw != 1)
 
-        async def play(task: Task) -> Played:
+        async def play(task: Task) -> PlayedGroup:
             played = await plays.play(task)
             return replace(played, prepared=replace(played.prepared, data=(Sized(),)))  # type: ignore[arg-type]  only counted
 

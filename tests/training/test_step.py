@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rlkit.algorithms.datums import Preparation, Prepared
+from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ImportanceSampling, Loss
 from rlkit.algorithms.lr_schedule import LearningRate
@@ -28,7 +28,7 @@ from tests.builders import group
 RATE = LearningRate(1e-4, "constant", 0, 1.0, 10)
 
 
-async def prepared(draw: int = 0) -> Prepared:
+async def prepared(draw: int = 0) -> PreparedGroup:
     return await Preparation({"env": GroupMean()}).prepare(group([1.0, 0.0, 0.5], draw=draw))
 
 
@@ -268,7 +268,7 @@ def test_what_is_left_to_do_with_all_groups_is_done_before_anything_is_asked_for
     async def main() -> None:
         own = [await prepared(draw) for draw in range(3)]
 
-        def all_but_the_first(groups: Sequence[Prepared]) -> Sequence[Prepared]:
+        def all_but_the_first(groups: Sequence[PreparedGroup]) -> Sequence[PreparedGroup]:
             assert list(groups) == own
             return groups[1:]
 

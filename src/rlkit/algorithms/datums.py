@@ -51,7 +51,7 @@ class Preparation:
     kl_penalty: KLPenalty | None = None
     normalization: Normalization | None = None
 
-    async def prepare(self, group: Group) -> Prepared:
+    async def prepare(self, group: Group) -> PreparedGroup:
         """Estimate a group's advantages and assemble its sequences; one of whole steps sees it as the step.
 
         Raises:
@@ -65,11 +65,11 @@ class Preparation:
         return self._assembled(group, found, sequences, drifts)
 
     @property
-    def whole_steps(self) -> bool:
+    def needs_whole_steps(self) -> bool:
         """Whether the advantages of a group may depend on the others of its step."""
         return any(as_estimator(one).sees_steps for one in self.estimators.values())
 
-    def together(self, prepared: Sequence[Prepared]) -> list[Prepared]:
+    def prepare_step(self, prepared: Sequence[PreparedGroup]) -> list[PreparedGroup]:
         """The groups of a step, those of each estimator of whole steps estimated together.
 
         Raises:
@@ -113,14 +113,16 @@ class Preparation:
                     owners.append(member)
         return _Sequences(data, owners, excess)
 
-    def _assembled(self, group: Group, found: _Estimated, sequences: _Sequences, drifts: Drifts | None) -> Prepared:
+    def _assembled(
+        self, group: Group, found: _Estimated, sequences: _Sequences, drifts: Drifts | None
+    ) -> PreparedGroup:
         data = sequences.data
         if self.kl_penalty is not None and drifts is not None:
             data = self.kl_penalty.applied(data, drifts)
         if self.normalization is not None:
             members = [place for place, episode in enumerate(group.episodes) if _taught(episode)]
             data = _normalized(data, sequences.owners, self.normalization, members)
-        return Prepared(
+        return PreparedGroup(
             group,
             found.advantages,
             tuple(datum for datum in data if self._every or datum.advantages.any()),
@@ -149,7 +151,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Estimated:
-    """The advantages of a group, and what `Prepared` says of how they were made."""
+    """The advantages of a group, and what `PreparedGroup` says of how they were made."""
 
     advantages: list[NDArray[np.float64]]
     length_penalty: float | None
@@ -167,7 +169,7 @@ class _Sequences:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prepared:
+class PreparedGroup:
     """A group, ready to be trained on.
 
     Args:
@@ -196,39 +198,39 @@ class Prepared:
         return sum(len(datum.targets) for datum in self.data)
 
     @property
-    def teaches(self) -> bool:
+    def has_signal(self) -> bool:
         """Whether its episodes have advantages; a penalty or a loss of one's own may train on others too."""
         return bool(self.data) and any(row.any() for row in self.advantages)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Played:
+class PlayedGroup:
     """A group as it comes out of play.
 
     Args:
         prepared: the group, and what it teaches.
-        usable: enough of its episodes have a reward.
+        is_usable: enough of its episodes have a reward.
     """
 
-    prepared: Prepared
-    usable: bool
+    prepared: PreparedGroup
+    is_usable: bool
 
     @property
-    def teaches(self) -> bool:
+    def has_signal(self) -> bool:
         """True where the group is usable and its episodes differ, so that there is something to learn."""
-        return self.usable and self.prepared.teaches
+        return self.is_usable and self.prepared.has_signal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Taken:
+class StepGroup:
     """A group that a step got; one that does not count was replaced by another."""
 
-    played: Played
-    counts: bool
+    played: PlayedGroup
+    is_trained: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Update:
+class UpdateResult:
     """Result of a step.
 
     Args:

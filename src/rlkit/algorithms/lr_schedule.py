@@ -28,34 +28,36 @@ class LearningRate:
     So step W + 1 has the whole rate, and the step after the last would have f of it: no step is taken with a rate of 0.
 
     Args:
-        whole: the rate after the warm-up.
+        peak: the rate after the warm-up.
         shape: how it falls.
-        warmup: W.
-        final: f, from 0 to below 1.
+        warmup_steps: W.
+        final_fraction: f, from 0 to below 1.
         steps: N, more than W.
     """
 
-    whole: float
+    peak: float
     shape: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: int = 0
-    final: float = 0.0
+    warmup_steps: int = 0
+    final_fraction: float = 0.0
     steps: int = 1
 
     def at(self, step: int) -> float:
         """The rate of a step, 1 … N; all its substeps have it."""
-        if step <= self.warmup:
-            return self.whole * step / (self.warmup + 1)
-        part = (step - self.warmup - 1) / (self.steps - self.warmup)
+        if step <= self.warmup_steps:
+            return self.peak * step / (self.warmup_steps + 1)
+        part = (step - self.warmup_steps - 1) / (self.steps - self.warmup_steps)
         match self.shape:
             case "constant":
-                return self.whole
+                return self.peak
             case "linear":
-                return self.whole * (1 - (1 - self.final) * part)
+                return self.peak * (1 - (1 - self.final_fraction) * part)
             case "cosine":
-                return self.whole * (self.final + (1 - self.final) * (1 + math.cos(math.pi * part)) / 2)
+                return self.peak * (
+                    self.final_fraction + (1 - self.final_fraction) * (1 + math.cos(math.pi * part)) / 2
+                )
 
 
-def advised(model: str) -> float:
+def advised_learning_rate(model: str) -> float:
     """The learning rate for LoRA that tinker-cookbook advises, `tinker_cookbook.hyperparam_utils.get_lr`.
 
     It goes by the model's family, which it reads off the name, and by its width, which it knows or reads from the

@@ -64,7 +64,7 @@ def settled(values: Values) -> Values:
     return merged
 
 
-def differ(values: Values) -> bool:
+def has_spread(values: Values) -> bool:
     """Whether not all of [n] values are equal."""
     found = settled(np.ldexp(values, -exponent(values)))
     return len(found) > 0 and bool(found.min() < found.max())

@@ -103,7 +103,7 @@ async def run_pilot(
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, estimators, load_loss(config.loss), reference=reference)
         groups_prepared, scored_s = await _timed(together(prepared.prepare(group) for group in played))
-        data = [datum for group in prepared.together(groups_prepared) for datum in group.data]
+        data = [datum for group in prepared.prepare_step(groups_prepared) for datum in group.data]
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
     episodes = [episode for group in played for episode in group.episodes]

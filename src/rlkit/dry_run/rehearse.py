@@ -37,10 +37,10 @@ from rlkit.rollout.player import Player
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service.connect import ServiceChoice, choose_service, describe_service
-from rlkit.tasks.decontamination import contents
-from rlkit.tasks.epochs import draws, with_steps
+from rlkit.tasks.decontamination import task_contents
+from rlkit.tasks.epochs import count_draws, with_steps
 from rlkit.tasks.from_config import run_tasks
-from rlkit.tasks.provenance import Origins
+from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
 from rlkit.trackers import RunResult
@@ -138,7 +138,7 @@ async def rehearse(
         parts.append(part)
     note("loading the environments")
     tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
-    tasks = run_tasks(config, envs or {}, tested=contents(tests), note=note, origins=Origins())
+    tasks = run_tasks(config, envs or {}, tested=task_contents(tests), note=note, origins=TaskManifest())
     config = with_steps(config, tasks, note=note)
     learning_rate(config)
     stage = _Stage(in_small(config), chat, tasks, _states(tasks), tests, parts, note)
@@ -155,7 +155,7 @@ async def rehearse(
     parts += [*_not_tried(config, choice, piloted=bool(pilot)), *price_parts]
     if not stage.works:
         return Rehearsal(parts, None)
-    estimate_run = partial(estimate, config, rollouts, evaluated, draws=draws(config, tasks))
+    estimate_run = partial(estimate, config, rollouts, evaluated, draws=count_draws(config, tasks))
     expected = estimate_run(price=price, speed=speed)
     await in_thread(save_estimate, config, expected)
     return Rehearsal(parts, expected, hosted_price and estimate_run(price=hosted_price, speed=HOSTED))

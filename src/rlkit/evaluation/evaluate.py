@@ -34,8 +34,8 @@ from rlkit.service.connect import choose_service, connect
 from rlkit.service.watch import PatientSampler, ServiceWatch
 from rlkit.store.blocking_findings import BlockingFindings
 from rlkit.store.history import keep_last
-from rlkit.tasks.from_config import single_turn
-from rlkit.tasks.provenance import Origins
+from rlkit.tasks.from_config import is_single_turn
+from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import as_source
 from rlkit.trackers import Progress
 from rlkit.types import Episode, Group
@@ -235,7 +235,7 @@ def eval_tasks(
     seed: int,
     field: str = "eval.envs",
     note: Callable[[str], None] = lambda message: None,
-    origins: Origins | None = None,
+    origins: TaskManifest | None = None,
 ) -> Mapping[str, Sequence[Env]]:
     """Return the tasks of an evaluation: the first of each environment's own order.
 
@@ -249,11 +249,11 @@ def eval_tasks(
     Raises:
         ConfigError: an environment cannot be loaded, or has no use for a limit of turns.
     """
-    tasks, origins = dict[str, Sequence[Env]](), origins or Origins()
+    tasks, origins = dict[str, Sequence[Env]](), origins or TaskManifest()
     for name, spec in specs.items():
         where = f"{field}.{name}"
         made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=origins.recorded(where))
-        if single_turn(made):
+        if is_single_turn(made):
             refuse_limit(spec, field=where)
         if isinstance(made, Sequence):
             tasks[name] = made[: spec.tasks]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit.algorithms.datums import Prepared, Taken, Update
-from rlkit.algorithms.reward_scale import EQUAL, differ
+from rlkit.algorithms.datums import PreparedGroup, StepGroup, UpdateResult
+from rlkit.algorithms.reward_scale import EQUAL, has_spread
 from rlkit.types import Bools, Episode, Group, Turn
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _percentiles(prefix: str, values: NDArray[np.float64]) -> dict[str, float]:
 
 def _by_group(prefix: str, rewards: Sequence[NDArray[np.float64]]) -> dict[str, float]:
     """Of groups that have a reward each."""
-    mixed = [differ(one) for one in rewards]
+    mixed = [has_spread(one) for one in rewards]
     solved = [int((one >= SOLVED).sum()) for one in rewards]
     good = [not different and count > 0 for different, count in zip(mixed, solved, strict=True)]
     metrics = {
@@ -193,7 +193,7 @@ def _own(episodes: Sequence[Episode]) -> dict[str, float]:
     return {key: _mean(float(e.metrics[key]) for e in episodes if key in e.metrics) for key in keys}
 
 
-def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
+def batch_metrics(taken: Sequence[StepGroup], *, version: int) -> dict[str, float]:
     """Return the metrics of the groups of a step.
 
     `replaced` groups taught nothing and were played anew, `dropped` ones had too few episodes with a reward, `excess`
@@ -203,13 +203,13 @@ def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
     of advantages that were clipped, both in the mean over groups; `kl_reference/v1` and `v2` are estimates of
     KL(q‖p_ref) as in `update_metrics`, over all sampled tokens.
     """
-    own = [one.played for one in taken if one.counts]
+    own = [one.played for one in taken if one.is_trained]
     episodes = [e for p in own for e in p.prepared.group.episodes if e.reward is not None]
     ages = [version - turn.version for episode in episodes for turn in episode.turns]
     return {
         "batch/groups": float(len(own)),
-        "batch/replaced": float(sum(one.played.usable and not one.counts for one in taken)),
-        "batch/dropped": float(sum(not one.played.usable for one in taken)),
+        "batch/replaced": float(sum(one.played.is_usable and not one.is_trained for one in taken)),
+        "batch/dropped": float(sum(not one.played.is_usable for one in taken)),
         "batch/excess": float(sum(p.prepared.excess for p in own)),
         "batch/sampled_tokens": float(
             sum(episode.sampled_tokens for one in taken for episode in one.played.prepared.group.episodes)
@@ -221,7 +221,7 @@ def batch_metrics(taken: Sequence[Taken], *, version: int) -> dict[str, float]:
     }
 
 
-def _estimated(prepared: Sequence[Prepared]) -> dict[str, float]:
+def _estimated(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     """Return the metrics of the estimators, in the mean over the groups that have them."""
     reported = dict[str, list[float]]()
     for each in prepared:
@@ -231,7 +231,7 @@ def _estimated(prepared: Sequence[Prepared]) -> dict[str, float]:
     return {key: _mean(values) for key, values in reported.items()}
 
 
-def _shaped(prepared: Sequence[Prepared]) -> dict[str, float]:
+def _shaped(prepared: Sequence[PreparedGroup]) -> dict[str, float]:
     penalties = [one.length_penalty for one in prepared if one.length_penalty is not None]
     shares = [one.clipped for one in prepared if one.clipped is not None]
     drifts = [drift for one in prepared if one.drifts is not None for drift in one.drifts]
@@ -246,7 +246,7 @@ def _shaped(prepared: Sequence[Prepared]) -> dict[str, float]:
     return metrics
 
 
-def update_metrics(update: Update) -> dict[str, float]:
+def update_metrics(update: UpdateResult) -> dict[str, float]:
     """Return how far the sampler and the trainer agree on the sampled tokens, and what the service reported.
 
     With d = log q(sampler) − log p(trainer): `kl_sample_train_v1` is mean d and `v2` is ½ mean d², both estimates of
@@ -308,7 +308,7 @@ def _ratios(log_ratios: NDArray[np.float64]) -> dict[str, float]:
     }
 
 
-def _clipped(update: Update) -> dict[str, float]:
+def _clipped(update: UpdateResult) -> dict[str, float]:
     found = list[Bools]()
     for datum, logprobs in zip(update.data, update.logprobs, strict=True):
         differences = (logprobs[datum.mask] - datum.logprobs[datum.mask]).astype(np.float64)

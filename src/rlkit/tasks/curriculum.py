@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rlkit.algorithms.reward_scale import EQUAL
 from rlkit.env import Env, TaskSource, read_task_id
 from rlkit.errors import UsageError
-from rlkit.tasks.sources import shuffled
+from rlkit.tasks.sources import epoch_order
 from rlkit.types import Group, Json
 
 
@@ -171,7 +171,7 @@ class FilterSource(RatedSource):
         return self._rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
 
     def _shuffle(self, epoch: int) -> None:
-        self._order = shuffled(len(self._envs), seed=self._seed, epoch=epoch)
+        self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
 
 
 class TargetSource(RatedSource):

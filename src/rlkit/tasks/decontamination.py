@@ -11,17 +11,17 @@ from rlkit.env import Env
 from rlkit.errors import UsageError
 
 
-def contents(tasks: Mapping[str, Sequence[Env]]) -> Mapping[str, str]:
+def task_contents(tasks: Mapping[str, Sequence[Env]]) -> Mapping[str, str]:
     """Map what each task asks to its environment, without tasks that do not say so."""
     return {asked: name for name, envs in tasks.items() for env in envs if (asked := _content(env)) is not None}
 
 
-def kept_apart[E: Env](envs: Sequence[E], tested: Mapping[str, str], *, field: str) -> Sequence[E]:
+def remove_evaluated[E: Env](envs: Sequence[E], tested: Mapping[str, str], *, field: str) -> Sequence[E]:
     """Return the tasks of an environment that ask something else than those that are evaluated.
 
     Args:
         envs: the tasks.
-        tested: the result of `contents` for the evaluation.
+        tested: the result of `task_contents` for the evaluation.
         field: the field of the environment, for messages.
 
     Raises:

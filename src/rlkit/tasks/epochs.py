@@ -11,24 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from rlkit.config.schema import Config
 from rlkit.env import Env, TaskSource
 from rlkit.errors import ConfigError, UsageError
-from rlkit.tasks.sources import Tasks, listed
+from rlkit.tasks.sources import Tasks, list_tasks
 
 
-def countable(tasks: Tasks, *, field: str) -> Sequence[Env]:
+def countable_tasks(tasks: Tasks, *, field: str) -> Sequence[Env]:
     """Return the tasks of the environment in `field` as a list; a UsageError refuses a task source, which has none."""
     if isinstance(tasks, TaskSource) and not isinstance(tasks, Sequence):
         raise UsageError(
             f"epochs: how many tasks {field} has is not known, since a {type(tasks).__name__} is a task source; say "
             "how long to train with `steps` instead"
         )
-    return listed(tasks)
+    return list_tasks(tasks)
 
 
-def draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | None:
+def count_draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | None:
     """Return how many tasks a run draws of each environment; None without `epochs`. Errors as of `countable`."""
     if config.epochs is None:
         return None
-    return {name: config.epochs * len(countable(own, field=f"envs.{name}")) for name, own in tasks.items()}
+    return {name: config.epochs * len(countable_tasks(own, field=f"envs.{name}")) for name, own in tasks.items()}
 
 
 def with_steps(
@@ -45,7 +45,7 @@ def with_steps(
         ConfigError: the learning rate has no use for so few steps.
         UsageError: the number of tasks of an environment is not known.
     """
-    counts = draws(config, tasks)
+    counts = count_draws(config, tasks)
     if counts is None:
         return config
     total, groups = sum(counts.values()), config.batch.groups

@@ -12,10 +12,10 @@ from rlkit.config.schema.turns import refuse_limit, refuse_turn_settings
 from rlkit.env import SingleTurnEnv, TaskSource
 from rlkit.errors import UsageError
 from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
-from rlkit.tasks.decontamination import kept_apart
-from rlkit.tasks.epochs import countable
-from rlkit.tasks.provenance import Origins
-from rlkit.tasks.sources import Mixture, SequenceSource, Tasks, as_source, listed
+from rlkit.tasks.decontamination import remove_evaluated
+from rlkit.tasks.epochs import countable_tasks
+from rlkit.tasks.provenance import TaskManifest
+from rlkit.tasks.sources import Mixture, SequenceSource, Tasks, as_source, list_tasks
 
 
 def run_tasks(
@@ -24,7 +24,7 @@ def run_tasks(
     *,
     tested: Mapping[str, str],
     note: Callable[[str], None],
-    origins: Origins,
+    origins: TaskManifest,
 ) -> dict[str, Tasks]:
     """Return the tasks of each environment of a run; those of a collection may be used again and again.
 
@@ -50,22 +50,24 @@ def run_tasks(
             made = load_envs(name, spec, field=field, seed=config.seed, note=note, recorded=origins.recorded(field))
         loaded[name] = made
         if not isinstance(made, TaskSource):
-            envs = listed(made)
-            loaded[name] = kept = kept_apart(envs, tested, field=field) if tested else envs
+            envs = list_tasks(made)
+            loaded[name] = kept = remove_evaluated(envs, tested, field=field) if tested else envs
             if len(kept) < len(envs):
                 note(f"{field}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
-    single = [name for name, tasks in loaded.items() if single_turn(tasks)]
+    single = [name for name, tasks in loaded.items() if is_single_turn(tasks)]
     for name in single:
         refuse_limit(config.envs[name], field=f"envs.{name}")
     refuse_turn_settings(config, set(single))
     return loaded
 
 
-def single_turn(tasks: Tasks) -> bool:
+def is_single_turn(tasks: Tasks) -> bool:
     """Say whether each task is known to have a single turn; of a source of the user's own it is not."""
     if isinstance(tasks, TaskSource):
         return False
-    return all(isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in listed(tasks))
+    return all(
+        isinstance(env, SingleTurnEnv) and type(env).rollout is SingleTurnEnv.rollout for env in list_tasks(tasks)
+    )
 
 
 def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
@@ -100,7 +102,7 @@ def task_source(
         UsageError: these are no tasks, or a curriculum has no use for them.
     """
     if epochs is not None:
-        return SequenceSource(countable(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
+        return SequenceSource(countable_tasks(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
     if section is None:
         return as_source(tasks, seed=seed)
     if isinstance(tasks, TaskSource) and not isinstance(tasks, Sequence):
@@ -108,7 +110,7 @@ def task_source(
             f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
             "chooses by itself; leave the curriculum out, or give a collection of tasks"
         )
-    envs = listed(tasks)
+    envs = list_tasks(tasks)
     if len(envs) < 2:
         raise UsageError(f"{field}: has no effect: it chooses between tasks, and needs two at least, not {len(envs)}")
     try:

@@ -14,13 +14,13 @@ from rlkit._util import files
 from rlkit.errors import UsageError
 from rlkit.types import Json
 
-type Recorded = Callable[[Json], Json]
+type PinTasks = Callable[[Json], Json]
 """Function from what tasks are made of now to what they were made of when the run began; for a new run, the same."""
 
 _FILE = "tasks.json"
 
 
-class Origins:
+class TaskManifest:
     """What the tasks of each environment are made of, by its field.
 
     Args:
@@ -33,7 +33,7 @@ class Origins:
     def __init__(self, directory: Path | None = None) -> None:
         self._known = {} if directory is None else _read(directory / _FILE)
 
-    def recorded(self, field: str) -> Recorded:
+    def recorded(self, field: str) -> PinTasks:
         """Return the argument `recorded` of an environment in the field `envs.NAME` or `eval.envs.NAME`."""
         return lambda now: self._known.setdefault(field, now)
 

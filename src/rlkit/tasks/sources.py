@@ -33,7 +33,7 @@ class SequenceSource(TaskSource):
         self._seed = seed
         self._epochs = epochs
         self._drawn = 0
-        self._order = shuffled(len(self._envs), seed=seed, epoch=0)
+        self._order = epoch_order(len(self._envs), seed=seed, epoch=0)
 
     @property
     def remaining(self) -> int | None:
@@ -45,7 +45,7 @@ class SequenceSource(TaskSource):
             return None
         epoch, index = divmod(self._drawn, len(self._envs))
         if index == 0:
-            self._order = shuffled(len(self._envs), seed=self._seed, epoch=epoch)
+            self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
         self._drawn += 1
         return self._envs[self._order[index]]
 
@@ -61,20 +61,20 @@ class SequenceSource(TaskSource):
         if self._epochs is not None and before not in (None, now):
             raise UsageError(f"there were {before} tasks when the run began, and now there are {now}")
         self._drawn = cast("int", state["drawn"])
-        self._order = shuffled(now, seed=self._seed, epoch=self._drawn // now)
+        self._order = epoch_order(now, seed=self._seed, epoch=self._drawn // now)
 
 
-def shuffled(count: int, *, seed: int, epoch: int) -> list[int]:
+def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
     """Return the numbers 0 … `count` − 1 in the order of an epoch."""
     return np.random.default_rng([seed, epoch]).permutation(count).tolist()
 
 
 def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
     """Return a source of these tasks, which may be one already."""
-    return tasks if isinstance(tasks, TaskSource) else SequenceSource(listed(tasks), seed=seed)
+    return tasks if isinstance(tasks, TaskSource) else SequenceSource(list_tasks(tasks), seed=seed)
 
 
-def listed(tasks: Tasks) -> list[Env]:
+def list_tasks(tasks: Tasks) -> list[Env]:
     """Return the tasks of a collection; one task alone is a collection of one.
 
     Raises:
@@ -116,7 +116,7 @@ class Mixture:
         self._exhausted: set[str] = set()
 
     @property
-    def exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """True if every source is known to have run dry."""
         return not self._names_left()
 

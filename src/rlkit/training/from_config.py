@@ -15,7 +15,7 @@ from rlkit.algorithms.datums import Preparation
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.kl_penalty import KLPenalty, Score
 from rlkit.algorithms.losses import Loss
-from rlkit.algorithms.lr_schedule import LearningRate, advised
+from rlkit.algorithms.lr_schedule import LearningRate, advised_learning_rate
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
@@ -63,7 +63,7 @@ def step_recipe(
         config.batch.groups,
         config.batch.substeps,
         streaming=config.schedule.streaming(is_repeatable=is_repeatable),
-        together=prepared.together if prepared.whole_steps else None,
+        together=prepared.prepare_step if prepared.needs_whole_steps else None,
     )
 
 
@@ -106,12 +106,12 @@ def learning_rate(config: Config) -> LearningRate:
         ConfigError: it is to be found automatically, and nothing is known of the model.
     """
     optimizer = config.optimizer
-    whole = optimizer.learning_rate
+    peak = optimizer.learning_rate
     return LearningRate(
-        whole=advised(config.model) if whole == "auto" else whole,
+        peak=advised_learning_rate(config.model) if peak == "auto" else peak,
         shape=optimizer.schedule,
-        warmup=optimizer.warmup_steps,
-        final=optimizer.final_fraction,
+        warmup_steps=optimizer.warmup_steps,
+        final_fraction=optimizer.final_fraction,
         steps=config.step_count,
     )
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rlkit.algorithms.datums import Played, Preparation, Taken, sequence_lengths
+from rlkit.algorithms.datums import PlayedGroup, Preparation, StepGroup, sequence_lengths
 from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.errors import RunFailed
@@ -67,7 +67,7 @@ class PendingStep:
     """
 
     number: int
-    groups: list[Taken] = field(default_factory=list[Taken])
+    groups: list[StepGroup] = field(default_factory=list[StepGroup])
     is_trainable: bool = False
     complete_s: float = 0.0
     task_metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -125,7 +125,7 @@ class Groups:
             play=self._play,
             done=resumption.step,
             waiting=resumption.waiting,
-            dry=lambda: sources.exhausted,
+            dry=lambda: sources.is_exhausted,
         )
         self._last_begun = resumption.step  # the last step that got a group that counts
         self._is_over = False
@@ -152,7 +152,7 @@ class Groups:
             self._is_over = True
             self._news.set()
 
-    async def fill(self, step: PendingStep) -> AsyncGenerator[Taken]:
+    async def fill(self, step: PendingStep) -> AsyncGenerator[StepGroup]:
         """Yield the groups of a step as they come out of play, until it has all that it gets.
 
         Raises:
@@ -162,13 +162,13 @@ class Groups:
         self.counts.done = self.counts.failed = 0
         while (taken := await self._supply.next()) is not None:
             step.groups.append(taken)
-            if taken.counts and self._last_begun < step.number:
+            if taken.is_trained and self._last_begun < step.number:
                 self._last_begun = step.number
                 self._news.set()
             yield taken
         if not self._is_streaming:  # who was finished first then leaves no trace
             step.groups.sort(key=lambda taken: taken.played.prepared.group.draw)
-        step.is_trainable = not self._supply.is_cut and any(taken.counts for taken in step.groups)
+        step.is_trainable = not self._supply.is_cut and any(taken.is_trained for taken in step.groups)
         step.complete_s = asyncio.get_running_loop().time()
 
     def commit(self, step: PendingStep) -> Awaitable[None]:
@@ -185,7 +185,7 @@ class Groups:
         for taken in step.groups:
             group = taken.played.prepared.group
             self._sources.observe(group)
-            members.append(Member(group.draw, taken.counts, len(group.episodes)))
+            members.append(Member(group.draw, taken.is_trained, len(group.episodes)))
         step.task_metrics = self._sources.metrics()
         return self._store.record_step(members, self._sources.state_dict())
 
@@ -194,7 +194,7 @@ class Groups:
         self.published.set(sampler)
         self._supply.trained(sampler.version)
 
-    async def prepare(self, group: Group) -> Played:
+    async def prepare(self, group: Group) -> PlayedGroup:
         """Turn a played group into training sequences.
 
         Raises:
@@ -203,7 +203,7 @@ class Groups:
             ServiceError: the reference of the KL penalty cannot be asked.
         """
         is_usable = int(group.valid.sum()) >= self._player.settings[group.env].min_valid
-        return Played(await self._preparation.prepare(group), is_usable)
+        return PlayedGroup(await self._preparation.prepare(group), is_usable)
 
     async def sync(self) -> None:
         """Return when all episodes that were played are on the disk.
@@ -259,7 +259,7 @@ class Groups:
         self._store.record_draw(tasks[0])
         return tasks[0]
 
-    async def _play(self, task: Task) -> Played:
+    async def _play(self, task: Task) -> PlayedGroup:
         progress = self._interrupted.pop(task.draw, GroupProgress())
         group = await self._player.play(task, lambda: self.published.newest, progress=progress)
         if self._is_streaming:  # otherwise the learner waits for the disk, once for all groups of a step

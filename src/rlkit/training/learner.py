@@ -13,7 +13,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from rlkit._util.threads import in_thread
-from rlkit.algorithms.datums import Taken
+from rlkit.algorithms.datums import StepGroup
 from rlkit.cost.usage import Usage
 from rlkit.errors import ServiceError
 from rlkit.metrics.metrics import batch_metrics, group_metrics, update_metrics
@@ -186,7 +186,7 @@ class PolicyLearner:
                         return
                     submission = self._begin(step)
                     async for group in self._groups.fill(step):
-                        submission.update.add(group.played.prepared, counts=group.counts)
+                        submission.update.add(group.played.prepared, counts=group.is_trained)
                         del group
                         self._run.reporter.check()
                     if step.is_trainable:
@@ -210,7 +210,7 @@ class PolicyLearner:
             submission.checkpoint = self._request_checkpoint(submission.step.number)
 
     async def _await_update(
-        self, number: int, groups: Sequence[Taken], update: StepUpdate, *, before: PatientSampler | None
+        self, number: int, groups: Sequence[StepGroup], update: StepUpdate, *, before: PatientSampler | None
     ) -> tuple[PatientSampler, dict[str, float]]:
         """Wait for the weights of a step; without anything to learn they are those of the step before."""
         played = [taken.played.prepared.group for taken in groups]
@@ -254,10 +254,10 @@ class PolicyLearner:
         run = self._run
         for number in range(self._step + 1, upto + 1):
             run.note(f"taking step {number} again, without sampling")
-            update, groups = StepUpdate(self._learner, self._recipe, version=number), list[Taken]()
+            update, groups = StepUpdate(self._learner, self._recipe, version=number), list[StepGroup]()
             try:
                 for recorded in await run.store.groups(number):
-                    groups.append(Taken(await self._groups.prepare(recorded.group), recorded.counts))
+                    groups.append(StepGroup(await self._groups.prepare(recorded.group), recorded.counts))
                     update.add(groups[-1].played.prepared, counts=recorded.counts)
                 update.finish()
                 sampler, metrics = await self._await_update(number, groups, update, before=sampler)

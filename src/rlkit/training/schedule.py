@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from rlkit.algorithms.datums import Played, Taken
+from rlkit.algorithms.datums import PlayedGroup, StepGroup
 from rlkit.env import Task
 from rlkit.errors import RolloutsFailed, RunFailed
 
@@ -66,7 +66,7 @@ class Supply:
         pace: Pace,
         *,
         draw: Callable[[], Task | None],
-        play: Callable[[Task], Coroutine[object, object, Played]],
+        play: Callable[[Task], Coroutine[object, object, PlayedGroup]],
         done: int = 0,
         waiting: Iterable[Task] = (),
         dry: Callable[[], bool] = lambda: False,
@@ -77,8 +77,8 @@ class Supply:
         self._trained = self._handed_out = done
         self._waiting = deque(waiting)
         self._dry = dry
-        self._in_play: dict[int, asyncio.Task[Played]] = {}
-        self._ready: dict[int, Played] = {}
+        self._in_play: dict[int, asyncio.Task[PlayedGroup]] = {}
+        self._ready: dict[int, PlayedGroup] = {}
         self._taken = 0  # groups of the present step that count
         self._replaced = 0
         self._unusable = 0
@@ -90,7 +90,7 @@ class Supply:
     @property
     def untrained(self) -> int:
         """Tokens of the groups that no step has got yet."""
-        return sum(played.prepared.tokens for played in self._ready.values() if played.usable)
+        return sum(played.prepared.tokens for played in self._ready.values() if played.is_usable)
 
     @property
     def exhausted(self) -> bool:
@@ -103,7 +103,7 @@ class Supply:
         self._start()
         self._arrival.set()
 
-    async def next(self) -> Taken | None:
+    async def next(self) -> StepGroup | None:
         """One more group of the present step, as soon as there is one; None when it has all that it gets.
 
         Raises:
@@ -139,20 +139,20 @@ class Supply:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _take(self, played: Played) -> Taken:
-        replaced = self._pace.replace and not played.teaches and self._replaced < self._pace.replaced_max
-        counts = played.usable and not replaced
+    def _take(self, played: PlayedGroup) -> StepGroup:
+        replaced = self._pace.replace and not played.has_signal and self._replaced < self._pace.replaced_max
+        counts = played.is_usable and not replaced
         self._taken += counts
-        self._replaced += played.usable and replaced
-        self._unusable = 0 if played.usable else self._unusable + 1
+        self._replaced += played.is_usable and replaced
+        self._unusable = 0 if played.is_usable else self._unusable + 1
         if self._unusable >= self._unusable_max:
             errors = (episode.error for episode in played.prepared.group.episodes if episode.error)
             raise RolloutsFailed(
                 f"{self._unusable} groups in a row had too many failed rollouts; the last: {next(errors)}"
             )
-        return Taken(played, counts)
+        return StepGroup(played, counts)
 
-    async def _played(self) -> Played | None:
+    async def _played(self) -> PlayedGroup | None:
         self._start()
         while True:
             if self._failure is not None:
@@ -185,21 +185,21 @@ class Supply:
 
     def _positions(self) -> int:
         """Places in steps that are taken up, those of groups in play included."""
-        usable = [played for played in self._ready.values() if played.usable]
-        idle = sum(not played.teaches for played in usable)
+        usable = [played for played in self._ready.values() if played.is_usable]
+        idle = sum(not played.has_signal for played in usable)
         # So many of them are replaced for sure; the others take up the places of groups that teach.
         replaced = min(idle, self._pace.replaced_max - self._replaced) if self._pace.replace else 0
         return self._handed_out * self._pace.groups + self._taken + len(usable) - replaced + len(self._in_play)
 
     def _hopeless(self) -> bool:
         """Whether what is ready will end the run, unless something better comes out of play."""
-        return self._unusable + sum(not played.usable for played in self._ready.values()) >= self._unusable_max
+        return self._unusable + sum(not played.is_usable for played in self._ready.values()) >= self._unusable_max
 
     @property
     def _unusable_max(self) -> int:
         return max(_UNUSABLE_STEPS * self._pace.groups, _UNUSABLE_MIN)
 
-    def _arrived(self, draw: int, playing: asyncio.Task[Played]) -> None:
+    def _arrived(self, draw: int, playing: asyncio.Task[PlayedGroup]) -> None:
         del self._in_play[draw]
         if playing.cancelled():
             if not self._closed:  # nobody else would ever bring it

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlkit.algorithms.datums import Prepared, Update
+from rlkit.algorithms.datums import PreparedGroup, UpdateResult
 from rlkit.algorithms.losses import Loss
 from rlkit.algorithms.lr_schedule import LearningRate
 from rlkit.algorithms.schedules import Streaming
@@ -46,7 +46,7 @@ class Recipe:
     groups: int
     substeps: int = 1
     streaming: Streaming | None = None
-    together: Callable[[Sequence[Prepared]], Sequence[Prepared]] | None = None
+    together: Callable[[Sequence[PreparedGroup]], Sequence[PreparedGroup]] | None = None
 
     @property
     def at_once(self) -> bool:
@@ -66,7 +66,7 @@ class StepUpdate:
     def __init__(self, learner: Learner | None, recipe: Recipe, *, version: int) -> None:
         self._recipe = recipe
         self._version = version
-        self._waiting: list[Prepared] = []
+        self._waiting: list[PreparedGroup] = []
         self._groups: list[Sequence[Datum]] = []
         self._finished = False
         self._begin(learner)
@@ -88,7 +88,7 @@ class StepUpdate:
         given = sum(len(datum.targets) for data in self._groups for datum in data)
         return given - known + sum(prepared.tokens for prepared in self._waiting if not self._finished)
 
-    def add(self, prepared: Prepared, *, counts: bool) -> None:
+    def add(self, prepared: PreparedGroup, *, counts: bool) -> None:
         """One more group; one that does not count teaches nothing."""
         if counts and self._recipe.at_once:
             self._groups.append(prepared.data)
@@ -103,7 +103,7 @@ class StepUpdate:
             EnvironmentFault: the advantage estimator failed.
         """
         if not self._recipe.at_once:
-            waiting: Sequence[Prepared] = sorted(self._waiting, key=lambda prepared: prepared.group.draw)
+            waiting: Sequence[PreparedGroup] = sorted(self._waiting, key=lambda prepared: prepared.group.draw)
             if self._recipe.together is not None:
                 waiting = self._recipe.together(waiting)
             self._groups = [prepared.data for prepared in waiting]
@@ -127,7 +127,7 @@ class StepUpdate:
         if self._finished:
             self._end()
 
-    async def result(self, watch: ServiceWatch) -> tuple[Sampler, Update] | None:
+    async def result(self, watch: ServiceWatch) -> tuple[Sampler, UpdateResult] | None:
         """The sampler of the new weights, and what came of the step; None if there was nothing to train on.
 
         Args:
@@ -150,7 +150,7 @@ class StepUpdate:
             **_merged(reports, [1] * len(reports)),
         }
         rate = self._recipe.rate.at(self._version)
-        return self._sampler.result(), Update(tuple(self._data), logprobs, metrics, self._recipe.loss, rate)
+        return self._sampler.result(), UpdateResult(tuple(self._data), logprobs, metrics, self._recipe.loss, rate)
 
     def _begin(self, learner: Learner | None) -> None:
         self._learner = learner

@@ -39,10 +39,10 @@ from rlkit.store import RunStore
 from rlkit.store.blocking_findings import BlockingFindings
 from rlkit.store.journal import unwritable
 from rlkit.store.usage_log import UsageLog, recorded_usage
-from rlkit.tasks.decontamination import contents
+from rlkit.tasks.decontamination import task_contents
 from rlkit.tasks.epochs import with_steps
 from rlkit.tasks.from_config import run_mixture, run_tasks
-from rlkit.tasks.provenance import Origins
+from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
 from rlkit.trackers.from_config import make_trackers
@@ -118,10 +118,12 @@ class RLTrainer(Trainer):
             if name not in config.envs:
                 raise UsageError(f"the configuration has no environment {name!r}.{did_you_mean(name, config.envs)}")
         # Only of a run that is resumed: the name of a new one says when it began.
-        self._origins = Origins((self._given_directory or run_directory(config, self._runs_dir)) if resume else None)
+        self._origins = TaskManifest(
+            (self._given_directory or run_directory(config, self._runs_dir)) if resume else None
+        )
         note, origins = self._trackers.note, self._origins
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=origins)
-        tasks = run_tasks(config, given, tested=contents(self._eval_tasks), note=note, origins=origins)
+        tasks = run_tasks(config, given, tested=task_contents(self._eval_tasks), note=note, origins=origins)
         self._config = config = with_steps(config, tasks, note=note)
         self._sources = run_mixture(config, tasks)
         self._estimators = load_estimators(config, estimators or {})

@@ -23,7 +23,7 @@ from rlkit.envs.math.prompts import EXAMPLES, Example, Template
 from rlkit.envs.math.selection import Count, Order, Wanted, select
 from rlkit.envs.math.tables import newest, table_rows
 from rlkit.errors import UsageError, did_you_mean
-from rlkit.tasks.provenance import Recorded
+from rlkit.tasks.provenance import PinTasks
 from rlkit.types import Json
 
 type Note = Callable[[str], None]
@@ -71,7 +71,7 @@ def maths(
     policies: Policies | None = None,
     grader: OwnGrader | None = None,
     revision: str | None = None,
-    recorded: Recorded = lambda now: now,
+    recorded: PinTasks = lambda now: now,
     note: Note = lambda message: None,
 ) -> Sequence[MathProblem]:
     r"""Problems of a dataset, or of a file, or of a file that holds a dataset.
@@ -170,7 +170,7 @@ def _source(
     return _Source(_named(name, split or chosen), _problems(name, chosen, commits, note), about)
 
 
-def _commits(name: str | None, apart: Sequence[str] | None, revision: str | None, recorded: Recorded) -> Commits:
+def _commits(name: str | None, apart: Sequence[str] | None, revision: str | None, recorded: PinTasks) -> Commits:
     """The commits of what the catalogue knows none of, and the one that the user wants."""
     if revision is not None and name is None:
         raise UsageError("revision: has no effect on a file: it is of a dataset on the hub")

@@ -22,10 +22,10 @@ from rlkit.envs.openreward.connection.clients import Access, environment
 from rlkit.envs.openreward.connection.faults import configuration_error, describe_error, kind_of
 from rlkit.envs.openreward.connection.target import Target
 from rlkit.errors import EnvironmentFault, RlkitError, UsageError, did_you_mean
-from rlkit.tasks.sources import shuffled
+from rlkit.tasks.sources import epoch_order
 
 if TYPE_CHECKING:
-    from rlkit.tasks.provenance import Recorded
+    from rlkit.tasks.provenance import PinTasks
     from rlkit.types import Json
 
 type Note = Callable[[str], None]
@@ -153,7 +153,9 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
     tasks = list[tuple[str, int]]()
     for name, size in sizes.items():
         split = splits.get(name, Split())
-        order = shuffled(size, seed=derive(seed, "openreward", name), epoch=0) if split.shuffle else list(range(size))
+        order = (
+            epoch_order(size, seed=derive(seed, "openreward", name), epoch=0) if split.shuffle else list(range(size))
+        )
         tasks += [(name, index) for index in order[: split.num_samples]]
     if not tasks:
         raise UsageError(f"splits: there are no tasks in {', '.join(sizes)}")
@@ -161,7 +163,7 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
 
 
 def settle_sizes(
-    listing: TaskListing, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: Recorded, note: Note
+    listing: TaskListing, splits: Mapping[str, Split], *, seed: int, limit_s: float, recorded: PinTasks, note: Note
 ) -> Mapping[str, int]:
     """Return the sizes of the splits that a run plays from: those at its beginning.
 
