@@ -56,9 +56,9 @@ _STORED = [_STORE, "tests/resume/test_missing_files.py", _RESUME]
 _BATCHES = ["tests/algorithms/test_datums.py", "tests/algorithms/test_advantages.py"]
 TESTS = {
     "store/__init__.py": [*_STORED, "-k", "not test_resume or pile_up or not_on_the or torn"],
-    "store/about.py": [*_STORED, "-k", "not test_resume or refused or is_named or started"],
+    "store/metadata.py": [*_STORED, "-k", "not test_resume or refused or is_named or started"],
     "store/episode_redaction.py": [_STORE, "-k", "secret"],
-    "store/ending.py": ["tests/store/test_ending.py"],
+    "tools/run_ending.py": ["tests/tools/test_run_ending.py"],
     "store/history.py": [
         _DATA,
         *_STORED,
@@ -68,7 +68,7 @@ TESTS = {
     "store/codec.py": ["tests/store/test_group_scored.py", _JOURNAL, "-k", "scored or episode or json"],
     "store/table.py": [_DATA, _JOURNAL, "-k", "test_types or table or token"],
     "store/journal.py": [_DATA, "tests/_util/test_files.py", _JOURNAL, "-k", "not (episode or table or token)"],
-    "store/lines.py": [
+    "store/jsonl.py": [
         "tests/_util/test_files.py",
         _STORE,
         _RESUME,

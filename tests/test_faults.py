@@ -16,7 +16,7 @@ import pytest
 from tinker import types
 
 import rlkit
-from rlkit.store import journal, lines
+from rlkit.store import journal, jsonl
 from rlkit.testing import Fault, Latency, SimulatedTinker, World, simulated
 from rlkit.testing.world import FaultKind
 
@@ -246,10 +246,10 @@ def test_new_weights_are_sampled_from_once_the_record_of_their_step_is_on_the_di
             seen.append((reply.turn.version, steps))
             return float(reply.text.count("e"))
 
-    def appending(self: journal.Journal, kind: journal.Kind, content: bytes) -> None:
+    def appending(self: journal.Journal, kind: journal.RecordKind, content: bytes) -> None:
         nonlocal appended
         append(self, kind, content)
-        appended += kind is journal.Kind.STEP
+        appended += kind is journal.RecordKind.STEP
 
     def syncing(files: Sequence[BinaryIO], folder: Path | None) -> None:
         nonlocal on_disk
@@ -293,7 +293,7 @@ def test_rollouts_go_on_with_the_newest_weights_while_steps_are_taken_again(
 
 
 def the_first_checkpoint_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, failed = lines.append, False
+    real, failed = jsonl.append, False
 
     def append(path: Path, record: Mapping[str, rlkit.Json]) -> None:
         nonlocal failed
@@ -302,7 +302,7 @@ def the_first_checkpoint_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(path, record)
 
-    monkeypatch.setattr(lines, "append", append)
+    monkeypatch.setattr(jsonl, "append", append)
 
 
 def test_a_checkpoint_that_could_not_be_written_down_is_told_and_saved_again_soon(

@@ -15,7 +15,7 @@ from rlkit.algorithms.estimator import Estimator
 from rlkit.config import Resolved, load_config
 from rlkit.config.schema import Config
 from rlkit.errors import UsageError
-from rlkit.store import holds_run
+from rlkit.store import is_run_directory
 from rlkit.tasks.sources import Tasks, is_env
 from rlkit.trackers import RunResult, Tracker
 from rlkit.training import StopSignal
@@ -96,7 +96,7 @@ def train(
 
         trackers = [ConsoleTracker()]
     stop = StopSignal()
-    again = resume and holds_run(named_directory(resolved.config))
+    again = resume and is_run_directory(named_directory(resolved.config))
     trainer = RLTrainer(resolved, envs=given, estimators=estimators, trackers=trackers, stop=stop, resume=again)
     return _wait(trainer.train, stop)
 

@@ -15,8 +15,8 @@ import pytest
 
 from rlkit._util import files
 from rlkit.errors import RunFailed
-from rlkit.store import lines
-from rlkit.store.journal import Journal, Kind, segments
+from rlkit.store import jsonl
+from rlkit.store.journal import Journal, RecordKind, list_segments
 
 
 class Disk:
@@ -86,22 +86,22 @@ def files_of_at_most(size: int) -> Iterator[None]:
 
 def test_an_append_that_fails_halfway_is_taken_back(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
-    lines.append(path, {"step": 1})
+    jsonl.append(path, {"step": 1})
     whole = path.read_bytes()
     with files_of_at_most(len(whole) + 5), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-        lines.append(path, {"step": 2})
+        jsonl.append(path, {"step": 2})
     assert path.read_bytes() == whole
-    lines.append(path, {"step": 3})
-    assert lines.read(path) == [{"step": 1}, {"step": 3}]
+    jsonl.append(path, {"step": 3})
+    assert jsonl.read(path) == [{"step": 1}, {"step": 3}]
 
 
 def test_a_record_that_fails_halfway_leaves_nothing_in_the_journal(tmp_path: Path) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
-        journal.append(Kind.EPISODE, b"whole")
+        journal.append(RecordKind.EPISODE, b"whole")
         size = path.stat().st_size
         with files_of_at_most(size + 5), pytest.raises(RunFailed, match=os.strerror(errno.EFBIG)):
-            journal.append(Kind.EPISODE, b"lost")
+            journal.append(RecordKind.EPISODE, b"lost")
         assert path.stat().st_size == size
         await journal.close()
 
@@ -112,7 +112,7 @@ def test_a_record_that_fails_halfway_leaves_nothing_in_the_journal(tmp_path: Pat
 def test_the_first_line_of_a_file_brings_its_name_to_the_disk(disk: Disk, tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     for number in range(2):
-        lines.append(path, {"step": number})
+        jsonl.append(path, {"step": number})
         disk.assert_holds(path)
 
 
@@ -120,9 +120,9 @@ def test_lines_that_a_killed_process_left_are_on_the_disk_once_they_are_mended(d
     for name, text in {"whole": "{}\n", "torn": '{}\n{"st'}.items():
         path = tmp_path / name
         path.write_text(text)
-        lines.mend(path)
+        jsonl.repair(path)
         disk.assert_holds(path)
-        assert lines.read(path) == [{}]
+        assert jsonl.read(path) == [{}]
 
 
 def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is_open(
@@ -132,9 +132,9 @@ def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is
 
     async def killed() -> None:
         journal = Journal(folder, segment=1)
-        for kind in (Kind.STEP, Kind.STEP, Kind.EPISODE):
+        for kind in (RecordKind.STEP, RecordKind.STEP, RecordKind.EPISODE):
             journal.append(kind, b"{}")
-        for number, path in segments(folder):
+        for number, path in list_segments(folder):
             with pytest.raises(AssertionError):
                 disk.assert_holds(path)
             copy = folder / f"{number + 10:06d}.log"
@@ -143,7 +143,7 @@ def test_segments_that_a_killed_process_left_are_on_the_disk_once_the_journal_is
 
     async def opened() -> None:
         journal = Journal(folder, segment=13)
-        for number, path in segments(folder):
+        for number, path in list_segments(folder):
             disk.assert_holds(path)
             assert bool(path.stat().st_size) == (number != 13)
         await journal.close()
@@ -157,11 +157,11 @@ def test_segments_that_are_complete_are_on_the_disk_with_the_one_that_is_written
 
     async def run() -> None:
         journal = Journal(folder, segment=1)
-        for kind in (Kind.EPISODE, Kind.STEP, Kind.EPISODE, Kind.STEP, Kind.EPISODE):
+        for kind in (RecordKind.EPISODE, RecordKind.STEP, RecordKind.EPISODE, RecordKind.STEP, RecordKind.EPISODE):
             journal.append(kind, b"{}")
         await journal.sync()
-        assert [number for number, _ in segments(folder)] == [1, 2, 3]
-        for _, path in segments(folder):
+        assert [number for number, _ in list_segments(folder)] == [1, 2, 3]
+        for _, path in list_segments(folder):
             disk.assert_holds(path)
         await journal.close()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlkit._util.threads import LooseThreads, in_thread, run
-from rlkit.store.journal import Journal, Kind
+from rlkit.store.journal import Journal, RecordKind
 from rlkit.testing import run_virtual
 from tests.limits import HANG_S
 
@@ -35,7 +35,7 @@ def test_what_an_environment_keeps_busy_does_not_hold_up_the_journal(tmp_path: P
     async def main() -> None:
         with blocked_threads():
             journal = Journal(tmp_path, segment=1)
-            journal.append(Kind.DRAW, b"{}")
+            journal.append(RecordKind.DRAW, b"{}")
             async with asyncio.timeout(HANG_S):
                 await journal.sync()
                 await journal.close()

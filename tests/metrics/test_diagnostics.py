@@ -16,10 +16,11 @@ import rlkit
 from rlkit.algorithms.datums import Preparation, UpdateResult
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import PPO
+from rlkit.metrics import blocking_findings
 from rlkit.metrics import diagnostics as module
 from rlkit.metrics.diagnostics import Finding, Line, Lookout, findings
 from rlkit.metrics.metrics import update_metrics
-from rlkit.store import blocking_findings, lines
+from rlkit.store import jsonl
 from tests.builders import group
 from tests.simulation import Simulation, Word
 
@@ -128,7 +129,7 @@ def test_what_is_within_its_bounds_is_not_found(changed: dict[str, float]) -> No
 def test_every_finding_is_on_the_page() -> None:
     page = (Path(__file__).parents[1].parent / "docs" / "metrics.md").read_text().partition("## Findings")[2]
     rules = re.findall(r"^def _(\w+)\(seen: _Seen", inspect.getsource(module), re.MULTILINE)
-    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, blocking_findings.NAME])
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == sorted([*rules, blocking_findings.RULE])
     assert len(rules) == 8
 
 
@@ -280,7 +281,7 @@ def test_a_run_tells_each_finding_once_and_its_folder_tells_the_same(tmp_path: P
     settings = {"steps": 8, "sampling": {"max_tokens": 10}, "batch": {"groups": 2, "group_size": 3}}
     ill = Simulation(tmp_path / "ill", settings=settings, tasks=[Same(number) for number in range(80)])
     ill.train()
-    found = findings(lines.numbers(ill.directory / "metrics.jsonl"))
+    found = findings(jsonl.read_metrics(ill.directory / "metrics.jsonl"))
     assert {one.name for one in found} == {"dead_groups", "truncation", "infrastructure_failures"}
     told = [note for note in ill.ears.notes if " in words: " in note]
     assert [note.split(" in ")[0] for note in told] == [f"step {one.first}: {one.name}" for one in found]
@@ -293,18 +294,20 @@ def test_a_run_that_goes_well_tells_nothing_of_its_environment(tmp_path: Path) -
     well = Simulation(tmp_path / "well", settings={"steps": 8}, tasks=[Word(number) for number in range(80)])
     well.train()
     # The simulated service makes up its log-probabilities, so sampler and trainer are far apart.
-    assert {one.name for one in findings(lines.numbers(well.directory / "metrics.jsonl"))} == {"sampler_trainer_kl"}
+    assert {one.name for one in findings(jsonl.read_metrics(well.directory / "metrics.jsonl"))} == {
+        "sampler_trainer_kl"
+    }
     assert len([note for note in well.ears.notes if "sampler_trainer_kl" in note]) == 1
 
 
 def test_lines_that_are_being_written_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    assert lines.numbers(path) == []
+    assert jsonl.read_metrics(path) == []
     path.write_text('{"step": 1, "a": 0.5, "b": null}\n{"step": 2, "a"')
-    assert lines.numbers(path) == [(1, {"a": 0.5})]
+    assert jsonl.read_metrics(path) == [(1, {"a": 0.5})]
     path.write_text('{"a": 0.5}\n')
     with pytest.raises(rlkit.UsageError, match="has no step"):
-        lines.numbers(path)
+        jsonl.read_metrics(path)
 
 
 def test_numbers_that_are_not_finite_are_no_evidence() -> None:

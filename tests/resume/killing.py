@@ -35,8 +35,8 @@ from rlkit.config import load_config
 from rlkit.service import sdk
 from rlkit.store import RunStore, table
 from rlkit.store import journal as journals
-from rlkit.store.history import load, table_path
-from rlkit.store.journal import Journal, Kind, segments
+from rlkit.store.history import load_resume_history, table_path
+from rlkit.store.journal import Journal, RecordKind, list_segments
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, VirtualClock, World, byte_model
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Checkpoint
@@ -79,7 +79,7 @@ class Doom:
     def arm(self, die: Callable[[], NoReturn]) -> None:
         """Make this process call `die` then."""
         if self.record is not None:
-            _die_in_a_record(Kind[self.record[0]], self.record[1], self.cut, die)
+            _die_in_a_record(RecordKind[self.record[0]], self.record[1], self.cut, die)
         if self.checkpoint is not None:
             _die_at_a_checkpoint(*self.checkpoint, die)
 
@@ -101,10 +101,10 @@ class Request:
     dooms: Sequence[Doom] = field(default_factory=list[Doom])
 
 
-def _die_in_a_record(kind: Kind, number: int, cut: float, die: Callable[[], NoReturn]) -> None:
-    append, seen = Journal.append, Counter[Kind]()
+def _die_in_a_record(kind: RecordKind, number: int, cut: float, die: Callable[[], NoReturn]) -> None:
+    append, seen = Journal.append, Counter[RecordKind]()
 
-    def doomed(self: Journal, kind_: Kind, content: bytes) -> None:
+    def doomed(self: Journal, kind_: RecordKind, content: bytes) -> None:
         seen[kind_] += 1
         if kind_ is kind and seen[kind] == number:
             framed = journals._framed(kind, content)  # pyright: ignore[reportPrivateUsage]
@@ -277,7 +277,7 @@ def forked(work: Callable[[], object], *, kill_after_s: float | None = None) -> 
 
 def tear(run: Path) -> None:
     """Leave the last record of the journal unfinished."""
-    written = [path for _, path in segments(run / "journal") if path.stat().st_size > 8]
+    written = [path for _, path in list_segments(run / "journal") if path.stat().st_size > 8]
     if written:
         os.truncate(written[-1], written[-1].stat().st_size - 3)
 
@@ -293,13 +293,13 @@ def record(folder: Path, world: World | None) -> dict[str, Any]:
         groups = table.read(table_path(run, step))
         trained.append(
             sorted(
-                (group.group.task, episode.member, episode.reward, group.counts)
+                (group.group.task, episode.member, episode.reward, group.is_trained)
                 for group in groups
                 for episode in group.group.episodes
             )
         )
         seen.update((g.group.draw, e.member, e.attempt) for g in groups for e in g.attempts)
-    history = load(run)
+    history = load_resume_history(run)
     for draw in history.outstanding:
         seen.update((draw, e.member, e.attempt) for e in history.attempts.get(draw, []))
     return {

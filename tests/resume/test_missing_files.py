@@ -178,11 +178,11 @@ def trained_twice(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Simulatio
     shutil.rmtree(run.directory / "state")
     run.settings = {"steps": 6}
     with monkeypatch.context() as earlier:
-        earlier.setattr("rlkit.store.has_begun", lambda directory: False)
+        earlier.setattr("rlkit.store.has_started", lambda directory: False)
         about = json.loads((directory / "run.json").read_text())
         del about["has_state"]
         (directory / "run.json").write_text(json.dumps(about))
-        load = histories.load
+        load = histories.load_resume_history
 
         def forgetful(directory: Path) -> histories.History:
             path = histories.state_path(directory, 0)
@@ -190,10 +190,10 @@ def trained_twice(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Simulatio
             path.rename(histories.state_path(directory, 3))
             history = load(directory)
             histories.state_path(directory, 3).rename(path)
-            history.since, history.state = 0, state
+            history.state_step, history.state = 0, state
             return history
 
-        earlier.setattr("rlkit.store.load", forgetful)
+        earlier.setattr("rlkit.store.load_resume_history", forgetful)
         run.train(resume=True)
     return run
 

@@ -18,8 +18,8 @@ import pytest
 import rlkit
 from rlkit.algorithms.datums import PreparedGroup
 from rlkit.store import table
-from rlkit.store.history import load, table_path
-from rlkit.store.journal import Journal, Kind, segments
+from rlkit.store.history import load_resume_history, table_path
+from rlkit.store.journal import Journal, RecordKind, list_segments
 from rlkit.testing import Fault, Latency, World
 from rlkit.training import StopSignal
 from rlkit.training.step import StepUpdate
@@ -233,7 +233,7 @@ def stopped(directory: Path, *, at_s: float, tasks: Sequence[rlkit.Env], **setti
 
 def finished(run: Simulation) -> dict[int, list[tuple[int, int]]]:
     """By draw, the members and attempts of the tasks that no step has got."""
-    history = load(run.directory)
+    history = load_resume_history(run.directory)
     return {draw: [(e.member, e.attempt) for e in history.attempts.get(draw, [])] for draw in history.outstanding}
 
 
@@ -246,9 +246,11 @@ def test_a_step_whose_record_was_torn_is_taken_from_its_table_or_anew(
     schedule = {"mode": "async", "staleness": "strict"} if mode == "async" else {}
     expected = whole(tmp_path / "whole", steps=4, schedule=schedule)
     with monkeypatch.context() as dying:
-        dying.setattr("rlkit.store.states", lambda directory: [0])  # nothing old is deleted: that is not reached
+        dying.setattr(
+            "rlkit.store.list_state_steps", lambda directory: [0]
+        )  # nothing old is deleted: that is not reached
         run = whole(tmp_path / "run", steps=3, schedule=schedule)
-    (path,) = [path for number, path in segments(run.directory / "journal") if number == 3]
+    (path,) = [path for number, path in list_segments(run.directory / "journal") if number == 3]
     os.truncate(path, path.stat().st_size - 1)
     (run.directory / "state" / "step=000003.json").unlink()
     for name in ("metrics.jsonl", "checkpoints.jsonl"):
@@ -412,11 +414,11 @@ def test_a_damaged_record_is_told_and_what_it_held_is_played_again(tmp_path: Pat
 def draw_records(directory: Path) -> list[tuple[Path, int]]:
     """Where each draw that the journal holds is written down."""
     found = list[tuple[Path, int]]()
-    for _, path in segments(directory / "journal"):
+    for _, path in list_segments(directory / "journal"):
         data, at = path.read_bytes(), 0
         while at < len(data):
             size = int.from_bytes(data[at : at + 4], "little")
-            if data[at + 12] == Kind.DRAW:
+            if data[at + 12] == RecordKind.DRAW:
                 found.append((path, at))
             at += 8 + size
     return found
@@ -495,7 +497,7 @@ class EverWithFolder(Ever):
 def test_a_source_knows_its_folder_when_tasks_in_play_are_drawn_again(tmp_path: Path) -> None:
     run = Simulation(tmp_path / "run", settings={"steps": 6}, tasks=EverWithFolder())  # type: ignore[arg-type]  a source
     run.train_until(10)
-    assert load(run.directory).outstanding
+    assert load_resume_history(run.directory).outstanding
     source = EverWithFolder()
     run.tasks = source  # type: ignore[assignment]  likewise
     assert run.train(resume=True).steps == 6
@@ -506,7 +508,7 @@ def test_a_source_knows_its_folder_when_tasks_in_play_are_drawn_again(tmp_path: 
 def test_a_segment_that_is_emptied_or_gone_is_told(left: str, tmp_path: Path) -> None:
     ahead = {"mode": "async", "max_staleness": 3}
     run = stopped(tmp_path / "run", at_s=20, tasks=[Talk(number) for number in range(40)], schedule=ahead, steps=20)
-    (number, path), *later = segments(run.directory / "journal")
+    (number, path), *later = list_segments(run.directory / "journal")
     assert later and table_path(run.directory, number).exists()
     if left == "nothing":
         path.write_bytes(b"")
@@ -522,13 +524,13 @@ def test_a_run_that_is_whole_has_nothing_damaged(tmp_path: Path) -> None:
     for at_s in (5, 15, 25, 35, 1e6):
         tasks = [Talk(number) for number in range(40)]
         run = stopped(tmp_path / f"{at_s}", at_s=at_s, tasks=tasks, schedule=ahead, steps=4)
-        assert not load(run.directory).damaged
+        assert not load_resume_history(run.directory).damaged
 
 
 def test_a_segment_that_outlived_the_end_of_the_one_before_is_left_out(tmp_path: Path) -> None:
     expected = whole(tmp_path / "whole", steps=3)
     run = stopped(tmp_path / "run", at_s=1e6, tasks=expected.tasks, steps=1)
-    (end,) = [path for number, path in segments(run.directory / "journal") if number == 2]
+    (end,) = [path for number, path in list_segments(run.directory / "journal") if number == 2]
     end.with_name("000003.log").write_bytes(b"")  # a power cut: the record that ends the second never got there
     run.settings = {"steps": 3}
     run.train(resume=True)
@@ -698,7 +700,7 @@ def test_a_table_that_cannot_be_written_ends_the_run_early(tmp_path: Path, monke
 def test_a_step_of_which_neither_record_nor_table_is_left_is_named(cut: int, tmp_path: Path) -> None:
     ahead = {"mode": "async", "max_staleness": 3}
     run = stopped(tmp_path / "run", at_s=20, tasks=[Talk(number) for number in range(40)], schedule=ahead, steps=20)
-    (number, path), *later = segments(run.directory / "journal")
+    (number, path), *later = list_segments(run.directory / "journal")
     assert later
     table_path(run.directory, number).unlink()
     data = bytearray(path.read_bytes())
@@ -717,9 +719,9 @@ def test_nothing_is_trained_on_that_is_not_on_the_disk(
     given, asked = dict[int, list[int]](), list[bool]()
     append, add, submit = Journal.append, StepUpdate.add, StepUpdate._submit
 
-    def appending(self: Journal, kind: Kind, content: bytes) -> None:
+    def appending(self: Journal, kind: RecordKind, content: bytes) -> None:
         append(self, kind, content)
-        if kind is Kind.EPISODE:
+        if kind is RecordKind.EPISODE:
             draw = int.from_bytes(content[:8], "little")
             appended.add(draw)
             on_disk.discard(draw)

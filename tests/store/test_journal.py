@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from rlkit.errors import RunFailed, UsageError
 from rlkit.store import codec, table
 from rlkit.store.history import read_groups
-from rlkit.store.journal import SYNC_WITHIN_S, Journal, Kind, records, segments, unwritable
+from rlkit.store.journal import SYNC_WITHIN_S, Journal, RecordKind, list_segments, make_write_error, read_records
 from rlkit.testing import run_virtual
 from rlkit.types import Episode, Group, Image, Prompt, Turn
 from tests.limits import HANG_S
@@ -96,18 +96,18 @@ def test_an_episode_comes_back_as_it_was(episode: Episode) -> None:
 def test_a_table_gives_back_its_episodes(tmp_path_factory: pytest.TempPathFactory, groups: list[list[Episode]]) -> None:
     path = tmp_path_factory.mktemp("table") / "step=000001" / "episodes.parquet"
     written = [
-        table.StepGroup(Group("env", f"task {draw}", draw, tuple(own)), counts=draw % 2 == 0, attempts=own)
+        table.StepGroup(Group("env", f"task {draw}", draw, tuple(own)), is_trained=draw % 2 == 0, attempts=own)
         for draw, own in enumerate(groups)
     ]
     table.write(path, written, decode=lambda tokens: str(len(tokens)))
     back = table.read(path)
     for one, other in zip(back, written, strict=True):
         assert [codec.encode(episode) for episode in one.attempts] == [codec.encode(e) for e in other.attempts]
-        assert (one.group.env, one.group.task, one.group.draw, one.counts) == (
+        assert (one.group.env, one.group.task, one.group.draw, one.is_trained) == (
             other.group.env,
             other.group.task,
             other.group.draw,
-            other.counts,
+            other.is_trained,
         )
     assert len(pd.read_parquet(path.parent.parent)) == sum(map(len, groups))
 
@@ -118,7 +118,7 @@ def some_groups() -> list[table.StepGroup]:
         return Turn(Prompt(tokens[:2]), tokens, -tokens / np.float32(8), tokens > 1, "stop", 1, seconds=1.0)
 
     own = [Episode(i, 0, (turn(4 + i), turn(3)), "completed", float(i), {"right": 1.0}, {}, 1.0) for i in range(4)]
-    return [table.StepGroup(Group("env", "task", 7, tuple(own)), counts=True, attempts=own)]
+    return [table.StepGroup(Group("env", "task", 7, tuple(own)), is_trained=True, attempts=own)]
 
 
 def test_a_bit_that_flips_in_a_table_is_noticed(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def write(folder: Path, contents: list[bytes], *, segment: int = 1) -> None:
     async def run() -> None:
         journal = Journal(folder, segment=segment)
         for content in contents:
-            journal.append(Kind.EPISODE, content)
+            journal.append(RecordKind.EPISODE, content)
         await asyncio.gather(journal.sync(), journal.sync())
         await journal.close()
 
@@ -185,7 +185,7 @@ def write(folder: Path, contents: list[bytes], *, segment: int = 1) -> None:
 
 
 def contents(folder: Path) -> list[bytes]:
-    return [record.content for record in records(folder)]
+    return [record.content for record in read_records(folder)]
 
 
 @given(st.lists(st.binary(max_size=50), min_size=1, max_size=6), st.data())
@@ -194,7 +194,7 @@ def test_a_torn_end_loses_the_last_record_only_and_can_be_written_on(
 ) -> None:
     folder = tmp_path_factory.mktemp("journal")
     write(folder, written[:-1])
-    (path,) = [path for _, path in segments(folder)]
+    (path,) = [path for _, path in list_segments(folder)]
     before = path.stat().st_size
     write(folder, written[-1:])
     assert contents(folder) == written
@@ -212,7 +212,7 @@ def test_a_torn_end_is_gone_once_the_journal_was_written_on(tmp_path: Path) -> N
     os.truncate(torn / "000001.log", (torn / "000001.log").stat().st_size - 1)
     write(torn, [b"last"])
     damaged = list[Path]()
-    assert [record.content for record in records(torn, damaged=damaged.append)] == [b"first", b"last"]
+    assert [record.content for record in read_records(torn, damaged=damaged.append)] == [b"first", b"last"]
     assert damaged == []  # a torn end is no damage, and does not become any
     assert (torn / "000001.log").read_bytes() == (whole / "000001.log").read_bytes()
 
@@ -221,8 +221,12 @@ def test_segments_behind_the_one_that_is_opened_are_deleted(tmp_path: Path) -> N
     for segment in (1, 2, 3):
         write(tmp_path, [b"%d" % segment], segment=segment)
     write(tmp_path, [b"more"], segment=2)
-    assert [(record.segment, record.content) for record in records(tmp_path)] == [(1, b"1"), (2, b"2"), (2, b"more")]
-    assert [number for number, _ in segments(tmp_path)] == [1, 2]
+    assert [(record.segment, record.content) for record in read_records(tmp_path)] == [
+        (1, b"1"),
+        (2, b"2"),
+        (2, b"more"),
+    ]
+    assert [number for number, _ in list_segments(tmp_path)] == [1, 2]
 
 
 def test_a_bit_that_flips_loses_its_own_record_and_no_other(tmp_path: Path) -> None:
@@ -238,7 +242,7 @@ def test_a_bit_that_flips_loses_its_own_record_and_no_other(tmp_path: Path) -> N
         data[place // 8] ^= 1 << place % 8
         path.write_bytes(data)
         damaged = list[Path]()
-        found = [record.content for record in records(tmp_path, damaged=damaged.append)]
+        found = [record.content for record in read_records(tmp_path, damaged=damaged.append)]
         own = next(number for number, end in enumerate(ends[1:]) if place // 8 < end)
         assert found == written[:own] + written[own + 1 :], place
         assert damaged == ([path] if own < len(written) - 1 else []), place  # the last one could be a torn end
@@ -256,13 +260,17 @@ def test_a_segment_that_was_damaged_anywhere_can_be_written_on(tmp_path: Path) -
 
 def test_a_damaged_record_does_not_take_those_behind_it_along(tmp_path: Path) -> None:
     write(tmp_path, [b"first", b"second", b"third"])
-    (path,) = [path for _, path in segments(tmp_path)]
+    (path,) = [path for _, path in list_segments(tmp_path)]
     data = bytearray(path.read_bytes())
     data[12] ^= 1  # in the first record's content
     path.write_bytes(data)
     write(tmp_path, [b"fourth"])
     damaged = list[Path]()
-    assert [record.content for record in records(tmp_path, damaged=damaged.append)] == [b"second", b"third", b"fourth"]
+    assert [record.content for record in read_records(tmp_path, damaged=damaged.append)] == [
+        b"second",
+        b"third",
+        b"fourth",
+    ]
     assert damaged == [path]
 
 
@@ -271,7 +279,7 @@ def test_a_segment_is_laid_out_as_the_runs_of_this_format_have_it(tmp_path: Path
 
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
-        for kind in (Kind.DRAW, Kind.EPISODE, Kind.STEP):
+        for kind in (RecordKind.DRAW, RecordKind.EPISODE, RecordKind.STEP):
             journal.append(kind, b"content of %d" % kind)
         await journal.close()
 
@@ -319,7 +327,7 @@ def test_an_episode_is_laid_out_as_the_runs_of_this_format_have_it() -> None:
 
 def test_zeros_at_the_end_are_no_record(tmp_path: Path) -> None:
     write(tmp_path, [b"one"])
-    (path,) = [path for _, path in segments(tmp_path)]
+    (path,) = [path for _, path in list_segments(tmp_path)]
     path.write_bytes(path.read_bytes() + bytes(4096))
     assert contents(tmp_path) == [b"one"]
 
@@ -328,15 +336,15 @@ def test_a_step_ends_its_segment_and_old_segments_can_go(tmp_path: Path) -> None
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
         for step in (b"1", b"2", b"3"):
-            journal.append(Kind.EPISODE, step)
-            journal.append(Kind.STEP, step)
+            journal.append(RecordKind.EPISODE, step)
+            journal.append(RecordKind.STEP, step)
             await journal.sync()
-        assert [record.segment for record in records(tmp_path)] == [1, 1, 2, 2, 3, 3]
+        assert [record.segment for record in read_records(tmp_path)] == [1, 1, 2, 2, 3, 3]
         journal.drop_through(2)
         await journal.close()
 
     asyncio.run(run())
-    assert [number for number, _ in segments(tmp_path)] == [3, 4]
+    assert [number for number, _ in list_segments(tmp_path)] == [3, 4]
 
 
 def disk_full(*_: object) -> int:
@@ -346,13 +354,13 @@ def disk_full(*_: object) -> int:
 def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
-        journal.append(Kind.EPISODE, b"whole")
+        journal.append(RecordKind.EPISODE, b"whole")
         with monkeypatch.context() as broken:
             broken.setattr("rlkit._util.files.append", disk_full)
             with pytest.raises(RunFailed, match="No space left on device; make room, then resume the run"):
-                journal.append(Kind.EPISODE, b"lost")
+                journal.append(RecordKind.EPISODE, b"lost")
         with pytest.raises(RunFailed, match="No space left"):
-            journal.append(Kind.EPISODE, b"late")
+            journal.append(RecordKind.EPISODE, b"late")
         await journal.close()
 
     asyncio.run(run())
@@ -368,7 +376,9 @@ def test_nothing_is_written_behind_a_record_that_could_not_be(tmp_path: Path, mo
     ],
 )
 def test_room_is_asked_for_only_where_it_would_help(number: int, said: str, tmp_path: Path) -> None:
-    assert str(unwritable(tmp_path, OSError(number, os.strerror(number)))) == f"cannot write to {tmp_path}: {said}"
+    assert (
+        str(make_write_error(tmp_path, OSError(number, os.strerror(number)))) == f"cannot write to {tmp_path}: {said}"
+    )
 
 
 def test_what_did_not_reach_the_disk_is_told_to_all_who_wait_for_it(
@@ -376,9 +386,9 @@ def test_what_did_not_reach_the_disk_is_told_to_all_who_wait_for_it(
 ) -> None:
     async def run() -> list[BaseException | None]:
         journal = Journal(tmp_path, segment=1)
-        journal.append(Kind.EPISODE, b"whole")
+        journal.append(RecordKind.EPISODE, b"whole")
         await journal.sync()
-        journal.append(Kind.EPISODE, b"lost")
+        journal.append(RecordKind.EPISODE, b"lost")
         with monkeypatch.context() as broken:
             broken.setattr(os, "fsync", disk_full)
             failures = await asyncio.gather(journal.sync(), journal.sync(), return_exceptions=True)
@@ -404,14 +414,14 @@ def test_a_record_that_nobody_asks_for_is_on_the_disk_soon(tmp_path: Path, monke
         monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=flushed, fstat=os.fstat))
         journal = Journal(tmp_path, segment=1)
         times.clear()
-        journal.append(Kind.EPISODE, b"one")
+        journal.append(RecordKind.EPISODE, b"one")
         await asyncio.sleep(4)
-        journal.append(Kind.EPISODE, b"two")  # goes with the first
+        journal.append(RecordKind.EPISODE, b"two")  # goes with the first
         await asyncio.sleep(2 * SYNC_WITHIN_S)
-        journal.append(Kind.EPISODE, b"three")
+        journal.append(RecordKind.EPISODE, b"three")
         await journal.sync()
         await asyncio.sleep(2 * SYNC_WITHIN_S)  # nothing is left to do
-        journal.append(Kind.EPISODE, b"four")
+        journal.append(RecordKind.EPISODE, b"four")
         await journal.close()
 
     run_virtual(run())
@@ -434,10 +444,10 @@ def test_a_record_that_comes_while_others_are_put_on_the_disk_is_there_soon(
         monkeypatch.setattr("rlkit.store.journal.SYNC_WITHIN_S", 0.1)
         journal = Journal(tmp_path, segment=1)
         monkeypatch.setattr("rlkit.store.journal.os", SimpleNamespace(fsync=slow, fstat=os.fstat))
-        journal.append(Kind.EPISODE, b"one")
+        journal.append(RecordKind.EPISODE, b"one")
         waiting = asyncio.create_task(journal.sync())
         await asyncio.sleep(0.05)
-        journal.append(Kind.EPISODE, b"two")
+        journal.append(RecordKind.EPISODE, b"two")
         await asyncio.sleep(0.2)  # its time is over, and the disk is still busy with the first
         free.set()
         await waiting
@@ -454,12 +464,12 @@ def test_what_cannot_be_put_on_the_disk_later_is_told_to_the_next(
 ) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
-        journal.append(Kind.EPISODE, b"one")
+        journal.append(RecordKind.EPISODE, b"one")
         with monkeypatch.context() as broken:
             broken.setattr(os, "fsync", disk_full)
             await asyncio.sleep(2 * SYNC_WITHIN_S)
         with pytest.raises(RunFailed, match="No space left"):
-            journal.append(Kind.EPISODE, b"two")
+            journal.append(RecordKind.EPISODE, b"two")
         await journal.close()
 
     run_virtual(run())
@@ -468,7 +478,7 @@ def test_what_cannot_be_put_on_the_disk_later_is_told_to_the_next(
 def test_one_who_stops_waiting_does_not_stop_the_others(tmp_path: Path) -> None:
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
-        journal.append(Kind.EPISODE, b"one")
+        journal.append(RecordKind.EPISODE, b"one")
         waiting = [asyncio.create_task(journal.sync()) for _ in range(2)]
         await asyncio.sleep(0)
         waiting[0].cancel()
@@ -491,7 +501,7 @@ def test_closing_waits_for_what_is_being_written_although_it_is_cancelled(
     async def run() -> None:
         journal = Journal(tmp_path, segment=1)
         monkeypatch.setattr(os, "fsync", fsync)
-        journal.append(Kind.STEP, b"slow")  # it opens the next segment, too
+        journal.append(RecordKind.STEP, b"slow")  # it opens the next segment, too
         written = asyncio.create_task(journal.sync())
         await asyncio.sleep(0)
         closing = asyncio.create_task(journal.close())
@@ -520,6 +530,6 @@ def test_a_token_takes_up_at_most_ten_bytes(tmp_path: Path) -> None:
 
     own = [Episode(i, 0, (turn(),), "completed", math.pi, {"right": 1.0}, {}, 1.0) for i in range(count)]
     path = tmp_path / "episodes.parquet"
-    group = table.StepGroup(Group("env", "task", 0, tuple(own)), counts=True, attempts=own)
+    group = table.StepGroup(Group("env", "task", 0, tuple(own)), is_trained=True, attempts=own)
     table.write(path, [group], decode=lambda tokens: " ".join(words[token % len(words)][:4] for token in tokens))
     assert path.stat().st_size / (count * (length + 50)) <= 10

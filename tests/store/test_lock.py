@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import UsageError
-from rlkit.store.lock import holder, lock
+from rlkit.store.lock import acquire_lock, find_lock_holder
 from tests.limits import HANG_S, wait_until
 
 FORKS_AND_DIES = """
 import os, sys, time
 from pathlib import Path
-from rlkit.store.lock import holder, lock
+from rlkit.store.lock import acquire_lock, find_lock_holder
 run = Path(sys.argv[1])
-held = lock(run)
+held = acquire_lock(run)
 if (child := os.fork()) == 0:
     time.sleep(600)
 (run / "child").write_text(str(child))
 try:
-    lock(run)
+    acquire_lock(run)
 except Exception as error:
     (run / "told").write_text(f"{os.getpid()} {error}")
 os.kill(os.getpid(), 9)
@@ -30,45 +30,48 @@ os.kill(os.getpid(), 9)
 
 
 def test_the_holder_is_named(tmp_path: Path) -> None:
-    with lock(tmp_path), pytest.raises(UsageError, match=f"another process is writing to .*: process {os.getpid()}$"):
-        lock(tmp_path)
-    lock(tmp_path).close()
+    with (
+        acquire_lock(tmp_path),
+        pytest.raises(UsageError, match=f"another process is writing to .*: process {os.getpid()}$"),
+    ):
+        acquire_lock(tmp_path)
+    acquire_lock(tmp_path).close()
 
 
 def test_only_the_present_holder_is_named(tmp_path: Path) -> None:
-    holds = "import sys; from pathlib import Path; from rlkit.store.lock import lock; lock(Path(sys.argv[1]))"
-    earlier = subprocess.Popen([sys.executable, "-c", holds, str(tmp_path)])
+    imports = "import sys; from pathlib import Path; from rlkit.store.lock import acquire_lock"
+    earlier = subprocess.Popen([sys.executable, "-c", f"{imports}; acquire_lock(Path(sys.argv[1]))", str(tmp_path)])
     assert earlier.wait(100) == 0
     assert (tmp_path / "lock").read_text() == f"{earlier.pid}\n"
-    with lock(tmp_path), pytest.raises(UsageError) as refused:
-        lock(tmp_path)
+    with acquire_lock(tmp_path), pytest.raises(UsageError) as refused:
+        acquire_lock(tmp_path)
     assert str(refused.value) == f"another process is writing to {tmp_path}: process {os.getpid()}"
 
 
 def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file is a file, and a run needs a folder: choose another name"):
-        lock(tmp_path / "file")
+        acquire_lock(tmp_path / "file")
     with pytest.raises(UsageError, match=r"cannot write to .*; set RLKIT_RUNS_DIR to a folder that can"):
-        lock(tmp_path / "file" / "run")
+        acquire_lock(tmp_path / "file" / "run")
 
 
 def test_who_holds_a_run_can_be_asked_without_taking_it(tmp_path: Path) -> None:
-    assert holder(tmp_path / "none") is None
-    with lock(tmp_path):
-        assert holder(tmp_path) == str(os.getpid())
+    assert find_lock_holder(tmp_path / "none") is None
+    with acquire_lock(tmp_path):
+        assert find_lock_holder(tmp_path) == str(os.getpid())
         (tmp_path / "lock").write_text("")
-        assert holder(tmp_path) == "of unknown number"
-    assert holder(tmp_path) is None
-    lock(tmp_path).close()  # asking took nothing
+        assert find_lock_holder(tmp_path) == "of unknown number"
+    assert find_lock_holder(tmp_path) is None
+    acquire_lock(tmp_path).close()  # asking took nothing
 
 
 def test_a_lock_that_is_closed_is_free_while_a_program_that_starts_has_a_copy_of_it(tmp_path: Path) -> None:
-    held = lock(tmp_path)
+    held = acquire_lock(tmp_path)
     copy = os.dup(held.fileno())
     try:
         held.close()
-        lock(tmp_path).close()
+        acquire_lock(tmp_path).close()
     finally:
         os.close(copy)
 
@@ -78,8 +81,8 @@ def test_a_process_that_an_environment_forked_does_not_hold_the_run(tmp_path: Pa
     child = int((tmp_path / "child").read_text())
     try:
         os.kill(child, 0)  # it lives
-        wait_until(lambda: holder(tmp_path) is None)  # it closes its copy as soon as it runs
-        lock(tmp_path).close()
+        wait_until(lambda: find_lock_holder(tmp_path) is None)  # it closes its copy as soon as it runs
+        acquire_lock(tmp_path).close()
     finally:
         os.kill(child, signal.SIGKILL)
     process, _, told = (tmp_path / "told").read_text().partition(" ")

@@ -16,12 +16,23 @@ import yaml
 
 from rlkit.config import Resolved
 from rlkit.config.schema import Config, EnvConfig
+from rlkit.cost.budget import Budget, Limits
+from rlkit.cost.usage import Usage
 from rlkit.env import Task
 from rlkit.envs.math.arithmetic import arithmetic
 from rlkit.errors import RunFailed, UsageError
-from rlkit.store import RunStore, checkpoints, codec, lines, table
-from rlkit.store.history import Member, evaluation_path, load, read_groups, state_path, states, table_path
-from rlkit.store.journal import Journal, Kind, records
+from rlkit.store import RunStore, checkpoints, codec, jsonl, table
+from rlkit.store.history import (
+    GroupRecord,
+    evaluation_path,
+    list_state_steps,
+    load_resume_history,
+    read_groups,
+    state_path,
+    table_path,
+)
+from rlkit.store.journal import Journal, RecordKind, read_records
+from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 from tests.builders import episode
 
@@ -33,7 +44,7 @@ def test_a_run_is_readable_with_plain_tools(tmp_path: Path) -> None:
         store.add_metrics(1, {"env/all/reward/mean": 0.5})
         store.add_metrics(2, {"env/all/reward/mean": 0.75})
         store.add_checkpoint(Checkpoint(2, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=3.0))
-        store.about.set_status("completed")
+        store.metadata.set_status("completed")
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [
         {"step": 1, "env/all/reward/mean": 0.5},
@@ -63,7 +74,7 @@ def test_a_finished_run_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_run_that_never_began_is_replaced(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-        store.about.set_status("failed", error="no such model")
+        store.metadata.set_status("failed", error="no such model")
     with RunStore(tmp_path / "run", resolved=RESOLVED):
         assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "running"
 
@@ -89,7 +100,7 @@ def test_the_error_of_a_run_is_kept_without_secrets(tmp_path: Path, monkeypatch:
     )
     with RunStore(tmp_path / "run", resolved=Resolved.from_python(config)) as store:
         said = "401 for abcd1234abcd1234, abcd1234abcd1234xyz, sk-live-abcdefghij123456 and swordfish in the well"
-        store.about.set_status("failed", error=said)
+        store.metadata.set_status("failed", error=said)
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert about["error"] == "401 for [redacted], [redacted], [redacted] and ***"
 
@@ -104,20 +115,20 @@ def test_an_episode_that_is_rewarded_once_its_group_is_complete_is_kept_with_tha
                 store.record_episode(task, episode(None))
                 for reward in (0.5, 2.0):
                     store.record_episode(task, replace(episode(reward), attempt=1))
-            await store.record_step([Member(0, counts=True, size=1)], {})
+            await store.record_step([GroupRecord(0, is_trained=True, size=1)], {})
             await store.close()
 
     asyncio.run(main())
     (kept,) = read_groups(table_path(tmp_path / "run", 1))
     assert [one.reward for one in kept.attempts] == [None, 2.0]
     assert kept.group.rewards.tolist() == [2.0]
-    assert [one.reward for one in load(tmp_path / "run").attempts[1]] == [None, 2.0]
+    assert [one.reward for one in load_resume_history(tmp_path / "run").attempts[1]] == [None, 2.0]
 
 
 def test_numbers_that_are_not_finite_are_written_as_null_and_left_out_when_read(tmp_path: Path) -> None:
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
         store.add_metrics(1, {"loss": float("nan"), "kl": float("inf"), "reward": 0.5})
-        assert store.metrics == [(1, {"reward": 0.5})]
+        assert store.read_metrics() == [(1, {"reward": 0.5})]
     (line,) = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == {"step": 1, "loss": None, "kl": None, "reward": 0.5}
 
@@ -130,9 +141,9 @@ def test_a_run_knows_up_to_which_step_no_line_of_its_metrics_is_missing(
     steps: list[int], first: int | None, through: int, tmp_path: Path
 ) -> None:
     def check(store: RunStore) -> None:
-        assert store.first_measured == first
-        assert store.measured(9) == through
-        assert store.measured(1) == min(through, 1)
+        assert store.first_metrics_step == first
+        assert store.find_last_measured_step(9) == through
+        assert store.find_last_measured_step(1) == min(through, 1)
         assert [step for step in range(10) if store.has_metrics(step)] == steps
 
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
@@ -178,7 +189,7 @@ def train_steps(directory: Path, count: int, check: Callable[[RunStore], None]) 
         with RunStore(directory, resolved=RESOLVED) as store:
             store.open({"drawn": 0}, decode=lambda tokens: "")
             record_steps(store, count)
-            await store.settle()
+            await store.flush()
             check(store)
             await store.close()
 
@@ -190,16 +201,16 @@ def test_a_run_that_failed_says_so_no_more_once_it_goes_on(tmp_path: Path) -> No
         return json.loads((tmp_path / "run" / "run.json").read_text())
 
     def fail(store: RunStore) -> None:
-        store.about.set_failed(ValueError("no room"), retry=False)
-        told = (about()["status"], about()["error"], store.about.retries_failed)
+        store.metadata.set_failed(ValueError("no room"), retry=False)
+        told = (about()["status"], about()["error"], store.metadata.retry_failed)
         assert told == ("failed", "ValueError: no room", False)
-        store.about.set_failed(ValueError("rollouts"), retry=True)
-        store.about.set_failed(ValueError("no room"), retry=False)  # what is to be played again stays so
+        store.metadata.set_failed(ValueError("rollouts"), retry=True)
+        store.metadata.set_failed(ValueError("no room"), retry=False)  # what is to be played again stays so
 
     def go_on(store: RunStore) -> None:
         assert (about()["status"], about().get("error"), about()["started"]) == ("running", None, started)
-        assert store.about.retries_failed is True
-        store.about.set_failed(ValueError("rollouts"), retry=True)
+        assert store.metadata.retry_failed is True
+        store.metadata.set_failed(ValueError("rollouts"), retry=True)
         assert about()["retry_failed_rollouts"] is True
 
     train_steps(tmp_path / "run", 1, fail)
@@ -220,7 +231,7 @@ def test_going_on_leaves_no_half_written_file_and_no_half_line(tmp_path: Path) -
     def go_on(store: RunStore) -> None:
         assert not half.exists()
         store.add_metrics(2, {"reward": 2.0})
-        assert store.metrics == [(1, {"reward": 1.0}), (2, {"reward": 2.0})]
+        assert store.read_metrics() == [(1, {"reward": 1.0}), (2, {"reward": 2.0})]
         assert [saved.step for saved in store.checkpoints()] == [1]
 
     train_steps(tmp_path / "run", 1, be_killed)
@@ -228,13 +239,16 @@ def test_going_on_leaves_no_half_written_file_and_no_half_line(tmp_path: Path) -
 
 
 def test_what_a_run_used_is_known_to_the_next_process_and_not_to_another_run(tmp_path: Path) -> None:
+    def sampled() -> Json:
+        return read_usage(tmp_path / "run", note=lambda message: None).get("sampled_tokens")
+
     with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
-        assert store.used == {}
-        store.keep_used({"tokens": 5})
-        store.keep_used({"tokens": 7})
-        assert store.used == {"tokens": 7}
-    with RunStore(tmp_path / "run", resolved=RESOLVED) as store:  # it finished nothing, so it is replaced
-        assert store.used == {}
+        assert sampled() is None
+        for tokens in (5, 7):
+            usage_log(store, tokens).write()
+        assert sampled() == 7
+    with RunStore(tmp_path / "run", resolved=RESOLVED):  # it finished nothing, so it is replaced
+        assert sampled() is None
 
 
 def test_a_checkpoint_that_is_deleted_is_listed_no_more_and_one_that_is_written_again_has_its_last_line(
@@ -250,6 +264,11 @@ def test_a_checkpoint_that_is_deleted_is_listed_no_more_and_one_that_is_written_
         store.remove_checkpoint(second)
         store.add_checkpoint(replace(first, expires=9.0))
         assert store.checkpoints() == [replace(first, expires=9.0), third]
+
+
+def usage_log(store: RunStore, sampled_tokens: int) -> UsageLog:
+    used = Usage(sampled_tokens=sampled_tokens)
+    return UsageLog(store.directory, Budget(Limits(), price=None, used=lambda: used, clock=lambda: 0.0, before={}))
 
 
 def with_secrets(kept: Episode, secret: str) -> Episode:
@@ -275,7 +294,7 @@ def test_an_error_has_no_secrets_where_nothing_else_has_any(
             await store.close()
 
     asyncio.run(main())
-    (kept,) = load(tmp_path / "run").attempts[0]
+    (kept,) = load_resume_history(tmp_path / "run").attempts[0]
     assert (kept.error, kept.info) == ("401 for ***", info)
 
 
@@ -292,16 +311,16 @@ def test_what_is_recorded_of_an_episode_has_no_secrets(
                 task = Task(draw, "arithmetic", arithmetic()[draw])
                 store.record_draw(task)
                 store.record_episode(task, with_secrets(episode(1.0), secret))
-            await store.record_step([Member(0, counts=True, size=1)], {})
+            await store.record_step([GroupRecord(0, is_trained=True, size=1)], {})
             failed = with_secrets(episode(None, member=1), secret)
             played = Group("arithmetic", "task", 0, (episode(1.0),))
-            await store.keep_evaluation(4, [(played, [episode(1.0), failed])])
+            await store.write_evaluation(4, [(played, [episode(1.0), failed])])
             await store.close()
 
     asyncio.run(main())
     (trained,) = read_groups(table_path(tmp_path / "run", 1))
     (evaluated,) = read_groups(evaluation_path(tmp_path / "run", 4))
-    waiting = load(tmp_path / "run").attempts[1]
+    waiting = load_resume_history(tmp_path / "run").attempts[1]
     for kept in (*trained.attempts, *waiting, evaluated.attempts[1]):
         assert (kept.error, kept.info) == ("401 for ***", SAFE)
     assert (evaluated.group.task, evaluated.group.rewards.tolist()) == ("task", [1.0])
@@ -317,24 +336,26 @@ def test_a_run_goes_on_with_what_is_outstanding_and_the_state_before_it_was_draw
                 store.record_draw(task)
                 if draw != 3:
                     store.record_episode(task, episode(float(draw)))
-            await store.record_step([Member(0, counts=True, size=1)], {"drawn": 4})
-            await store.record_step([Member(2, counts=False, size=1)], {"drawn": 4})
-            (kept,) = await store.groups(2)
-            assert (kept.group.draw, kept.counts, kept.group.rewards.tolist()) == (2, False, [2.0])
+            await store.record_step([GroupRecord(0, is_trained=True, size=1)], {"drawn": 4})
+            await store.record_step([GroupRecord(2, is_trained=False, size=1)], {"drawn": 4})
+            (kept,) = await store.read_groups(2)
+            assert (kept.group.draw, kept.is_trained, kept.group.rewards.tolist()) == (2, False, [2.0])
             await store.close()
         with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True) as store:
             history = store.open({"drawn": -1}, decode=lambda tokens: "")
-            assert (history.step, history.since, history.state) == (2, 0, {"drawn": 0})
+            assert (history.step, history.state_step, history.state) == (2, 0, {"drawn": 0})
             assert list(history.outstanding) == [1, 3]
             assert [one.reward for one in history.attempts[1]] == [1.0]
             task = Task(3, "arithmetic", arithmetic()[3])
             store.record_episode(task, episode(3.0))
-            await store.record_step([Member(1, counts=True, size=1), Member(3, counts=True, size=1)], {"drawn": 9})
-            await store.settle()
-            assert [one.group.draw for one in await store.groups(3)] == [1, 3]
+            await store.record_step(
+                [GroupRecord(1, is_trained=True, size=1), GroupRecord(3, is_trained=True, size=1)], {"drawn": 9}
+            )
+            await store.flush()
+            assert [one.group.draw for one in await store.read_groups(3)] == [1, 3]
             await store.close()
-        history = load(tmp_path / "run")
-        assert (history.step, history.since, history.state, history.outstanding) == (3, 3, {"drawn": 9}, {})
+        history = load_resume_history(tmp_path / "run")
+        assert (history.step, history.state_step, history.state, history.outstanding) == (3, 3, {"drawn": 9}, {})
 
     asyncio.run(main())
 
@@ -369,11 +390,11 @@ def test_what_cannot_be_written_ends_the_run_with_its_place(tmp_path: Path) -> N
         saved = Checkpoint(1, "tinker://a/weights/b", "tinker://a/sampler_weights/b", expires=None)
         played = Group("arithmetic", "task", 0, (episode(1.0),))
         for write in (
-            lambda: store.keep_used({}),
+            lambda: usage_log(store, 0).write(),
             lambda: store.add_metrics(1, {}),
             lambda: store.add_checkpoint(saved),
             lambda: store.remove_checkpoint(saved),
-            lambda: asyncio.run(store.keep_evaluation(1, [(played, played.episodes)])),
+            lambda: asyncio.run(store.write_evaluation(1, [(played, played.episodes)])),
         ):
             with pytest.raises(RunFailed, match=f"cannot write to {tmp_path / 'run'}: "):
                 write()
@@ -386,7 +407,7 @@ def record_steps(store: RunStore, count: int) -> list[Awaitable[None]]:
         task = Task(draw, "arithmetic", arithmetic()[draw])
         store.record_draw(task)
         store.record_episode(task, episode(1.0))
-        written.append(store.record_step([Member(draw, counts=True, size=1)], {"drawn": draw + 1}))
+        written.append(store.record_step([GroupRecord(draw, is_trained=True, size=1)], {"drawn": draw + 1}))
     return written
 
 
@@ -407,7 +428,7 @@ def test_the_table_of_a_step_is_there_only_once_its_record_is_on_the_disk(
             assert not table_path(tmp_path / "run", 1).exists()
             free.set()
             await written
-            await store.settle()
+            await store.flush()
             assert table_path(tmp_path / "run", 1).exists()
             await store.close()
 
@@ -429,9 +450,9 @@ def test_a_store_is_settled_once_the_tables_of_all_steps_are_there(
             store.open({}, decode=lambda tokens: "")
             monkeypatch.setattr(table, "write", slow_at_first)
             record_steps(store, 2)
-            await store.settle()
+            await store.flush()
             assert [table_path(tmp_path / "run", step).exists() for step in (1, 2)] == [True, True]
-            assert states(tmp_path / "run") == [2]  # what nobody goes back to is gone
+            assert list_state_steps(tmp_path / "run") == [2]  # what nobody goes back to is gone
             await store.close()
 
     asyncio.run(main())
@@ -447,7 +468,7 @@ def test_an_episode_in_the_journal_stands_behind_its_draw_of_eight_bytes(tmp_pat
             await store.close()
 
     asyncio.run(main())
-    drawn, played = records(tmp_path / "run" / "journal")
+    drawn, played = read_records(tmp_path / "run" / "journal")
     assert json.loads(drawn.content) == {"draw": 258, "env": "arithmetic", "task": arithmetic()[0].task_id}
     assert played.content[:8] == (258).to_bytes(8, "little")
     assert codec.decode(played.content[8:]).reward == 1.0
@@ -466,12 +487,14 @@ def test_a_step_that_the_process_died_before_writing_gets_its_table(tmp_path: Pa
             store.record_episode(task, episode(0.5))
             await store.close()
         journal = Journal(tmp_path / "other" / "journal", segment=1)
-        journal.append(Kind.STEP, json.dumps({"step": 1, "groups": [{"draw": 0, "counts": True, "size": 1}]}).encode())
+        journal.append(
+            RecordKind.STEP, json.dumps({"step": 1, "groups": [{"draw": 0, "counts": True, "size": 1}]}).encode()
+        )
         await journal.close()
 
     def decoded(store: RunStore) -> None:
         (kept,) = read_groups(table_path(tmp_path / "other", 1))
-        assert (kept.group.rewards.tolist(), kept.counts) == ([0.5], True)
+        assert (kept.group.rewards.tolist(), kept.is_trained) == ([0.5], True)
 
     asyncio.run(killed())
     assert not table_path(tmp_path / "other", 1).exists()
@@ -486,8 +509,8 @@ def test_the_tables_hold_what_the_model_read_and_said_as_text(tmp_path: Path) ->
         with RunStore(tmp_path / "run", resolved=RESOLVED) as store:
             store.open({}, decode=say)
             record_steps(store, 1)
-            await store.keep_evaluation(1, [(Group("e", "task", 0, (episode(1.0),)), [episode(1.0)])])
-            await store.settle()
+            await store.write_evaluation(1, [(Group("e", "task", 0, (episode(1.0),)), [episode(1.0)])])
+            await store.flush()
             await store.close()
 
     asyncio.run(main())
@@ -509,7 +532,7 @@ def test_findings_are_kept_with_the_run(tmp_path: Path) -> None:
         return json.loads((tmp_path / "run" / "run.json").read_text()).get("findings")
 
     train_steps(
-        tmp_path / "run", 1, lambda store: store.about.keep_findings([{"rule": "blocked"}, {"rule": "blocked"}])
+        tmp_path / "run", 1, lambda store: store.metadata.record_findings([{"rule": "blocked"}, {"rule": "blocked"}])
     )
     assert findings() == [{"rule": "blocked"}, {"rule": "blocked"}]
     with RunStore(tmp_path / "run", resolved=RESOLVED, resume=True):
@@ -535,15 +558,15 @@ def test_a_table_that_cannot_be_written_ends_the_run_and_its_episodes_stay_in_th
             (written,) = record_steps(store, 1)
             await written  # the record of the step is on the disk
             with pytest.raises(RunFailed, match=f"cannot write to {tmp_path / 'run'}: "):
-                await store.settle()
+                await store.flush()
             with pytest.raises(RunFailed, match="cannot write"):
                 record_steps(store, 2)
             await store.close()  # whoever needed it has been told
 
     asyncio.run(main())
     (tmp_path / "run" / "episodes").unlink()
-    history = load(tmp_path / "run")
-    assert (history.step, states(tmp_path / "run")) == (1, [0])
+    history = load_resume_history(tmp_path / "run")
+    assert (history.step, list_state_steps(tmp_path / "run")) == (1, [0])
     assert [one.group.rewards.tolist() for one in history.groups(1)] == [[1.0]]
 
 
@@ -558,13 +581,13 @@ def test_a_run_that_only_drew_is_not_gone_on_with_without_its_state(tmp_path: Pa
     state_path(tmp_path / "run", 0).unlink()
     with pytest.raises(UsageError, match="cannot be resumed without it"):
         resumed(tmp_path / "run", lambda store: None)
-    assert states(tmp_path / "run") == []
+    assert list_state_steps(tmp_path / "run") == []
 
 
 def test_bytes_that_are_no_text_are_damage(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\xff\xfe\n')
-    for read in (lines.read, lines.numbers, lines.read_object, lines.mend):
+    for read in (jsonl.read, jsonl.read_metrics, jsonl.read_object, jsonl.repair):
         with pytest.raises(UsageError, match=r"metrics\.jsonl is damaged: .*can't decode byte 0xff"):
             read(path)
 
@@ -574,4 +597,4 @@ def test_a_state_that_is_damaged_is_named_with_what_can_be_done(content: str, tm
     train_steps(tmp_path / "run", 1, lambda store: None)
     state_path(tmp_path / "run", 1).write_text(content)
     with pytest.raises(UsageError, match=r"step=000001\.json is damaged: .*; the run cannot be resumed without it"):
-        load(tmp_path / "run")
+        load_resume_history(tmp_path / "run")

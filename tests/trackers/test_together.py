@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow.parquet as pq  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
-from rlkit.store.journal import records
+from rlkit.store.journal import read_records
 from rlkit.trackers.sync import sent
 from tests.trackers.stubs import docent_stub
 from tests.trackers.wandb_stub import synced
@@ -69,7 +69,7 @@ def texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
             if path.suffix == ".parquet":
                 yield path, repr(pq.ParquetFile(path).read().to_pylist()).encode()  # pyright: ignore
         elif path.is_dir() and path.name == "journal":
-            for record in records(path):
+            for record in read_records(path):
                 yield path, record.content
 
 

@@ -70,10 +70,10 @@ def redact(text: str, environ: Mapping[str, str] | None = None) -> str:
     The longest go first, since one secret may be the beginning of another. Short values
     (`TOKENIZERS_PARALLELISM=false`) and paths that exist are words of every other message, not secrets.
     """
-    return redactor(environ)(text)
+    return make_redactor(environ)(text)
 
 
-def redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
+def make_redactor(environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """Return `redact` for many texts: the environment is read once, which takes longer than a short text does."""
     forms = _forms(_secrets(os.environ if environ is None else environ))
 

@@ -46,7 +46,7 @@ def sync(
         os.nice(_NICENESS)  # before anything is imported, which takes most of its time
     import yaml
 
-    from rlkit.store.about import find_run
+    from rlkit.store.metadata import find_run
     from rlkit.trackers.feed import read_run
     from rlkit.trackers.from_config import load_service
     from rlkit.trackers.sync import send

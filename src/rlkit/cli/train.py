@@ -53,10 +53,10 @@ def train(
     if pilot is not None:
         raise UsageError("--pilot has no effect: give --dry-run too")
     resolved = resolve(config, name=name)
-    from rlkit.store import holds_run
+    from rlkit.store import is_run_directory
     from rlkit.training.from_config import named_directory
 
-    again = resume and holds_run(named_directory(resolved.config))
+    again = resume and is_run_directory(named_directory(resolved.config))
     return _train(output, resolved, resume=again, quiet=quiet, panel=not no_panel, openreward=openreward)
 
 
@@ -76,10 +76,10 @@ def resume(
     It was interrupted, or it is to train for longer. Its weights are those of the last checkpoint; the steps since then
     are taken again from what was recorded.
     """
-    from rlkit.store.about import find_run, recorded_config
+    from rlkit.store.metadata import find_run, find_run_config
 
     directory = find_run(run)
-    resolved = resolve([str(recorded_config(directory)), *(values or [])], name=directory.name)
+    resolved = resolve([str(find_run_config(directory)), *(values or [])], name=directory.name)
     panel = not no_panel
     return _train(output, resolved, directory=directory, resume=True, quiet=quiet, panel=panel, openreward=openreward)
 

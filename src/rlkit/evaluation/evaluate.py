@@ -25,6 +25,7 @@ from rlkit.config.schema.turns import refuse_limit
 from rlkit.env import Env, Task
 from rlkit.evaluation.openai_endpoint import Endpoint, NoSampler, connected
 from rlkit.evaluation.scores import score_metrics
+from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.metrics.metrics import group_metrics
 from rlkit.policy import Limits, Sampler
 from rlkit.rollout.player import EnvSettings, FailureNotes, Player
@@ -32,8 +33,7 @@ from rlkit.rollout.settings import make_sampling
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service.connect import choose_service, connect
 from rlkit.service.watch import PatientSampler, ServiceWatch
-from rlkit.store.blocking_findings import BlockingFindings
-from rlkit.store.history import keep_last
+from rlkit.store.history import upsert_attempt
 from rlkit.tasks.from_config import is_single_turn
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import as_source
@@ -74,7 +74,7 @@ class Evaluation:
         attempts = defaultdict[tuple[str, int], list[Episode]](list)
 
         def record(task: Task, episode: Episode) -> None:
-            keep_last(attempts[task.name, task.draw], episode)
+            upsert_attempt(attempts[task.name, task.draw], episode)
             self.player.record(task, episode)
 
         player = replace(self.player, record=record, scored=record)

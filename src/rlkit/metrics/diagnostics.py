@@ -2,7 +2,7 @@
 
 Invariant: these findings are a function of the lines of metrics alone, so that a run tells while it trains what its
 folder tells later; metrics that stay as they are and are healthy give none. What metrics cannot say, as which line of
-an environment holds the event loop, is found by `rlkit.store.blocking_findings`.
+an environment holds the event loop, is found by `rlkit.metrics.blocking_findings`.
 
 A rule looks at the last `WINDOW` steps that have a number, `ENOUGH` of them at least: at the mean of a share, since a
 step may have few groups of an environment, and at the median of what can leap, KL and entropy, so that one odd step is

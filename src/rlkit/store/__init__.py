@@ -7,7 +7,6 @@ a file, only at worst a torn last line of a `.jsonl` file, which it can tell. On
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,27 +19,27 @@ from rlkit._util.threads import in_thread
 from rlkit.config import Resolved
 from rlkit.env import Task
 from rlkit.errors import UsageError
-from rlkit.store import codec, lines, table
-from rlkit.store.about import About, holds_run
-from rlkit.store.episode_redaction import without_secrets
+from rlkit.store import codec, jsonl, table
+from rlkit.store.episode_redaction import redact_episode
 from rlkit.store.history import (
     DRAW_BYTES,
-    Draw,
+    DrawRecord,
+    GroupRecord,
     History,
-    Member,
     check_table,
     evaluation_path,
-    has_begun,
-    keep_last,
-    load,
+    has_started,
+    list_state_steps,
+    load_resume_history,
+    make_step_group,
     read_groups,
     state_path,
-    states,
-    step_group,
     table_path,
+    upsert_attempt,
 )
-from rlkit.store.journal import Journal, Kind, report_unwritable
-from rlkit.store.lock import lock
+from rlkit.store.journal import Journal, RecordKind, report_write_errors
+from rlkit.store.lock import acquire_lock
+from rlkit.store.metadata import RunMetadata, is_run_directory
 from rlkit.store.table import StepGroup
 from rlkit.types import Checkpoint, Episode, Group, Json, Tokens
 
@@ -62,12 +61,12 @@ class RunStore:
 
     def __init__(self, directory: Path, *, resolved: Resolved, resume: bool = False) -> None:
         self.directory = directory
-        if resume and not holds_run(directory):
+        if resume and not is_run_directory(directory):
             raise UsageError(f"{directory} holds no run to resume: it has no run.json")
-        self._lock = lock(directory)
+        self._lock = acquire_lock(directory)
         try:
-            self.about = About(directory, resolved, resume=resume)
-            self._measured = {step for step, _ in self.metrics}
+            self.metadata = RunMetadata(directory, resolved, resume=resume)
+            self._measured = {step for step, _ in self.read_metrics()}
             self.checkpoints()  # one that is damaged is named before anything is written
         except BaseException:
             self._lock.close()
@@ -75,7 +74,7 @@ class RunStore:
         self._journal: Journal | None = None
         self._decode: Callable[[Tokens], str] = lambda tokens: ""
         self._drawn_in: dict[int, int] = {}
-        self._draws: dict[int, Draw] = {}
+        self._draws: dict[int, DrawRecord] = {}
         self._attempts: dict[int, list[Episode]] = {}
         self.step = 0
         """The last step whose groups are complete."""
@@ -104,9 +103,9 @@ class RunStore:
         Raises:
             UsageError: the run cannot be resumed. Nothing is changed on the disk then.
         """
-        if not self.about.has_state and not has_begun(self.directory):
-            files.write_text(state_path(self.directory, 0), codec.dump(initial))
-        history = load(self.directory)
+        if not self.metadata.has_state and not has_started(self.directory):
+            files.write_text(state_path(self.directory, 0), codec.to_json(initial))
+        history = load_resume_history(self.directory)
         self._check_tables(history)
         unwritten = {  # their process died before it wrote them
             path: history.groups(step)
@@ -114,22 +113,22 @@ class RunStore:
             if not (path := table_path(self.directory, step)).exists()
         }
         replay(history)
-        self.about.has_state = True
-        self.about.begin()
+        self.metadata.has_state = True
+        self.metadata.begin()
         self._decode = decode
         for path, groups in unwritten.items():
             table.write(path, groups, decode=decode)
         self.step = history.step
         self._journal = Journal(self.directory / "journal", segment=history.step + 1)
         # All of the outstanding draws were made after the state that the sources are set back to.
-        self._drawn_in = dict.fromkeys(history.outstanding, history.since + 1)
+        self._drawn_in = dict.fromkeys(history.outstanding, history.state_step + 1)
         self._draws = dict(history.outstanding)
         self._attempts = {draw: list(history.attempts.get(draw, [])) for draw in history.outstanding}
         return history
 
     def _check_tables(self, history: History) -> None:
         """Check the tables of the steps that are trained on again, as far as the recorded checkpoints say."""
-        measured, now_s = self.measured(history.step), time.time()
+        measured, now_s = self.find_last_measured_step(history.step), time.time()
         kept = (saved.step for saved in self.checkpoints() if saved.expires is None or saved.expires > now_s)
         begin = max((step for step in kept if step <= measured), default=0)
         for step in range(begin + 1, history.step + 1):
@@ -138,10 +137,10 @@ class RunStore:
 
     def record_draw(self, task: Task) -> None:
         """Record that a task was drawn. What is recorded later is not on the disk before this."""
-        self._draws[task.draw] = Draw(task.draw, task.name, task.id)
+        self._draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
         self._drawn_in[task.draw] = self.step + 1
         record = {"draw": task.draw, "env": task.name, "task": task.id}
-        self._writer.append(Kind.DRAW, codec.dump(record).encode())
+        self._writer.append(RecordKind.DRAW, codec.to_json(record).encode())
 
     def record_episode(self, task: Task, episode: Episode) -> None:
         """Record that an episode ended, or has its reward now that its group is complete.
@@ -149,16 +148,16 @@ class RunStore:
         The end of the process cannot undo that any more, and after `sync` nor can a power cut. Only the tokens of the
         model are written as they are; all other text is written without secrets.
         """
-        episode = without_secrets(episode, self.about.redactor)
-        keep_last(self._attempts.setdefault(task.draw, []), episode)
+        episode = redact_episode(episode, self.metadata.make_redactor)
+        upsert_attempt(self._attempts.setdefault(task.draw, []), episode)
         draw = task.draw.to_bytes(DRAW_BYTES, "little")
-        self._writer.append(Kind.EPISODE, draw + codec.encode(episode))
+        self._writer.append(RecordKind.EPISODE, draw + codec.encode(episode))
 
     async def sync(self) -> None:
         """Return when all that was recorded is on the disk."""
         await self._writer.sync()
 
-    def record_step(self, groups: Sequence[Member], state: Mapping[str, Json]) -> Awaitable[None]:
+    def record_step(self, groups: Sequence[GroupRecord], state: Mapping[str, Json]) -> Awaitable[None]:
         """Record that the groups of the next step are complete; the result is awaited until that is on the disk.
 
         Their table, and the state of the task sources, are written in the background.
@@ -175,26 +174,29 @@ class RunStore:
         self.step += 1
         kept = list[StepGroup]()
         for member in groups:
-            kept.append(step_group(self._draws.pop(member.draw), self._attempts.pop(member.draw, []), member))
+            kept.append(make_step_group(self._draws.pop(member.draw), self._attempts.pop(member.draw, []), member))
             del self._drawn_in[member.draw]
-        record = {"step": self.step, "groups": [asdict(member) for member in groups]}
-        self._writer.append(Kind.STEP, codec.dump(record).encode())
-        retried = self.about.retries_failed
-        self.about.retries_failed = False
+        record = {
+            "step": self.step,
+            "groups": [{"draw": g.draw, "counts": g.is_trained, "size": g.size} for g in groups],
+        }
+        self._writer.append(RecordKind.STEP, codec.to_json(record).encode())
+        retried = self.metadata.retry_failed
+        self.metadata.retry_failed = False
         written = asyncio.create_task(self._writer.sync())
         written.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         oldest = min(self._drawn_in.values(), default=self.step + 1)
         self._keeping = asyncio.create_task(
-            self._keep(self._keeping, written, self.step, kept, codec.dump(state), before=oldest, retried=retried)
+            self._keep(self._keeping, written, self.step, kept, codec.to_json(state), before=oldest, retried=retried)
         )
         return written
 
-    async def groups(self, step: int) -> Sequence[StepGroup]:
+    async def read_groups(self, step: int) -> Sequence[StepGroup]:
         """Return the groups of an earlier step."""
-        await self.settle()
+        await self.flush()
         return await in_thread(read_groups, table_path(self.directory, step))
 
-    async def settle(self) -> None:
+    async def flush(self) -> None:
         """Wait until everything is on the disk, the tables too."""
         if self._keeping is not None:
             await self._keeping
@@ -203,34 +205,23 @@ class RunStore:
         """Write what is left, and stop writing."""
         if self._journal is not None:
             try:
-                await asyncio.gather(self.settle(), return_exceptions=True)
+                await asyncio.gather(self.flush(), return_exceptions=True)
             finally:
                 journal, self._journal = self._journal, None
                 await journal.close()
 
-    async def keep_evaluation(self, step: int, tried: Sequence[tuple[Group, Sequence[Episode]]]) -> None:
+    async def write_evaluation(self, step: int, tried: Sequence[tuple[Group, Sequence[Episode]]]) -> None:
         """Write the episodes that measured the weights of a step: of each group, all its attempts."""
         kept = [
-            step_group(
-                Draw(group.draw, group.env, group.task),
-                [without_secrets(episode, self.about.redactor) for episode in attempts],
-                Member(group.draw, True, len(group.episodes)),
+            make_step_group(
+                DrawRecord(group.draw, group.env, group.task),
+                [redact_episode(episode, self.metadata.make_redactor) for episode in attempts],
+                GroupRecord(group.draw, True, len(group.episodes)),
             )
             for group, attempts in tried
         ]
-        with report_unwritable(self.directory):
+        with report_write_errors(self.directory):
             await in_thread(lambda: table.write(evaluation_path(self.directory, step), kept, decode=self._decode))
-
-    @property
-    def used(self) -> Mapping[str, Json]:
-        """The usage that `keep_used` recorded last; a UsageError says that the file is damaged."""
-        path = self.directory / "usage.json"
-        return lines.read_object(path) if path.exists() else {}
-
-    def keep_used(self, used: Mapping[str, Json]) -> None:
-        """Record the usage of the run for the process that goes on with it."""
-        with report_unwritable(self.directory):
-            files.write_text(self.directory / "usage.json", json.dumps(dict(used)) + "\n")
 
     def add_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a line to metrics.jsonl: `{"step": 3, "env/arithmetic/reward/mean": 0.5, …}`; null where not finite."""
@@ -238,23 +229,24 @@ class RunStore:
         self._append("metrics.jsonl", {"step": step, **written})
         self._measured.add(step)
 
-    @property
-    def metrics(self) -> list[tuple[int, dict[str, float]]]:
-        """The steps and metrics that were added so far, without what is not finite; read from the disk."""
-        return lines.numbers(self.directory / "metrics.jsonl")
+    def read_metrics(self) -> list[tuple[int, dict[str, float]]]:
+        """Return the steps and metrics that were added so far, without values that are not finite."""
+        return jsonl.read_metrics(self.directory / "metrics.jsonl")
 
     def has_metrics(self, step: int) -> bool:
         """Whether a step's line is written."""
         return step in self._measured
 
     @property
-    def first_measured(self) -> int | None:
+    def first_metrics_step(self) -> int | None:
         """The first step whose line is written."""
         return min(self._measured, default=None)
 
-    def measured(self, step: int) -> int:
+    def find_last_measured_step(self, step: int) -> int:
         """The last step up to `step` before which no line is missing; 0 for none."""
-        first = min(self.first_measured or 0, 1)  # step 0 has a line where weights are evaluated before the first step
+        first = min(
+            self.first_metrics_step or 0, 1
+        )  # step 0 has a line where weights are evaluated before the first step
         gaps = (number for number in range(first, step + 1) if number not in self._measured)
         return max(next(gaps, step + 1) - 1, 0)
 
@@ -290,12 +282,12 @@ class RunStore:
         if earlier is not None:
             await earlier
         await asyncio.shield(written)  # a step is a step once its record says so
-        with report_unwritable(self.directory):
+        with report_write_errors(self.directory):
             await in_thread(self._write_step, step, groups, state)
             if retried:
-                self.about.write()
+                self.metadata.write()
         # What was drawn in segment n is drawn again from the state after step n − 1.
-        known = states(self.directory)
+        known = list_state_steps(self.directory)
         needed = max(kept for kept in known if kept < before)
         for kept in known:
             if kept < needed:
@@ -307,8 +299,8 @@ class RunStore:
         files.write_text(state_path(self.directory, step), state)
 
     def _append(self, name: str, record: Mapping[str, Json]) -> None:
-        with report_unwritable(self.directory):
-            lines.append(self.directory / name, record)
+        with report_write_errors(self.directory):
+            jsonl.append(self.directory / name, record)
 
 
 def checkpoints(directory: Path) -> list[Checkpoint]:
@@ -321,7 +313,7 @@ def checkpoints(directory: Path) -> list[Checkpoint]:
     """
     path = directory / "checkpoints.jsonl"
     saved, deleted = dict[str, Checkpoint](), set[str]()
-    for line in lines.read(path):
+    for line in jsonl.read(path):
         match line:
             case {"deleted": state}:
                 deleted.add(str(state))

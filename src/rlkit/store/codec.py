@@ -32,7 +32,7 @@ def encode(episode: Episode) -> bytes:
     turns = episode.turns
     header: dict[str, object] = {name: getattr(episode, name) for name in EPISODE_FIELDS}
     header["turns"] = [_head(turn) for turn in turns]
-    text = dump(header).encode()
+    text = to_json(header).encode()
     parts: list[bytes | NDArray[Any]] = [
         len(text).to_bytes(_HEADER_BYTES, "little"),
         text,
@@ -72,11 +72,11 @@ def decode(data: bytes) -> Episode:
         )
         for head, prompt, completion, logprob, flag in zip(heads, prompts, completions, logprobs, sampled, strict=True)
     ]
-    header["metrics"], header["group_scored"] = without_marker(header["metrics"], header.get("group_scored"))
+    header["metrics"], header["group_scored"] = split_group_scored(header["metrics"], header.get("group_scored"))
     return Episode(turns=tuple(turns), **{name: header[name] for name in EPISODE_FIELDS})
 
 
-def without_marker(metrics: Mapping[str, float], group_scored: bool | None) -> tuple[Mapping[str, float], bool]:
+def split_group_scored(metrics: Mapping[str, float], group_scored: bool | None) -> tuple[Mapping[str, float], bool]:
     """Return the metrics of an episode, and whether the comparison of its group gave its reward.
 
     Records of earlier releases have no field `group_scored`: they mark the episode with a metric of that name, 1.
@@ -87,7 +87,7 @@ def without_marker(metrics: Mapping[str, float], group_scored: bool | None) -> t
     return {name: value for name, value in metrics.items() if not marked or name != _MARKER}, marked
 
 
-def dump(value: Mapping[str, object]) -> str:
+def to_json(value: Mapping[str, object]) -> str:
     """JSON on one line; what JSON cannot hold is written as its `repr`."""
     return _ENCODER.encode(value) if value else "{}"  # as most are
 

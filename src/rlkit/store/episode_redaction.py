@@ -12,7 +12,7 @@ from dataclasses import replace
 from rlkit.types import Episode, Json
 
 
-def without_secrets(episode: Episode, redactor: Callable[[], Callable[[str], str]]) -> Episode:
+def redact_episode(episode: Episode, redactor: Callable[[], Callable[[str], str]]) -> Episode:
     """Return the episode with the secrets taken out of its error and its info.
 
     The secrets are read, by `redactor`, only where there is text: that takes longer than most rollouts' own work.

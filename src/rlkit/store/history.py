@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlkit.errors import UsageError
-from rlkit.store import codec, lines, table
-from rlkit.store.journal import Kind, Record, records, segments
+from rlkit.store import codec, jsonl, table
+from rlkit.store.journal import Record, RecordKind, list_segments, read_records
 from rlkit.types import Episode, Group, Json
 
 DRAW_BYTES = 8
@@ -27,7 +27,7 @@ _TABLE = re.compile(r"step=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Draw:
+class DrawRecord:
     """A task was drawn."""
 
     draw: int
@@ -36,11 +36,11 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A group as a member of a step; see `StepGroup.counts`. It holds the episodes of `size` rollouts."""
+class GroupRecord:
+    """A group as a member of a step; see `StepGroup.is_trained`. It holds the episodes of `size` rollouts."""
 
     draw: int
-    counts: bool
+    is_trained: bool
     size: int
 
 
@@ -49,7 +49,7 @@ class StepRecord:
     """The groups of a step were complete; they stand in the order in which the step takes them."""
 
     step: int
-    groups: Sequence[Member]
+    groups: Sequence[GroupRecord]
 
 
 @dataclass(slots=True, eq=False)
@@ -59,27 +59,27 @@ class History:
     Args:
         directory: the run's directory.
         step: the last step whose groups are complete; 0 for none.
-        since: the step after which the task sources had the `state` that they are set back to.
+        state_step: the step after which the task sources had the `state` that they are set back to.
         state: state of the task sources.
         events: the draws and steps since, in order.
         outstanding: tasks that were drawn and are in no step yet, by draw.
         attempts: the episodes in the journal, by draw.
         steps: the steps in the journal.
         draws: the draws in the journal.
-        of_tasks: by step, the metrics of the task sources, for steps that they were taken through again.
+        task_metrics: by step, the metrics of the task sources, for steps that they were taken through again.
         damaged: files of the journal with records that cannot be read, or are missing.
     """
 
     directory: Path
     step: int = 0
-    since: int = 0
+    state_step: int = 0
     state: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    events: list[Draw | StepRecord] = field(default_factory=list["Draw | StepRecord"])
-    outstanding: dict[int, Draw] = field(default_factory=dict[int, Draw])
+    events: list[DrawRecord | StepRecord] = field(default_factory=list["DrawRecord | StepRecord"])
+    outstanding: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])
     attempts: dict[int, list[Episode]] = field(default_factory=dict[int, list[Episode]])
     steps: dict[int, StepRecord] = field(default_factory=dict[int, StepRecord])
-    draws: dict[int, Draw] = field(default_factory=dict[int, Draw])
-    of_tasks: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    draws: dict[int, DrawRecord] = field(default_factory=dict[int, DrawRecord])
+    task_metrics: dict[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
     damaged: list[Path] = field(default_factory=list[Path])
 
     def groups(self, step: int) -> Sequence[table.StepGroup]:
@@ -98,7 +98,8 @@ class History:
         if record is None or not is_known:
             raise UsageError(f"{path} is gone, and the journal holds its episodes no more; {REMEDY}")
         return [
-            step_group(self.draws[member.draw], self.attempts.get(member.draw, []), member) for member in record.groups
+            make_step_group(self.draws[member.draw], self.attempts.get(member.draw, []), member)
+            for member in record.groups
         ]
 
 
@@ -135,21 +136,21 @@ def state_path(directory: Path, step: int) -> Path:
     return directory / "state" / f"step={step:06d}.json"
 
 
-def states(directory: Path) -> list[int]:
+def list_state_steps(directory: Path) -> list[int]:
     """Return the steps whose state is kept."""
     folder = directory / "state"
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(found[1]) for found in map(_STATE.fullmatch, names) if found)
 
 
-def step_group(draw: Draw, attempts: Sequence[Episode], member: Member) -> table.StepGroup:
+def make_step_group(draw: DrawRecord, attempts: Sequence[Episode], member: GroupRecord) -> table.StepGroup:
     """Make a group of a step from all its attempts: of each rollout, the last one is the group's own."""
     final = {episode.member: episode for episode in sorted(attempts, key=lambda episode: episode.attempt)}
     episodes = tuple(final[number] for number in sorted(final) if number < member.size)
-    return table.StepGroup(Group(draw.env, draw.task, draw.draw, episodes), member.counts, attempts)
+    return table.StepGroup(Group(draw.env, draw.task, draw.draw, episodes), member.is_trained, attempts)
 
 
-def keep_last(attempts: list[Episode], episode: Episode) -> None:
+def upsert_attempt(attempts: list[Episode], episode: Episode) -> None:
     """Add an episode, in the place of itself where it was recorded before it had its reward."""
     for place, before in enumerate(attempts):
         if (before.member, before.attempt) == (episode.member, episode.attempt):
@@ -158,32 +159,32 @@ def keep_last(attempts: list[Episode], episode: Episode) -> None:
     attempts.append(episode)
 
 
-def load(directory: Path) -> History:
+def load_resume_history(directory: Path) -> History:
     """Return everything that is needed to go on.
 
     Raises:
         UsageError: the directory's files do not belong together, or are damaged where that matters.
     """
     history, events = _read(directory)
-    drawn_in = {event.draw: segment for segment, event in events if isinstance(event, Draw)}
+    drawn_in = {event.draw: segment for segment, event in events if isinstance(event, DrawRecord)}
     earliest = min((drawn_in[draw] for draw in history.outstanding), default=history.step + 1)
-    usable = [step for step in states(directory) if step <= history.step and step < earliest]
+    usable = [step for step in list_state_steps(directory) if step <= history.step and step < earliest]
     if not usable:
         raise UsageError(f"{state_path(directory, earliest - 1)}, the state of the task sources, is gone; {REMEDY}")
-    history.since = usable[-1]
-    path = state_path(directory, history.since)
+    history.state_step = usable[-1]
+    path = state_path(directory, history.state_step)
     try:
-        history.state = lines.read_object(path)
+        history.state = jsonl.read_object(path)
     except UsageError as error:
         raise UsageError(f"{error}; {REMEDY}") from None
-    unknown = [step for step in range(history.since + 1, history.step + 1) if step not in history.steps]
+    unknown = [step for step in range(history.state_step + 1, history.step + 1) if step not in history.steps]
     if unknown:  # the task sources cannot be taken through what nobody knows
         raise UsageError(f"{directory / 'journal' / f'{unknown[0]:06d}.log'} is gone; {REMEDY}")
-    history.events = [event for segment, event in events if segment > history.since]
+    history.events = [event for segment, event in events if segment > history.state_step]
     return history
 
 
-def recorded_steps(directory: Path) -> History:
+def load_history(directory: Path) -> History:
     """Return the steps of a run and what was played since, without what only a run that goes on needs.
 
     Raises:
@@ -192,28 +193,28 @@ def recorded_steps(directory: Path) -> History:
     return _read(directory)[0]
 
 
-def has_begun(directory: Path) -> bool:
+def has_started(directory: Path) -> bool:
     """Say whether a run has drawn a task, or finished anything."""
-    drawn = next(iter(records(directory / "journal")), None)
-    return bool(states(directory)) or drawn is not None or _last_trace(directory) is not None
+    drawn = next(iter(read_records(directory / "journal")), None)
+    return bool(list_state_steps(directory)) or drawn is not None or _last_trace(directory) is not None
 
 
-def _read(directory: Path) -> tuple[History, list[tuple[int, Draw | StepRecord]]]:
+def _read(directory: Path) -> tuple[History, list[tuple[int, DrawRecord | StepRecord]]]:
     """Return the steps and draws, and the same as events in their order, each with its segment of the journal."""
     history = History(directory)
     ended = _steps_ended(directory, history.damaged)
-    read = ((record.segment, _event(record, history)) for record in records(directory / "journal"))
+    read = ((record.segment, _event(record, history)) for record in read_records(directory / "journal"))
     events = [(segment, event) for segment, event in read if event is not None and segment <= ended.stop]
     tables = set(ended).difference(event.step for _, event in events if isinstance(event, StepRecord))
     for step in sorted(tables):  # its record is lost, and its table is there
-        groups = [Member(one.group.draw, one.counts, len(one.group.episodes)) for one in history.groups(step)]
+        groups = [GroupRecord(one.group.draw, one.is_trained, len(one.group.episodes)) for one in history.groups(step)]
         events.insert(sum(segment <= step for segment, _ in events), (step, StepRecord(step, groups)))
-    history.draws = {event.draw: event for _, event in events if isinstance(event, Draw)}
+    history.draws = {event.draw: event for _, event in events if isinstance(event, DrawRecord)}
     history.steps = {event.step: event for _, event in events if isinstance(event, StepRecord)}
     history.step = max(history.steps, default=ended.start - 1)
     last = _last_trace(directory)
     if last is not None and last[0] > history.step:
-        lost = history.step + 1 if segments(directory / "journal") else last[0] + 1
+        lost = history.step + 1 if list_segments(directory / "journal") else last[0] + 1
         raise UsageError(
             f"{directory / 'journal' / f'{lost:06d}.log'} is gone or damaged: the journal knows {history.step or 'no'} "
             f"steps, and {last[1]} is of step {last[0]}; {REMEDY}"
@@ -230,9 +231,9 @@ def _last_trace(directory: Path) -> tuple[int, Path] | None:
     return max(
         [
             *((step, path) for step, path in tables if table_path(directory, step).exists()),
-            *((step, state_path(directory, step)) for step in states(directory)),
-            *((step, measured) for step, _ in lines.numbers(measured)),
-            *((line["step"], saved) for line in lines.read(saved) if isinstance(line.get("step"), int)),
+            *((step, state_path(directory, step)) for step in list_state_steps(directory)),
+            *((step, measured) for step, _ in jsonl.read_metrics(measured)),
+            *((line["step"], saved) for line in jsonl.read(saved) if isinstance(line.get("step"), int)),
         ],
         default=None,
     )
@@ -245,13 +246,15 @@ def _steps_ended(directory: Path, damaged: list[Path]) -> range:
     A segment can outlive the end of the one before only in a power cut, before anything in it was on the disk for sure;
     it is left out.
     """
-    folder, kept = directory / "journal", states(directory)
-    recorded = {record.segment for record in records(folder, damaged=damaged.append) if record.kind is Kind.STEP}
+    folder, kept = directory / "journal", list_state_steps(directory)
+    recorded = {
+        record.segment for record in read_records(folder, damaged=damaged.append) if record.kind is RecordKind.STEP
+    }
     # What follows the oldest state that is kept is still needed, and a state is written after the record of its step.
     damaged += [folder / f"{step:06d}.log" for step in kept if step > kept[0] and step not in recorded]
-    numbers = [number for number, _ in segments(folder)]
+    numbers = [number for number, _ in list_segments(folder)]
     ended = range(numbers[0], numbers[0]) if numbers else range(1, 1)
-    for number, path in segments(folder):
+    for number, path in list_segments(folder):
         if number not in recorded and not table_path(directory, number).exists():
             if number != numbers[-1] and (path in damaged or number in kept):
                 raise UsageError(f"{path} is damaged where it says what step {number} is made of")
@@ -260,16 +263,18 @@ def _steps_ended(directory: Path, damaged: list[Path]) -> range:
     return ended
 
 
-def _event(record: Record, history: History) -> Draw | StepRecord | None:
+def _event(record: Record, history: History) -> DrawRecord | StepRecord | None:
     match record.kind:
-        case Kind.DRAW:
+        case RecordKind.DRAW:
             content = json.loads(record.content)
-            return Draw(content["draw"], content["env"], content["task"])
-        case Kind.STEP:
+            return DrawRecord(content["draw"], content["env"], content["task"])
+        case RecordKind.STEP:
             content = json.loads(record.content)
             groups = cast("list[dict[str, Any]]", content["groups"])
-            return StepRecord(content["step"], [Member(**group) for group in groups])
-        case Kind.EPISODE:
+            return StepRecord(
+                content["step"], [GroupRecord(group["draw"], group["counts"], group["size"]) for group in groups]
+            )
+        case RecordKind.EPISODE:
             draw = int.from_bytes(record.content[:DRAW_BYTES], "little")
-            keep_last(history.attempts.setdefault(draw, []), codec.decode(record.content[DRAW_BYTES:]))
+            upsert_attempt(history.attempts.setdefault(draw, []), codec.decode(record.content[DRAW_BYTES:]))
             return None

@@ -36,7 +36,7 @@ _PREFIX_BYTES = 8
 _MARK = b"\xb5rlk"
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """What a record is about."""
 
     DRAW = 1
@@ -52,7 +52,7 @@ class Record:
     """One record of the step `segment`."""
 
     segment: int
-    kind: Kind
+    kind: RecordKind
     content: bytes
 
 
@@ -74,13 +74,13 @@ class Journal:
         self._segment = segment
         try:
             files.make_folder(folder)
-            for number, path in segments(folder):
+            for number, path in list_segments(folder):
                 if number > segment:
                     path.unlink()
             with ExitStack() as cleanup:
                 self._file = cleanup.enter_context(self._opened(segment))
                 with ExitStack() as earlier:
-                    _sync([earlier.enter_context(path.open("rb")) for _, path in segments(folder)], folder)
+                    _sync([earlier.enter_context(path.open("rb")) for _, path in list_segments(folder)], folder)
                 cleanup.pop_all()
         except OSError as error:
             raise self._failure(error) from error
@@ -92,7 +92,7 @@ class Journal:
         self._late: asyncio.Task[None] | None = None
         self._broken: OSError | None = None
 
-    def append(self, kind: Kind, content: bytes) -> None:
+    def append(self, kind: RecordKind, content: bytes) -> None:
         """Write a record, which outlives the process; `sync` puts it on the disk. Records keep their order.
 
         Raises:
@@ -103,7 +103,7 @@ class Journal:
         try:
             files.append(self._file, _framed(kind, content))
             self._written += 1
-            if kind is Kind.STEP:
+            if kind is RecordKind.STEP:
                 self._full.append(self._file)
                 self._segment += 1
                 self._file = self._opened(self._segment)
@@ -135,7 +135,7 @@ class Journal:
 
     def drop_through(self, segment: int) -> None:
         """Delete the segments up to and including this number."""
-        for number, path in segments(self._folder):
+        for number, path in list_segments(self._folder):
             if number <= segment and number != self._segment:
                 path.unlink(missing_ok=True)
 
@@ -172,7 +172,7 @@ class Journal:
 
     def _failure(self, error: OSError) -> RunFailed:
         self._broken = error
-        return unwritable(self._folder, error)
+        return make_write_error(self._folder, error)
 
     def _opened(self, segment: int) -> BinaryIO:
         path = self._folder / f"{segment:06d}.log"
@@ -186,19 +186,19 @@ class Journal:
         return file
 
 
-def unwritable(folder: Path, error: OSError) -> RunFailed:
+def make_write_error(folder: Path, error: OSError) -> RunFailed:
     """Return the error of a run that cannot write to a folder."""
     remedy = "; make room, then resume the run" if error.errno in files.FULL else ""
     return RunFailed(f"cannot write to {folder}: {error.strerror or error}{remedy}")
 
 
 @contextmanager
-def report_unwritable(folder: Path) -> Generator[None]:
+def report_write_errors(folder: Path) -> Generator[None]:
     """Raise an `OSError` inside as a `RunFailed` that names the folder."""
     try:
         yield
     except OSError as error:
-        raise unwritable(folder, error) from error
+        raise make_write_error(folder, error) from error
 
 
 def _leave_failure(done: asyncio.Task[None]) -> None:
@@ -214,24 +214,24 @@ def _sync(segments: Sequence[BinaryIO], folder: Path | None) -> None:
         files.sync_folder(folder)
 
 
-def records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:
+def read_records(folder: Path, *, damaged: Callable[[Path], None] = lambda path: None) -> Iterator[Record]:
     """Yield every whole record, in order; `damaged` receives a segment for each record in it that cannot be read."""
-    for number, path in segments(folder):
+    for number, path in list_segments(folder):
         for framed, _ in _frames(path):
             if framed is None:
                 damaged(path)
             else:
-                yield Record(number, Kind(framed[len(_MARK)]), framed[len(_MARK) + 1 :])
+                yield Record(number, RecordKind(framed[len(_MARK)]), framed[len(_MARK) + 1 :])
 
 
-def segments(folder: Path) -> list[tuple[int, Path]]:
+def list_segments(folder: Path) -> list[tuple[int, Path]]:
     """Return the segments in order, with their numbers."""
     if not folder.is_dir():
         return []
     return sorted((int(path.stem), path) for path in folder.glob("*.log") if path.stem.isdigit())
 
 
-def _framed(kind: Kind, content: bytes) -> bytes:
+def _framed(kind: RecordKind, content: bytes) -> bytes:
     head = _MARK + bytes([kind])
     crc = zlib.crc32(content, zlib.crc32(head))
     return b"".join([(len(head) + len(content)).to_bytes(4, "little"), crc.to_bytes(4, "little"), head, content])

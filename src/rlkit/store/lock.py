@@ -27,7 +27,7 @@ class _Lock(FileIO):
 _held = WeakSet[_Lock]()
 
 
-def lock(directory: Path) -> FileIO:
+def acquire_lock(directory: Path) -> FileIO:
     """Make a run's directory, take its lock, and return the file that releases it when it is closed.
 
     Raises:
@@ -54,7 +54,7 @@ def lock(directory: Path) -> FileIO:
     return file
 
 
-def holder(directory: Path) -> str | None:
+def find_lock_holder(directory: Path) -> str | None:
     """Return the number of the process that holds the lock of a run's directory; None if nobody does."""
     try:
         with (directory / "lock").open("rb") as file:

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlkit._util import files
-from rlkit.store.codec import EPISODE_FIELDS, dump, without_marker
+from rlkit.store.codec import EPISODE_FIELDS, split_group_scored, to_json
 from rlkit.types import IMAGE_TOKEN, Episode, Group, Image, Prompt, Tokens, Turn
 
 _IMAGE = pa.struct(
@@ -95,7 +95,7 @@ class StepGroup:
     """A group of a step: `attempts` are all that were played for it, those that failed and were played again too."""
 
     group: Group
-    counts: bool
+    is_trained: bool
     attempts: Sequence[Episode]
 
 
@@ -106,13 +106,13 @@ def write(path: Path, groups: Sequence[StepGroup], *, decode: Callable[[Tokens],
     episodes = [episode for _, _, episode in rows]
     columns: dict[str, list[Any]] = {
         "position": [position for position, _, _ in rows],
-        "counts": [step.counts for _, step, _ in rows],
+        "counts": [step.is_trained for _, step, _ in rows],
         "draw": [step.group.draw for _, step, _ in rows],
         "env": [step.group.env for _, step, _ in rows],
         "task": [step.group.task for _, step, _ in rows],
         "final": [id(episode) in final for episode in episodes],
-        "metrics": [dump(episode.metrics) for episode in episodes],
-        "info": [dump(episode.info) for episode in episodes],
+        "metrics": [to_json(episode.metrics) for episode in episodes],
+        "info": [to_json(episode.info) for episode in episodes],
         **{name: [getattr(episode, name) for episode in episodes] for name in _PLAIN_EPISODE},
     }
     arrays = [pa.array(columns[name], SCHEMA.field(name).type) for name in _COLUMNS]
@@ -146,7 +146,7 @@ def read(path: Path) -> list[StepGroup]:
     groups: dict[int, list[tuple[dict[str, Any], Episode]]] = {}
     for index, row in enumerate(rows):
         own = tuple(every[int(starts[index]) : int(starts[index + 1])])
-        row["metrics"], row["group_scored"] = without_marker(json.loads(row["metrics"]), row["group_scored"])
+        row["metrics"], row["group_scored"] = split_group_scored(json.loads(row["metrics"]), row["group_scored"])
         row["info"] = json.loads(row["info"])
         episode = Episode(turns=own, **{name: row[name] for name in EPISODE_FIELDS})
         groups.setdefault(row["position"], []).append((row, episode))

@@ -1,42 +1,49 @@
-"""The usage of a run, written down for the process that goes on with it."""
+"""The usage of a run, recorded for the process that resumes it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from rlkit._util import files
 from rlkit._util.threads import in_thread
 from rlkit.cost.budget import Budget
 from rlkit.errors import UsageError
-from rlkit.store import RunStore
+from rlkit.store import jsonl
+from rlkit.store.journal import report_write_errors
 from rlkit.types import Json
 
-_EVERY_S = 10.0
-"""Time between two records in the middle of a step; a kill loses the count of what came after the last one."""
+_FILE = "usage.json"
+_INTERVAL_S = 10.0
+"""Time between two records in the middle of a step; a kill loses the usage after the last one."""
 
 
 class UsageLog:
-    """Records the usage that a budget counts in the run's folder."""
+    """Records the usage that a budget counts in a run's directory."""
 
-    def __init__(self, store: RunStore, budget: Budget) -> None:
-        self._store = store
+    def __init__(self, directory: Path, budget: Budget) -> None:
+        self._directory = directory
         self._budget = budget
-        self._kept_s = budget.seconds
+        self._written_s = budget.seconds
 
-    def keep(self) -> None:
-        """Write down the usage up to now; a RunFailed says that it cannot be written."""
-        self._kept_s = self._budget.seconds
-        self._store.keep_used(self._budget.state_dict())
+    def write(self) -> None:
+        """Record the usage up to now; raise `RunFailed` if it cannot be written."""
+        self._written_s = self._budget.seconds
+        with report_write_errors(self._directory):
+            files.write_text(self._directory / _FILE, json.dumps(self._budget.state_dict()) + "\n")
 
-    async def keep_now_and_then(self) -> None:
-        """Do so if it was last done some seconds ago."""
-        if self._budget.seconds - self._kept_s >= _EVERY_S:
-            await in_thread(self.keep)
+    async def write_if_due(self) -> None:
+        """Record the usage if the last record is some seconds old."""
+        if self._budget.seconds - self._written_s >= _INTERVAL_S:
+            await in_thread(self.write)
 
 
-def recorded_usage(store: RunStore, note: Callable[[str], None]) -> Mapping[str, Json]:
-    """Return the usage of the processes that worked on a run before; a damaged record is noted and counts as none."""
+def read_usage(directory: Path, note: Callable[[str], None]) -> Mapping[str, Json]:
+    """Return the usage recorded by earlier processes of a run; note a damaged record and count it as none."""
+    path = directory / _FILE
     try:
-        return store.used
-    except UsageError as error:  # it holds counters only: no reason not to go on
-        note(f"{error}; what was used before is not counted, and a budget counts from here")
+        return jsonl.read_object(path) if path.exists() else {}
+    except UsageError as error:  # it holds counters only: no reason not to resume
+        note(f"{error}; earlier usage is not counted, and the budget counts from here")
         return {}

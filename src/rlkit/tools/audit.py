@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from rlkit.algorithms.datums import Excess, Preparation
 from rlkit.config import load_config
-from rlkit.store.about import find_run, recorded_config
-from rlkit.store.history import recorded_steps
+from rlkit.store.history import load_history
+from rlkit.store.metadata import find_run, find_run_config
 from rlkit.types import Datum, Episode, Group, Prompt, Turn, join
 
 
@@ -71,7 +71,7 @@ async def audit_run(run: str | Path) -> tuple[Path, dict[str, Audit]]:
         UsageError: there is no such run, or its record is damaged.
     """
     directory = find_run(run)
-    batch = load_config([recorded_config(directory)]).config.batch
+    batch = load_config([find_run_config(directory)]).config.batch
     return directory, await audit(directory, max_tokens=batch.max_tokens, excess=batch.too_long)
 
 
@@ -89,13 +89,13 @@ async def audit(directory: Path, *, max_tokens: int | None = None, excess: Exces
     Raises:
         UsageError: the record is damaged, or a part of it is gone.
     """
-    history, audits = recorded_steps(directory), dict[str, Audit]()
+    history, audits = load_history(directory), dict[str, Audit]()
     taken = defaultdict[str, dict[int, list[int]]](lambda: defaultdict(list))  # by environment and draw: its steps
     for step in range(1, history.step + 1):
         for member in history.groups(step):
             name, group = member.group.env, member.group
             taken[name][group.draw].append(step)
-            if not member.counts:
+            if not member.is_trained:
                 continue
             checked = await audit_group(group, max_tokens=max_tokens, excess=excess)
             if checked.mismatch is not None:

@@ -20,8 +20,8 @@ from rlkit.config.schema import ServiceConfig
 from rlkit.errors import RlkitError, UsageError, did_you_mean
 from rlkit.service import StoredCheckpoint
 from rlkit.service.connect import connect
-from rlkit.store import checkpoints, lines
-from rlkit.store.about import find_run, run_config
+from rlkit.store import checkpoints, jsonl
+from rlkit.store.metadata import find_run, load_run_config
 from rlkit.training.from_config import selection
 from rlkit.training.model_selection import Selection
 from rlkit.types import Checkpoint, Json
@@ -139,7 +139,7 @@ async def list_checkpoints(
     if run is None:
         return [asdict(checkpoint) for checkpoint in only.select(await stored_checkpoints(ServiceConfig(), note=note))]
     directory = find_run(run)
-    service = run_config(directory).service
+    service = load_run_config(directory).service
     kept = {checkpoint.path: checkpoint for checkpoint in only.select(await stored_checkpoints(service, note=note))}
     saved = checkpoints(directory)
     best = _selection(directory).best_of(saved)
@@ -163,7 +163,7 @@ def choose_checkpoint(name: str, *, step: int | None = None, best: bool = False)
             raise UsageError("--step and --best choose among the checkpoints of a run: leave them out")
         return ChosenCheckpoint(name, ServiceConfig())
     run = find_run(name)
-    service, saved = run_config(run).service, checkpoints(run)
+    service, saved = load_run_config(run).service, checkpoints(run)
     if step is not None and best:
         raise UsageError("--step and --best are two choices: give one")
     if not saved:
@@ -216,7 +216,7 @@ async def select_checkpoints(
     only = only or CheckpointFilter()
     paths = {name for name in names if name.startswith("tinker://")}
     runs = tuple(find_run(name) for name in names if name not in paths)
-    services = [run_config(run).service for run in runs] or [ServiceConfig()]
+    services = [load_run_config(run).service for run in runs] or [ServiceConfig()]
     if any(service != services[0] for service in services):
         raise UsageError("the runs are on different services: name them one at a time")
     saved = {path for run in runs for checkpoint in checkpoints(run) for path in (checkpoint.state, checkpoint.sampler)}
@@ -231,7 +231,7 @@ async def select_superfluous(
 ) -> CheckpointSelection:
     """Select the checkpoints of a run that are neither among the newest nor among the best by `best.metric`."""
     directory = find_run(run)
-    service = run_config(directory).service
+    service = load_run_config(directory).service
     stored = {checkpoint.path: checkpoint for checkpoint in await stored_checkpoints(service, note=note)}
     saved = [checkpoint for checkpoint in checkpoints(directory) if checkpoint.state in stored]
     ranking = _selection(directory)
@@ -270,7 +270,7 @@ async def set_expiry(
 
 
 def _selection(run: Path) -> Selection:
-    return selection(run_config(run), lines.numbers(run / "metrics.jsonl"))
+    return selection(load_run_config(run), jsonl.read_metrics(run / "metrics.jsonl"))
 
 
 def _record(
@@ -282,4 +282,4 @@ def _record(
         with suppress(UsageError, OSError):  # of another run, whose folder is damaged
             for saved in checkpoints(file.parent):
                 if saved.state in paths:
-                    lines.append(file, line(saved))
+                    jsonl.append(file, line(saved))

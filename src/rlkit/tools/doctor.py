@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlkit._util import paths
-from rlkit.errors import RlkitError
+from rlkit.errors import RlkitError, UsageError
 from rlkit.tools.probes import Answer, ask_program, ask_within
 
 if TYPE_CHECKING:
     from rlkit.metrics.diagnostics import Finding as RunFinding
     from rlkit.service.connect import ServiceChoice
-    from rlkit.store.ending import Ending
+    from rlkit.tools.run_ending import RunEnding
 
 PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "harbor", "openreward")
 KEYS = ("TINKER_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "OPENREWARD_API_KEY")
@@ -82,22 +82,33 @@ def examine(
         yield embedded_engine(needed=needed, say=say)
 
 
-def examine_run(run: str | Path) -> tuple[Path, int, Ending | None, list[RunFinding]]:
+def examine_run(run: str | Path) -> tuple[Path, int, RunEnding | None, list[RunFinding]]:
     """Read a run's folder, its last step with metrics, how it ended, and what is wrong with it.
 
     Raises:
         UsageError: there is no such run, or a file of it is damaged.
     """
     from rlkit.metrics.diagnostics import findings
-    from rlkit.store import lines
-    from rlkit.store.about import find_run
-    from rlkit.store.blocking_findings import recorded_findings
-    from rlkit.store.ending import read_ending
+    from rlkit.store import jsonl
+    from rlkit.store.metadata import find_run
+    from rlkit.tools.run_ending import read_run_ending
 
     directory = find_run(run)
-    metrics = lines.numbers(directory / "metrics.jsonl")
-    found = findings(metrics) + recorded_findings(directory)
-    return directory, metrics[-1][0] if metrics else 0, read_ending(directory), found
+    metrics = jsonl.read_metrics(directory / "metrics.jsonl")
+    found = findings(metrics) + _recorded_findings(directory)
+    return directory, metrics[-1][0] if metrics else 0, read_run_ending(directory), found
+
+
+def _recorded_findings(directory: Path) -> list[RunFinding]:
+    """Return the findings that cannot be read off a run's metrics."""
+    from rlkit.metrics.diagnostics import Finding as RunFinding
+    from rlkit.store import jsonl
+
+    path = directory / "run.json"
+    try:
+        return [RunFinding(**finding) for finding in jsonl.read_object(path).get("findings") or ()]
+    except TypeError as error:
+        raise UsageError(f"{path} is damaged: findings: {error}") from error
 
 
 def _limited(subject: str, look: Callable[[], Finding]) -> Finding:

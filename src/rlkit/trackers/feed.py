@@ -117,9 +117,9 @@ def read_run(directory: Path) -> RecordedRun:
     """Return the run of a folder; UsageError if its files are damaged."""
     import yaml
 
-    from rlkit.store import lines
+    from rlkit.store import jsonl
 
-    about = lines.read_object(directory / "run.json")
+    about = jsonl.read_object(directory / "run.json")
     try:
         config: object = yaml.safe_load((directory / "config.yaml").read_text())
     except (OSError, yaml.YAMLError) as error:
@@ -158,13 +158,13 @@ class Feed:
             yield RecordedStep(number, metrics, table if exists else None)
 
     def _read_metrics(self) -> None:
-        from rlkit.store import lines
+        from rlkit.store import jsonl
 
         path = self._directory / "metrics.jsonl"
         if not path.exists() or (size := path.stat().st_size) == self._size:
             return
         self._size = size
-        for number, metrics in lines.numbers(path):
+        for number, metrics in jsonl.read_metrics(path):
             if number > self._newest:
                 self._newest = number
                 self._waiting.append((number, metrics))

@@ -18,7 +18,7 @@ from rlkit.errors import RunFailed
 from rlkit.rollout.player import Counts, FailureNotes, GroupProgress, Player
 from rlkit.service.watch import PatientSampler
 from rlkit.store import RunStore
-from rlkit.store.history import Member
+from rlkit.store.history import GroupRecord
 from rlkit.store.usage_log import UsageLog
 from rlkit.tasks.sources import Mixture
 from rlkit.trackers import Broadcast
@@ -113,7 +113,7 @@ class Groups:
         self._store = store
         self._trackers = trackers
         self._usage = usage
-        self._failures = FailureNotes(trackers.note, redacted=store.about.redacted)
+        self._failures = FailureNotes(trackers.note, redacted=store.metadata.redact)
         self._interrupted = dict(resumption.interrupted)
         self._recorded_metrics = resumption.task_metrics
         self._needed = defaultdict[int, Usage](Usage)  # by draw: to train on its episodes once its group is complete
@@ -181,11 +181,11 @@ class Groups:
             EnvironmentFault: a task source failed.
             RunFailed: the journal cannot be written.
         """
-        members = list[Member]()
+        members = list[GroupRecord]()
         for taken in step.groups:
             group = taken.played.prepared.group
             self._sources.observe(group)
-            members.append(Member(group.draw, taken.is_trained, len(group.episodes)))
+            members.append(GroupRecord(group.draw, taken.is_trained, len(group.episodes)))
         step.task_metrics = self._sources.metrics()
         return self._store.record_step(members, self._sources.state_dict())
 
@@ -264,7 +264,7 @@ class Groups:
         group = await self._player.play(task, lambda: self.published.newest, progress=progress)
         if self._is_streaming:  # otherwise the learner waits for the disk, once for all groups of a step
             await self._store.sync()
-        await self._usage.keep_now_and_then()
+        await self._usage.write_if_due()
         played = await self.prepare(group)
         self._needed.pop(task.draw, None)
         return played

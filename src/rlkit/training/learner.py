@@ -89,10 +89,10 @@ class PolicyLearner:
             UsageError: the groups of a step are not on the disk any more.
         """
         run, published = self._run, self._groups.published
-        run.checkpoints.go_on(self._step, tried=run.store.measured(run.step))
+        run.checkpoints.go_on(self._step, tried=run.store.find_last_measured_step(run.step))
         if self._step == 0 and run.evaluation.due(0, last=run.steps):
             published.set(await self._hand_over())
-            if run.store.first_measured is None:  # an evaluation that is new to the run begins where it is
+            if run.store.first_metrics_step is None:  # an evaluation that is new to the run begins where it is
                 run.begin_report(0, {}, published.newest)
         while published.sampler is None or self._step < run.step:
             await self._replay_next()
@@ -256,9 +256,9 @@ class PolicyLearner:
             run.note(f"taking step {number} again, without sampling")
             update, groups = StepUpdate(self._learner, self._recipe, version=number), list[StepGroup]()
             try:
-                for recorded in await run.store.groups(number):
-                    groups.append(StepGroup(await self._groups.prepare(recorded.group), recorded.counts))
-                    update.add(groups[-1].played.prepared, counts=recorded.counts)
+                for recorded in await run.store.read_groups(number):
+                    groups.append(StepGroup(await self._groups.prepare(recorded.group), recorded.is_trained))
+                    update.add(groups[-1].played.prepared, counts=recorded.is_trained)
                 update.finish()
                 sampler, metrics = await self._await_update(number, groups, update, before=sampler)
             finally:

@@ -46,7 +46,7 @@ class Reporter:
         self._failure: Exception | None = None
         self._lookout = Lookout()
         self._apart = False
-        for step, metrics in store.metrics:  # what was told before the run was resumed
+        for step, metrics in store.read_metrics():  # what was told before the run was resumed
             self._lookout.add(step, metrics)
             self._apart = self._beyond(metrics)
         self.last: Mapping[str, float] = {}
@@ -75,7 +75,12 @@ class Reporter:
     def known_through(self, step: int) -> int:
         """The last step up to `step` before which none is missing."""
         return next(
-            (number - 1 for number in range(self._store.measured(step) + 1, step + 1) if not self.knows(number)), step
+            (
+                number - 1
+                for number in range(self._store.find_last_measured_step(step) + 1, step + 1)
+                if not self.knows(number)
+            ),
+            step,
         )
 
     def check(self) -> None:

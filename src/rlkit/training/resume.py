@@ -16,7 +16,7 @@ from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.rollout.player import GroupProgress
 from rlkit.service import Learner, Service
 from rlkit.store import RunStore
-from rlkit.store.history import Draw, History, StepRecord, state_path
+from rlkit.store.history import DrawRecord, History, StepRecord, state_path
 from rlkit.tasks.sources import Mixture
 
 
@@ -40,32 +40,32 @@ class Resumption:
 def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
     """Take the task sources through what happened since their state was kept; the tasks that are in no step yet.
 
-    What the sources say after each step is put into `history.of_tasks`, for steps whose numbers were not written down.
+    The metrics of the sources after each step are put into `history.task_metrics`, for steps without a line of metrics.
     Draws that a damaged journal has lost are made again, and `history` knows them from then on. Where these may now be
     of other tasks, it forgets what was played of them.
 
     Raises:
         UsageError: the sources do not repeat themselves.
     """
-    if not history.since and not history.events:
+    if not history.state_step and not history.events:
         return []
     try:
         tasks.load_state_dict(history.state)
     except (EnvironmentFault, UsageError):
         raise
     except Exception as error:  # it is not what they wrote
-        path = state_path(history.directory, history.since)
+        path = state_path(history.directory, history.state_step)
         raise UsageError(f"{path}: the task sources cannot take it up: {type(error).__name__}: {error}") from error
-    history.of_tasks[history.since] = tasks.metrics()
+    history.task_metrics[history.state_step] = tasks.metrics()
     waiting = list[Task]()
-    lost = dict[int, Draw]()
+    lost = dict[int, DrawRecord]()
     trained = {one.draw for record in history.steps.values() for one in record.groups}
     moved = False  # whether the sources are changed by a step since the last draw that is known
 
     def draw_what_is_lost(before: int) -> None:
         while history.damaged and tasks.drawn < before and (drawn := tasks.draw(1)):
             task = drawn[0]
-            lost[task.draw] = history.draws[task.draw] = Draw(task.draw, task.name, task.id)
+            lost[task.draw] = history.draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
             if task.draw not in trained:
                 if moved:  # it was made before that or after
                     history.attempts.pop(task.draw, None)
@@ -74,7 +74,7 @@ def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
 
     for event in history.events:
         match event:
-            case Draw():
+            case DrawRecord():
                 draw_what_is_lost(event.draw)
                 drawn, moved = tasks.draw(1), False
                 if not drawn or (drawn[0].draw, drawn[0].name, drawn[0].id) != (event.draw, event.env, event.task):
@@ -94,7 +94,7 @@ def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
                     if kept.group.draw in lost and kept.group.task != lost[kept.group.draw].task:
                         raise UsageError(f"{history.damaged[0]} is damaged where it says what was drawn")
                     tasks.observe(kept.group)
-                history.of_tasks[event.step] = tasks.metrics()
+                history.task_metrics[event.step] = tasks.metrics()
                 moved = moved or (before is not None and tasks.state_dict() != before)
     return waiting
 

@@ -130,7 +130,7 @@ class Run:
         used = self._budget.metrics()
         if trained.checkpoint is not None:
             self.checkpoints.record(step.number, trained.checkpoint)
-        await in_thread(self._usage.keep)
+        await in_thread(self._usage.write)
         times = self._timer.lap(step.complete_s, trained.metrics)
         self.begin_report(step.number, {**trained.metrics, **step.task_metrics, **used, **times}, trained.sampler)
 
@@ -178,7 +178,7 @@ class Run:
         await self.reporter.drain()
         self.checkpoints.tidy_up(reported=self.step)
         await self.checkpoints.settle()
-        await self.store.settle()
+        await self.store.flush()
         metric = self._selection.aim.metric
         if metric is not None and self._selection.best is None and self.step:
             self.note(f"best.metric: no step had a {metric}")
@@ -208,7 +208,7 @@ class Run:
 
     async def _evaluate(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:
         tried = await self.evaluation.play(sampler, rank=rank)
-        await self.store.keep_evaluation(step, [(one.group, one.attempts) for one in tried])
+        await self.store.write_evaluation(step, [(one.group, one.attempts) for one in tried])
         return await eval_metrics(tried)
 
     async def _evaluate_if_last(self, step: int, sampler: Sampler, rank: int) -> Mapping[str, float]:

@@ -29,6 +29,7 @@ from rlkit.cost.prices import Price, price_of
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, eval_player, eval_tasks
+from rlkit.metrics.blocking_findings import BlockingFindings
 from rlkit.rollout.player import FailureNotes, Player
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
@@ -36,9 +37,8 @@ from rlkit.service import Service
 from rlkit.service.connect import ServiceChoice, choose_service, connect, describe_service
 from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
-from rlkit.store.blocking_findings import BlockingFindings
-from rlkit.store.journal import unwritable
-from rlkit.store.usage_log import UsageLog, recorded_usage
+from rlkit.store.journal import make_write_error
+from rlkit.store.usage_log import UsageLog, read_usage
 from rlkit.tasks.decontamination import task_contents
 from rlkit.tasks.epochs import with_steps
 from rlkit.tasks.from_config import run_mixture, run_tasks
@@ -167,14 +167,14 @@ class RLTrainer(Trainer):
                     async with self._connect(store, choice, price) as (run, learner, groups):
                         yield run, learner, groups
                     result = run.result
-                store.about.set_status(result.status, reason=result.reason)
+                store.metadata.set_status(result.status, reason=result.reason)
             except asyncio.CancelledError:
                 with suppress(OSError):
-                    store.about.set_status("interrupted")
+                    store.metadata.set_status("interrupted")
                 raise
             except Exception as error:
                 with suppress(OSError):  # a full disk must not hide why the run failed
-                    store.about.set_failed(error, retry=isinstance(error, RolloutsFailed))
+                    store.metadata.set_failed(error, retry=isinstance(error, RolloutsFailed))
                 raise
             finally:
                 await store.close()
@@ -201,9 +201,9 @@ class RLTrainer(Trainer):
                 price=price,
                 used=lambda: service.usage,
                 clock=asyncio.get_running_loop().time,
-                before=recorded_usage(store, note),
+                before=read_usage(store.directory, note),
             )
-            usage = UsageLog(store, budget)
+            usage = UsageLog(store.directory, budget)
             run, learner, groups = await self._build(
                 store, service, chat=chat, watch=watch, budget=budget, usage=usage, resumption=resumption
             )
@@ -235,11 +235,11 @@ class RLTrainer(Trainer):
         try:
             await in_thread(self._origins.write, store.directory)
         except OSError as error:
-            raise unwritable(store.directory, error) from error
+            raise make_write_error(store.directory, error) from error
         for path in dict.fromkeys(history.damaged):
             self._trackers.note(f"{path} is damaged; what it cannot give back is played again, or others instead")
-        interrupted = interrupted_groups(history, self._config, forgive=store.about.retries_failed)
-        return Resumption(history.step, waiting, interrupted, history.of_tasks)
+        interrupted = interrupted_groups(history, self._config, forgive=store.metadata.retry_failed)
+        return Resumption(history.step, waiting, interrupted, history.task_metrics)
 
     async def _build(
         self,
@@ -255,7 +255,8 @@ class RLTrainer(Trainer):
         """Build the three owners of a run's parts, each from settings of its own."""
         config, trackers, note = self._config, self._trackers, self._trackers.note
         loader = WeightsLoader(config, service, store, note)
-        measured = store.measured(resumption.step)  # a step without metrics is trained on again for their sake
+        # A step without metrics is trained on again for their sake.
+        measured = store.find_last_measured_step(resumption.step)
         note(f"starting a training session for {config.model}")
         weights, step = await watch.call(lambda: loader.load(measured), "starting a training session", retry=True)
         # Known for sure once the model is loaded.
@@ -276,9 +277,9 @@ class RLTrainer(Trainer):
             usage=usage,
             resumption=resumption,
         )
-        failures = FailureNotes(note, redacted=store.about.redacted, where="the evaluation of ")
+        failures = FailureNotes(note, redacted=store.metadata.redact, where="the evaluation of ")
         evaluating = replace(eval_player(config, chat, slots=slots, context=context), record=failures.add)
-        ranking = selection(config, store.metrics)
+        ranking = selection(config, store.read_metrics())
         run = Run(
             steps=config.step_count,
             step=resumption.step,
@@ -303,7 +304,7 @@ class RLTrainer(Trainer):
         return BlockingFindings(
             step=lambda: store.step + 1,
             tell=lambda finding: self._trackers.note(f"step {finding.first}: {finding}"),
-            keep=store.about.keep_findings,
+            keep=store.metadata.record_findings,
         )
 
 
@@ -331,11 +332,11 @@ async def _saving(run: Run, learner: PolicyLearner, groups: Groups, usage: Usage
         await run.finish()
     except asyncio.CancelledError:
         with suppress(OSError):
-            run.store.about.set_status("interrupted")  # at once: leaving the service may outlast our time
+            run.store.metadata.set_status("interrupted")  # at once: leaving the service may outlast our time
         raise
     finally:
         budget_end.cancel()
         learner.withdraw()
         with suppress(RlkitError):  # what is known of a step that did not come about is at most missing
-            usage.keep()
+            usage.write()
         await run.close()

@@ -27,7 +27,7 @@ from rlkit.envs.discovery.problem import digest, published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.state import State
 from rlkit.sandbox.inside import landlock, narrow
-from rlkit.store.history import recorded_steps
+from rlkit.store.history import load_history
 from rlkit.testing import Latency, SimulatedTinker
 from rlkit.tools.audit import audit_group
 from rlkit.training.from_config import preparation
@@ -72,7 +72,7 @@ class Reports(Activity):
 
 def recorded(directory: Path) -> list[list[Group]]:
     """The groups of each step."""
-    history = recorded_steps(directory)
+    history = load_history(directory)
     return [[one.group for one in history.groups(step)] for step in range(1, history.step + 1)]
 
 

@@ -14,7 +14,7 @@ from rlkit.envs.discovery import problem_of, records
 from rlkit.envs.discovery.problem import Problem, known
 from rlkit.envs.discovery.records import Record
 from rlkit.errors import RlkitError, UsageError, missing_extra
-from rlkit.store.about import find_run, run_config
+from rlkit.store.metadata import find_run, load_run_config
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -48,7 +48,7 @@ def best_records(
         MissingError: matplotlib is not installed.
     """
     directory = find_run(run)
-    envs = {name: spec for name, spec in run_config(directory).envs.items() if (spec.env or name) == "discovery"}
+    envs = {name: spec for name, spec in load_run_config(directory).envs.items() if (spec.env or name) == "discovery"}
     if not envs:
         raise UsageError(f"{directory.name} has no environment `discovery`, and so no records")
     searches = dict[str, BestRecords]()

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import rlkit
 from rlkit.cli.app import app
-from rlkit.store.ending import read_ending
 from rlkit.testing import Fault, World
+from rlkit.tools.run_ending import read_run_ending
 from rlkit.types import Json
 from tests.simulation import Simulation, Word
 
@@ -137,7 +137,7 @@ def test_a_run_that_is_resumed_forgets_how_it_ended_before(tmp_path: Path) -> No
     run.train(resume=True)
     about = json.loads((run.directory / "run.json").read_text())
     assert not about.keys() & {"error", "reason", "place", "place_is_own"}
-    assert str(read_ending(run.directory)) == "it has taken all its steps"
+    assert str(read_run_ending(run.directory)) == "it has taken all its steps"
 
 
 HOLDS = """

@@ -18,14 +18,14 @@ from rlkit._util import files
 from rlkit._util.frames import error_place
 from rlkit._util.json_values import text_of
 from rlkit._util.paths import runs_dir
-from rlkit._util.redaction import redactor
+from rlkit._util.redaction import make_redactor
 from rlkit.config import Config, Resolved, load_config, show_lines
 from rlkit.config.loading.secrets import redact as redact_config
 from rlkit.config.loading.secrets import secrets_in
 from rlkit.errors import UsageError
-from rlkit.store import codec, lines
-from rlkit.store.history import DRAW_BYTES, states
-from rlkit.store.journal import Kind, records
+from rlkit.store import codec, jsonl
+from rlkit.store.history import DRAW_BYTES, list_state_steps
+from rlkit.store.journal import RecordKind, read_records
 from rlkit.types import Json
 
 FORMAT_VERSION = 2
@@ -44,7 +44,7 @@ CONFIG_END = "# end of the configuration"
 RECORDED_PACKAGES = ("rlkit", "tinker", "tinker-cookbook", "torch", "transformers", "numpy")
 
 
-class About:
+class RunMetadata:
     """What is written down of a run as a whole; its arguments and errors are those of `RunStore`."""
 
     def __init__(self, directory: Path, resolved: Resolved, *, resume: bool) -> None:
@@ -79,7 +79,7 @@ class About:
         """
         self._begun = True
         for name in ("metrics.jsonl", "checkpoints.jsonl"):
-            lines.mend(self._directory / name)
+            jsonl.repair(self._directory / name)
         for half in self._directory.rglob(".*.tmp"):  # nobody else is writing
             half.unlink(missing_ok=True)
         self._content["versions"] = {"python": platform.python_version(), **_versions()}
@@ -99,30 +99,30 @@ class About:
         """
         changed: dict[str, Json] = {"status": status, "updated": time.time()}
         if error:
-            changed["error"] = self.redacted(error)
+            changed["error"] = self.redact(error)
         if reason:
             changed["reason"] = reason
         self._content.update(changed)
         self.write()
 
-    def redacted(self, text: str) -> str:
+    def redact(self, text: str) -> str:
         """Return a text without the secrets of the configuration and of the environment."""
-        return self.redactor()(text)
+        return self.make_redactor()(text)
 
-    def redactor(self) -> Callable[[str], str]:
+    def make_redactor(self) -> Callable[[str], str]:
         """Return `redacted` for many texts."""
-        redact_environment = redactor()
+        redact_environment = make_redactor()
         return lambda text: redact_environment(redact_config(text, hidden=self._secrets))
 
     def set_failed(self, error: Exception, *, retry: bool) -> None:
         """Record that the run failed; `retry` plays rollouts that failed again when the run goes on."""
-        self.retries_failed = self.retries_failed or retry
+        self.retry_failed = self.retry_failed or retry
         place = error_place(error)
         if place is not None:
-            self._content |= {"place": self.redacted(str(place)), "place_is_own": place.is_own}
+            self._content |= {"place": self.redact(str(place)), "place_is_own": place.is_own}
         self.set_status("failed", error=f"{type(error).__name__}: {text_of(error)}")
 
-    def keep_findings(self, findings: Sequence[Mapping[str, Json]]) -> None:
+    def record_findings(self, findings: Sequence[Mapping[str, Json]]) -> None:
         """Record findings that cannot be read off the metrics later."""
         self._content["findings"] = [dict(finding) for finding in findings]
         self.write()
@@ -137,12 +137,12 @@ class About:
         self._content[_STATE] = written
 
     @property
-    def retries_failed(self) -> bool:
+    def retry_failed(self) -> bool:
         """Whether rollouts that failed are played again, as if for the first time; until another step is done."""
         return self._content.get(_RETRY) is True
 
-    @retries_failed.setter
-    def retries_failed(self, retried: bool) -> None:
+    @retry_failed.setter
+    def retry_failed(self, retried: bool) -> None:
         self._content[_RETRY] = retried
 
     def write(self) -> None:
@@ -169,7 +169,7 @@ def _identity(resolved: Resolved) -> dict[str, Json]:
     }
 
 
-def holds_run(directory: Path) -> bool:
+def is_run_directory(directory: Path) -> bool:
     """Say whether there is a run in a directory."""
     return (directory / "run.json").exists()
 
@@ -182,7 +182,7 @@ def find_run(run: str | Path) -> Path:
     """
     places = [runs_dir() / run, Path(run).absolute()]
     for place in places:
-        if holds_run(place):
+        if is_run_directory(place):
             return place
     for place in places:
         if (place / "journal").is_dir():
@@ -190,7 +190,7 @@ def find_run(run: str | Path) -> Path:
     raise UsageError(f"there is no run {str(run)!r} in {runs_dir()}, nor is it the folder of one")
 
 
-def run_config(directory: Path) -> Config:
+def load_run_config(directory: Path) -> Config:
     """Return the configuration that a run has recorded, also where the file is cut off.
 
     Raises:
@@ -199,7 +199,7 @@ def run_config(directory: Path) -> Config:
     return load_config([directory / "config.yaml"]).config
 
 
-def recorded_config(directory: Path) -> Path:
+def find_run_config(directory: Path) -> Path:
     """Return the file of the configuration that a run has recorded.
 
     Raises:
@@ -209,7 +209,7 @@ def recorded_config(directory: Path) -> Path:
     remedy = "go on with the file that the run was begun with: rlkit train FILE --name NAME --resume"
     if not path.is_file():
         raise UsageError(f"{path} is gone; {remedy}")
-    end = lines.read_object(directory / "run.json").get("config_end")
+    end = jsonl.read_object(directory / "run.json").get("config_end")
     if isinstance(end, str) and end not in path.read_text(errors="replace").splitlines():
         raise UsageError(f"{path} is damaged: its last line, {end!r}, is not there; {remedy}")
     return path
@@ -217,7 +217,7 @@ def recorded_config(directory: Path) -> Path:
 
 def _of_same_run(directory: Path, resolved: Resolved) -> dict[str, Json]:
     """Return the run.json of the run that is to go on; a UsageError says that it is of another run, or damaged."""
-    about: dict[str, Json] = lines.read_object(directory / "run.json")
+    about: dict[str, Json] = jsonl.read_object(directory / "run.json")
     if about.get("format") != FORMAT_VERSION:
         raise UsageError(
             f"{directory} was written in format {about.get('format')}, and this rlkit knows {FORMAT_VERSION}: "
@@ -235,13 +235,13 @@ def _holds_results(directory: Path) -> bool:
     """Say whether a folder holds something that a run has finished, or a run of another format."""
     if any((directory / name).exists() for name in ("metrics.jsonl", "checkpoints.jsonl", "episodes")):
         return True
-    if any(step > 0 for step in states(directory)):
+    if any(step > 0 for step in list_state_steps(directory)):
         return True
-    episodes = (record.content for record in records(directory / "journal") if record.kind is Kind.EPISODE)
+    episodes = (record.content for record in read_records(directory / "journal") if record.kind is RecordKind.EPISODE)
     if any(codec.decode(content[DRAW_BYTES:]).status != "failed" for content in episodes):
         return True
     try:
-        return lines.read_object(directory / "run.json").get("format") != FORMAT_VERSION
+        return jsonl.read_object(directory / "run.json").get("format") != FORMAT_VERSION
     except (OSError, UsageError):  # there is none, or it was never finished
         return False
 

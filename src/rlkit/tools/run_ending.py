@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rlkit.store import lines
-from rlkit.store.lock import holder
+from rlkit.store import jsonl
+from rlkit.store.lock import find_lock_holder
 
 type Way = Literal["completed", "interrupted", "budget", "failed", "running", "killed"]
 
@@ -35,7 +35,7 @@ _ELSEWHERE = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RunEnding:
     """How a run ended.
 
     Args:
@@ -54,36 +54,36 @@ class Ending:
         return f"{self.reason}, at {self.place}" if self.place else self.reason
 
 
-def read_ending(directory: Path) -> Ending | None:
+def read_run_ending(directory: Path) -> RunEnding | None:
     """Return how the run in a folder ended, or that it goes on; None where its run.json has no status.
 
     Raises:
         UsageError: run.json is damaged.
     """
-    about = lines.read_object(directory / "run.json")
+    about = jsonl.read_object(directory / "run.json")
     status, reason = about.get("status"), str(about.get("reason") or "")
     resume = f"`rlkit resume {directory.name}`"
     match status:
         case "completed":
-            ending = Ending("completed", reason or "it has taken all its steps")
+            ending = RunEnding("completed", reason or "it has taken all its steps")
         case "budget":
             limit = reason.partition(":")[0]
             raised = f"`rlkit resume {directory.name} {limit}=…`" if limit else resume
-            ending = Ending("budget", reason or "its budget is used up", action=f"raise the limit: {raised}")
+            ending = RunEnding("budget", reason or "its budget is used up", action=f"raise the limit: {raised}")
         case "interrupted":
-            ending = Ending("interrupted", "a signal (Ctrl-C or SIGTERM) or its caller stopped it", action=resume)
+            ending = RunEnding("interrupted", "a signal (Ctrl-C or SIGTERM) or its caller stopped it", action=resume)
         case "failed":
             error, place = str(about.get("error") or "it failed"), str(about.get("place") or "")
             own = place if about.get("place_is_own") is True else ""
             kind = error.partition(":")[0]
             shown = own if kind in _FAILURES else place  # of an error without a name, a line of rlkit's own helps, too
-            ending = Ending("failed", error, shown, _remedy(kind, own, resume))
-        case "running" if (process := holder(directory)) is not None:
-            ending = Ending("running", f"process {process} works on it")
+            ending = RunEnding("failed", error, shown, _remedy(kind, own, resume))
+        case "running" if (process := find_lock_holder(directory)) is not None:
+            ending = RunEnding("running", f"process {process} works on it")
         case "running":
             reason = "it ended without a word, likely killed: by kill -9 or for want of memory"
             look = "look whether the machine restarted or ran out of memory (`dmesg | grep -i oom`)"
-            ending = Ending("killed", reason, action=f"{look}, then {resume}: nothing that was finished is lost")
+            ending = RunEnding("killed", reason, action=f"{look}, then {resume}: nothing that was finished is lost")
         case _:
             ending = None
     return ending

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from rlkit._util.loop_holds import Hold
-from rlkit.errors import UsageError
 from rlkit.metrics.diagnostics import Finding
-from rlkit.store import lines
 from rlkit.types import Json
 
-NAME = "blocking"
+RULE = "blocking"
 
 _MOST = 20
 """Findings of one run; an environment that holds the loop in more places has been told often enough."""
@@ -51,7 +48,7 @@ class BlockingFindings:
         new = key not in self._found
         if new and len(self._found) == _MOST:
             return
-        finding, times, longest_s = self._found.get(key, (Finding(NAME, hold.env, step, step, "", _ACTION), 0, 0.0))
+        finding, times, longest_s = self._found.get(key, (Finding(RULE, hold.env, step, step, "", _ACTION), 0, 0.0))
         times, longest_s = times + 1, max(longest_s, hold.seconds)
         often = "once" if times == 1 else f"{times} times"
         evidence = f"{key[1]} held the event loop {often}, for {longest_s:.1f} s at most: nothing else could go on"
@@ -61,16 +58,3 @@ class BlockingFindings:
             self._keep([asdict(kept) for kept, _, _ in self._found.values()])
         if new:
             self._tell(finding)
-
-
-def recorded_findings(directory: Path) -> list[Finding]:
-    """Return the findings that a run has kept in its folder, because they cannot be read off its metrics.
-
-    Raises:
-        UsageError: run.json is damaged.
-    """
-    path = directory / "run.json"
-    try:
-        return [Finding(**finding) for finding in lines.read_object(path).get("findings") or ()]
-    except TypeError as error:
-        raise UsageError(f"{path} is damaged: findings: {error}") from error

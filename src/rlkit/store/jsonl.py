@@ -1,7 +1,7 @@
 """Files of JSON objects, one a line.
 
 Invariant: a line is on the disk once `append` has returned; one that was being written when the process died can be
-unfinished, and `mend` drops it.
+unfinished, and `repair` drops it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return _object(path, _text(path))
 
 
-def numbers(path: Path) -> list[tuple[int, dict[str, float]]]:
+def read_metrics(path: Path) -> list[tuple[int, dict[str, float]]]:
     """Return the steps of a metrics.jsonl and their metrics, without what was not finite, as `read` does."""
     found = list[tuple[int, dict[str, float]]]()
     for metrics in read(path):
@@ -57,7 +57,7 @@ def numbers(path: Path) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-def mend(path: Path) -> None:
+def repair(path: Path) -> None:
     """Drop a last line that was not finished; what stays is on the disk, though its writer died before that."""
     if path.exists():
         text = _text(path)
