@@ -110,10 +110,10 @@ def replies(turns: int, *, tokens: int) -> list[str]:
 async def ours(task: Path, script: Path, said: Sequence[str]) -> dict[str, float]:
     from harbor.models.trial.config import AgentConfig
 
-    from rlkit.envs.harbor.agents.loans import lent
+    from rlkit.envs.harbor.agents.policy_registry import register_policy
 
     policy, chat = timed_policy(task.parent / "model", said)
-    with lent(policy) as key:
+    with register_policy(policy) as key:
         agent = AgentConfig(import_path="rlkit.envs.harbor.agents.agent:RLTerminus2", kwargs={"policy": key})
         row = await trial(task, agent)
     turns, sequences, kept = policy.turns, list[list[int]](), list[dict[str, object]]()

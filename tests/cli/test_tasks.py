@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlkit.envs.harbor.checking import Checked
+from rlkit.envs.harbor.checking import TaskCheck
 from rlkit.redteam.report import Attempt, RedTeamReport, attempt_result
 from tests.envs.harbor.conftest import write_task
 from tests.envs.harbor.test_convert import old_task
@@ -17,16 +17,18 @@ from tests.envs.harbor.test_convert import old_task
 def _tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are run in the tests of what is called; here they are said to have been."""
 
-    async def check_tasks(tasks: dict[str, Path], *, told: Callable[[Checked], None], **_: object) -> Sequence[Checked]:
+    async def check_tasks(
+        tasks: dict[str, Path], *, on_check: Callable[[TaskCheck], None], **_: object
+    ) -> Sequence[TaskCheck]:
         full, nothing = {"reward": 1.0}, {"tests": 0.0, "style": 0.5}
         found = [
-            Checked(name, "broken", full, nothing, "why", 0.5, ("one", "two \x1b[2J"))
+            TaskCheck(name, "broken", full, nothing, "why", 0.5, ("one", "two \x1b[2J"))
             if name == "bad"
-            else Checked(name, "sound", full, nothing, "", 0.5)
+            else TaskCheck(name, "sound", full, nothing, "", 0.5)
             for name in tasks
         ]
         for one in found:
-            told(one)
+            on_check(one)
         return found
 
     monkeypatch.setattr("rlkit.envs.harbor.checking.check_tasks", check_tasks)

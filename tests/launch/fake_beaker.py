@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rlkit.sandbox import Done, Sandbox, Spec, image
+from rlkit.sandbox import CompletedCommand, Sandbox, Spec, image
 
 WORKLOAD = "01HZZZZZZZZZZZZZZZZZZZZZZZ"
 
@@ -52,7 +52,7 @@ class FakeBeaker:
     cancelled: int = 0
     _loop: asyncio.AbstractEventLoop | None = None
     _sandbox: Sandbox | None = None
-    _running: asyncio.Task[Done] | None = None
+    _running: asyncio.Task[CompletedCommand] | None = None
 
     @property
     def over(self) -> bool:

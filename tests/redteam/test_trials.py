@@ -13,8 +13,8 @@ import pytest
 from rlkit._util import threads
 from rlkit.envs.harbor.generated.file_tasks import FileTasks
 from rlkit.envs.harbor.generated.task_folders import write_file_tasks
-from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.tasks import find
+from rlkit.envs.harbor.settings import make_environment
+from rlkit.envs.harbor.tasks import find_tasks
 from rlkit.redteam.report import RedTeamReport
 from rlkit.redteam.task_cheat import TaskCheat
 from rlkit.redteam.task_cheats import TASK_CHEATS
@@ -48,9 +48,9 @@ WRONG = "#!/bin/bash\necho 0 > /logs/verifier/reward.txt\n"
 def attack(
     folder: Path, *names: str, cheats: Sequence[TaskCheat] = TASK_CHEATS, task_ids: str = "", place: str = "local"
 ) -> RedTeamReport:
-    tasks = {name: path for name, path in find(folder).items() if not task_ids or name == task_ids}
+    tasks = {name: path for name, path in find_tasks(folder).items() if not task_ids or name == task_ids}
     chosen = [cheat for cheat in cheats if not names or cheat.name in names]
-    return threads.run(attack_tasks(tasks, environment=environment(place), jobs=3, cheats=chosen))
+    return threads.run(attack_tasks(tasks, environment=make_environment(place), jobs=3, cheats=chosen))
 
 
 @pytest.mark.parametrize("task_id", QUICK)

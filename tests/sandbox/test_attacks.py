@@ -167,7 +167,7 @@ def test_sockets_that_know_no_namespaces_are_refused(playing: Playing) -> None:
 
 def test_a_fork_bomb_stays_in_its_sandbox(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
-        if any("any number of processes" in said for said in sandbox.in_force):
+        if any("any number of processes" in said for said in sandbox.limit_descriptions):
             pytest.skip("as root without a control group nothing limits processes")
         with pytest.raises(CommandTimeout):
             await sandbox.run("bomb() { bomb | bomb & }; bomb; sleep 30", timeout_s=1)
@@ -261,7 +261,7 @@ def test_a_killed_owner_leaves_nothing_and_the_next_one_cleans_up(cache: Path, c
     owner.stdout.close()
     wait_until(lambda: not [pid for pid in running if Path(f"/proc/{pid}").exists()])
     assert len(list((cache / "sandbox" / "live").glob("*/rlkit-*"))) == 16
-    code = "from rlkit.sandbox import leftovers; leftovers.Place(()).remove()"
+    code = "from rlkit.sandbox import sandbox_folders; sandbox_folders.SandboxFolder(()).remove()"
     subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "RLKIT_CACHE_DIR": str(cache)})
     assert list((cache / "sandbox" / "live").glob("*/rlkit-*")) == []
     assert list(Path("/sys/fs/cgroup").rglob(f"rlkit-{owner.pid}-*")) == []

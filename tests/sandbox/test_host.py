@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.sandbox import host, leftovers
+from rlkit.sandbox import host, sandbox_folders
 
 
 def test_of_the_settings_only_what_everybody_may_read_and_nobody_hides_is_shown(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_the_name_of_the_hosts_root_says_what_is_shown(cache: Path) -> None:
     assert host.trees() == (name, trees)
     assert host.trees(("/srv",))[0] != name
     assert [tree.target for tree in trees][:2] == ["/", "/usr"]
-    base = leftovers.store() / trees[0].lower[0]
+    base = sandbox_folders.store() / trees[0].lower[0]
     assert (base / "etc" / "passwd").exists()
     assert not list((base / "root").iterdir())
 
@@ -45,4 +45,4 @@ def test_sandboxes_that_start_together_make_the_hosts_settings_once(
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(lambda number: host.trees(), range(4)))
     assert len({name for name, _ in found}) == 1
-    assert len(list((leftovers.store() / "base").iterdir())) == 1
+    assert len(list((sandbox_folders.store() / "base").iterdir())) == 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.sandbox import Sandbox, Spec, dockerfile, image, leftovers
+from rlkit.sandbox import Sandbox, Spec, dockerfile, image, sandbox_folders
 
 pytestmark = pytest.mark.usefixtures("can_sandbox")
 
@@ -31,7 +31,7 @@ async def inside(made: image.Image, function: Callable[[Sandbox], Awaitable[None
 
 
 def layers() -> list[str]:
-    return sorted(path.name for path in (leftovers.store() / "layers").glob("*"))
+    return sorted(path.name for path in (sandbox_folders.store() / "layers").glob("*"))
 
 
 def test_a_dockerfile_becomes_layers_that_are_taken_once(cache: Path, tmp_path: Path) -> None:
@@ -121,9 +121,9 @@ def test_a_layer_whose_builder_is_killed_goes(cache: Path, tmp_path: Path) -> No
     """
     before = layers()
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == -9
-    assert len(list(leftovers.store().glob("**/large"))) == 1
-    leftovers.sweep()
-    assert list(leftovers.store().glob("**/large")) == []
+    assert len(list(sandbox_folders.store().glob("**/large"))) == 1
+    sandbox_folders.sweep()
+    assert list(sandbox_folders.store().glob("**/large")) == []
     assert layers() == before
 
 
@@ -181,8 +181,8 @@ def test_old_layers_go_when_there_are_too_many_and_young_or_used_ones_stay(cache
     made = asyncio.run(main())
     assert image.prune(most_bytes=0) == 0
     for name in made.layers:
-        os.utime(leftovers.store() / "layers" / name, (0, 0))
-    place = leftovers.Place(made.layers[:1])
+        os.utime(sandbox_folders.store() / "layers" / name, (0, 0))
+    place = sandbox_folders.SandboxFolder(made.layers[:1])
     image.prune(most_bytes=0)
     place.remove()
     assert made.layers[0] in layers()

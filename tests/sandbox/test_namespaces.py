@@ -209,7 +209,7 @@ def test_stopped_is_stopped(cache: Path, can_sandbox: None) -> None:
 
 def test_what_limits_it_is_said(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
-        said = ", ".join(sandbox.in_force)
+        said = ", ".join(sandbox.limit_descriptions)
         for what in ("memory", "processes", "processor seconds", "a file", "system calls"):
             assert what in said
 

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from rlkit.errors import EnvironmentFault, MissingError
-from rlkit.sandbox.inside import landlock, narrow
+from rlkit.sandbox.inside import landlock, program_filter
 from rlkit.sandbox.runners.fork_server import ForkServer
-from rlkit.sandbox.runners.programs import LAYERS, Isolation, Layer, Program, ProgramLimits, Ran
+from rlkit.sandbox.runners.programs import LAYERS, Isolation, Layer, Program, ProgramLimits, ProgramResult
 from rlkit.sandbox.spec import MIB
 from tests.limits import HANG_S, wait_until
 
@@ -30,7 +30,7 @@ BARE: tuple[Layer, ...] = ("environment", "session")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the layers are Linux's"),
     pytest.mark.skipif(not landlock.version(), reason="this kernel has no Landlock"),
-    pytest.mark.skipif(narrow.program() is None, reason="there is no filter for this processor"),
+    pytest.mark.skipif(program_filter.program() is None, reason="there is no filter for this processor"),
 ]
 
 
@@ -42,7 +42,7 @@ def server() -> Iterator[ForkServer]:
     made.close()
 
 
-def ran(server: ForkServer, source: str, limits: ProgramLimits = LIMITS, **arguments: float) -> Ran:
+def ran(server: ForkServer, source: str, limits: ProgramLimits = LIMITS, **arguments: float) -> ProgramResult:
     return asyncio.run(server.run(Program(source, arguments=arguments), limits))
 
 

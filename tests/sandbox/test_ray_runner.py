@@ -10,12 +10,12 @@ import sys
 import pytest
 
 from rlkit.errors import MissingError
-from rlkit.sandbox.inside import landlock, narrow
+from rlkit.sandbox.inside import landlock, program_filter
 from tests.limits import HANG_S
 
 WITH_RAY = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed (rlkit[ray])")
 KEPT_APART = pytest.mark.skipif(
-    sys.platform != "linux" or not landlock.version() or narrow.program() is None,
+    sys.platform != "linux" or not landlock.version() or program_filter.program() is None,
     reason="programs would not be kept apart",
 )
 

@@ -19,7 +19,7 @@ PLAY = """
 import asyncio
 from pathlib import Path
 from rlkit.errors import MissingError
-from rlkit.sandbox import CommandTimeout, Limits, Sandbox, Spec, dockerfile, image, leftovers
+from rlkit.sandbox import CommandTimeout, Limits, Sandbox, Spec, dockerfile, image, sandbox_folders
 
 async def main():
     ground = image.base("host")
@@ -35,10 +35,10 @@ async def main():
         assert (await sandbox.run("chmod 666 /dev/null")).exit_code != 0
         assert (await sandbox.run("unshare --user true")).exit_code != 0
         assert (await sandbox.run("head -c 600000000 /dev/zero | tail -c 600000000 | wc -c")).stdout != b"600000000\\n"
-        if not sandbox.unsealed:
+        if not sandbox.seal_problem:
             await sandbox.run("mkdir -p /app /logs/verifier; echo work > /app/out")
             for shared in (None, ["/app"]):
-                view = await sandbox.open_view(own=["/tests", "/logs/verifier"], shared=shared)
+                view = await sandbox.open_view(private=["/tests", "/logs/verifier"], shared=shared)
                 await sandbox.run("echo forged > /logs/verifier/reward.txt")
                 said = (await view.run("cat /app/out; ls /tests /logs/verifier; cat /usr/x")).stdout.split()
                 assert said[:3] == [b"work", b"/logs/verifier:", b"/tests:"]
@@ -61,7 +61,7 @@ async def main():
         assert (await sandbox.run("cat /g; ls /etc/default")).stdout == b"copied"
     finally:
         await sandbox.stop()
-    assert list(leftovers.store().glob("live/*/rlkit-*")) == []
+    assert list(sandbox_folders.store().glob("live/*/rlkit-*")) == []
     print("played")
 
 asyncio.run(main())

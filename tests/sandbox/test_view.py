@@ -85,7 +85,7 @@ def test_a_daemon_of_the_sandbox_cannot_write_or_see_what_is_the_views_own(
         )
         daemon = "while :; do echo x | tee /logs/verifier/reward.txt /tests/test.sh; sleep 0.01; done"
         await sandbox.run(f"setsid nohup sh -c '{daemon}' > /dev/null 2>&1 &")
-        view = await sandbox.open_view(own=OWN, shared=shared)
+        view = await sandbox.open_view(private=OWN, shared=shared)
         assert await output(
             view, "cat /app/out; find /tests /logs/verifier; sleep 0.3; find /tests /logs/verifier"
         ) == ("work\n" + 2 * "/tests\n/logs/verifier\n")
@@ -113,7 +113,7 @@ def test_a_path_of_the_views_own_leads_nowhere_else_whatever_is_moved_or_linked(
         await sandbox.run("mkdir -p /app /logs/verifier /tests")
         if before:
             await sandbox.run(trick)
-        view = await sandbox.open_view(own=OWN)
+        view = await sandbox.open_view(private=OWN)
         await view.run("echo true > /logs/verifier/reward.txt")
         if not before:
             await sandbox.run(trick)
@@ -130,7 +130,7 @@ def test_no_process_of_the_sandbox_can_trace_signal_or_enter_one_of_the_view(
 
     async def play(sandbox: Sandbox) -> None:
         await sandbox.put(tmp_path / "reach.py", "/reach.py")
-        view = await sandbox.open_view(own=OWN)
+        view = await sandbox.open_view(private=OWN)
         sleeping = asyncio.ensure_future(view.run(["sleep", "3600"], user=user))
         while not (number := (await output(sandbox, "pgrep -x sleep")).strip()):
             await asyncio.sleep(0.02)
@@ -146,7 +146,7 @@ def test_no_process_of_the_sandbox_can_trace_signal_or_enter_one_of_the_view(
 def test_processes_of_the_sandbox_go_on_and_a_verifier_can_reach_them(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir /app; cd /app; sleep 3600 & echo $! > /app/pid")
-        view = await sandbox.open_view(own=OWN, shared=("/app",))
+        view = await sandbox.open_view(private=OWN, shared=("/app",))
         assert await output(view, "kill -0 $(cat /app/pid) && readlink /proc/$(cat /app/pid)/cwd") == "/app\n"
         assert await output(sandbox, "mkdir /a /b; touch /a/f; mv /a/f /b/f; ln /b/f /a/f; ls /a") == "f\n"
 
@@ -160,7 +160,7 @@ def test_with_named_folders_all_else_is_the_image_as_it_was(playing: Playing) ->
             "chmod +x /usr/local/bin/cat; echo 'echo forged' > /root/.bashrc; cp /usr/local/bin/cat /usr/bin/env; "
             "echo /app/evil.so > /etc/ld.so.preload; rm /dev/null; echo forged > /dev/null; echo x > /tmp/planted"
         )
-        view = await sandbox.open_view(own=OWN, shared=("/app", "/missing", "/srv/data"))
+        view = await sandbox.open_view(private=OWN, shared=("/app", "/missing", "/srv/data"))
         assert await output(view, "cat /app/out; cat /dev/null; env -i true; ls /tmp /root /missing") == (
             "work\n/missing:\n\n/root:\n\n/tmp:\n"
         )
@@ -173,7 +173,7 @@ def test_with_named_folders_all_else_is_the_image_as_it_was(playing: Playing) ->
 def test_very_many_entries_do_not_keep_the_tests_from_running(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir -p /app /logs/artifacts; for n in $(seq 600); do : > /.f$n; : > /logs/f$n; done")
-        view = await sandbox.open_view(own=OWN)
+        view = await sandbox.open_view(private=OWN)
         assert await output(view, "ls -d /app /usr; ls -A / | wc -l") == "/app\n/usr\n514\n"  # and /logs, /tests
 
     playing(play)
@@ -183,7 +183,7 @@ def test_very_many_entries_do_not_keep_the_tests_from_running(playing: Playing) 
 def test_whatever_the_agent_puts_in_the_place_of_a_folder_the_tests_run(playing: Playing, trick: str) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run(f"rm -rf /srv; {trick}")
-        view = await sandbox.open_view(own=OWN, shared=("/srv",))
+        view = await sandbox.open_view(private=OWN, shared=("/srv",))
         assert await output(view, "cat /srv 2>/dev/null; ls /srv") == ("file\n/srv\n" if "file" in trick else "")
 
     playing(play)
@@ -192,7 +192,7 @@ def test_whatever_the_agent_puts_in_the_place_of_a_folder_the_tests_run(playing:
 def test_a_shared_folder_in_another_one_is_not_mounted_through_the_agents_links(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir /app; cp /bin/true /usr/bin/cat; ln -s /usr /app/build")
-        view = await sandbox.open_view(own=OWN, shared=("/app", "/app/build/bin", "/app/"))
+        view = await sandbox.open_view(private=OWN, shared=("/app", "/app/build/bin", "/app/"))
         assert await output(view, "readlink /app/build; cat /proc/self/comm") == "/usr\ncat\n"
 
     playing(play)
@@ -241,7 +241,7 @@ def test_a_folder_that_is_passed_out_of_the_view_is_of_no_use(
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir /app")
         await sandbox.put(tmp_path, "/app")
-        view = await sandbox.open_view(own=OWN, shared=shared)
+        view = await sandbox.open_view(private=OWN, shared=shared)
         await view.run("for d in /logs/verifier /tests; do for n in reward.json answers; do echo x > $d/$n; done; done")
         ready = asyncio.Event()
 
@@ -261,7 +261,7 @@ def test_a_second_view_knows_nothing_of_the_first(playing: Playing, tmp_path: Pa
     async def play(sandbox: Sandbox) -> None:
         (tmp_path / "test.sh").write_text("echo tested")
         for number in range(2):
-            view = await sandbox.open_view(own=OWN)
+            view = await sandbox.open_view(private=OWN)
             assert await output(view, "find /tests /logs/verifier -type f") == ""
             await view.put(tmp_path / "test.sh", "/tests/test.sh")
             await view.run("sh /tests/test.sh > /logs/verifier/out; echo x > /on-the-views-root")
@@ -276,14 +276,14 @@ def test_a_view_that_cannot_be_is_an_error_and_harms_nothing(playing: Playing, m
     async def play(sandbox: Sandbox) -> None:
         for path in ("/logs", "//logs", "/", "/tests/data", "/logs/verifier"):
             with pytest.raises(UsageError, match="cannot be shared"):
-                await sandbox.open_view(own=OWN, shared=(path,))
+                await sandbox.open_view(private=OWN, shared=(path,))
         with pytest.raises(UsageError, match="absolute"):
-            await sandbox.open_view(own=OWN, shared=("app",))
+            await sandbox.open_view(private=OWN, shared=("app",))
         with pytest.raises(UsageError, match="absolute"):
-            await sandbox.open_view(own=OWN, shared=("/app/../logs",))
-        sandbox.unsealed = "the kernel has no Landlock"
+            await sandbox.open_view(private=OWN, shared=("/app/../logs",))
+        sandbox.seal_problem = "the kernel has no Landlock"
         with pytest.raises(MissingError, match="Landlock"):
-            await sandbox.open_view(own=OWN)
+            await sandbox.open_view(private=OWN)
 
     playing(play)
 
@@ -294,21 +294,21 @@ def test_a_view_that_is_closed_ends_what_runs_in_it_and_nothing_else(playing: Pl
     async def play(sandbox: Sandbox) -> None:
         await sandbox.run("mkdir /app; setsid sleep 3601 > /dev/null 2>&1 &")
         await sandbox.put(tmp_path / "chain.py", "/app/chain.py")
-        view = await sandbox.open_view(own=OWN)
+        view = await sandbox.open_view(private=OWN)
         await view.run("setsid sleep 3602 > /dev/null 2>&1 & setsid python3 /app/chain.py > /dev/null 2>&1 &")
         await view.close()
         assert (
             await output(sandbox, "sleep 0.2; pgrep -f '[s]leep 360|[c]hain.py' -a | cut -d' ' -f2-") == "sleep 3601\n"
         )
         assert (await view.run("true")).exit_code == 126
-        assert await output(await sandbox.open_view(own=OWN), "echo again") == "again\n"
+        assert await output(await sandbox.open_view(private=OWN), "echo again") == "again\n"
 
     playing(play)
 
 
 def test_a_view_ends_with_its_sandbox(playing: Playing) -> None:
     async def play(sandbox: Sandbox) -> None:
-        view = await sandbox.open_view(own=OWN)
+        view = await sandbox.open_view(private=OWN)
         running = asyncio.ensure_future(view.run("setsid sleep 3601 & sleep 3600"))
         await asyncio.sleep(0.1)
         await sandbox.stop()

@@ -41,9 +41,9 @@ def test_the_layers_around_programs_are_reported_and_weak_ones_are_a_warning(mon
     finding = doctor.programs()
     assert "no_new_privs" in finding.detail
     assert finding.status == ("ok" if finding.detail.startswith("isolation 'os'") else "warn")
-    from rlkit.sandbox.inside import landlock, narrow
+    from rlkit.sandbox.inside import landlock, program_filter
 
-    if not landlock.version() or narrow.program() is None:
+    if not landlock.version() or program_filter.program() is None:
         return
     from rlkit.sandbox.runners import fork_server
 

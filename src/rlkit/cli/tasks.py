@@ -37,14 +37,14 @@ def check(
     from rlkit.config import load_config
     from rlkit.envs.harbor import settings
     from rlkit.envs.harbor.checking import check_tasks, render_checks
-    from rlkit.envs.harbor.tasks import Selection, find
+    from rlkit.envs.harbor.tasks import Selection, find_tasks
 
-    folders = find(directory, field="DIR")
+    folders = find_tasks(directory, field="DIR")
     selection = Selection(task_ids=task_id or [], exclude=exclude or [], shuffle=False)
     chosen = {name: folders[name] for name in selection.of(list(folders))}
     # Values mean what they do in a configuration.
     values = ["envs.target.env=harbor", *(f"envs.target.args.{pair}" for pair in environment_kwargs or [])]
-    where = settings.environment(environment, dict(load_config([], values).config.envs["target"].args))
+    where = settings.make_environment(environment, dict(load_config([], values).config.envs["target"].args))
     say = output.silent if output.json else output.note
     if redteam:
         from rlkit.redteam.attack import attack_folders
@@ -52,7 +52,9 @@ def check(
         return print_attacks(output, {"": run_terminable(attack_folders(chosen, where, jobs=jobs, say=say))})
 
     checks = run_terminable(
-        check_tasks(chosen, environment=where, jobs=jobs, told=lambda one: say(f"{one.task_id}: {one.finding}"))
+        check_tasks(
+            chosen, environment=where, jobs=jobs, on_check=lambda check: say(f"{check.task_id}: {check.finding}")
+        )
     )
     good = all(checked.ok for checked in checks)
     output.result({"ok": good, "tasks": [asdict(checked) for checked in checks]}, render_checks(checks))
@@ -71,10 +73,10 @@ def convert(
     done = convert(directory, to)
     differences = {name: list(lines) for name, lines in done.differences.items()}
     lines: list[str] = []
-    for path in done.made:
+    for path in done.folders:
         lines += [f"made    {path}", *(f"        {line}" for line in differences.get(path.name, ()))]
     lines += [f"failed  {name}: {reason}" for name, reason in done.failed.items()]
-    made = [str(path) for path in done.made]
+    made = [str(path) for path in done.folders]
     output.result({"made": made, "failed": dict(done.failed), "differences": differences}, "\n".join(lines))
     return FAULTS_FOUND if done.failed else 0
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rlkit._util.threads import in_thread, together
-from rlkit.envs.harbor.outcome import numbers
-from rlkit.envs.harbor.phases import Gates, Passing, PhaseLimits
+from rlkit.envs.harbor.outcome import parse_rewards
+from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
-from rlkit.envs.harbor.tasks import broken
-from rlkit.envs.harbor.trial import environment_fields, play, steps_of
+from rlkit.envs.harbor.tasks import find_task_fault
+from rlkit.envs.harbor.trial import list_steps, make_environment_fields, play_trial
 from rlkit.errors import MissingError
 from rlkit.redteam.report import Attempt, RedTeamReport, attempt_result
 from rlkit.redteam.task_cheat import SKIPPED, TaskCheat
@@ -81,7 +81,7 @@ async def attack_tasks(
             return await _trial(path, cheat, environment, gates)
 
     async def attack(name: str, path: Path) -> Sequence[Attempt] | str:
-        if (reason := await in_thread(broken, path)) is not None:
+        if (reason := await in_thread(find_task_fault, path)) is not None:
             return reason
         honest = await run(path, HONEST)
         if honest.rewards is None:
@@ -128,12 +128,12 @@ async def _trial(path: Path, cheat: TaskCheat, environment: Environment, gates: 
             "task": {"path": str(path)},
             "trials_dir": str(folder),
             "agent": {"import_path": AGENT, "kwargs": {"script": cheat.command, "variables": variables}},
-            "environment": environment_fields(environment),
+            "environment": make_environment_fields(environment),
             "verifier": {"max_timeout_sec": VERIFIER_S},
         }
 
     try:
-        return await play(make, _read, gates=gates, trials_dir=None, keep=lambda trial: False)
+        return await play_trial(make, _read, gates=gates, trials_dir=None, keep=lambda trial: False)
     except MissingError:  # no trial could run
         raise
     except Exception as error:  # what breaks one trial must not hide the others
@@ -151,17 +151,17 @@ def _variables(path: Path) -> dict[str, Json]:
     }
 
 
-def _read(result: TrialResult, _passing: Passing, folder: Path) -> _Trial:
+def _read(result: TrialResult, _passing: GatePass, folder: Path) -> _Trial:
     from rlkit.redteam.agent import REPORT
 
-    errors = [part.exception_info for part in steps_of(result)] + [result.exception_info]
+    errors = [part.exception_info for part in list_steps(result)] + [result.exception_info]
     error = next((info for info in errors if info is not None), None)
     if error is not None and error.exception_type == MissingError.__name__:
         raise MissingError(error.exception_message)
     text = "" if error is None else " ".join(f"{error.exception_type}: {error.exception_message}".split())
     rewards = result.verifier_result.rewards if result.verifier_result else None
     scripts = [json.loads(file.read_text()) for file in sorted(folder.glob(f"**/{REPORT}"))]
-    return _Trial(None if rewards is None else numbers(rewards), _reason_to_skip(scripts), text)
+    return _Trial(None if rewards is None else parse_rewards(rewards), _reason_to_skip(scripts), text)
 
 
 def _reason_to_skip(scripts: Sequence[Mapping[str, Json]]) -> str:

@@ -5,8 +5,8 @@ Invariant: nothing in a sandbox outlives its owner, and whatever a sandbox leave
 
 from __future__ import annotations
 
-from rlkit.sandbox.commands import CommandTimeout, Done
+from rlkit.sandbox.commands import CommandTimeout, CompletedCommand
 from rlkit.sandbox.namespaces import Sandbox, View
 from rlkit.sandbox.spec import Bind, Limits, Spec
 
-__all__ = ["Bind", "CommandTimeout", "Done", "Limits", "Sandbox", "Spec", "View"]
+__all__ = ["Bind", "CommandTimeout", "CompletedCommand", "Limits", "Sandbox", "Spec", "View"]

@@ -43,7 +43,7 @@ class CommandTimeout(EnvironmentFault, RuntimeError):
 
 
 @dataclass(frozen=True)
-class Done:
+class CompletedCommand:
     """How a command ended: 128 and the signal's number where one ended it, 126 where it could not be started."""
 
     exit_code: int
@@ -71,7 +71,7 @@ class Commands:
         timeout_s: float | None = None,
         output_bytes: int = _OUTPUT_BYTES,
         on_output: OnOutput | None = None,
-    ) -> Done:
+    ) -> CompletedCommand:
         """Run a command: a line for the shell (bash, or sh where there is none), or a program with its arguments.
 
         When it has ended, what it started in the background goes on. When its time is over, its process group and all
@@ -110,10 +110,10 @@ class Commands:
             kept, cut = (bytes(out.kept), bytes(err.kept)), out.cut or err.cut
             self._leave(out, err)
         if "failed" in message:
-            return Done(126, kept[0], f"{message['failed']}\n".encode())
+            return CompletedCommand(126, kept[0], f"{message['failed']}\n".encode())
         if "exit" not in message:
             raise EnvironmentFault("a sandbox ended while a command ran in it")
-        return Done(int(str(message["exit"])), *kept, cut)
+        return CompletedCommand(int(str(message["exit"])), *kept, cut)
 
     async def put(self, source: Path, target: str) -> None:
         """Copy a file to a path in the sandbox, or what is in a folder into a folder there."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from rlkit.sandbox import leftovers
+from rlkit.sandbox import sandbox_folders
 from rlkit.sandbox.spec import Layers
 
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -48,13 +48,13 @@ def trees(folders: tuple[str, ...] = ()) -> tuple[str, tuple[Layers, ...]]:
 
     The name changes when the settings in /etc do, or which folders there are.
     """
-    name, base = _base(leftovers.store())
+    name, base = _base(sandbox_folders.store())
     system = [f"/{entry}" for entry in _SYSTEM if (path := Path("/") / entry).is_dir() and not path.is_symlink()]
     packages = [path for path in _PACKAGES if Path(path).is_dir()]
     shown = [*system, *packages, *folders]
     whole = hashlib.sha256("\0".join([name, *shown]).encode()).hexdigest()[:16]
     own = tuple(Layers(target=path, lower=(path,)) for path in shown)
-    return whole, (Layers(target="/", lower=(str(base.relative_to(leftovers.store())),)), *own)
+    return whole, (Layers(target="/", lower=(str(base.relative_to(sandbox_folders.store())),)), *own)
 
 
 _making = threading.Lock()
@@ -101,7 +101,7 @@ def _shown(folder: Path, *, top: bool = False) -> list[Path]:
 
 
 def _make(base: Path, shown: list[Path]) -> None:
-    fresh = leftovers.fresh()
+    fresh = sandbox_folders.fresh()
     base.parent.mkdir(parents=True, exist_ok=True)
     for name, mode in _FOLDERS.items():
         (fresh / name).mkdir(parents=True)
@@ -120,4 +120,4 @@ def _make(base: Path, shown: list[Path]) -> None:
     try:
         fresh.rename(base)
     except OSError:  # another process was first
-        leftovers.remove_folder(fresh)
+        sandbox_folders.remove_folder(fresh)

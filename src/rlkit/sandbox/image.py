@@ -19,7 +19,7 @@ from io import FileIO
 from pathlib import Path
 
 from rlkit.errors import EnvironmentFault, UsageError
-from rlkit.sandbox import context, host, leftovers
+from rlkit.sandbox import context, host, sandbox_folders
 from rlkit.sandbox.commands import CommandTimeout
 from rlkit.sandbox.dockerfile import Copy, Folder, Recipe, Run
 from rlkit.sandbox.namespaces import Sandbox
@@ -70,7 +70,7 @@ def trees(image: Image) -> tuple[Layers, ...]:
     overlays: list[Layers] = []
     for number, tree in enumerate(image.trees):
         paths = (f"layers/{name}/{number}" for name in reversed(image.layers))
-        above = (path for path in paths if (leftovers.store() / path).is_dir())
+        above = (path for path in paths if (sandbox_folders.store() / path).is_dir())
         overlays.append(Layers(target=tree.target, lower=(*above, *tree.lower)))
     return tuple(overlays)
 
@@ -100,7 +100,7 @@ async def build(
             continue
         found = await in_thread(context.entries, step, folder) if isinstance(step, Copy) else []
         name = _name(name, step, await in_thread(context.digest, found))
-        path = leftovers.store() / "layers" / name
+        path = sandbox_folders.store() / "layers" / name
         so_far = Image(name, ground.trees, tuple(layers), folders=tuple(folders))
         async with _locked(path):
             if (fresh and path not in _anew) or not path.is_dir():
@@ -122,14 +122,14 @@ def prune(most_bytes: int = _KEPT_BYTES) -> int:
 
     One that was used within the hour, or that a sandbox is made of, stays.
     """
-    used, kept, removed = leftovers.layers_in_use(), 0, 0
-    layers = sorted((leftovers.store() / "layers").glob("*/size"), key=_used_s, reverse=True)
+    used, kept, removed = sandbox_folders.layers_in_use(), 0, 0
+    layers = sorted((sandbox_folders.store() / "layers").glob("*/size"), key=_used_s, reverse=True)
     for size in layers:
         path = size.parent
         with suppress(FileNotFoundError):  # another process was first
             kept += int(size.read_text())
             if kept > most_bytes and path.name not in used and time.time() - path.stat().st_mtime > _YOUNG_S:
-                leftovers.remove_folder(path.rename(leftovers.fresh()))
+                sandbox_folders.remove_folder(path.rename(sandbox_folders.fresh()))
                 removed += 1
     return removed
 
@@ -162,7 +162,7 @@ async def _taken(
     except BaseException:
         await asyncio.shield(sandbox.stop())
         raise
-    fresh = await in_thread(leftovers.fresh)
+    fresh = await in_thread(sandbox_folders.fresh)
     await sandbox.stop(keep=fresh)
     return fresh
 
@@ -174,9 +174,9 @@ def _settle(fresh: Path, path: Path) -> None:
     (fresh / "size").write_text(str(total))
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():  # built anew
-        old = path.rename(leftovers.fresh())
-        if path.name not in leftovers.layers_in_use():  # or it goes with this process
-            leftovers.remove_folder(old)
+        old = path.rename(sandbox_folders.fresh())
+        if path.name not in sandbox_folders.layers_in_use():  # or it goes with this process
+            sandbox_folders.remove_folder(old)
     fresh.rename(path)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 from rlkit.errors import EnvironmentFault, MissingError
-from rlkit.sandbox import cgroups, leftovers
+from rlkit.sandbox import cgroups, sandbox_folders
 from rlkit.sandbox.commands import Commands, message_file, receive_message
 from rlkit.sandbox.plan import in_force, not_started, planned
 from rlkit.sandbox.spec import Spec, shared_paths
@@ -25,7 +25,7 @@ from rlkit.sandbox.threads import in_thread
 from rlkit.types import Json
 
 _INSIDE = Path(__file__).parent
-_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first import main; main()"
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from inside.first_process import main; main()"
 _START_S = 300.0  # ends a hang: on a busy machine even an easy start takes long
 _END_S = 10.0
 
@@ -49,15 +49,19 @@ class Sandbox(Commands):
     """A running sandbox; `await Sandbox.start(spec)` makes one."""
 
     def __init__(
-        self, place: leftovers.Place, process: subprocess.Popen[bytes], owner: socket.socket, views: socket.socket
+        self,
+        place: sandbox_folders.SandboxFolder,
+        process: subprocess.Popen[bytes],
+        owner: socket.socket,
+        views: socket.socket,
     ) -> None:
         super().__init__(owner)
         self._place = place
         self._process = process
         self._views = views
-        self.in_force: tuple[str, ...] = ()
+        self.limit_descriptions: tuple[str, ...] = ()
         """What limits it, in words."""
-        self.unsealed = ""
+        self.seal_problem = ""
         """Why this kernel cannot keep the sandbox's processes out of a view; empty where it can."""
 
     @staticmethod
@@ -90,15 +94,15 @@ class Sandbox(Commands):
             if isinstance(error, TimeoutError):
                 raise EnvironmentFault(f"a sandbox did not start within {_START_S:g} s") from None
             raise
-        sandbox._limits, sandbox.in_force = in_force(spec, groups, filtered=bool(message.get("filtered")))
-        sandbox.unsealed = str(message.get("unsealed", ""))
+        sandbox._limits, sandbox.limit_descriptions = in_force(spec, groups, filtered=bool(message.get("filtered")))
+        sandbox.seal_problem = str(message.get("seal_problem", ""))
         return sandbox
 
-    async def open_view(self, *, own: Sequence[str], shared: Sequence[str] | None = None) -> View:
+    async def open_view(self, *, private: Sequence[str], shared: Sequence[str] | None = None) -> View:
         """Open a view of the sandbox as it is now.
 
         Args:
-            own: folders that the view has to itself, empty at first and owned by root.
+            private: folders that the view has to itself, empty at first and owned by root.
             shared: folders of the sandbox that the view shows; all else is the image as it was before the sandbox
                 started. None for all of the sandbox.
 
@@ -107,12 +111,12 @@ class Sandbox(Commands):
             UsageError: a shared path is not absolute, has a `..`, or holds or lies in a folder of the view's own.
             EnvironmentFault: the view could not be opened, or the sandbox is gone.
         """
-        if self.unsealed:
-            raise MissingError(f"a view of a sandbox cannot be sealed: {self.unsealed}")
-        shown = None if shared is None else shared_paths(shared, own=own)
+        if self.seal_problem:
+            raise MissingError(f"a view of a sandbox cannot be sealed: {self.seal_problem}")
+        shown = None if shared is None else shared_paths(shared, private=private)
         view = View(self._views)
         view._limits = dict(self._limits)
-        await view._request_view({"view": {"own": list(own), "shared": None if shown is None else list(shown)}})
+        await view._request_view({"view": {"private": list(private), "shared": None if shown is None else list(shown)}})
         return view
 
     async def stop(self, *, keep: Path | None = None) -> None:
@@ -134,7 +138,7 @@ class Sandbox(Commands):
 
 
 def _launch(spec: Spec) -> tuple[Sandbox, cgroups.Groups]:
-    place = leftovers.Place(spec.uses)
+    place = sandbox_folders.SandboxFolder(spec.uses)
     try:
         groups = cgroups.make(place.name, spec.limits)
         place.belongs((), groups.folders)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
-from rlkit.sandbox import cgroups, leftovers
+from rlkit.sandbox import cgroups, sandbox_folders
 from rlkit.sandbox.spec import MIB, Spec
 from rlkit.types import Json
 
@@ -26,9 +26,9 @@ _REFUSED = (
 )
 
 
-def planned(spec: Spec, place: leftovers.Place, groups: cgroups.Groups) -> dict[str, Json]:
+def planned(spec: Spec, place: sandbox_folders.SandboxFolder, groups: cgroups.Groups) -> dict[str, Json]:
     """Make the folders of a sandbox and return its plan; raise a UsageError for layers that no kernel takes."""
-    live = place.path.relative_to(leftovers.store())
+    live = place.path.relative_to(sandbox_folders.store())
     trees: list[Json] = []
     for number, layers in enumerate(spec.trees):
         for folder in ("upper", "work", "stage"):
@@ -48,7 +48,7 @@ def planned(spec: Spec, place: leftovers.Place, groups: cgroups.Groups) -> dict[
         texts["/etc/resolv.conf"] = Path("/etc/resolv.conf").read_text() if spec.network else ""
     as_root = os.geteuid() == 0
     return {
-        "store": str(leftovers.store()),
+        "store": str(sandbox_folders.store()),
         "live": str(live),
         "hostname": spec.hostname[:63],
         "network": spec.network,

@@ -73,7 +73,7 @@ class Spec:
     uses: tuple[str, ...] = ()
 
 
-def shared_paths(paths: Sequence[str], *, own: Sequence[str]) -> tuple[str, ...]:
+def shared_paths(paths: Sequence[str], *, private: Sequence[str]) -> tuple[str, ...]:
     """Return the absolute folders of a sandbox that a view shows, without those that lie in another one of them.
 
     Raises:
@@ -84,7 +84,7 @@ def shared_paths(paths: Sequence[str], *, own: Sequence[str]) -> tuple[str, ...]
         folder = PurePosixPath("/" + path.lstrip("/"))
         if not path.startswith("/") or ".." in folder.parts:
             raise UsageError(f"a path in a sandbox must be absolute and without '..', not {path!r}")
-        for place in own:
+        for place in private:
             if folder.is_relative_to(place) or PurePosixPath(place).is_relative_to(folder):
                 raise UsageError(f"{path} cannot be shared with a view, which has {place} to itself")
         folders.append(folder)

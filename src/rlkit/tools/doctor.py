@@ -340,9 +340,9 @@ def sandbox(*, timeout_s: float = PROGRAMS_TIMEOUT_S) -> Finding:
     async def open_view() -> str:
         sandbox = await Sandbox.start(Spec(trees=image.trees(image.base(image.HOST))))
         try:
-            if not sandbox.unsealed:
-                await (await sandbox.open_view(own=("/tests",))).run("true")
-            return sandbox.unsealed
+            if not sandbox.seal_problem:
+                await (await sandbox.open_view(private=("/tests",))).run("true")
+            return sandbox.seal_problem
         finally:
             await sandbox.stop()
 

@@ -14,13 +14,15 @@ import pytest
 
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.records import read
-from rlkit.sandbox.inside import landlock, narrow
+from rlkit.sandbox.inside import landlock, program_filter
 from tests.limits import HANG_S
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel's protection is Linux's"),
-    pytest.mark.skipif(not landlock.version() or narrow.program() is None, reason="programs would not be kept apart"),
+    pytest.mark.skipif(
+        not landlock.version() or program_filter.program() is None, reason="programs would not be kept apart"
+    ),
 ]
 
 

@@ -26,7 +26,7 @@ from rlkit.engine.model.model_files import DEFAULT_MODEL
 from rlkit.envs.discovery.problem import digest, published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.state import State
-from rlkit.sandbox.inside import landlock, narrow
+from rlkit.sandbox.inside import landlock, program_filter
 from rlkit.store.history import load_history
 from rlkit.testing import Latency, SimulatedTinker
 from rlkit.tools.audit import audit_group
@@ -43,7 +43,9 @@ INSTANT = Latency(first_s=0.0, token_s=0.0, gradient_s=0.0, step_s=0.0, save_s=0
 REAL = cache_dir() / "models" / DEFAULT_MODEL.replace("/", "--")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the kernel's protection is Linux's"),
-    pytest.mark.skipif(not landlock.version() or narrow.program() is None, reason="programs would not be kept apart"),
+    pytest.mark.skipif(
+        not landlock.version() or program_filter.program() is None, reason="programs would not be kept apart"
+    ),
 ]
 
 

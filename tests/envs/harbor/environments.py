@@ -61,7 +61,7 @@ class WithoutView(LocalSandbox):
 
     async def start(self, force_build: bool) -> None:
         await super().start(force_build)
-        self.unsealed = "it is a container"
+        self.seal_problem = "it is a container"
 
 
 class Mounted(WithoutView):

@@ -80,9 +80,9 @@ async def play(
     from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
     from harbor.trial.trial import Trial
 
-    from rlkit.envs.harbor.agents.loans import ended, lent
+    from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
 
-    with lent(policy) as key:
+    with register_policy(policy) as key:
         config = TrialConfig(
             task=TaskConfig(path=task),
             trials_dir=task.parent / "trials",
@@ -94,7 +94,7 @@ async def play(
             environment=EnvironmentConfig(import_path=environment),
         )
         result = await (await Trial.create(config)).run()
-        return result, ended(key)
+        return result, get_agent_end(key)
 
 
 def reward(result: object) -> float | None:

@@ -340,10 +340,10 @@ def test_options_that_are_unknown_or_have_no_effect_are_refused_in_one_line(task
             asyncio.run(play(task, ScriptedPolicy([]), **options))
 
 
-def test_a_policy_is_found_only_while_it_is_lent() -> None:
-    from rlkit.envs.harbor.agents.loans import ended, lent
+def test_a_policy_is_found_only_while_it_is_registered() -> None:
+    from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
 
-    with lent(ScriptedPolicy([])) as key:
-        assert (ended(key).reason, ended(key).detail) == ("cancelled", "the agent did not begin")
-    with pytest.raises(UsageError, match="no policy is lent"):
-        ended(key)
+    with register_policy(ScriptedPolicy([])) as key:
+        assert (get_agent_end(key).reason, get_agent_end(key).detail) == ("cancelled", "the agent did not begin")
+    with pytest.raises(UsageError, match="no policy is registered"):
+        get_agent_end(key)

@@ -17,7 +17,7 @@ import pytest
 
 from rlkit._util import threads
 from rlkit.envs.harbor import beaker_agent
-from rlkit.envs.harbor.settings import TrialSettings, environment
+from rlkit.envs.harbor.settings import TrialSettings, make_environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import EnvironmentFault, ServiceError, UsageError
 from rlkit.rollout.task_guard import stop_leftover_tasks
@@ -223,7 +223,7 @@ def test_a_task_without_an_image_is_refused_before_it_starts(tmp_path: Path) -> 
 
 
 def test_the_environment_has_a_name() -> None:
-    assert environment("beaker", {"workspace": "a/b"}).import_path == "rlkit.envs.harbor.beaker:BeakerSandbox"
+    assert make_environment("beaker", {"workspace": "a/b"}).import_path == "rlkit.envs.harbor.beaker:BeakerSandbox"
 
 
 WHOLE = f"{IMAGE}workdir = '/app'\n"
@@ -235,7 +235,7 @@ def greeting(tmp_path: Path) -> HarborTask:
     folder = write_simple(tmp_path / "greet")
     settings = (folder / "task.toml").read_text().replace("[environment]\nbuild_timeout_sec = 600\n", WHOLE)
     (folder / "task.toml").write_text(settings)
-    place = environment("beaker", {"workspace": "me/mine", "python": "/usr/bin/python3"})
+    place = make_environment("beaker", {"workspace": "me/mine", "python": "/usr/bin/python3"})
     return HarborTask("greet", folder, TrialSettings(environment=place, agent_timeout_s=HANG_S))
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from rlkit._util import threads
-from rlkit.envs.harbor.checking import Checked, check_tasks
-from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.tasks import find
+from rlkit.envs.harbor.checking import TaskCheck, check_tasks
+from rlkit.envs.harbor.settings import make_environment
+from rlkit.envs.harbor.tasks import find_tasks
 
 from .conftest import left, write_task
 
@@ -19,8 +19,8 @@ pytestmark = [
 EXAMPLES = Path(__file__).parents[3] / "examples" / "tasks"
 
 
-def checked(folder: Path) -> dict[str, Checked]:
-    checks = threads.run(check_tasks(find(folder), environment=environment("local"), jobs=4))
+def checked(folder: Path) -> dict[str, TaskCheck]:
+    checks = threads.run(check_tasks(find_tasks(folder), environment=make_environment("local"), jobs=4))
     return {one.task_id: one for one in checks}
 
 
@@ -64,7 +64,9 @@ def test_tasks_that_are_broken_or_solved_or_cannot_be_solved_are_told(cache: Pat
 def test_an_environment_that_failed_is_no_fault_of_the_task(cache: Path, tmp_path: Path) -> None:
     write_task(tmp_path / "good")
     (one,) = threads.run(
-        check_tasks(find(tmp_path), environment=environment("tests.envs.harbor.environments:SaysWhyNot", {}), jobs=1)
+        check_tasks(
+            find_tasks(tmp_path), environment=make_environment("tests.envs.harbor.environments:SaysWhyNot", {}), jobs=1
+        )
     )
     assert (one.finding, one.ok, one.solution, one.nothing) == ("environment failed", False, None, None)
     assert one.detail.startswith("its solution: RuntimeError: docker compose failed")

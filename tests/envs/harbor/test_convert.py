@@ -8,8 +8,8 @@ import pytest
 
 from rlkit._util import threads
 from rlkit.envs.harbor.checking import check_tasks
-from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.tasks import find
+from rlkit.envs.harbor.settings import make_environment
+from rlkit.envs.harbor.tasks import find_tasks
 from rlkit.envs.harbor.terminal_bench.convert import convert
 from rlkit.errors import UsageError
 
@@ -49,8 +49,8 @@ def old_task(folder: Path) -> Path:
 @pytest.mark.filterwarnings("ignore:Task.checksum will be deprecated:DeprecationWarning")
 def test_a_task_of_terminal_bench_1_becomes_one_that_is_sound(cache: Path, tmp_path: Path) -> None:
     done = convert(old_task(tmp_path / "old" / "answer"), tmp_path / "new")
-    assert (list(done.made), dict(done.failed)) == ([tmp_path / "new" / "answer"], {})
-    (checked,) = threads.run(check_tasks(find(tmp_path / "new"), environment=environment("local"), jobs=1))
+    assert (list(done.folders), dict(done.failed)) == ([tmp_path / "new" / "answer"], {})
+    (checked,) = threads.run(check_tasks(find_tasks(tmp_path / "new"), environment=make_environment("local"), jobs=1))
     assert (checked.finding, checked.solution, checked.nothing) == ("sound", {"reward": 1.0}, {"reward": 0.0})
 
 
@@ -63,7 +63,7 @@ def test_of_a_folder_each_task_is_converted_or_told_why_not(tmp_path: Path) -> N
     (old / "imageless" / "Dockerfile").unlink()
     (old / "notes").mkdir()
     done = convert(old, tmp_path / "new")
-    assert [path.name for path in done.made] == ["good"]
+    assert [path.name for path in done.folders] == ["good"]
     assert done.failed == {
         "bad": "its tests have a test.sh, whose name Harbor needs for its own",
         "imageless": "it has no Dockerfile in the build context of its docker-compose.yaml",
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(
     if content is not None:
         (old / file).write_bytes(content)
     done = convert(old, tmp_path / "new")
-    assert (list(done.made), list((tmp_path / "new").iterdir())) == ([], [])
+    assert (list(done.folders), list((tmp_path / "new").iterdir())) == ([], [])
     (why,) = done.failed.values()
     assert why.startswith(told)
     assert len(why.splitlines()) == 1
@@ -255,7 +255,7 @@ def test_what_cannot_be_converted_exactly_is_listed_with_its_task(tmp_path: Path
     daemon.write_text(COMPOSE.replace("sleep infinity", "cron && sleep infinity") + "    entrypoint: [/start]\n")
     old_task(old / "exact")
     done = convert(old, tmp_path / "new")
-    assert (len(done.made), done.failed) == (6, {})
+    assert (len(done.folders), done.failed) == (6, {})
     assert {name: list(lines) for name, lines in done.differences.items()} == {
         "daemon": [
             "its entrypoint needs a container engine: set environment to docker; local refuses it",

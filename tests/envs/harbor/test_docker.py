@@ -11,8 +11,8 @@ import pytest
 
 from rlkit._util import threads
 from rlkit.envs.harbor.checking import check_tasks
-from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.tasks import find
+from rlkit.envs.harbor.settings import make_environment
+from rlkit.envs.harbor.tasks import find_tasks
 
 from .conftest import write_task
 from .test_task import SOLVED, played
@@ -50,7 +50,7 @@ def task(tmp_path: Path) -> Path:
 
 
 def test_a_task_is_sound_in_a_container_too(task: Path) -> None:
-    (checked,) = threads.run(check_tasks(find(task), environment=environment("docker"), jobs=1))
+    (checked,) = threads.run(check_tasks(find_tasks(task), environment=make_environment("docker"), jobs=1))
     assert (checked.finding, checked.detail) == ("sound", "")
 
 
@@ -58,5 +58,5 @@ def test_the_agent_plays_in_a_container_too(task: Path) -> None:
     from rlkit.envs.harbor.settings import TrialSettings
     from rlkit.envs.harbor.task import HarborTask
 
-    outcome, policy = played(HarborTask("greet", task, TrialSettings(environment=environment("docker"))), SOLVED)
+    outcome, policy = played(HarborTask("greet", task, TrialSettings(environment=make_environment("docker"))), SOLVED)
     assert (outcome.reward, len(policy.turns)) == (1.0, 3)

@@ -16,8 +16,8 @@ from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.checking import check_tasks
 from rlkit.envs.harbor.generated.file_tasks import MOST_VARIANTS, NAMES, FileTask, FileTasks, file_tasks
 from rlkit.envs.harbor.generated.task_folders import cached_file_tasks, task_files, write_file_tasks
-from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.tasks import find
+from rlkit.envs.harbor.settings import make_environment
+from rlkit.envs.harbor.tasks import find_tasks
 from rlkit.errors import RlkitError, UsageError
 
 from .conftest import cache, can_sandbox, sandbox_cache
@@ -128,7 +128,7 @@ def test_folders_are_written_once_and_left_alone(monkeypatch: pytest.MonkeyPatch
     assert (folder / "train").stat().st_mtime_ns == stamp
     assert cached_file_tasks(FileTasks(variants=2, held_out=2, seed=1)) != folder
     assert [path.name for path in (tmp_path / "file-tasks").glob(".*")] == []
-    assert set(find(folder)) == set(TASKS)
+    assert set(find_tasks(folder)) == set(TASKS)
 
 
 def test_an_empty_folder_is_not_taken_for_the_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_an_empty_folder_is_not_taken_for_the_tasks(monkeypatch: pytest.MonkeyPa
     folder = cached_file_tasks(FEW)
     shutil.rmtree(folder)
     folder.mkdir()
-    assert set(find(cached_file_tasks(FEW))) == set(TASKS)
+    assert set(find_tasks(cached_file_tasks(FEW))) == set(TASKS)
 
 
 def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
@@ -195,8 +195,8 @@ def test_settings_that_make_no_sense_are_told(args: str, told: str, tmp_path: Pa
 def test_generated_tasks_are_sound_in_real_trials(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     write_file_tasks(FileTasks(variants=1, held_out=1), tmp_path / "tasks")
     wanted = ("train/2-move-file-00", "held-out/3-two-commands-00")
-    found = {name: path for name, path in find(tmp_path / "tasks").items() if name in wanted}
-    checks = threads.run(check_tasks(found, environment=environment("local"), jobs=2))
+    found = {name: path for name, path in find_tasks(tmp_path / "tasks").items() if name in wanted}
+    checks = threads.run(check_tasks(found, environment=make_environment("local"), jobs=2))
     assert {one.task_id: (one.finding, one.detail, tuple(one.open_ends)) for one in checks} == dict.fromkeys(
         wanted, ("sound", "", ())
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.harbor.outcome import CAUSES, Cause, Report, Reward, Rule, Rules, outcome
+from rlkit.envs.harbor.outcome import CAUSES, Cause, Report, Reward, Rule, Rules, make_outcome
 from rlkit.errors import EnvironmentFault, MissingError, RlkitError, ServiceError, UsageError
 from rlkit.types import Outcome
 
@@ -13,7 +13,7 @@ rules = st.sampled_from(RULES)
 
 
 def judged(report: Report, rules: Rules | None = None, reward: Reward | None = None) -> Outcome:
-    return outcome(report, rules or Rules(), reward or Reward())
+    return make_outcome(report, rules or Rules(), reward or Reward())
 
 
 def rule(cause: Cause, rule: Rule) -> Rules:

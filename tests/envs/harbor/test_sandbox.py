@@ -121,7 +121,7 @@ asyncio.run(main())
             trainer.kill()
             trainer.wait()
     wait_until(lambda: not running(mark))
-    restart = "from rlkit.sandbox import leftovers; leftovers.Place(()).remove()"
+    restart = "from rlkit.sandbox import sandbox_folders; sandbox_folders.SandboxFolder(()).remove()"
     subprocess.run([sys.executable, "-c", restart], env=env, check=True)
     assert left(cache) == []
     assert list(Path("/sys/fs/cgroup").rglob(f"rlkit-{trainer.pid}-*")) == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.envs.harbor.tasks import broken
+from rlkit.envs.harbor.tasks import find_task_fault
 from rlkit.envs.harbor.verification.sealing import TestedWork, describe_seal
 from rlkit.errors import UsageError
 
@@ -180,7 +180,7 @@ def test_processes_that_cannot_be_told_apart_fail_the_trial(cache: Path) -> None
 def test_a_table_that_says_nothing_sensible_is_a_broken_task(tmp_path: Path, table: str, said: str) -> None:
     task = write_task(tmp_path / "task")
     (task / "task.toml").write_text(SETTINGS.replace("[metadata]", f"[metadata]\n[metadata.rlkit]\n{table}"))
-    assert said in (broken(task) or "")
+    assert said in (find_task_fault(task) or "")
 
 
 def test_what_an_environment_leaves_open_is_said() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from rlkit.config import load_config, load_envs
 from rlkit.envs.harbor import harbor
-from rlkit.envs.harbor.settings import LOCAL_SANDBOX, Agent, TrialSettings, environment
+from rlkit.envs.harbor.settings import LOCAL_SANDBOX, Agent, TrialSettings, make_environment
 from rlkit.envs.harbor.task import HarborTask
 from rlkit.errors import RlkitError, UsageError
 from rlkit.types import Json
@@ -15,11 +15,11 @@ from .conftest import write_task
 
 
 def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
-    assert environment("local", {"memory_mb": 512}).import_path == LOCAL_SANDBOX
-    assert (environment("modal").type, environment("modal").import_path) == ("modal", None)
-    assert environment("docker", {"x": 1}, cpus=2).kwargs == {"x": 1}
+    assert make_environment("local", {"memory_mb": 512}).import_path == LOCAL_SANDBOX
+    assert (make_environment("modal").type, make_environment("modal").import_path) == ("modal", None)
+    assert make_environment("docker", {"x": 1}, cpus=2).kwargs == {"x": 1}
     own = "tests.envs.harbor.environments:SlowToStop"
-    assert environment(own).import_path == own
+    assert make_environment(own).import_path == own
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
 )
 def test_an_environment_that_is_not_there_is_told(name: str, kwargs: dict[str, Json], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        environment(name, kwargs)
+        make_environment(name, kwargs)
 
 
 def test_what_the_agent_is_told_has_one_place() -> None:

@@ -286,7 +286,7 @@ def test_what_has_no_effect_or_makes_no_sense_is_told_before_a_run(given: dict[s
 def test_a_policy_that_is_not_lent_is_told(task: Path) -> None:
     from rlkit.envs.harbor.agents.shell import ShellAgent
 
-    with pytest.raises(UsageError, match="no policy is lent as 'nobody'"):
+    with pytest.raises(UsageError, match="no policy is registered as 'nobody'"):
         ShellAgent(task, policy="nobody")
 
 

@@ -18,7 +18,7 @@ import rlkit
 from rlkit._util import threads
 from rlkit._util.stopwatch import waiting
 from rlkit.config import load_config, load_envs
-from rlkit.envs.harbor.agents.ending import AgentEnd, Reason
+from rlkit.envs.harbor.agents.agent_end import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
 from rlkit.envs.harbor.task import UNTIMED_AGENT_S, HarborTask, _fault, agent_timeout_s

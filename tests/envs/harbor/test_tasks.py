@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.harbor.tasks import Selection, Split, find, read
+from rlkit.envs.harbor.tasks import Selection, Split, find_tasks, require_readable
 from rlkit.errors import UsageError
 
 from .conftest import write_task
@@ -23,13 +23,13 @@ def folder_of(root: Path, *names: str) -> Path:
 
 
 def test_a_task_alone_is_known_by_the_name_of_its_folder(tmp_path: Path) -> None:
-    assert find(folder_of(tmp_path, "hello") / "hello") == {"hello": tmp_path / "hello"}
+    assert find_tasks(folder_of(tmp_path, "hello") / "hello") == {"hello": tmp_path / "hello"}
 
 
 def test_a_folder_of_tasks_and_one_of_datasets_are_looked_through(tmp_path: Path) -> None:
     folder_of(tmp_path, "one", "set/two", "set/three", ".hidden/four", "sets/more/five")
     (tmp_path / "empty").mkdir()
-    assert list(find(tmp_path)) == ["one", "set/three", "set/two", "sets/more/five"]
+    assert list(find_tasks(tmp_path)) == ["one", "set/three", "set/two", "sets/more/five"]
 
 
 def test_a_link_to_a_task_that_is_there_is_no_second_one(tmp_path: Path) -> None:
@@ -38,13 +38,13 @@ def test_a_link_to_a_task_that_is_there_is_no_second_one(tmp_path: Path) -> None
     (tmp_path / "z" / "second").symlink_to(tmp_path / "elsewhere" / "second")
     (tmp_path / "a").symlink_to("z")
     (tmp_path / "z" / "around").symlink_to(tmp_path / "z")
-    assert list(find(tmp_path / "z")) == ["first", "second"]
-    assert list(find(tmp_path)) == ["elsewhere/second", "z/first"]
+    assert list(find_tasks(tmp_path / "z")) == ["first", "second"]
+    assert list(find_tasks(tmp_path)) == ["elsewhere/second", "z/first"]
 
 
 def test_what_lies_in_a_task_is_no_task(tmp_path: Path) -> None:
     folder_of(tmp_path, "one", "one/environment/nested")
-    assert list(find(tmp_path)) == ["one"]
+    assert list(find_tasks(tmp_path)) == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_a_folder_without_tasks_is_told_in_one_line(tmp_path: Path, given: str, 
     (tmp_path / "old" / "one").mkdir(parents=True)
     (tmp_path / "old" / "one" / "task.yaml").write_text("")
     with pytest.raises(UsageError, match=f"^tasks_dir: {told}"):
-        find(tmp_path / given)
+        find_tasks(tmp_path / given)
 
 
 def test_globs_match_the_whole_id_or_its_last_part() -> None:
@@ -129,9 +129,9 @@ def test_nothing_can_be_chosen_where_there_are_no_tasks(choice: dict[str, list[s
 def test_a_task_that_harbor_cannot_read_is_named(tmp_path: Path) -> None:
     good, bad = write_task(tmp_path / "good"), write_task(tmp_path / "bad")
     (bad / "tests" / "test.sh").unlink()
-    read({"good": good})
+    require_readable({"good": good})
     with pytest.raises(UsageError, match=r"the task bad cannot be read: FileNotFoundError: .*test\.sh.*exclude"):
-        read({"good": good, "bad": bad})
+        require_readable({"good": good, "bad": bad})
     (good / "instruction.md").write_text(" \n")
     with pytest.raises(UsageError, match=r"the task good cannot be read: instruction\.md is empty\. Mend it"):
-        read({"good": good})
+        require_readable({"good": good})

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlkit.envs.harbor.phases import Gates, PhaseLimits
-from rlkit.envs.harbor.settings import environment
-from rlkit.envs.harbor.trial import environment_fields, play
+from rlkit.envs.harbor.settings import make_environment
+from rlkit.envs.harbor.trial import make_environment_fields, play_trial
 
 
 async def trial_verdict(
@@ -24,8 +24,8 @@ async def trial_verdict(
             "task": {"path": str(task)},
             "trials_dir": str(folder),
             "agent": dict(agent),
-            "environment": environment_fields(environment(place)),
+            "environment": make_environment_fields(make_environment(place)),
         }
 
     gates = Gates(PhaseLimits(starting=1, verifying=1))
-    return await play(make, read, gates=gates, trials_dir=trials_dir, keep=lambda verdict: False)  # type: ignore[arg-type]
+    return await play_trial(make, read, gates=gates, trials_dir=trials_dir, keep=lambda verdict: False)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from rlkit.envs.discovery.prompts import ENTRY, POLISH, Terms
 from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
 from rlkit.envs.discovery.state import State
 from rlkit.policy import Policy, Reply
-from rlkit.sandbox.runners.programs import Program, ProgramLimits, Ran
+from rlkit.sandbox.runners.programs import Program, ProgramLimits, ProgramResult
 from rlkit.types import Json, Message, Outcome
 
 CHILD = "child"
@@ -142,11 +142,11 @@ class ConstructionProblem(Env):
         helpers = {POLISH: polish} if terms.helpers and polish is not None else {}
         return Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
 
-    async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> Ran:
+    async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> ProgramResult:
         with waiting(_Queue(limits.timeout_s)), running_activity().under_way(activity):
             return await shared_runner(self.play.runner).run(program, limits)
 
-    def _verified(self, ran: Ran) -> tuple[Verified | None, str]:
+    def _verified(self, ran: ProgramResult) -> tuple[Verified | None, str]:
         """What a program returned, as it counts; or why it does not."""
         if ran.value is None:
             return None, ran.error
@@ -179,7 +179,7 @@ class ConstructionProblem(Env):
         return replace(child, construction=found.construction, value=found.value, polished=True), ran.cpu_s
 
 
-def _end(ran: Ran) -> End:
+def _end(ran: ProgramResult) -> End:
     if ran.outcome == "value":
         return "invalid"
     if ran.outcome == "error" and ran.error.rpartition("\n")[2].startswith(("SyntaxError", "IndentationError")):

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue
 
 from rlkit.envs.harbor.outcome import Reward, Rule, Rules
 from rlkit.envs.harbor.phases import PhaseLimits
-from rlkit.envs.harbor.tasks import Selection, Split, find, read
+from rlkit.envs.harbor.tasks import Selection, Split, find_tasks, require_readable
 from rlkit.errors import UsageError
 from rlkit.types import Json
 
@@ -98,8 +98,7 @@ def harbor(
         UsageError: there is no such task, or what is asked for makes no sense.
         MissingError: a dataset cannot be downloaded.
     """
-    from rlkit.envs.harbor.settings import Agent, TrialSettings
-    from rlkit.envs.harbor.settings import environment as named_environment
+    from rlkit.envs.harbor.settings import Agent, TrialSettings, make_environment
     from rlkit.envs.harbor.task import HarborTask
 
     selection = Selection(
@@ -113,7 +112,7 @@ def harbor(
         seed=seed,
     )
     settings = TrialSettings(
-        environment=named_environment(
+        environment=make_environment(
             environment,
             environment_kwargs,
             cpus=cpus,
@@ -151,7 +150,7 @@ def _read_tasks(tasks_dir: str, file_tasks: dict[str, JsonValue] | None, selecti
         from rlkit.envs.harbor.generated.task_folders import cached_file_tasks
 
         folder = cached_file_tasks(FileTasks.read(file_tasks))
-    tasks = find(folder)
+    tasks = find_tasks(folder)
     selected = {name: tasks[name] for name in selection.of(list(tasks))}
-    read(selected)
+    require_readable(selected)
     return selected

@@ -27,7 +27,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 
 from rlkit._util.threads import in_thread
 from rlkit.envs.harbor import beaker_agent
-from rlkit.envs.harbor.own import OwnEnvironment, result
+from rlkit.envs.harbor.base_environment import OwnEnvironment, result
 from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra
 from rlkit.launch.job import PRIORITIES, Job, Priority, spec
 from rlkit.sandbox import CommandTimeout

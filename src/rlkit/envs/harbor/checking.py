@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal
 
 from rlkit._util.threads import in_thread, together
 from rlkit.config.loading.objects import load_object
-from rlkit.envs.harbor.outcome import AGENT_ERRORS, UNMENDABLE, VERIFIER_ERRORS, numbers
-from rlkit.envs.harbor.phases import Gates, Passing, PhaseLimits
+from rlkit.envs.harbor.outcome import AGENT_ERRORS, UNMENDABLE, VERIFIER_ERRORS, parse_rewards
+from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
-from rlkit.envs.harbor.tasks import broken
-from rlkit.envs.harbor.trial import environment_fields, play, steps_of
+from rlkit.envs.harbor.tasks import find_task_fault
+from rlkit.envs.harbor.trial import list_steps, make_environment_fields, play_trial
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.metrics.metrics import SOLVED
 from rlkit.rollout.task_guard import stop_leftover_tasks
@@ -38,7 +38,7 @@ _NAMED_TASKS = 5
 
 
 @dataclass(frozen=True)
-class Checked:
+class TaskCheck:
     """The result of a check of a task.
 
     Args:
@@ -82,14 +82,14 @@ async def check_tasks(
     *,
     environment: Environment,
     jobs: int,
-    told: Callable[[Checked], None] = lambda checked: None,
-) -> Sequence[Checked]:
+    on_check: Callable[[TaskCheck], None] = lambda checked: None,
+) -> Sequence[TaskCheck]:
     """Try each task with Harbor's agents `oracle`, which runs its solution, and `nop`, which does nothing.
 
     Args:
         tasks: folders by id.
         jobs: tasks at one time.
-        told: called with each result as it is there.
+        on_check: called with each result as it is there.
 
     Raises:
         MissingError: the environment cannot run on this machine.
@@ -97,16 +97,16 @@ async def check_tasks(
     places = asyncio.Semaphore(jobs)
     gates = Gates(PhaseLimits())
 
-    async def one(name: str, path: Path) -> Checked:
+    async def one(name: str, path: Path) -> TaskCheck:
         async with places:
             checked = await _checked(name, path, environment, gates)
-        told(checked)
+        on_check(checked)
         return checked
 
     return await together(one(name, path) for name, path in tasks.items())
 
 
-def render_checks(checks: Sequence[Checked]) -> str:
+def render_checks(checks: Sequence[TaskCheck]) -> str:
     """Return `name  sound  solution 1  nothing 0  0.4 s` for each task, with what is wrong at the end.
 
     Below a task is what was said of its fault. The last lines say what an agent could forge a reward with.
@@ -133,10 +133,10 @@ def _deciding(rewards: Mapping[str, float]) -> Collection[float]:
     return [rewards["reward"]] if "reward" in rewards else rewards.values()
 
 
-async def _checked(name: str, path: Path, environment: Environment, gates: Gates) -> Checked:
+async def _checked(name: str, path: Path, environment: Environment, gates: Gates) -> TaskCheck:
     started_s = time.monotonic()
-    if (why := await in_thread(broken, path)) is not None:
-        return Checked(name, "broken", None, None, why, time.monotonic() - started_s)
+    if (why := await in_thread(find_task_fault, path)) is not None:
+        return TaskCheck(name, "broken", None, None, why, time.monotonic() - started_s)
     solvable = await in_thread(_has_solution, path)
     agents = ["oracle", "nop"] if solvable else ["nop"]
     tried = dict(
@@ -146,7 +146,7 @@ async def _checked(name: str, path: Path, environment: Environment, gates: Gates
     finding, detail, said = _judge(solution, nothing)
     rewards = None if solution is None else solution.rewards
     open_ends = await in_thread(_open_ends, path, environment)
-    return Checked(name, finding, rewards, nothing.rewards, detail, time.monotonic() - started_s, said, open_ends)
+    return TaskCheck(name, finding, rewards, nothing.rewards, detail, time.monotonic() - started_s, said, open_ends)
 
 
 def _open_ends(path: Path, environment: Environment) -> Sequence[str]:
@@ -185,11 +185,11 @@ async def _tried(path: Path, agent: str, environment: Environment, gates: Gates)
             "task": {"path": str(path)},
             "trials_dir": str(folder),
             "agent": {"name": agent},
-            "environment": environment_fields(environment),
+            "environment": make_environment_fields(environment),
         }
 
     try:
-        return await play(make, _read, gates=gates, trials_dir=None, keep=lambda tried: False)
+        return await play_trial(make, _read, gates=gates, trials_dir=None, keep=lambda tried: False)
     except MissingError:  # no task could run
         raise
     except Exception as error:  # what is wrong with one task must not hide what is with others
@@ -198,8 +198,8 @@ async def _tried(path: Path, agent: str, environment: Environment, gates: Gates)
         return _Tried(None, _one_line(type(error).__name__, str(error)), not isinstance(error, UsageError), said)
 
 
-def _read(result: TrialResult, _passing: Passing, folder: Path) -> _Tried:
-    errors = [part.exception_info for part in steps_of(result)] + [result.exception_info]
+def _read(result: TrialResult, _passing: GatePass, folder: Path) -> _Tried:
+    errors = [part.exception_info for part in list_steps(result)] + [result.exception_info]
     error = next((one for one in errors if one is not None), None)
     if error is not None and error.exception_type == MissingError.__name__:
         raise MissingError(error.exception_message)
@@ -209,7 +209,7 @@ def _read(result: TrialResult, _passing: Passing, folder: Path) -> _Tried:
         return _Tried(None, told, True, said)
     rewards = result.verifier_result.rewards if result.verifier_result else None
     try:
-        return _Tried(None if rewards is None else numbers(rewards), told, said=said)
+        return _Tried(None if rewards is None else parse_rewards(rewards), told, said=said)
     except EnvironmentFault as fault:
         return _Tried(None, _one_line(type(fault).__name__, str(fault)), said=said)
 

@@ -119,7 +119,7 @@ def _number(rewards: Mapping[str, float], key: str) -> float:
     return rewards[key]
 
 
-def numbers(said: Mapping[str, float | int]) -> dict[str, float]:
+def parse_rewards(said: Mapping[str, float | int]) -> dict[str, float]:
     """Return a verifier's numbers as floats, or raise an EnvironmentFault: JSON has whole numbers of any length."""
     try:
         return {key: float(value) for key, value in said.items()}
@@ -147,7 +147,7 @@ class Report:
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
-def outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
+def make_outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
     """Return the outcome of an episode, or raise what its failure comes to.
 
     Raises:
@@ -156,7 +156,7 @@ def outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
     """
     if (unmendable := UNMENDABLE.get(report.error or "")) is not None:
         raise unmendable(report.detail)
-    rule, said = rules.of(report.cause), numbers(report.rewards or {})
+    rule, said = rules.of(report.cause), parse_rewards(report.rewards or {})
     if rule == "zero":
         value = 0.0
     elif rule == "drop" or report.rewards is None:

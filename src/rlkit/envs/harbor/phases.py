@@ -22,7 +22,7 @@ class PhaseLimits:
     starts_per_s: float | None = None
 
 
-class Passing:
+class GatePass:
     """What one trial holds of the gates."""
 
     def __init__(self, gates: Gates) -> None:
@@ -66,7 +66,7 @@ class _Queue:
 
     silent_s = 0.0
 
-    def __init__(self, passing: Passing) -> None:
+    def __init__(self, passing: GatePass) -> None:
         self._passing = passing
         self._clock = asyncio.get_running_loop().time
         self._since_s = self._clock()
@@ -94,9 +94,9 @@ class Gates:
         self._apart_s = 0.0 if limits.starts_per_s is None else 1 / limits.starts_per_s
         self._next_start_s = 0.0
 
-    def enter(self) -> Passing:
+    def enter(self) -> GatePass:
         """Return what one more trial holds."""
-        return Passing(self)
+        return GatePass(self)
 
     def turn_to_start_s(self) -> float:
         """Return the seconds until one more environment may start, which it is then taken to do."""

@@ -16,8 +16,8 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import PositiveInt
 
-from rlkit.envs.harbor.own import OwnEnvironment, result
-from rlkit.envs.harbor.verification.sealing import OWN_FOLDERS, TestedWork
+from rlkit.envs.harbor.base_environment import OwnEnvironment, result
+from rlkit.envs.harbor.verification.sealing import PRIVATE_FOLDERS, TestedWork
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import Bind, Limits, Sandbox, Spec, View, dockerfile, image
 from rlkit.sandbox.commands import Commands
@@ -64,7 +64,7 @@ class LocalSandbox(OwnEnvironment):
         self._file_mb, self._output_bytes = file_mb, output_mb * MIB
         self._sandbox: Sandbox | None = None
         self._view: View | None = None
-        self.unsealed = landlock.confinement_problem()
+        self.seal_problem = landlock.confinement_problem()
         """Why a verifier cannot have a view of its own here; empty where it can."""
         self._image: Image | None = None
         super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's own, as it gives them
@@ -118,7 +118,7 @@ class LocalSandbox(OwnEnvironment):
             uses=made.layers,
         )
         self._sandbox = await Sandbox.start(spec)
-        self.logger.debug(f"{self.session_id}: limited to {', '.join(self._sandbox.in_force)}")
+        self.logger.debug(f"{self.session_id}: limited to {', '.join(self._sandbox.limit_descriptions)}")
         await self._upload_environment_dir_after_start()
 
     @override
@@ -132,7 +132,7 @@ class LocalSandbox(OwnEnvironment):
 
         It shows the agent's work. The user of the tests, None for the image's, may write to `/logs/verifier`.
         """
-        self._view = await self._running().open_view(own=OWN_FOLDERS, shared=work.folders)
+        self._view = await self._running().open_view(private=PRIVATE_FOLDERS, shared=work.folders)
         if (who := self._user(user)) not in (None, "root", "0"):
             folder = str(EnvironmentPaths.verifier_dir)
             done = await self._view.run(["chown", str(who), folder])

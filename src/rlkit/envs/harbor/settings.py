@@ -129,7 +129,7 @@ class TrialSettings:
             raise UsageError(f"keep_trials: {self.keep} needs a folder to keep them in: set trials_dir")
 
 
-def environment(
+def make_environment(
     name: str,
     kwargs: Mapping[str, Json] | None = None,
     *,

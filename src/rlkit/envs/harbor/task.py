@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, ClassVar, get_args
 from rlkit._util.stopwatch import Stopwatch, running, timed_by
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
-from rlkit.envs.harbor.outcome import VERIFIER_ERRORS, Cause, Report, outcome
-from rlkit.envs.harbor.phases import Passing, gates
+from rlkit.envs.harbor.outcome import VERIFIER_ERRORS, Cause, Report, make_outcome
+from rlkit.envs.harbor.phases import GatePass, gates
 from rlkit.envs.harbor.settings import TrialSettings
-from rlkit.envs.harbor.trial import environment_fields, play, seconds_of, steps_of
+from rlkit.envs.harbor.trial import list_steps, make_environment_fields, measure_phases, play_trial
 from rlkit.policy import Policy
 from rlkit.types import Json, Outcome
 
 if TYPE_CHECKING:
     from harbor.models.trial.result import ExceptionInfo, TrialResult
 
-    from rlkit.envs.harbor.agents.ending import AgentEnd
+    from rlkit.envs.harbor.agents.agent_end import AgentEnd
 
 _GRAVEST_FIRST: tuple[Cause | None, ...] = get_args(Cause.__value__)
 
@@ -56,24 +56,24 @@ class HarborTask(Env):
         """
         settings = self.settings
         await in_thread(import_module, settings.agent.import_path.partition(":")[0])  # for seconds, the first time
-        from rlkit.envs.harbor.agents.loans import ended, lent
+        from rlkit.envs.harbor.agents.policy_registry import get_agent_end, register_policy
 
         stopwatch, clock = Stopwatch(), asyncio.get_running_loop().time
         began_s = clock()
 
-        def read(result: TrialResult, passing: Passing, folder: Path) -> Report:
+        def read(result: TrialResult, passing: GatePass, folder: Path) -> Report:
             excused_s = clock() - began_s - stopwatch.played_s
-            return self._report(result, passing, folder, ended(key), outage_s=excused_s - passing.waited_s)
+            return self._report(result, passing, folder, get_agent_end(key), outage_s=excused_s - passing.waited_s)
 
-        with lent(policy) as key, timed_by({*running(), stopwatch}):
-            report = await play(
+        with register_policy(policy) as key, timed_by({*running(), stopwatch}):
+            report = await play_trial(
                 lambda folder: self._config(folder, key),
                 read,
                 gates=gates("harbor", settings.phases),
                 trials_dir=settings.trials_dir,
                 keep=self._kept,
             )
-        return outcome(report, settings.rules, settings.reward)
+        return make_outcome(report, settings.rules, settings.reward)
 
     def _config(self, folder: Path, key: str) -> dict[str, Json]:
         settings = self.settings
@@ -86,14 +86,16 @@ class HarborTask(Env):
                 "kwargs": settings.agent.options(key),
                 "override_timeout_sec": agent_timeout_s(self.path, settings),
             },
-            "environment": environment_fields(settings.environment),
+            "environment": make_environment_fields(settings.environment),
             "verifier": {"override_timeout_sec": settings.verifier_timeout_s},
         }
 
-    def _report(self, result: TrialResult, passing: Passing, folder: Path, end: AgentEnd, *, outage_s: float) -> Report:
+    def _report(
+        self, result: TrialResult, passing: GatePass, folder: Path, end: AgentEnd, *, outage_s: float
+    ) -> Report:
         verdict = result.verifier_result
         cause, error = _fault(result, end)
-        seconds = seconds_of(result, passing) | {"sampling": end.llm_s}
+        seconds = measure_phases(result, passing) | {"sampling": end.llm_s}
         detail = end.detail if error is None else " ".join(error.exception_message.split())
         if cause == "timeout" and outage_s > _OUTAGE_SHARE * seconds.get("agent", 0.0):
             cause, detail = "environment_error", f"{detail}, {outage_s:.0f} of them for a service in trouble"
@@ -122,7 +124,7 @@ class HarborTask(Env):
         if self.settings.keep != "failed" or report is None:
             return self.settings.keep != "none"
         try:
-            outcome(report, self.settings.rules, self.settings.reward)
+            make_outcome(report, self.settings.rules, self.settings.reward)
         except Exception:  # whatever it is, there is no reward
             return True
         return False
@@ -148,7 +150,7 @@ def _reason(end: AgentEnd) -> str:
 
 def _fault(result: TrialResult, end: AgentEnd) -> tuple[Cause | None, ExceptionInfo | None]:
     """What went wrong, and its exception if it had one: of several faults, as in a task of steps, the gravest."""
-    errors = [result.exception_info, *(part.exception_info for part in steps_of(result))]
+    errors = [result.exception_info, *(part.exception_info for part in list_steps(result))]
     faults: list[tuple[Cause | None, ExceptionInfo | None]] = [(_cause(error), error) for error in errors if error]
     if end.reason in ("overflow", "agent_error", "service_error"):
         faults.append((end.reason, None))

@@ -92,7 +92,7 @@ class Selection:
         return derive(0, "harbor", "split", task_id) < fraction * 2**31
 
 
-def find(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
+def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
     """The folders of tasks in `folder`, by id: the path from there, or the name of `folder` where it is a task itself.
 
     Raises:
@@ -116,20 +116,20 @@ def find(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
     return found
 
 
-def read(found: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
+def require_readable(found: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
     """Have Harbor read the tasks, so that a broken one is known before a run begins.
 
     Raises:
         UsageError: one cannot be read.
     """
     for name, path in found.items():
-        if (why := broken(path)) is not None:
+        if (why := find_task_fault(path)) is not None:
             raise UsageError(
                 f"{field}: the task {name} cannot be read: {why.rstrip('.')}. Mend it, or leave it out with exclude"
             )
 
 
-def broken(path: Path) -> str | None:
+def find_task_fault(path: Path) -> str | None:
     """In one line, why Harbor cannot read a task, or what of it says nothing; None where it can be played."""
     from harbor.models.task.task import Task
 

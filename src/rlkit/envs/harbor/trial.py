@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlkit._util.threads import in_thread
-from rlkit.envs.harbor.phases import Gates, Passing
+from rlkit.envs.harbor.phases import GatePass, Gates
 from rlkit.envs.harbor.settings import Environment
 from rlkit.rollout.task_guard import register_cleanup
-from rlkit.sandbox.leftovers import Place
+from rlkit.sandbox.sandbox_folders import SandboxFolder
 from rlkit.types import Json
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ SEALED_VERIFIER = "rlkit.envs.harbor.verification.verifier:SealedVerifier"
 _log = logging.getLogger("rlkit.harbor")
 
 
-async def play[T](
+async def play_trial[T](
     make: Callable[[Path], Mapping[str, Json]],
-    read: Callable[[TrialResult, Passing, Path], T],
+    read: Callable[[TrialResult, GatePass, Path], T],
     *,
     gates: Gates,
     trials_dir: Path | None,
@@ -70,17 +70,17 @@ async def play[T](
 @dataclass(eq=False)
 class _RunningTrial[T]:
     make: Callable[[Path], Mapping[str, Json]]
-    read: Callable[[TrialResult, Passing, Path], T]
-    passing: Passing
+    read: Callable[[TrialResult, GatePass, Path], T]
+    passing: GatePass
     trials_dir: Path | None
     keep: Callable[[T | None], bool]
     verdict: asyncio.Future[T] = field(init=False, default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def run(self) -> None:
-        place: Place | None = None
+        place: SandboxFolder | None = None
         folder: Path | None = None
         try:
-            place = await in_thread(Place, ()) if self.trials_dir is None else None
+            place = await in_thread(SandboxFolder, ()) if self.trials_dir is None else None
             trial = await _create(self.make(place.path if place else self.trials_dir or Path()))
             folder = trial.paths.trial_dir
             self._watch(trial)
@@ -148,7 +148,7 @@ class _RunningTrial[T]:
         except Exception as error:
             self.verdict.set_exception(error)
 
-    def _clear(self, folder: Path | None, place: Place | None) -> None:
+    def _clear(self, folder: Path | None, place: SandboxFolder | None) -> None:
         if place is not None:
             place.remove()
         elif folder is not None:
@@ -167,7 +167,7 @@ async def _create(fields: Mapping[str, Json]) -> Trial:
     return await Trial.create(config)
 
 
-def environment_fields(environment: Environment) -> dict[str, Json]:
+def make_environment_fields(environment: Environment) -> dict[str, Json]:
     """The fields of Harbor's configuration of an environment."""
     return {
         "type": environment.type,
@@ -180,14 +180,14 @@ def environment_fields(environment: Environment) -> dict[str, Json]:
     }
 
 
-def steps_of(result: TrialResult) -> Sequence[TrialResult | StepResult]:
+def list_steps(result: TrialResult) -> Sequence[TrialResult | StepResult]:
     """The parts of a trial that were played: its steps, or itself where it has none."""
     return list(result.step_results) if result.step_results else [result]
 
 
-def seconds_of(result: TrialResult, passing: Passing) -> dict[str, float]:
+def measure_phases(result: TrialResult, passing: GatePass) -> dict[str, float]:
     """How long each phase took, by its name, and the wait at gates."""
-    parts = steps_of(result)
+    parts = list_steps(result)
     phases = {
         "start": [result.environment_setup],
         "agent_setup": [result.agent_setup],

@@ -17,8 +17,7 @@ import tarfile
 from collections.abc import Callable
 from typing import NoReturn, TypedDict
 
-from . import filter as calls
-from . import kernel
+from . import kernel, sandbox_filter
 
 CANNOT_START = 126
 
@@ -32,7 +31,7 @@ class View(TypedDict):
     `shared` is None for all of the sandbox; else the view shows the image as it was, with these folders.
     """
 
-    own: list[str]
+    private: list[str]
     shared: list[str] | None
 
 
@@ -57,7 +56,7 @@ class Request(TypedDict):
 def prepare(as_user: bool) -> bool:
     """What has to be ready before the host's files are gone; whether there is a filter of system calls."""
     global _filter, _as_user
-    _filter, _as_user = calls.program(), as_user
+    _filter, _as_user = sandbox_filter.program(), as_user
     return _filter is not None
 
 

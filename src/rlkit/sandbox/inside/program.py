@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn, TypedDict, cast
 
-from . import kernel, landlock, narrow
+from . import kernel, landlock, program_filter
 
 HEADER = struct.Struct("<4sBB2x4Q")
 """Of a result: a mark, what it is, its dimensions and their sizes; then come the numbers, or the text."""
@@ -106,7 +106,7 @@ def enclose(walls: Walls, *, cpu_s: int, memory_bytes: int) -> None:
         kernel.control(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if "landlock" in layers:
             landlock.restrict(walls["readable"], walls["writable"], walls["listed"])
-        if "seccomp" in layers and (program := narrow.program()) is not None:
+        if "seccomp" in layers and (program := program_filter.program()) is not None:
             kernel.install_filter(program)
 
 

@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from typing import NoReturn, TypedDict
 
-from . import kernel, landlock, narrow
+from . import kernel, landlock, program_filter
 from .job_server import KILLED_FIRST, note_signal, receive, say, write
 from .program import Request, Walls, become, enclose
 
@@ -174,7 +174,7 @@ def _refused(layer: str, walls: Walls) -> str | None:
         return f"not on {sys.platform}"
     if layer == "landlock" and not landlock.version():
         return "not in this kernel"
-    if layer == "seccomp" and narrow.program() is None:
+    if layer == "seccomp" and program_filter.program() is None:
         return f"no filter for {os.uname().machine}"
     reader, writer = os.pipe()
     pid = os.fork()

@@ -41,36 +41,36 @@ def build(plan: root.Plan, view: job.View, *, sandbox: int, number: int) -> None
     """
     here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     os.setns(sandbox, os.CLONE_NEWNS)
-    own = view["own"]
-    shared = _entries("/", own) if view["shared"] is None else _listed(view["shared"], own)
+    private = view["private"]
+    shared = _entries("/", private) if view["shared"] is None else _listed(view["shared"], private)
     os.setns(here, os.CLONE_NEWNS)
     os.close(here)
     os.unshare(os.CLONE_NEWNS)
     folder = f"{plan['live']}/view/{number}"
     if view["shared"] is None:
-        _build_shared(plan, folder, shared, own)
+        _build_shared(plan, folder, shared, private)
     else:
-        _build_pristine(plan, folder, shared, own)
+        _build_pristine(plan, folder, shared, private)
 
 
-def _entries(folder: str, own: list[str]) -> list[_Shared]:
+def _entries(folder: str, private: list[str]) -> list[_Shared]:
     """Everything in a folder of the sandbox but what is the view's own; of very many entries, the system's first."""
     shared: list[_Shared] = []
     for name in sorted(os.listdir(folder), key=lambda name: (name not in _SYSTEM, name))[:_MOST_ENTRIES]:
         path = os.path.join(folder, name)
-        if path in own:
+        if path in private:
             continue
-        if any(place.startswith(f"{path}/") for place in own):
+        if any(place.startswith(f"{path}/") for place in private):
             if stat.S_ISDIR(os.lstat(path).st_mode):
-                shared += _entries(path, own)
+                shared += _entries(path, private)
         elif (place := _copied(path)) is not None:
             shared.append(place)
     return shared
 
 
-def _listed(paths: list[str], own: list[str]) -> list[_Shared]:
+def _listed(paths: list[str], private: list[str]) -> list[_Shared]:
     """The named folders of the sandbox, and its folders of logs; one that is not there is an empty folder."""
-    logs = _entries(_LOGS, own) if os.path.isdir(_LOGS) and not os.path.islink(_LOGS) else []
+    logs = _entries(_LOGS, private) if os.path.isdir(_LOGS) and not os.path.islink(_LOGS) else []
     named: list[_Shared] = []
     for path in paths:
         place = _copied(os.path.realpath(path))
@@ -91,7 +91,7 @@ def _copied(path: str) -> _Shared | None:
     return None
 
 
-def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], own: list[str]) -> None:
+def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], private: list[str]) -> None:
     """A root of its own, on which all that lies in the sandbox's root is mounted."""
     kernel.mount("none", "/", "", MS_REC | MS_PRIVATE)
     os.chdir(plan["store"])
@@ -102,13 +102,13 @@ def _build_shared(plan: root.Plan, folder: str, shared: list[_Shared], own: list
     host = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
     kernel.pivot_root(".", ".")
     os.fchdir(host)
-    _attach(shared, own)
+    _attach(shared, private)
     kernel.unmount(".")
     os.close(host)
     os.chdir("/")
 
 
-def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], own: list[str]) -> None:
+def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], private: list[str]) -> None:
     """The image as it was, on which the shared folders are mounted."""
     trees: list[root.Tree] = []
     os.chdir(plan["store"])
@@ -117,10 +117,10 @@ def _build_pristine(plan: root.Plan, folder: str, shared: list[_Shared], own: li
         for place in (upper, work, stage):
             os.makedirs(place)
         trees.append({**tree, "upper": upper, "work": work, "stage": stage})
-    root.build({**plan, "trees": trees}, lambda: _attach(shared, own))
+    root.build({**plan, "trees": trees}, lambda: _attach(shared, private))
 
 
-def _attach(shared: list[_Shared], own: list[str]) -> None:
+def _attach(shared: list[_Shared], private: list[str]) -> None:
     # Where a path leads is found before anything of the sandbox's is there, which could have links in it.
     targets = {place.path: os.path.realpath(place.path) for place in shared}
     for place in shared:
@@ -128,7 +128,7 @@ def _attach(shared: list[_Shared], own: list[str]) -> None:
         if any(target.startswith(f"{other}/") for other in targets.values()):
             raise OSError(f"{place.path} lies in another folder that the view shares")
         _attach_place(place, target)
-    for path in own:
+    for path in private:
         if os.path.lexists(path):
             _remove(path)
         os.makedirs(path)

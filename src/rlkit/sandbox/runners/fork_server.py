@@ -31,7 +31,16 @@ from rlkit.errors import EnvironmentFault
 from rlkit.sandbox.commands import message_file
 from rlkit.sandbox.inside.program import ERROR, HEADER, MARK, MEMORY, VALUE
 from rlkit.sandbox.namespaces import OWNED_SOCKETS, loader_environment
-from rlkit.sandbox.runners.programs import LAYERS, Isolation, Layer, Level, Program, ProgramLimits, Ran, RanTo
+from rlkit.sandbox.runners.programs import (
+    LAYERS,
+    Isolation,
+    Layer,
+    Level,
+    Program,
+    ProgramLimits,
+    ProgramOutcome,
+    ProgramResult,
+)
 from rlkit.types import Json
 
 PRELOADED = ("numpy", "scipy", "scipy.optimize", "scipy.linalg", "scipy.signal", "scipy.sparse", "scipy.sparse.linalg")
@@ -103,7 +112,7 @@ class ForkServer:
         """Return `isolation` outside of an event loop."""
         return self._started().isolation
 
-    async def run(self, program: Program, limits: ProgramLimits) -> Ran:
+    async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
         """Run a program to its end, once there is room; see `CodeRunner`."""
         waiting = _Waiting()
         try:
@@ -132,7 +141,7 @@ class ForkServer:
         server.isolation.demand(self._least)
         return server
 
-    def _run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> Ran:
+    def _run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> ProgramResult:
         for _ in range(2):  # the server may have died since the last program
             with suppress(ConnectionError):
                 return self._started().run(program, limits, waiting)
@@ -204,13 +213,13 @@ class _Server:
             self.process.kill()
             self.process.wait()
 
-    def run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> Ran:
+    def run(self, program: Program, limits: ProgramLimits, waiting: _Waiting) -> ProgramResult:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ends: list[int] = []
         try:
             with waiting.lock:
                 if waiting.gone:
-                    return Ran("killed", None, "nobody waits for it", "", 0.0, 0.0)
+                    return ProgramResult("killed", None, "nobody waits for it", "", 0.0, 0.0)
                 waiting.asked = ours
             for _ in range(2):
                 ends += os.pipe()
@@ -253,7 +262,7 @@ def _request(program: Program, limits: ProgramLimits) -> bytes:
     return b"".join([_LENGTH.pack(len(text)), text, *(one.tobytes() for one in arrays.values())])
 
 
-def _ran(asked: socket.socket, said: int, result: int, limits: ProgramLimits) -> Ran:
+def _ran(asked: socket.socket, said: int, result: int, limits: ProgramLimits) -> ProgramResult:
     """Read what comes of a program until it has ended."""
     most = HEADER.size + max(limits.result_bytes, _TEXT_BYTES)
     end_s = time.monotonic() + limits.timeout_s + _GRACE_S
@@ -292,11 +301,11 @@ def _ran(asked: socket.socket, said: int, result: int, limits: ProgramLimits) ->
 
 def _judged(
     message: Mapping[str, Json], returned: bytes, stdout: str, limits: ProgramLimits, *, too_large: bool
-) -> Ran:
+) -> ProgramResult:
     seconds, cpu_s = float(str(message["seconds"])), float(str(message["cpu_s"]))
 
-    def ended(outcome: RanTo, error: str) -> Ran:
-        return Ran(outcome, None, error, stdout, seconds, cpu_s)
+    def ended(outcome: ProgramOutcome, error: str) -> ProgramResult:
+        return ProgramResult(outcome, None, error, stdout, seconds, cpu_s)
 
     if message["late"]:
         return ended("timeout", f"the program took longer than {limits.timeout_s:g} s and was ended")
@@ -312,7 +321,7 @@ def _judged(
         return ended("memory", f"the program needed more than {limits.memory_bytes} bytes of memory")
     if value is None:
         return ended("error", text)
-    return Ran("value", value, "", stdout, seconds, cpu_s)
+    return ProgramResult("value", value, "", stdout, seconds, cpu_s)
 
 
 def _read(returned: bytes) -> tuple[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None, str] | None:

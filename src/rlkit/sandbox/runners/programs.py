@@ -67,12 +67,12 @@ class ProgramLimits:
     result_bytes: int = 16 * MIB
 
 
-type RanTo = Literal["value", "error", "timeout", "memory", "killed", "too large"]
+type ProgramOutcome = Literal["value", "error", "timeout", "memory", "killed", "too large"]
 """What a program ended with: numbers, an exception, its time limit, no more memory, a signal, or too many numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ran:
+class ProgramResult:
     """The end of a program.
 
     Args:
@@ -81,7 +81,7 @@ class Ran:
         stdout: the end of what it printed.
     """
 
-    outcome: RanTo
+    outcome: ProgramOutcome
     value: NDArray[np.float64] | None
     error: str
     stdout: str
@@ -140,7 +140,7 @@ class CodeRunner(Protocol):
         """
         ...
 
-    async def run(self, program: Program, limits: ProgramLimits) -> Ran:
+    async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
         """Run a program to its end, once there is room; what it does wrong is in what comes back.
 
         Raises:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from rlkit.errors import EnvironmentFault, MissingError, RlkitError, missing_extra
 from rlkit.sandbox.runners.fork_server import PRELOADED, ForkServer
-from rlkit.sandbox.runners.programs import Isolation, Level, Program, ProgramLimits, Ran, RanTo
+from rlkit.sandbox.runners.programs import Isolation, Level, Program, ProgramLimits, ProgramOutcome, ProgramResult
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 type _Setting = tuple[int, Level | None, tuple[str, ...]]
 """Of a worker's server: processors, the least isolation, and what is loaded."""
 
-type _Told = tuple[RanTo, NDArray[np.float64] | None, str, str, float, float]
+type _Told = tuple[ProgramOutcome, NDArray[np.float64] | None, str, str, float, float]
 
 _NO_CLUSTER = (
     "there is no Ray cluster to connect to ({error}): start one with `ray start --head`, set RAY_ADDRESS, or call "
@@ -72,13 +72,13 @@ class RayRunner:
         layers, notes = cast("tuple[tuple[str, ...], dict[str, str]]", await self._asked(_isolation, self._setting))
         return Isolation.of(layers, notes)
 
-    async def run(self, program: Program, limits: ProgramLimits) -> Ran:
+    async def run(self, program: Program, limits: ProgramLimits) -> ProgramResult:
         """Run a program to its end on one of the machines, once there is room; see `CodeRunner`."""
         arrays = {name: np.asarray(one, np.float64) for name, one in program.arrays.items()}
         given = (program.source, program.entry, dict(program.arguments), arrays, dict(program.helpers))
         async with self._room():
             told = await self._asked(_run, self._setting, given, limits)
-        return Ran(*cast("_Told", told))
+        return ProgramResult(*cast("_Told", told))
 
     def close(self) -> None:
         """Nothing: the cluster is not this runner's, and what it runs ends with the call that waits for it."""

@@ -1,4 +1,4 @@
-"""`RLTerminus2`: Terminus2 with a policy that it finds by a key; see `rlkit.envs.harbor.agents.loans`."""
+"""`RLTerminus2`: Terminus2 with a policy that it finds by a key; see `rlkit.envs.harbor.agents.policy_registry`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from harbor.llms.base import BaseLLM
 from pydantic import Field
 
 from rlkit.envs.harbor.agents.llm import PolicyLLM
-from rlkit.envs.harbor.agents.loans import loan_of
+from rlkit.envs.harbor.agents.policy_registry import find_registration
 from rlkit.envs.harbor.agents.terminus import PolicyOptions, PolicyTerminus2
 
 
 class _Options(PolicyOptions):
-    policy: str = Field(description="Key of a policy that is lent in this process.")
+    policy: str = Field(description="Key of a policy that is registered in this process.")
 
 
 class RLTerminus2(PolicyTerminus2):
@@ -24,10 +24,10 @@ class RLTerminus2(PolicyTerminus2):
     @override
     def _init_llm(self, *args: object, **kwargs: object) -> BaseLLM:
         options = cast("_Options", self.options)
-        loan = loan_of(options.policy)
-        loan.runs.append(self.tallies)
+        registration = find_registration(options.policy)
+        registration.runs.append(self.tallies)
         self._policy_llm = PolicyLLM(
-            loan.policy,
+            registration.policy,
             model_name=self._model_name,
             max_tokens=options.max_tokens,
             reserve_tokens=options.reserve_tokens,

@@ -24,6 +24,7 @@ from harbor.models.agent.context import AgentContext
 from pydantic import Field, ValidationError
 
 from rlkit._util.json_values import text_of
+from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally
 from rlkit.envs.harbor.agents.commands import (
     END_WORD,
     END_WORDS,
@@ -32,8 +33,7 @@ from rlkit.envs.harbor.agents.commands import (
     command_script,
     read_command,
 )
-from rlkit.envs.harbor.agents.ending import EnvironmentDown, Tally
-from rlkit.envs.harbor.agents.loans import loan_of
+from rlkit.envs.harbor.agents.policy_registry import find_registration
 from rlkit.envs.harbor.verification.agent_records import write_record
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean
 from rlkit.policy import Policy, Reply
@@ -55,7 +55,7 @@ type Example = Annotated[list[str], Field(min_length=2)]
 class ShellOptions(AgentOptions):
     """The options of `ShellAgent`."""
 
-    policy: str = Field(default="", description="Key of a policy that is lent in this process.")
+    policy: str = Field(default="", description="Key of a policy that is registered in this process.")
     max_turns: int | None = Field(
         default=None, ge=1, description="Replies of the model in each step of a task; by default no limit but time."
     )
@@ -100,10 +100,10 @@ class ShellAgent(BaseAgent):
     def __init__(self, logs_dir: Path, model_name: str | None = None, **options: Any) -> None:
         super().__init__(logs_dir, model_name, **options)
         self._settings = cast("ShellOptions", self.options)
-        loan = loan_of(self._settings.policy)
-        self._policy = loan.policy
+        registration = find_registration(self._settings.policy)
+        self._policy = registration.policy
         self._tallies: list[Tally] = []
-        loan.runs.append(self._tallies)
+        registration.runs.append(self._tallies)
 
     @classmethod
     @override

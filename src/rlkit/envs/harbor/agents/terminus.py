@@ -29,7 +29,7 @@ from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
 from rlkit._util.json_values import text_of
-from rlkit.envs.harbor.agents.ending import EnvironmentDown, Reason, Tally
+from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
 from rlkit.errors import LimitReached, MissingError, ServiceError, UsageError, did_you_mean

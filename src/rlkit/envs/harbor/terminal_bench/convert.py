@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from yaml.error import MarkedYAMLError
 
 from rlkit._util import files
-from rlkit.envs.harbor.tasks import OLD_TASK_FILE, broken
+from rlkit.envs.harbor.tasks import OLD_TASK_FILE, find_task_fault
 from rlkit.envs.harbor.terminal_bench.build_contexts import context_fault
 from rlkit.envs.harbor.terminal_bench.fidelity import PYTEST, differences, parser_of
 from rlkit.errors import MissingError, UsageError
@@ -70,15 +70,15 @@ tested_processes = true
 
 
 @dataclass(frozen=True)
-class Converted:
+class Conversion:
     """The new folders of a conversion, and by names of tasks why they failed, or what differs from terminal-bench 1."""
 
-    made: Sequence[Path]
+    folders: Sequence[Path]
     failed: Mapping[str, str]
     differences: Mapping[str, Sequence[str]]
 
 
-def convert(source: Path, target: Path) -> Converted:
+def convert(source: Path, target: Path) -> Conversion:
     """Convert a task, or a folder of tasks, to folders in `target`, none of which may be there yet.
 
     Raises:
@@ -94,15 +94,15 @@ def convert(source: Path, target: Path) -> Converted:
     if not tasks:
         raise UsageError(f"{source} holds no {OLD_TASK_FILE} of terminal-bench 1, nor does a folder in it")
     _make_writable(target)
-    made, failed, differing = list[Path](), dict[str, str](), dict[str, Sequence[str]]()
+    folders, failed, differing = list[Path](), dict[str, str](), dict[str, Sequence[str]]()
     for task in tasks:
         if (why := _convert_task(task, target)) is not None:
             failed[task.name] = why
             continue
-        made.append(target / task.name)
+        folders.append(target / task.name)
         if found := differences(task):
             differing[task.name] = found
-    return Converted(made, failed, differing)
+    return Conversion(folders, failed, differing)
 
 
 def old_tasks(folder: Path) -> list[Path]:
@@ -125,9 +125,9 @@ def _convert_task(source: Path, target: Path) -> str | None:
     """Convert one task, and return the reason where it cannot be, in one line."""
     from harbor.mappers.terminal_bench import TerminalBenchMapper
 
-    made = target / source.name
-    if made.exists():
-        return f"{made} already exists: remove it, or take another folder"
+    target_folder = target / source.name
+    if target_folder.exists():
+        return f"{target_folder} already exists: remove it, or take another folder"
     why = _problem_of(source) or context_fault(source)  # the mapper copies a context from wherever it is
     if why is not None:
         return why
@@ -140,9 +140,9 @@ def _convert_task(source: Path, target: Path) -> str | None:
             return f"its files cannot be read: {' '.join(str(error).split())}"
         (staged / "solution.yaml").unlink(missing_ok=True)  # the mapper refuses a task for it
         mapped = TerminalBenchMapper().map(staged.parent, target)
-    why = " ".join(mapped.failed[0][1].split()) if mapped.failed else _finish(source, made)
+    why = " ".join(mapped.failed[0][1].split()) if mapped.failed else _finish(source, target_folder)
     if why is not None:  # a half of a task would be in the way of a second try
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(target_folder, ignore_errors=True)
         _require_room(why)
     return why
 
@@ -191,14 +191,14 @@ def _read_yaml(path: Path) -> Mapping[str, Json]:
     return cast("Mapping[str, Json]", content)
 
 
-def _finish(source: Path, made: Path) -> str | None:
-    if not (made / "environment" / "Dockerfile").is_file():
+def _finish(source: Path, target_folder: Path) -> str | None:
+    if not (target_folder / "environment" / "Dockerfile").is_file():
         return "it has no Dockerfile in the build context of its docker-compose.yaml"
     if (source / "tests" / "test.sh").exists():
         return "its tests have a test.sh, whose name Harbor needs for its own"
-    shutil.copyfile(source / "run-tests.sh", made / "tests" / "run-tests.sh")
+    shutil.copyfile(source / "run-tests.sh", target_folder / "tests" / "run-tests.sh")
     rule = _BY_SUMMARY if parser_of(source) == PYTEST else _BY_EXIT_CODE
-    (made / "tests" / "test.sh").write_text(_TEST + rule + _VERDICT, encoding="utf-8")
-    with (made / "task.toml").open("a", encoding="utf-8") as file:
+    (target_folder / "tests" / "test.sh").write_text(_TEST + rule + _VERDICT, encoding="utf-8")
+    with (target_folder / "task.toml").open("a", encoding="utf-8") as file:
         file.write(_METADATA)
-    return broken(made)
+    return find_task_fault(target_folder)

@@ -25,7 +25,7 @@ from rlkit.sandbox.spec import shared_paths
 TABLE = "rlkit"
 """The table of a task's `[metadata]` that says what of the agent's work is verified."""
 
-OWN_FOLDERS = tuple(
+PRIVATE_FOLDERS = tuple(
     str(path) for path in (EnvironmentPaths.verifier_dir, EnvironmentPaths.tests_dir, EnvironmentPaths.agent_dir)
 )
 """Folders that a verifier's view has to itself."""
@@ -117,7 +117,7 @@ def _folder_paths(folders: object) -> tuple[str, ...]:
             f"task.toml: metadata.{TABLE}.tested_folders must be a list of absolute paths, not {folders!r}"
         )
     try:
-        return shared_paths([str(path) for path in paths], own=OWN_FOLDERS)
+        return shared_paths([str(path) for path in paths], private=PRIVATE_FOLDERS)
     except UsageError as error:
         raise UsageError(f"task.toml: metadata.{TABLE}.tested_folders: {error}") from None
 
@@ -126,7 +126,7 @@ def _folder_paths(folders: object) -> tuple[str, ...]:
 class SealableEnvironment(Protocol):
     """An environment that gives the verifier a view of its own."""
 
-    unsealed: str
+    seal_problem: str
     """Why it cannot, as far as it is known; empty where it can."""
 
     async def seal(self, work: TestedWork, user: str | int | None) -> None:
@@ -174,7 +174,7 @@ async def sealed(
     Raises:
         EnvironmentFault: it cannot be sealed.
     """
-    if isinstance(environment, SealableEnvironment) and not environment.unsealed:
+    if isinstance(environment, SealableEnvironment) and not environment.seal_problem:
         await environment.seal(work, user)
         try:
             yield
@@ -216,7 +216,7 @@ def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
 
 
 def _has_view(environment: BaseEnvironment) -> bool:
-    return isinstance(environment, SealableEnvironment) and not environment.unsealed
+    return isinstance(environment, SealableEnvironment) and not environment.seal_problem
 
 
 async def _signal_processes(environment: BaseEnvironment, signal: str) -> None:

@@ -61,7 +61,7 @@ class Process:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-class Place:
+class SandboxFolder:
     """The folder of one sandbox, and the names of the layers that must not go while it stands."""
 
     def __init__(self, uses: tuple[str, ...]) -> None:

@@ -44,12 +44,12 @@ def main() -> None:
     views.close()
     outside.close()
     try:
-        unsealed = _prepare(plan, inside)
+        seal_problem = _prepare(plan, inside)
         filtered = job.prepare(plan["user"] is not None)
     except OSError as error:
         say(owner, {"error": describe(error), "errno": error.errno or 0})
         os._exit(1)
-    say(owner, {"ready": True, "filtered": filtered, "unsealed": unsealed})
+    say(owner, {"ready": True, "filtered": filtered, "seal_problem": seal_problem})
     JobServer(owner).serve()
 
 
@@ -84,10 +84,10 @@ def _prepare(plan: root.Plan, namespaces: socket.socket) -> str:
     with namespaces:
         send_namespace(namespaces)
     root.build(plan)
-    unsealed = landlock.confine()
+    seal_problem = landlock.confine()
     kernel.keep_capabilities(kernel.ROOT_CAPABILITIES | {kernel.CAP_SETPCAP})
     kernel.control(kernel.PR_SET_DUMPABLE, 0)
-    return unsealed
+    return seal_problem
 
 
 _ = array  # socket.recv_fds imports it when it is called, which is too late

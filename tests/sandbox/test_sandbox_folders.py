@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlkit.errors import MissingError
-from rlkit.sandbox import leftovers
+from rlkit.sandbox import sandbox_folders
 from tests.limits import HANG_S
 
 
@@ -30,12 +30,12 @@ def owned_by_the_dead(store: Path, name: str, **record: object) -> Path:
 
 def test_what_the_dead_left_goes_when_the_next_owner_appears(store: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as process, subprocess.Popen(["sleep", "60"]) as other:
-        found = leftovers.Process.of(process.pid)
+        found = sandbox_folders.Process.of(process.pid)
         assert found is not None
         whole = owned_by_the_dead(store, "rlkit-1", processes=[[found.pid, found.started], [other.pid, "1"]], groups=[])
         torn = owned_by_the_dead(store, "rlkit-2")
         (torn / "belongs.json").write_text('{"proc')
-        place = leftovers.Place(())
+        place = sandbox_folders.SandboxFolder(())
         assert process.wait(HANG_S) == -9
         assert other.poll() is None  # its number was given again: it is not the one that was written down
         other.kill()
@@ -46,30 +46,30 @@ def test_what_the_dead_left_goes_when_the_next_owner_appears(store: Path) -> Non
 
 
 def test_the_sandboxes_of_the_living_are_never_touched(store: Path) -> None:
-    place = leftovers.Place(("layer",))
-    code = "from rlkit.sandbox import leftovers; leftovers.Place(()).remove(); print(leftovers.layers_in_use())"
+    place = sandbox_folders.SandboxFolder(("layer",))
+    code = "from rlkit.sandbox.sandbox_folders import *; SandboxFolder(()).remove(); print(layers_in_use())"
     done = subprocess.run([sys.executable, "-c", code], env={**os.environ}, check=True, capture_output=True, text=True)
     assert done.stdout == "{'layer'}\n"
-    assert leftovers.sweep() == 0
+    assert sandbox_folders.sweep() == 0
     assert place.path.exists()
     place.remove()
     assert [path.name for path in place.path.parent.iterdir()] == ["lock"]
 
 
 def test_a_forked_process_is_no_owner_of_what_its_parent_owns(store: Path) -> None:
-    place = leftovers.Place(())
+    place = sandbox_folders.SandboxFolder(())
     child = os.fork()
     if child == 0:
-        os._exit(0 if leftovers.Place(()).path.parent != place.path.parent else 1)
+        os._exit(0 if sandbox_folders.SandboxFolder(()).path.parent != place.path.parent else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert leftovers.sweep() == 1  # the child's, which ended without a word
+    assert sandbox_folders.sweep() == 1  # the child's, which ended without a word
     place.remove()
 
 
 def test_threads_that_ask_at_once_are_one_owner(store: Path) -> None:
-    leftovers._owned.cache_clear()
+    sandbox_folders._owned.cache_clear()
     with ThreadPoolExecutor(8) as threads:
-        places = list(threads.map(lambda _: leftovers.Place(()), range(8)))
+        places = list(threads.map(lambda _: sandbox_folders.SandboxFolder(()), range(8)))
     assert len({place.path.parent for place in places}) == 1
     for place in places:
         place.remove()
@@ -79,4 +79,4 @@ def test_a_store_that_cannot_be_written_says_what_to_do(tmp_path: Path, monkeypa
     (tmp_path / "file").touch()
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "file"))
     with pytest.raises(MissingError, match="set RLKIT_CACHE_DIR"):
-        leftovers.Place(())
+        sandbox_folders.SandboxFolder(())

@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from . import filter as calls
-from .filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, only, step
+from . import sandbox_filter
+from .sandbox_filter import ANY_BIT, EQUAL, FIRST_ARGUMENT, LOAD, REFUSE, SECOND_ARGUMENT, only, step
 
 _THREAD = 0x10000  # CLONE_THREAD
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG
@@ -65,7 +65,7 @@ def program() -> bytes | None:
     known = _PROCESSORS.get(os.uname().machine)
     if known is None:
         return None
-    steps = calls.refused((*known.forbidden, *_SAME))
+    steps = sandbox_filter.refused((*known.forbidden, *_SAME))
     steps += only(known.clone, ANY_BIT, [_THREAD])
     steps += only(known.tgkill, EQUAL, [os.getpid()])  # its own threads, which is how abort() ends a process
     for number in known.own:
@@ -73,7 +73,7 @@ def program() -> bytes | None:
     steps += _but(known.prctl, [_DEATH_SIGNAL], argument=FIRST_ARGUMENT)
     steps += only(known.ioctl, EQUAL, _CONTROLS, argument=SECOND_ARGUMENT)
     steps += _but(known.fcntl, _TELLING, argument=SECOND_ARGUMENT)
-    return calls.program(steps)
+    return sandbox_filter.program(steps)
 
 
 def _but(number: int, values: Sequence[int], *, argument: int) -> list[bytes]:

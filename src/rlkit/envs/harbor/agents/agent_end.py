@@ -70,7 +70,7 @@ class Tally(AgentEnd):
         self.ended(reason, text, error)
 
 
-def summed(tallies: Sequence[Tally]) -> AgentEnd:
+def sum_tallies(tallies: Sequence[Tally]) -> AgentEnd:
     """How the agent ended, over all its runs."""
     if not tallies:
         return AgentEnd("cancelled", "the agent did not begin")

@@ -1,0 +1,57 @@
+"""Policies by key, for agents that Harbor makes from JSON alone.
+
+    with register_policy(policy) as key:
+        path = "rlkit.envs.harbor.agents.agent:RLTerminus2"
+        agent = AgentConfig(import_path=path, kwargs={"policy": key, "max_turns": 32})
+        result = await (await Trial.create(TrialConfig(agent=agent, ...))).run()
+        end = get_agent_end(key)
+
+Invariant: Harbor gets JSON only, which it writes to the disk. A policy is registered only inside its context manager.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rlkit.envs.harbor.agents.agent_end import AgentEnd, Tally, sum_tallies
+from rlkit.errors import UsageError
+from rlkit.policy import Policy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Registration:
+    """A policy that an agent plays with, and the tallies of the agent's runs: one for each step of a task."""
+
+    policy: Policy
+    runs: list[list[Tally]] = field(default_factory=list[list[Tally]])
+
+
+_registrations: dict[str, Registration] = {}
+
+
+@contextmanager
+def register_policy(policy: Policy) -> Generator[str]:
+    """Register a policy for agents of this process, and yield its key."""
+    key = uuid.uuid4().hex
+    _registrations[key] = Registration(policy)
+    try:
+        yield key
+    finally:
+        del _registrations[key]
+
+
+def get_agent_end(key: str) -> AgentEnd:
+    """Return the end of the agent that plays with a registered policy."""
+    return sum_tallies([tally for run in find_registration(key).runs for tally in run])
+
+
+def find_registration(key: str) -> Registration:
+    """Return the registration with a key, or raise a UsageError where there is none."""
+    if key not in _registrations:
+        raise UsageError(
+            f"agent option 'policy': no policy is registered as {key!r} in this process; see rlkit's register_policy"
+        )
+    return _registrations[key]
