@@ -109,7 +109,7 @@ def engine(directory: Path, device: str) -> dict[str, float]:
     from rlkit.engine.decode.requests import SampleRequest, StopRule
     from rlkit.engine.decode.token_sampling import DrawSettings
     from rlkit.engine.kernels.threads import Lanes
-    from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
+    from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
     from rlkit.engine.model.weights import load_weights
     from rlkit.engine.training.learner import Learner
     from rlkit.engine.training.losses import make_loss
@@ -118,9 +118,9 @@ def engine(directory: Path, device: str) -> dict[str, float]:
     lanes = Lanes(None if device == "cpu" else 1)
     weights = load_weights(directory, device)
     vocab = weights.config.vocab_size
-    adapter = new_adapter(weights.config, LoraSettings(RANK, train_unembed=False), seed=0)
+    adapter = make_adapter(weights.config, LoraSettings(RANK, train_unembed=False), seed=0)
     learner = Learner(weights, adapter, lanes)
-    served = serve(weights, learner.adapter, lanes.run)
+    served = make_sampling_weights(weights, learner.adapter, lanes.run)
 
     def sample(count: int, samples: int, new: int) -> None:
         decoder = Decoder(served, lanes)
@@ -298,9 +298,9 @@ def main() -> None:
     options = parser.parse_args()
     # Set before torch loads: threads that spin would make the contenders' numbers depend on whatever else runs.
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    from rlkit.engine.kernels.devices import torch_device
+    from rlkit.engine.kernels.devices import select_device
 
-    device = torch_device(options.device).type
+    device = select_device(options.device).type
     if options.contender:
         contender = {"limit": limit, "engine": engine, "http": http, "peer": peer}[options.contender]
         print(json.dumps(contender(Path(options.model), device)))

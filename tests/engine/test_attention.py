@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlkit.engine.model.attention import Attention, Span, lay_out
-from rlkit.engine.model.ops import Rope, rotated
+from rlkit.engine.model.ops import Rope, apply_rope
 
 HEADS = st.sampled_from([(1, 1), (2, 1), (6, 2), (9, 3), (5, 5), (32, 1)])
 # A head is no whole number of vectors; one; several; more than a tile has.
@@ -40,7 +40,7 @@ def rope(spans: Sequence[Span], rows: int, size: int) -> Rope:
 def formula(rows: Tensor, spans: Sequence[Span], by: Rope, kv_heads: int, *, rotary: bool) -> Tensor:
     heads = rows.shape[1] - 2 * kv_heads
     if rotary:
-        rows = rotated(rows, heads + kv_heads, by)
+        rows = apply_rope(rows, heads + kv_heads, by)
     out = [torch.zeros(heads * rows.shape[2], dtype=rows.dtype)] * len(rows)
     for span in spans:
         before = [] if span.prefix is None else list(range(len(rows)))[span.prefix.rows]
@@ -173,7 +173,7 @@ def test_who_needs_the_rows_for_a_gradient_is_told_that_they_were_changed() -> N
 def test_queries_and_keys_come_back_rotated_and_values_as_they_were() -> None:
     spans = lay_out([5, 7])
     x, by = random(12, 5, 8, seed=0), rope(spans, 12, 8)
-    expected = rotated(x, 4, by)
+    expected = apply_rope(x, 4, by)
     for rows in (x.clone(), x.double()):
         _, after = Attention(spans, by, 1)(rows, rotary=True)
         torch.testing.assert_close(after.float(), expected)

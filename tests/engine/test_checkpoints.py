@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlkit.engine.model.config import ModelConfig, read_config
-from rlkit.engine.model.lora import Adapter, LoraSettings, new_adapter
+from rlkit.engine.model.lora import Adapter, LoraSettings, make_adapter
 from rlkit.engine.server import futures as promises_module
 from rlkit.engine.server.futures import Promises, json_answer
 from rlkit.engine.server.request_order import new_id
@@ -39,7 +39,7 @@ def config(tmp_path: Path) -> ModelConfig:
 
 @pytest.fixture
 def adapter(config: ModelConfig) -> Adapter:
-    return new_adapter(config, LoraSettings(2), seed=0)
+    return make_adapter(config, LoraSettings(2), seed=0)
 
 
 @pytest.fixture
@@ -313,7 +313,7 @@ def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
     folder = snapshots_module.scratch_folder(tmp_path)
     snapshots = Snapshots(folder)
-    made = [new_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(3)]
+    made = [make_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(3)]
     for i, adapter in enumerate(made):
         snapshots.put(f"s:{i}", adapter)
     assert len(list(folder.glob("*.safetensors"))) == 2

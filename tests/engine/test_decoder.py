@@ -15,9 +15,9 @@ from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.kv_cache import KvBlock, bucket, kv_bytes
 from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
-from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
-from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
+from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.errors import UsageError
 
@@ -31,7 +31,7 @@ def base(tmp_path: Path) -> Weights:
 
 @pytest.fixture
 def weights(base: Weights, lanes: Lanes) -> Weights:
-    return serve(base, None, lanes.run)
+    return make_sampling_weights(base, None, lanes.run)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_what_does_not_fit_waits_and_changes_nothing(
     decoder = Decoder(weights, lanes)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
-    little = replace(batches(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11, 4))
+    little = replace(batch_limits(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11, 4))
     decoder = Decoder(weights, lanes, size=little)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
@@ -94,16 +94,16 @@ def test_what_does_not_fit_waits_and_changes_nothing(
 
 def used_bytes(weights: Weights, *decoders: Decoder) -> int:
     """What the rows of some decoders take up."""
-    rows = [row for decoder in decoders for row in decoder._rows.running()]
+    rows = [row for decoder in decoders for row in decoder._batch.rows]
     return sum(kv_bytes(weights.config, row.length - 1, 4) for row in rows)
 
 
 def test_samples_without_a_limit_are_decoded_together_while_they_are_short(weights: Weights, lanes: Lanes) -> None:
-    two_windows = replace(batches(torch.device("cpu")), kv_bytes=2 * kv_bytes(weights.config, 1024, 4))
+    two_windows = replace(batch_limits(torch.device("cpu")), kv_bytes=2 * kv_bytes(weights.config, 1024, 4))
     decoder = Decoder(weights, lanes, size=two_windows)
     decoder.submit(request(0, samples=16, max_tokens=None), lambda _: None)
     decoder.step()
-    assert len(decoder._rows) == 16
+    assert len(decoder._batch) == 16
 
 
 def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
@@ -114,14 +114,14 @@ def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
     decoder = Decoder(weights, two_lanes)
     decoder.submit(wanted, alone.append)
     run(decoder)
-    three = replace(batches(torch.device("cpu")), kv_bytes=3 * kv_bytes(weights.config, 105, 4))
+    three = replace(batch_limits(torch.device("cpu")), kv_bytes=3 * kv_bytes(weights.config, 105, 4))
     decoder = Decoder(weights, two_lanes, size=three)
     found: list[SampleResult] = []
     together: list[int] = []
     decoder.submit(wanted, found.append)
     while decoder.busy:
         decoder.step()
-        together.append(len(decoder._rows))
+        together.append(len(decoder._batch))
         assert used_bytes(weights, decoder) <= three.kv_bytes
     assert together[0] == 6
     assert together[90] == 3
@@ -133,7 +133,7 @@ def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
 
 
 def test_one_sample_may_take_more_memory_than_there_is(weights: Weights, lanes: Lanes) -> None:
-    none = replace(batches(torch.device("cpu")), kv_bytes=1)
+    none = replace(batch_limits(torch.device("cpu")), kv_bytes=1)
     decoder = Decoder(weights, lanes, size=none)
     found: list[SampleResult] = []
     decoder.submit(request(0, samples=3, max_tokens=70), found.append)
@@ -145,7 +145,7 @@ def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: We
     wanted = [request(0, samples=20, max_tokens=40), request(1, samples=3, max_tokens=58)]
     alone: dict[int, SampleResult] = {}
     found: dict[int, SampleResult] = {}
-    four = replace(batches(torch.device("cpu")), kv_bytes=4 * kv_bytes(weights.config, 64, 4))
+    four = replace(batch_limits(torch.device("cpu")), kv_bytes=4 * kv_bytes(weights.config, 64, 4))
     pair = [Decoder(weights, lanes, size=four) for _ in wanted]
     for i, (one, decoder) in enumerate(zip(wanted, pair, strict=True)):
         single = Decoder(weights, lanes)
@@ -153,7 +153,7 @@ def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: We
         run(single)
         decoder.submit(one, lambda result, i=i: found.__setitem__(i, result))
         decoder.step(others=[other for other in pair if other is not decoder and other.busy])
-    assert [len(decoder._rows) for decoder in pair] == [4, 0]
+    assert [len(decoder._batch) for decoder in pair] == [4, 0]
     while any(decoder.busy for decoder in pair):
         for decoder in pair:
             if decoder.busy:
@@ -167,7 +167,7 @@ def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: We
 def test_the_cache_keeps_to_its_budget_while_rows_change_buckets(
     tmp_path: Path, lanes: Lanes, monkeypatch: pytest.MonkeyPatch, lengths: Sequence[int]
 ) -> None:
-    weights = serve(load_weights(write_model(tmp_path / "deep", layers=8)), None, lanes.run)
+    weights = make_sampling_weights(load_weights(write_model(tmp_path / "deep", layers=8)), None, lanes.run)
     live = peak = 0
     real = KvBlock._zeros
 
@@ -258,7 +258,7 @@ def test_likeliest_tokens_do_not_depend_on_the_neighbours_where_they_are_equally
     wanted = replace(request(0, samples=1), top=3)
     results: list[SampleResult] = []
     for neighbours in (0, 100):
-        decoder = Decoder(serve(twins, None, lanes.run), lanes)
+        decoder = Decoder(make_sampling_weights(twins, None, lanes.run), lanes)
         decoder.submit(replace(request(1), top=neighbours), lambda _: None)
         decoder.submit(wanted, results.append)
         run(decoder)
@@ -283,7 +283,7 @@ def test_a_prompt_that_fills_the_context_can_be_scored(weights: Weights, lanes: 
     decoder.submit(wanted, results.append)
     decoder.submit(replace(wanted, prompt=wanted.prompt[:-1]), results.append)
     run(decoder)
-    whole, shorter = (result.prompt.logprobs for result in results)
+    whole, shorter = (result.prompt_scores.logprobs for result in results)
     assert whole is not None
     assert shorter is not None
     assert np.isfinite(whole[1:]).all()
@@ -313,15 +313,15 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes, two
 def test_weights_that_were_packed_give_what_plain_ones_give(
     base: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = new_adapter(base.config, LoraSettings(4), seed=0)
+    adapter = make_adapter(base.config, LoraSettings(4), seed=0)
     adapter.flat.add_(0.05)
     results: list[SampleResult] = []
     for has_onednn in (torch.backends.mkldnn.is_available(), False):
         monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda has_onednn=has_onednn: has_onednn)
-        decoder = Decoder(serve(base, adapter, lanes.run), lanes)
+        decoder = Decoder(make_sampling_weights(base, adapter, lanes.run), lanes)
         decoder.submit(replace(request(0), prompt_logprobs=True), results.append)
         run(decoder)
-    packed, plain = (result.prompt.logprobs for result in results)
+    packed, plain = (result.prompt_scores.logprobs for result in results)
     assert packed is not None
     assert plain is not None
     np.testing.assert_allclose(packed[1:], plain[1:], atol=1e-5)
@@ -353,9 +353,9 @@ def test_what_is_said_of_a_prompt_agrees_with_itself(weights: Weights, lanes: La
         top=4, prompt_logprobs=True, prompt_top=259, targets=targets, alternatives=3,
     )  # fmt: skip
     decoder.submit(wanted, results.append)
-    decoder.submit(replace(wanted, last=10, targets=None, alternatives=0, prompt_top=2), results.append)
+    decoder.submit(replace(wanted, last_tokens=10, targets=None, alternatives=0, prompt_top=2), results.append)
     run(decoder)
-    full, last = results[0].prompt, results[1].prompt
+    full, last = results[0].prompt_scores, results[1].prompt_scores
     assert full.logprobs is not None and full.top is not None and full.targets is not None
     assert full.alternatives is not None
     assert np.isnan(full.logprobs[0])
@@ -388,7 +388,7 @@ def test_alternatives_are_drawn_from_the_distribution_at_the_temperature(weights
     )
     decoder.submit(wanted, results.append)
     run(decoder)
-    scores = results[0].prompt
+    scores = results[0].prompt_scores
     assert scores.top is not None
     assert scores.alternatives is not None
     logprobs = np.zeros(259)

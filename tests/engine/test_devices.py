@@ -20,9 +20,9 @@ from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.kv_cache import kv_bytes
 from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
-from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
-from rlkit.engine.model.lora import LoraSettings, new_adapter, serve
+from rlkit.engine.model.lora import LoraSettings, make_adapter, make_sampling_weights
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.training.learner import AdamSettings, Learner
 from rlkit.engine.training.losses import LOSSES, make_loss
@@ -89,7 +89,7 @@ def test_log_probabilities_and_gradients_are_those_of_float32(
     found: list[tuple[np.ndarray, torch.Tensor]] = []
     exact = load_weights(directory)
     for weights in (exact, load_weights(directory, device) if device == "cuda" else in_bfloat16(exact)):
-        adapter = new_adapter(weights.config, LoraSettings(4), seed=0)
+        adapter = make_adapter(weights.config, LoraSettings(4), seed=0)
         adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
         learner = Learner(weights, adapter, lanes)
         output = learner.forward_backward(examples("importance_sampling"), make_loss("importance_sampling", {}))
@@ -105,7 +105,7 @@ def test_log_probabilities_and_gradients_are_those_of_float32(
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_has_a_finite_gradient_and_adam_takes_a_step(tmp_path: Path, lanes: Lanes, loss: str) -> None:
     weights = load_weights(write_model(tmp_path / "m", "qwen3", scale=0.08), "cuda")
-    learner = Learner(weights, new_adapter(weights.config, LoraSettings(4), seed=0), lanes)
+    learner = Learner(weights, make_adapter(weights.config, LoraSettings(4), seed=0), lanes)
     before = learner.adapter.flat.clone()
     learner.forward_backward(examples(loss), make_loss(loss, {}))
     assert learner.step(AdamSettings(1e-3, 0.9, 0.95, 1e-12, 0.0, 0.0)) > 0
@@ -120,7 +120,7 @@ def test_samples_have_the_log_probabilities_that_the_prompt_is_scored_with(
     weights = load_weights(write_model(tmp_path / "m", "qwen3", scale=0.08), device)
     weights = weights if device == "cuda" else in_bfloat16(weights)
     results: list[SampleResult] = []
-    decoder = Decoder(serve(weights, None, lanes.run), lanes)
+    decoder = Decoder(make_sampling_weights(weights, None, lanes.run), lanes)
     for seed in range(20):
         start = np.arange(5 + 7 * seed) % 250
         decoder.submit(SampleRequest(start, 30, 40, seed, DrawSettings(), StopRule()), results.append)
@@ -133,18 +133,18 @@ def test_samples_have_the_log_probabilities_that_the_prompt_is_scored_with(
     decoder.submit(SampleRequest(whole, 1, 1, 0, DrawSettings(), StopRule(), prompt_logprobs=True), scored.append)
     while decoder.busy:
         decoder.step()
-    assert scored[0].prompt.logprobs is not None
-    assert np.abs(scored[0].prompt.logprobs[-len(sample.tokens) :] - sample.logprobs).max() < 0.1
+    assert scored[0].prompt_scores.logprobs is not None
+    assert np.abs(scored[0].prompt_scores.logprobs[-len(sample.tokens) :] - sample.logprobs).max() < 0.1
 
 
 def test_twice_as_many_rows_of_bfloat16_fit_the_cache(tmp_path: Path, lanes: Lanes) -> None:
     exact = load_weights(write_model(tmp_path / "m"))
-    two = replace(batches(torch.device("cpu")), kv_bytes=2 * kv_bytes(exact.config, 11, 4))
+    two = replace(batch_limits(torch.device("cpu")), kv_bytes=2 * kv_bytes(exact.config, 11, 4))
     for weights, rows in ((exact, 2), (in_bfloat16(exact), 4)):
-        decoder = Decoder(serve(weights, None, lanes.run), lanes, size=two)
+        decoder = Decoder(make_sampling_weights(weights, None, lanes.run), lanes, size=two)
         decoder.submit(SampleRequest(np.arange(5), 20, 6, 0, DrawSettings(), StopRule()), lambda _: None)
         decoder.step()
-        assert len(decoder._rows) == rows
+        assert len(decoder._batch) == rows
 
 
 @on_gpu

@@ -17,9 +17,9 @@ PROGRAM = """
 import numpy as np
 from rlkit.engine.kernels import cpu_kernels
 found = np.empty((1, 1), np.float32)
-cpu_kernels.gate(np.array([[0, 3]], np.float32), found, 0, 1)
+cpu_kernels.swiglu(np.array([[0, 3]], np.float32), found, 0, 1)
 print(float(found[0, 0]))
-stats = cpu_kernels.gate.stats
+stats = cpu_kernels.swiglu.stats
 print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
 """
 

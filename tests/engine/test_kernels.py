@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from rlkit.engine.model.ops import exponentials, gated
+from rlkit.engine.model.ops import exponentiate_rows, swiglu
 
 
 def test_the_exponential_is_right_to_two_units_in_the_last_place() -> None:
     # silu(g) · u = g / (1 + e^−g) · u, which for large −g is g · e^g · u: the exponential alone.
     exponents = torch.linspace(20, 87, 200_001)
-    found = gated(torch.stack([-exponents, -1 / exponents], 1))[:, 0].double()
+    found = swiglu(torch.stack([-exponents, -1 / exponents], 1))[:, 0].double()
     exact = 1 / (1 + torch.exp(exponents.double()))
     unit = torch.from_numpy(np.spacing(exact.float().numpy())).double()
     assert float(((found - exact).abs() / unit).max()) < 5  # two of the exponential, and three roundings
@@ -20,7 +20,7 @@ def test_the_exponential_is_right_to_two_units_in_the_last_place() -> None:
 
 @pytest.mark.parametrize("exponent", [-104.0, -88.0, 88.5, 700.0])
 def test_the_exponential_ends_where_float32_does(exponent: float) -> None:
-    found = gated(torch.tensor([[-exponent, 1.0]]))
+    found = swiglu(torch.tensor([[-exponent, 1.0]]))
     assert float(found) == pytest.approx(-exponent / (1 + np.exp(np.float64(exponent))), abs=1e-35)
 
 
@@ -31,9 +31,9 @@ def test_the_largest_of_a_row_is_found_wherever_it_stands(count: int) -> None:
         rows = numbers.repeat(3, 1)  # what stands before and behind a row has no part in it
         rows[0], rows[2], rows[1, place] = 100, 100, 10
         rows[1, (place + 1) % count] = 10 if count == 1 else torch.nan
-        assert float(exponentials(rows)[0][1]) == 10
+        assert float(exponentiate_rows(rows)[0][1]) == 10
 
 
 def test_exponentials_refuse_what_they_would_read_at_the_wrong_places() -> None:
     with pytest.raises(ValueError, match="contiguous"):
-        exponentials(torch.randn(4, 80)[:, ::2])
+        exponentiate_rows(torch.randn(4, 80)[:, ::2])

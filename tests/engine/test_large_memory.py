@@ -7,12 +7,12 @@ import mmap
 import numpy as np
 import pytest
 
-from rlkit.engine.decode.kv_cache import cleared
+from rlkit.engine.decode.kv_cache import make_zeros
 
 
 @pytest.mark.parametrize("count", [0, 1000, 3 << 20])
 def test_it_is_zero_and_can_be_written(count: int) -> None:
-    found = cleared(count)
+    found = make_zeros(count)
     assert found.dtype == np.float32
     assert len(found) == count
     assert not found.any()
@@ -27,4 +27,4 @@ def test_where_there_are_no_large_pages_it_has_small_ones(monkeypatch: pytest.Mo
             raise OSError(22, "Invalid argument")
 
     monkeypatch.setattr(mmap, "mmap", WithoutLargePages)
-    assert not cleared(2 << 20).any()
+    assert not make_zeros(2 << 20).any()

@@ -15,9 +15,9 @@ from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.threads import Lanes, StoppedError
 from rlkit.engine.model import transformer
 from rlkit.engine.model.attention import lay_out
-from rlkit.engine.model.lora import Adapter, Lora, LoraSettings, new_adapter, serve
+from rlkit.engine.model.lora import Adapter, Lora, LoraSettings, make_adapter, make_sampling_weights
 from rlkit.engine.model.ops import Matrix
-from rlkit.engine.model.transformer import trunk
+from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights, load_weights
 from rlkit.engine.training import lm_head as head_module
 from rlkit.engine.training.learner import AdamSettings, Learner
@@ -79,7 +79,7 @@ def lanes() -> Iterator[Lanes]:
 
 
 def random_adapter(weights: Weights, lora: LoraSettings) -> Adapter:
-    adapter = new_adapter(weights.config, lora, seed=0)
+    adapter = make_adapter(weights.config, lora, seed=0)
     adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
     return adapter
 
@@ -119,7 +119,7 @@ def test_gradients_equal_autograd_on_the_formula(
     total = torch.zeros((), dtype=torch.float64)
     for example in examples:
         tokens = torch.from_numpy(example.tokens)
-        hidden = trunk(exact, tokens, lay_out([len(tokens)]), adapter=trainable)
+        hidden = compute_hidden(exact, tokens, lay_out([len(tokens)]), adapter=trainable)
         lora = trainable.unembed()
         logits = hidden @ exact.head.t() + (0 if lora is None else lora.delta(hidden))
         logp = torch.log_softmax(logits, -1)[torch.arange(len(tokens)), torch.from_numpy(example.targets)]
@@ -138,7 +138,7 @@ def test_logits_exist_for_a_piece_of_a_batch_at_a_time(
     weights: Weights, lanes: Lanes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
-    product = head_module.product
+    product = head_module.matmul
 
     def counted(hidden: torch.Tensor, weight: Matrix, *, out: torch.Tensor | None = None) -> torch.Tensor:
         assert out is not None
@@ -146,7 +146,7 @@ def test_logits_exist_for_a_piece_of_a_batch_at_a_time(
         rows.append(len(hidden))
         return product(hidden, weight, out=out)
 
-    monkeypatch.setattr(head_module, "product", counted)
+    monkeypatch.setattr(head_module, "matmul", counted)
     learner = Learner(weights, random_adapter(weights, LoraSettings(4, train_unembed=False)), lanes)
     learner.forward_backward(random_examples("cross_entropy", [300, 250]), make_loss("cross_entropy", {}))
     assert max(rows) == 128
@@ -179,14 +179,14 @@ def test_merged_weights_give_the_same_log_probabilities_as_the_adapter(weights: 
     example = random_examples("cross_entropy", [60])
     trained = Learner(weights, adapter, lanes).forward(example, make_loss("cross_entropy", {})).logprobs[0]
     found: list[SampleResult] = []
-    decoder = Decoder(serve(weights, adapter.snapshot(), lanes.run), lanes)
+    decoder = Decoder(make_sampling_weights(weights, adapter.snapshot(), lanes.run), lanes)
     tokens = np.append(example[0].tokens, 0)
     wanted = np.append(example[0].targets, 0)
     request = SampleRequest(tokens, 1, 1, 0, DrawSettings(), StopRule(), targets=wanted[:-1, None])
     decoder.submit(request, found.append)
     decoder.step()
-    assert found[0].prompt.targets is not None
-    np.testing.assert_allclose(found[0].prompt.targets[:, 0], trained, atol=1e-4)
+    assert found[0].prompt_scores.targets is not None
+    np.testing.assert_allclose(found[0].prompt_scores.targets[:, 0], trained, atol=1e-4)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -280,7 +280,7 @@ def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes) -> 
 @pytest.mark.slow
 def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are_not_changed(weights: Weights) -> None:
     examples, loss, lanes = random_examples("ppo", [7, 150, 40, 7, 200, 90, 180]), make_loss("ppo", {}), Lanes(2)
-    served = serve(weights, None, lanes.run)
+    served = make_sampling_weights(weights, None, lanes.run)
     request = SampleRequest(np.arange(5), 20, 12, 0, DrawSettings(), StopRule())
 
     class Sampling:
@@ -304,7 +304,7 @@ def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
         learner.forward_backward(examples, loss, others=others)
         gradients.append(learner.gradients)
-    assert len(sampling.decoder._rows) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
+    assert len(sampling.decoder._batch) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
     while sampling.decoder.busy:
         sampling.give_way()
     lanes.close()

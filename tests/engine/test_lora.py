@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from rlkit.engine.kernels.llvm import COLUMNS
-from rlkit.engine.model.lora import Lora, LoraSettings, merged_bytes, new_adapter, serve
+from rlkit.engine.model.lora import Lora, LoraSettings, make_adapter, make_sampling_weights, merged_bytes
 from rlkit.engine.model.weights import load_weights
 
 from .tiny_models import write_model
@@ -34,8 +34,8 @@ def test_the_low_rank_term_has_the_gradient_that_autograd_gives_its_formula(
     both = random(rows, 8).requires_grad_()
     passed = functional.silu(both[:, :4]) * both[:, 4:]
     for found, expected, entering in (
-        (lora.added(x, weight), x @ weight + lora.delta(x), x),  # the formula, by autograd alone
-        (lora.added(both, weight, passes_gate=True), passed @ weight + lora.delta(passed), both),
+        (lora.multiply(x, weight), x @ weight + lora.delta(x), x),  # the formula, by autograd alone
+        (lora.multiply(both, weight, passes_gate=True), passed @ weight + lora.delta(passed), both),
     ):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         learned = [entering, lora.a, *lora.bs]
@@ -54,8 +54,8 @@ def test_the_memory_of_served_weights_is_that_of_what_they_do_not_share(tmp_path
     config = weights.config
 
     def served(settings: LoraSettings | None) -> int:
-        adapter = None if settings is None else new_adapter(config, settings, seed=0)
-        return merged_bytes(serve(weights, adapter, lambda tasks: [task() for task in tasks]), weights)
+        adapter = None if settings is None else make_adapter(config, settings, seed=0)
+        return merged_bytes(make_sampling_weights(weights, adapter, lambda tasks: [task() for task in tasks]), weights)
 
     def packed(inner: int, columns: int) -> int:
         return 4 * inner * -(-columns // COLUMNS) * COLUMNS

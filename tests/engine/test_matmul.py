@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.engine.kernels.llvm import COLUMNS, TILE_ROWS
-from rlkit.engine.model.ops import ROWS, Packed, matrix_bytes, pack, plain, product
+from rlkit.engine.model.ops import ROWS, PackedMatrix, matmul, matrix_bytes, pack, require_tensor
 from tests.limits import HANG_S
 
 
@@ -27,11 +27,11 @@ def random(*shape: int, seed: int) -> torch.Tensor:
 def test_a_product_is_that_of_the_plain_matrix(rows: int, inner: int, columns: int, seed: int) -> None:
     x, weight = random(rows, inner, seed=seed), random(columns, inner, seed=seed + 1)
     packed = pack(weight)
-    assert isinstance(packed, Packed)
+    assert isinstance(packed, PackedMatrix)
     exact = x.double() @ weight.double().t()
     # The error of a sum of n products, each rounded (Higham 2002, §3.1).
     bound = inner * 2.0**-24 * (x.abs().double() @ weight.abs().double().t())
-    assert ((product(x, packed).double() - exact).abs() <= bound + 1e-30).all()
+    assert ((matmul(x, packed).double() - exact).abs() <= bound + 1e-30).all()
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -40,28 +40,28 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None
     x = random(600, 96, seed=1)  # more rows than pass at once
     torch.set_num_threads(threads)
     try:
-        together = product(x, packed)
+        together = matmul(x, packed)
     finally:
         torch.set_num_threads(1)
     for start, count in ((0, 1), (1, 8), (250, 16), (599, 1)):
-        assert torch.equal(product(x[start : start + count], packed), together[start : start + count])
+        assert torch.equal(matmul(x[start : start + count], packed), together[start : start + count])
 
 
 def test_a_result_may_be_put_where_one_was() -> None:
     packed = pack(random(50, 32, seed=0))
     x, room = random(13, 32, seed=1), torch.full((16, 50), torch.nan)
-    found = product(x, packed, out=room)
+    found = matmul(x, packed, out=room)
     assert found.data_ptr() == room.data_ptr()
-    assert torch.equal(found, product(x, packed))
+    assert torch.equal(found, matmul(x, packed))
     plain_weight = random(32, 50, seed=2)
-    assert torch.equal(product(x, plain_weight, out=room), x @ plain_weight)
+    assert torch.equal(matmul(x, plain_weight, out=room), x @ plain_weight)
 
 
 def test_what_does_not_fit_is_refused_before_an_address_is_used() -> None:
     packed, x = pack(random(50, 64, seed=0)), random(8, 64, seed=1)
     for wrong in (x[:, :32], x.double(), random(8, 65, seed=1)):
         with pytest.raises(ValueError, match=r"^x is "):
-            product(wrong, packed)
+            matmul(wrong, packed)
     for out in (
         torch.empty(7, 50),
         torch.empty(8, 51),
@@ -69,17 +69,17 @@ def test_what_does_not_fit_is_refused_before_an_address_is_used() -> None:
         torch.empty(50, 8).t(),
     ):
         with pytest.raises(ValueError, match=r"^out is "):
-            product(x, packed, out=out)
+            matmul(x, packed, out=out)
     assert ROWS % TILE_ROWS == 0
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_the_program_s_own_default_type_changes_nothing(default: torch.dtype) -> None:
     weight, x = random(50, 64, seed=0), random(8, 64, seed=1)
-    expected = product(x, pack(weight))
+    expected = matmul(x, pack(weight))
     torch.set_default_dtype(default)
     try:
-        assert torch.equal(product(x, pack(weight)), expected)
+        assert torch.equal(matmul(x, pack(weight)), expected)
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -88,7 +88,7 @@ def test_only_float32_on_the_cpu_is_packed() -> None:
     weight = random(50, 32, seed=0)
     assert matrix_bytes(pack(weight)) == -(-50 // COLUMNS) * COLUMNS * 32 * 4
     for other in (weight.double(), weight.bfloat16()):
-        assert torch.equal(plain(pack(other)), other.t())
+        assert torch.equal(require_tensor(pack(other)), other.t())
         assert matrix_bytes(pack(other)) == other.nbytes
 
 
@@ -109,12 +109,12 @@ features = llvmlite.binding.get_host_cpu_features()
 features.update({{name: False for name in features if name.startswith({missing!r})}})
 llvmlite.binding.get_host_cpu_features = lambda: features
 import torch
-from rlkit.engine.model.ops import pack, product
+from rlkit.engine.model.ops import matmul, pack
 from rlkit.engine.kernels.llvm import TILE_ROWS, COLUMNS
 x = torch.randn(24, 77, generator=torch.Generator().manual_seed(0))
 w = torch.randn(131, 77, generator=torch.Generator().manual_seed(1))
 print(TILE_ROWS, COLUMNS)
-np.save({str(tmp_path / "found.npy")!r}, product(x, pack(w)).numpy())
+np.save({str(tmp_path / "found.npy")!r}, matmul(x, pack(w)).numpy())
 from rlkit.engine.kernels.decode_attention import attend
 row, keys, values = (np.random.default_rng(i).standard_normal(n).astype(np.float32) for i, n in enumerate({SHAPES}))
 out = np.empty(80, np.float32)

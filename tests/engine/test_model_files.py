@@ -28,7 +28,7 @@ from rlkit.testing import byte_model, tiny_model
 from .test_gguf import write_gguf
 
 COMMIT = "0" * 40
-REAL_CLIENTS = wheel.package_clients
+REAL_CLIENTS = wheel.find_package_clients
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rlkit.engine.model.ops import Rope, gated, rms_norm, rotate, rotated
+from rlkit.engine.model.ops import Rope, apply_rope, apply_rope_in_place, rms_norm, swiglu
 
 
 def random(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -43,14 +43,14 @@ def test_the_operations_are_those_of_the_formulas(rows: int, scale: float) -> No
     exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
     torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), exact, rtol=1e-5, atol=1e-12)
     gate, up = x.double().chunk(2, -1)
-    torch.testing.assert_close(gated(x).double(), functional.silu(gate) * up, rtol=1e-5, atol=1e-20)
+    torch.testing.assert_close(swiglu(x).double(), functional.silu(gate) * up, rtol=1e-5, atol=1e-20)
     heads = x.view(rows, 6, 8)
     exact = turned(heads, 4, rope(rows, 8))
-    torch.testing.assert_close(rotated(heads, 4, rope(rows, 8)).double(), exact, rtol=1e-5, atol=1e-6 * scale)
+    torch.testing.assert_close(apply_rope(heads, 4, rope(rows, 8)).double(), exact, rtol=1e-5, atol=1e-6 * scale)
     in_place = heads.clone()
-    rotate(in_place, 4, rope(rows, 8))
+    apply_rope_in_place(in_place, 4, rope(rows, 8))
     torch.testing.assert_close(in_place.double(), exact, rtol=1e-5, atol=1e-6 * scale)
-    rotate(in_place, 4, rope(rows, 8), back=True)
+    apply_rope_in_place(in_place, 4, rope(rows, 8), back=True)
     torch.testing.assert_close(in_place, heads, rtol=1e-5, atol=1e-6 * scale)
 
 
@@ -61,7 +61,7 @@ def test_a_gradient_is_that_of_the_formula_in_float64(name: str, threads: int, t
     weight = random(48, seed=1)
     compiled: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "norm": lambda x: rms_norm(x, weight, 1e-5),
-        "gate": gated,
+        "gate": swiglu,
     }
     formula: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "norm": lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.double(),
@@ -80,7 +80,7 @@ def test_a_gradient_is_that_of_the_formula_in_float64(name: str, threads: int, t
 
 def turned_in_place(x: torch.Tensor, by: Rope) -> torch.Tensor:
     heads = x.view(-1, 12, 8).clone()
-    rotate(heads, 9, by)
+    apply_rope_in_place(heads, 9, by)
     return heads
 
 
@@ -89,13 +89,13 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it(threads: int) -> None
     x, weight, by = random(4000, 96, seed=0), random(96, seed=1), rope(4000, 8)
     torch.set_num_threads(threads)
     try:
-        together = rms_norm(x, weight, 1e-5), gated(x), turned_in_place(x, by)
+        together = rms_norm(x, weight, 1e-5), swiglu(x), turned_in_place(x, by)
     finally:
         torch.set_num_threads(1)
     for row in (0, 1777, 3999):
         one = slice(row, row + 1)
         turn = by[0][one], by[1][one]
-        alone = rms_norm(x[one], weight, 1e-5), gated(x[one]), turned_in_place(x[one], turn)
+        alone = rms_norm(x[one], weight, 1e-5), swiglu(x[one]), turned_in_place(x[one], turn)
         for a, b in zip(alone, together, strict=True):
             assert torch.equal(a, b[one])
 
@@ -107,4 +107,4 @@ def test_what_is_not_finite_stays_so_and_what_is_does_too(value: float) -> None:
     by_formula = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5)
     torch.testing.assert_close(rms_norm(x, torch.ones(48), 1e-5), by_formula, equal_nan=True)
     exact = functional.silu(x[:, :24].double()) * x[:, 24:].double()
-    torch.testing.assert_close(gated(x).double(), exact, equal_nan=True, rtol=1e-5, atol=1e-30)
+    torch.testing.assert_close(swiglu(x).double(), exact, equal_nan=True, rtol=1e-5, atol=1e-30)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlkit.engine.kernels.threads import Lanes
-from rlkit.engine.model.lora import Adapter, LoraSettings, new_adapter
+from rlkit.engine.model.lora import Adapter, LoraSettings, make_adapter
 from rlkit.engine.model.weights import load_weights
 from rlkit.engine.storage.peft import peft_tensors
 from rlkit.engine.training.learner import Learner
@@ -27,7 +27,7 @@ def test_the_policy_gradient_is_that_of_transformers_and_peft(tmp_path: Path, fa
 
     directory = write_model(tmp_path / "m", family, tied=family == "llama", scale=0.1)
     weights = load_weights(directory)
-    adapter = new_adapter(weights.config, LoraSettings(4), seed=0)
+    adapter = make_adapter(weights.config, LoraSettings(4), seed=0)
     adapter.flat.add_(torch.randn(len(adapter.flat), generator=torch.Generator().manual_seed(1)) * 0.05)
     rng = np.random.default_rng(0)
     prompt = rng.integers(0, VOCABULARY, 20)

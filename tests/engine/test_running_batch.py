@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlkit.engine.decode.kv_cache import KvBlock
-from rlkit.engine.decode.running_batch import Steps
+from rlkit.engine.decode.running_batch import StepRunner
 from rlkit.engine.kernels import decode_step
-from rlkit.engine.model.lora import serve
+from rlkit.engine.model.lora import make_sampling_weights
 from rlkit.engine.model.weights import Weights, load_weights
 
 from .tiny_models import VOCABULARY, write_model
@@ -28,7 +28,7 @@ def odd_weights(directory: Path, family: str, **other: int) -> Weights:
     return replace(weights, layers=(odd, *others))
 
 
-def decode(steps: Steps, weights: Weights, threads: int = 1) -> list[torch.Tensor]:
+def decode(steps: StepRunner, weights: Weights, threads: int = 1) -> list[torch.Tensor]:
     """The logits of each step of rows that began one after the other, and so are of two lengths."""
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (LENGTH, ROWS)))
     nothing = torch.zeros(weights.config.layers, weights.config.kv_heads, 0, weights.config.head_dim)
@@ -40,12 +40,12 @@ def decode(steps: Steps, weights: Weights, threads: int = 1) -> list[torch.Tenso
             late.add(list(range(ROWS - ROWS // 2)), nothing, nothing)
         blocks = [block for block in (early, late) if block.rows]
         for block in blocks:
-            block.begin()
+            block.start_step()
         found.append(steps.run(row[: sum(len(block.rows) for block in blocks)], blocks).clone())
     return found
 
 
-class ByTorch(Steps):
+class ByTorch(StepRunner):
     """Steps as they are where there are no kernels."""
 
     def __init__(self, weights: Weights) -> None:
@@ -60,14 +60,14 @@ class ByTorch(Steps):
 )
 def test_a_compiled_step_computes_what_torch_does(family: str, shape: dict[str, int], tmp_path: Path) -> None:
     weights = odd_weights(tmp_path / "m", family, hidden=336, **shape)
-    served = serve(weights, None, lambda tasks: [task() for task in tasks])
+    served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
     with torch.inference_mode():
-        compiled, exact = decode(Steps(served, 1), served), decode(ByTorch(served), served)
+        compiled, exact = decode(StepRunner(served, 1), served), decode(ByTorch(served), served)
         for mine, theirs in zip(compiled, exact, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
         # However many threads there are, and more than there are cores, every bit is the same.
         for threads in (2, 3, 7):
-            steps = Steps(served, threads)
+            steps = StepRunner(served, threads)
             assert steps._threads == threads  # pyright: ignore[reportPrivateUsage]  so wide a model takes them all
             shared = decode(steps, served, threads)
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(shared, compiled, strict=True))
@@ -75,8 +75,8 @@ def test_a_compiled_step_computes_what_torch_does(family: str, shape: dict[str, 
 
 def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = odd_weights(tmp_path / "m", "llama", hidden=144)
-    served = serve(weights, None, lambda tasks: [task() for task in tasks])
-    steps, whole = Steps(served, 3), decode_step.decode
+    served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
+    steps, whole = StepRunner(served, 3), decode_step.decode
     for failing in (0, 1, 2):
 
         def part(model: object, step: object, members: int, member: int, failing: int = failing) -> None:
@@ -94,8 +94,8 @@ def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest
 
 def test_memory_is_kept_from_step_to_step_and_given_back(tmp_path: Path) -> None:
     weights = odd_weights(tmp_path / "m", "llama")
-    served = serve(weights, None, lambda tasks: [task() for task in tasks])
-    steps = Steps(served, 2)
+    served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
+    steps = StepRunner(served, 2)
     with torch.inference_mode():
         decode(steps, served)
     kept = steps._room  # pyright: ignore[reportPrivateUsage]

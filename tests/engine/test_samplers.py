@@ -14,9 +14,9 @@ from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.kv_cache import kv_bytes
 from rlkit.engine.decode.requests import SampleRequest, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
-from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
-from rlkit.engine.model.lora import serve
+from rlkit.engine.model.lora import make_sampling_weights
 from rlkit.engine.model.weights import load_weights
 from rlkit.engine.server.base_models import Base
 from rlkit.engine.server.futures import Promise
@@ -34,10 +34,10 @@ def decoders() -> dict[str, Decoder]:
 def samplers(models: Mapping[str, Path], decoders: dict[str, Decoder]) -> Iterator[Samplers]:
     lanes = Lanes(1)
     base = load_weights(models["llama"])
-    three = replace(batches(torch.device("cpu")), kv_bytes=3 * kv_bytes(base.config, 64, 4))
+    three = replace(batch_limits(torch.device("cpu")), kv_bytes=3 * kv_bytes(base.config, 64, 4))
 
     def make(ref: SamplerRef) -> Served:
-        decoders[ref.base_model] = Decoder(serve(base, None, lanes.run), lanes, size=three)
+        decoders[ref.base_model] = Decoder(make_sampling_weights(base, None, lanes.run), lanes, size=three)
         return Served(decoders[ref.base_model], 1, Base(ref.base_model, models["llama"], base))
 
     yield Samplers(make, served_bytes=0)
@@ -75,5 +75,5 @@ def test_all_weights_share_the_memory_for_keys_and_values(samplers: Samplers, de
         ask(samplers, name)
     samplers.advance()
     samplers.advance()
-    running = {name: len(decoder._rows) for name, decoder in decoders.items()}
+    running = {name: len(decoder._batch) for name, decoder in decoders.items()}
     assert running == {"a": 2, "b": 1}  # three of 64 positions fit

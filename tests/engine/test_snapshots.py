@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlkit.engine.model.config import ModelConfig, read_config
-from rlkit.engine.model.lora import LoraSettings, new_adapter
+from rlkit.engine.model.lora import LoraSettings, make_adapter
 from rlkit.engine.storage import snapshots as snapshots_module
 from rlkit.engine.storage.snapshots import Snapshots, scratch_folder
 from rlkit.errors import UsageError
@@ -24,7 +24,7 @@ def config(models: Mapping[str, Path]) -> ModelConfig:
 def test_small_snapshots_are_not_counted_as_large_ones(
     config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small, large = (new_adapter(config, LoraSettings(rank), seed=0).snapshot() for rank in (1, 64))
+    small, large = (make_adapter(config, LoraSettings(rank), seed=0).snapshot() for rank in (1, 64))
     large_bytes = large.flat.numel() * 4
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
     monkeypatch.setattr(snapshots_module, "_DISK_BYTES_MAX", 3 * large_bytes)
@@ -46,7 +46,7 @@ def test_small_snapshots_are_not_counted_as_large_ones(
 def test_a_snapshot_that_is_used_outlives_those_that_are_not(
     config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter = new_adapter(config, LoraSettings(2), seed=0).snapshot()
+    adapter = make_adapter(config, LoraSettings(2), seed=0).snapshot()
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
     monkeypatch.setattr(snapshots_module, "_DISK_BYTES_MAX", 3 * adapter.flat.numel() * 4)
     snapshots = Snapshots(scratch_folder(tmp_path))
@@ -67,7 +67,7 @@ def test_where_the_disk_is_full_a_new_snapshot_is_refused_and_the_old_ones_stay(
 
     folder = scratch_folder(tmp_path)
     snapshots = Snapshots(folder)
-    made = [new_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(2)]
+    made = [make_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(2)]
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
     snapshots.put("s:0", made[0])
     with monkeypatch.context() as patch:
@@ -87,7 +87,7 @@ def test_where_the_disk_is_full_a_new_snapshot_is_refused_and_the_old_ones_stay(
 def test_removing_a_snapshot_leaves_those_whose_names_begin_alike(config: ModelConfig, tmp_path: Path) -> None:
     snapshots = Snapshots(scratch_folder(tmp_path))
     for key in ("s:sample:1", "s:sample:10"):
-        snapshots.put(key, new_adapter(config, LoraSettings(1), seed=0).snapshot())
+        snapshots.put(key, make_adapter(config, LoraSettings(1), seed=0).snapshot())
     snapshots.remove("s:sample:1")
     assert snapshots.get("s:sample:1") is None
     assert snapshots.get("s:sample:10") is not None

@@ -14,7 +14,7 @@ import torch
 from numba import njit
 
 from rlkit.engine.kernels import threads
-from rlkit.engine.kernels.threads import GIVEN_UP, meet, share
+from rlkit.engine.kernels.threads import OPEN_BARRIER, parallel_for, wait_at_barrier
 from tests.limits import HANG_S
 
 
@@ -25,17 +25,19 @@ def three_threads() -> Iterator[None]:
     torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize(("count", "least", "ranges"), [(0, 1, 1), (2, 5, 1), (9, 5, 1), (10, 5, 2), (100, 5, 3)])
-def test_the_ranges_cover_the_work_once(count: int, least: int, ranges: int, three_threads: None) -> None:
+@pytest.mark.parametrize(
+    ("count", "min_per_thread", "ranges"), [(0, 1, 1), (2, 5, 1), (9, 5, 1), (10, 5, 2), (100, 5, 3)]
+)
+def test_the_ranges_cover_the_work_once(count: int, min_per_thread: int, ranges: int, three_threads: None) -> None:
     done: list[tuple[int, int]] = []
-    share(lambda first, last: done.append((first, last)), count, least=least)
+    parallel_for(lambda first, last: done.append((first, last)), count, min_per_thread=min_per_thread)
     assert len(done) == ranges
     assert [i for first, last in sorted(done) for i in range(first, last)] == list(range(count))
 
 
 def test_the_ranges_run_beside_each_other(three_threads: None) -> None:
     meeting = threading.Barrier(3, timeout=HANG_S)
-    share(lambda _first, _last: meeting.wait() and None, 3, least=1)
+    parallel_for(lambda _first, _last: meeting.wait() and None, 3, min_per_thread=1)
 
 
 def test_an_error_in_any_range_is_passed_on(three_threads: None) -> None:
@@ -44,12 +46,12 @@ def test_an_error_in_any_range_is_passed_on(three_threads: None) -> None:
             raise ValueError("the last one")
 
     with pytest.raises(ValueError, match="the last one"):
-        share(task, 3, least=1)
+        parallel_for(task, 3, min_per_thread=1)
 
 
 def test_one_thread_does_all_itself() -> None:
     found: list[threading.Thread] = []
-    share(lambda _first, _last: found.append(threading.current_thread()), 1000, least=1)
+    parallel_for(lambda _first, _last: found.append(threading.current_thread()), 1000, min_per_thread=1)
     assert found == [threading.current_thread()]
 
 
@@ -65,7 +67,7 @@ def test_an_error_waits_until_nothing_runs_any_more(three_threads: None) -> None
         done.append(first)
 
     with pytest.raises(ValueError, match="the first one"):
-        share(task, 3, least=1)
+        parallel_for(task, 3, min_per_thread=1)
     assert sorted(done) == [1, 2]
 
 
@@ -86,7 +88,7 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
     threads._pool.cache_clear()  # pyright: ignore[reportPrivateUsage]  none is idle
     monkeypatch.setattr(threading.Thread, "start", refused)
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        threads.together(task, 3, give_up=given_up.set)
+        threads.run_team(task, 3, on_failure=given_up.set)
     time.sleep(0.2)  # the thread there is has taken what is in the queue by now
     assert set(begun) <= {1}
 
@@ -94,12 +96,12 @@ def test_what_was_given_no_thread_is_not_begun_afterwards(monkeypatch: pytest.Mo
 def test_a_fork_has_threads_of_its_own() -> None:
     program = """
 import os, torch
-from rlkit.engine.kernels.threads import GIVEN_UP, meet, share
+from rlkit.engine.kernels.threads import parallel_for
 torch.set_num_threads(3)
-share(lambda first, last: None, 3, least=1)
+parallel_for(lambda first, last: None, 3, min_per_thread=1)
 child = os.fork()
 if not child:
-    share(lambda first, last: None, 3, least=1)
+    parallel_for(lambda first, last: None, 3, min_per_thread=1)
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
@@ -114,11 +116,11 @@ def pass_on(counter: int, members: int, member: int, rounds: int, seen: np.ndarr
     for turn in range(rounds):
         notes[member, 0] = turn + 1
         met += members
-        meet(counter, met)
+        wait_at_barrier(counter, met)
         for other in range(members):
             seen[member] += notes[other, 0] == turn + 1
         met += members
-        meet(counter, met)
+        wait_at_barrier(counter, met)
 
 
 def run(members: int, rounds: int, start: int = 0, present: int | None = None) -> np.ndarray:
@@ -141,4 +143,4 @@ def test_after_a_meeting_everybody_sees_what_each_wrote() -> None:
 
 
 def test_where_one_gave_up_nobody_waits_for_it() -> None:
-    assert run(3, 50, start=GIVEN_UP, present=2)[:2].min() >= 50
+    assert run(3, 50, start=OPEN_BARRIER, present=2)[:2].min() >= 50

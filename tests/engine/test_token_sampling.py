@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.engine.decode.requests import StopRule
-from rlkit.engine.decode.token_sampling import DrawSettings, draw
+from rlkit.engine.decode.token_sampling import DrawSettings, draw_tokens
 
 
 def drawn(logits: torch.Tensor, s: DrawSettings, count: int = 20_000) -> np.ndarray:
     uniforms = torch.from_numpy(np.random.default_rng(0).random(count))
-    tokens, _ = draw(logits.expand(count, -1).clone(), [s] * count, uniforms)
+    tokens, _ = draw_tokens(logits.expand(count, -1).clone(), [s] * count, uniforms)
     return np.bincount(tokens.numpy(), minlength=logits.shape[-1]) / count
 
 
@@ -36,7 +36,7 @@ def test_top_k_and_top_p_leave_the_tail_out() -> None:
 def test_the_reported_log_probability_is_of_the_untempered_distribution() -> None:
     logits = torch.randn(6, 70, generator=torch.Generator().manual_seed(0)) * 4
     rows = [DrawSettings(), DrawSettings(0.3), DrawSettings(0.0), DrawSettings(top_k=3), DrawSettings(top_p=0.5)]
-    tokens, logprobs = draw(logits[:5].clone(), rows, torch.full((5,), 0.6, dtype=torch.float64))
+    tokens, logprobs = draw_tokens(logits[:5].clone(), rows, torch.full((5,), 0.6, dtype=torch.float64))
     expected = torch.log_softmax(logits[:5], -1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=1e-5)
 
@@ -47,7 +47,7 @@ def test_a_token_of_probability_zero_is_never_drawn(uniform: float, width: int, 
     generator = torch.Generator().manual_seed(seed)
     logits = torch.where(torch.rand(width, generator=generator) < 0.5, -torch.inf, 0.0)
     logits[int(torch.randint(width, (1,), generator=generator))] = 0.0
-    tokens, logprobs = draw(logits[None].clone(), [DrawSettings()], torch.tensor([uniform], dtype=torch.float64))
+    tokens, logprobs = draw_tokens(logits[None].clone(), [DrawSettings()], torch.tensor([uniform], dtype=torch.float64))
     assert logits[int(tokens)] == 0.0
     assert torch.isfinite(logprobs).all()
 
@@ -56,7 +56,7 @@ def test_where_rounding_leaves_nothing_the_last_token_that_can_be_is_drawn() -> 
     logits = torch.randn(4000, 64, generator=torch.Generator().manual_seed(0))
     logits[:, 40:] = -300
     almost_one = torch.full((4000,), float(np.nextafter(1, 0)), dtype=torch.float64)
-    tokens, _ = draw(logits, [DrawSettings()] * 4000, almost_one)
+    tokens, _ = draw_tokens(logits, [DrawSettings()] * 4000, almost_one)
     assert int(tokens.max()) == 39
 
 
@@ -64,7 +64,7 @@ def test_where_rounding_leaves_nothing_the_last_token_that_can_be_is_drawn() -> 
 def test_a_low_temperature_draws_the_likeliest(temperature: float) -> None:
     logits = torch.randn(3, 131, generator=torch.Generator().manual_seed(0))
     uniforms = torch.tensor([0, 0.5, 0.999], dtype=torch.float64)
-    tokens, logprobs = draw(logits, [DrawSettings(temperature)] * 3, uniforms)
+    tokens, logprobs = draw_tokens(logits, [DrawSettings(temperature)] * 3, uniforms)
     assert torch.equal(tokens, logits.argmax(-1))
     torch.testing.assert_close(logprobs, torch.log_softmax(logits, -1).amax(-1))
 
@@ -72,7 +72,7 @@ def test_a_low_temperature_draws_the_likeliest(temperature: float) -> None:
 def test_weights_that_are_not_finite_give_a_token_nevertheless() -> None:
     logits = torch.zeros(4, 100)
     logits[0], logits[1], logits[2, 7], logits[3, 99] = torch.nan, -torch.inf, torch.inf, torch.nan
-    tokens, _ = draw(logits, [DrawSettings()] * 4, torch.full((4,), 0.9, dtype=torch.float64))
+    tokens, _ = draw_tokens(logits, [DrawSettings()] * 4, torch.full((4,), 0.9, dtype=torch.float64))
     assert ((tokens >= 0) & (tokens < 100)).all()
 
 
@@ -80,10 +80,10 @@ def test_weights_that_are_not_finite_give_a_token_nevertheless() -> None:
 def test_threads_that_share_the_rows_draw_the_same(threads: int) -> None:
     logits = torch.randn(41, 259, generator=torch.Generator().manual_seed(0))
     uniforms = torch.rand(41, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    alone = draw(logits, [DrawSettings()] * 41, uniforms)
+    alone = draw_tokens(logits, [DrawSettings()] * 41, uniforms)
     torch.set_num_threads(threads)
     try:
-        shared = draw(logits, [DrawSettings()] * 41, uniforms)
+        shared = draw_tokens(logits, [DrawSettings()] * 41, uniforms)
     finally:
         torch.set_num_threads(1)
     assert torch.equal(shared[0], alone[0])
@@ -94,9 +94,9 @@ def test_a_row_draws_the_same_whatever_its_neighbours_ask_for() -> None:
     logits = torch.randn(40, 259, generator=torch.Generator().manual_seed(0))
     uniforms = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     rows = [DrawSettings(1.0 if i % 2 else 0.7, top_p=1.0 if i % 3 else 0.9) for i in range(40)]
-    together = draw(logits.clone(), rows, uniforms)
+    together = draw_tokens(logits.clone(), rows, uniforms)
     for i in range(40):
-        alone = draw(logits[i : i + 1].clone(), rows[i : i + 1], uniforms[i : i + 1])
+        alone = draw_tokens(logits[i : i + 1].clone(), rows[i : i + 1], uniforms[i : i + 1])
         assert torch.equal(alone[0], together[0][i : i + 1])
         assert torch.equal(alone[1], together[1][i : i + 1])
 
@@ -104,13 +104,13 @@ def test_a_row_draws_the_same_whatever_its_neighbours_ask_for() -> None:
 def test_a_stop_string_may_lie_across_tokens() -> None:
     rule = StopRule(strings=("END", "é"), decode=lambda ids: bytes(ids).decode(errors="replace"))
     text = list(b"this is the E")
-    assert not rule.ends(text)
-    assert not rule.ends([*text, *b"N"])
-    assert rule.ends([*text, *b"ND"])
-    assert not rule.ends([*text, 0xC3])
-    assert rule.ends([*text, 0xC3, 0xA9])
-    assert StopRule(tokens=frozenset({5})).ends([1, 5])
-    assert not StopRule(tokens=frozenset({5})).ends([5, 1])
+    assert not rule.is_finished(text)
+    assert not rule.is_finished([*text, *b"N"])
+    assert rule.is_finished([*text, *b"ND"])
+    assert not rule.is_finished([*text, 0xC3])
+    assert rule.is_finished([*text, 0xC3, 0xA9])
+    assert StopRule(tokens=frozenset({5})).is_finished([1, 5])
+    assert not StopRule(tokens=frozenset({5})).is_finished([5, 1])
 
 
 def test_a_draw_keeps_to_the_device_of_its_logits() -> None:
@@ -122,5 +122,5 @@ def test_a_draw_keeps_to_the_device_of_its_logits() -> None:
         uniforms = torch.empty(3, dtype=torch.float64, device="cuda")
         for some in (settings[:2], settings):
             rows = len(some)
-            tokens, logprobs = draw(logits[:rows].clone(), some, uniforms[:rows])
+            tokens, logprobs = draw_tokens(logits[:rows].clone(), some, uniforms[:rows])
             assert tokens.device == logprobs.device == logits.device

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlkit.engine.model.attention import lay_out
-from rlkit.engine.model.transformer import rope_at, trunk
+from rlkit.engine.model.transformer import compute_hidden, compute_rope
 from rlkit.engine.model.weights import load_weights
 from rlkit.errors import UsageError
 
@@ -34,7 +34,7 @@ def test_log_probabilities_equal_those_of_transformers(case: str, tmp_path: Path
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, sum(lengths)))
     weights = load_weights(directory)
     with torch.inference_mode():
-        actual = torch.log_softmax(trunk(weights, tokens, lay_out(lengths)) @ weights.head.t(), -1)
+        actual = torch.log_softmax(compute_hidden(weights, tokens, lay_out(lengths)) @ weights.head.t(), -1)
         reference = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
         for part, logprobs in zip(tokens.split(lengths), actual.split(lengths), strict=True):
             expected = torch.log_softmax(reference(part[None]).logits[0], -1)
@@ -75,7 +75,7 @@ def test_end_tokens_come_from_both_configurations(tmp_path: Path) -> None:
 def test_rotations_of_far_positions_are_found_without_those_between(tmp_path: Path) -> None:
     config = load_weights(write_model(tmp_path / "m")).config
     where = torch.tensor([70_000, 3, 0, 1023, 1024, 70_001])
-    cos, sin = rope_at(config, where, torch.zeros(()))
+    cos, sin = compute_rope(config, where, torch.zeros(()))
     angles = where[:, None] * torch.tensor(config.inverse_frequencies() * 2, dtype=torch.float32)
     torch.testing.assert_close(cos[:, 0], angles.cos(), atol=1e-6, rtol=0)
     torch.testing.assert_close(sin[:, 0], angles.sin(), atol=1e-6, rtol=0)

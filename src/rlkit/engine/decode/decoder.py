@@ -19,10 +19,10 @@ import torch
 
 from rlkit._util.activity import Activity
 from rlkit.engine.decode.kv_cache import bucket, kv_bytes
-from rlkit.engine.decode.prompts import Prefilled, prefill
+from rlkit.engine.decode.prompts import PrefilledPrompt, prefill
 from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, Ticket
-from rlkit.engine.decode.running_batch import Rows
-from rlkit.engine.kernels.devices import Batches, batches
+from rlkit.engine.decode.running_batch import RunningBatch
+from rlkit.engine.kernels.devices import BatchLimits, batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.weights import Weights
 from rlkit.errors import UsageError
@@ -42,48 +42,48 @@ class Decoder:
     """
 
     def __init__(
-        self, weights: Weights, lanes: Lanes, *, size: Batches | None = None, activity: Activity | None = None
+        self, weights: Weights, lanes: Lanes, *, size: BatchLimits | None = None, activity: Activity | None = None
     ) -> None:
         self._weights = weights
-        self._size = size or batches(weights.embedding.device)
+        self._size = size or batch_limits(weights.embedding.device)
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
-        self._rows = Rows(weights, lanes.cores)
+        self._batch = RunningBatch(weights, lanes.cores)
         self._numbers = itertools.count()
         self._short = False
         self._activity = activity or Activity()
 
     @property
-    def running(self) -> int:
+    def running_count(self) -> int:
         """Replies on their way."""
-        return len(self._rows)
+        return len(self._batch)
 
     @property
-    def drawn(self) -> int:
+    def drawn_tokens(self) -> int:
         """Tokens that were drawn for these."""
-        return sum(len(row.tokens) for row in self._rows.running())
+        return sum(len(row.tokens) for row in self._batch.rows)
 
     @property
-    def queued(self) -> int:
+    def queued_count(self) -> int:
         """Replies that wait for room."""
         return len(self._waiting)
 
     @property
     def busy(self) -> bool:
         """Whether there is something to decode."""
-        return bool(self._waiting) or self.running > 0
+        return bool(self._waiting) or self.running_count > 0
 
-    def submit(self, request: SampleRequest, done: Callable[[SampleResult], None]) -> Ticket:
-        """Queue a request; `done` is called from `step` with its result."""
-        ticket = Ticket(request, done, _check(request, self._weights), [None] * request.samples)
-        self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.samples)]
+    def submit(self, request: SampleRequest, on_result: Callable[[SampleResult], None]) -> Ticket:
+        """Queue a request; `on_result` is called from `step` with its result."""
+        ticket = Ticket(request, on_result, _check(request, self._weights), [None] * request.num_samples)
+        self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.num_samples)]
         return ticket
 
     @torch.inference_mode()
     def cancel(self, ticket: Ticket) -> None:
-        """Drop a request whose result nobody wants any more; its `done` is not called."""
+        """Drop a request whose result nobody wants any more; its `on_result` is not called."""
         self._waiting = deque(row for row in self._waiting if row.ticket is not ticket)
-        self._rows.drop(lambda row: row.ticket is ticket)
+        self._batch.drop(lambda row: row.ticket is ticket)
 
     @torch.inference_mode()
     def step(self, *, others: Sequence[Decoder] = ()) -> None:
@@ -94,29 +94,29 @@ class Decoder:
         """
         self._make_room(others)
         new = self._prefill(self._admit(others))
-        (finished,) = self._lanes.run([partial(_advance, self._rows, new)])
+        (finished,) = self._lanes.run([partial(_advance, self._batch, new)])
         for ticket in dict.fromkeys(finished):
             samples = tuple(sample for sample in ticket.samples if sample is not None)
             if len(samples) == len(ticket.samples):
-                ticket.done(SampleResult(samples, ticket.prompt))
+                ticket.on_result(SampleResult(samples, ticket.prompt_scores))
 
     def _make_room(self, others: Sequence[Decoder]) -> None:
         """Put rows back while all together have outgrown the memory; one alone may take more than there is."""
         together = (self, *others)
         while sum(d._used_bytes() for d in together) > self._size.kv_bytes:
-            if sum(d.running for d in together) < 2:
+            if sum(d.running_count for d in together) < 2:
                 return
             max(together, key=Decoder._used_bytes)._put_back()
 
     def _put_back(self) -> None:
         """Give up what the newest row has drawn, until there is room for as much of it."""
-        newest = max(self._rows.running(), key=lambda row: row.number)
-        self._rows.drop(lambda row: row is newest)
-        self._waiting.appendleft(Row(newest.ticket, newest.index, newest.number, _positions(newest)))
+        newest = max(self._batch.rows, key=lambda row: row.arrival)
+        self._batch.drop(lambda row: row is newest)
+        self._waiting.appendleft(Row(newest.ticket, newest.index, newest.arrival, _positions(newest)))
 
     def _admit(self, others: Sequence[Decoder]) -> list[Row]:
         """Take waiting rows while rows and memory last; while memory is short, the decoder with least of it is next."""
-        room = min(self._size.rows - self.running, len(self._waiting))
+        room = min(self._size.rows - self.running_count, len(self._waiting))
         admitted: list[Row] = []
         self._short = False
         if room <= 0:
@@ -134,12 +134,12 @@ class Decoder:
         return admitted
 
     def _used_bytes(self) -> int:
-        return sum(map(self._bytes, self._rows.running()))
+        return sum(map(self._bytes, self._batch.rows))
 
     def _bytes(self, row: Row) -> int:
         return kv_bytes(self._weights.config, _positions(row), self._weights.embedding.element_size())
 
-    def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, Prefilled]]:
+    def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, PrefilledPrompt]]:
         """Run the prompts of new rows through the model, equal ones once."""
         groups: dict[bytes, list[Row]] = {}
         for row in admitted:
@@ -154,17 +154,17 @@ class Decoder:
             filled = [one for batch in self._lanes.run(tasks) for one in batch]
         for group, prompt in zip(tickets, filled, strict=True):
             for ticket, scores in zip(group, prompt.scores, strict=True):
-                ticket.prompt = scores
+                ticket.prompt_scores = scores
         return [(row, prompt) for rows, prompt in zip(groups.values(), filled, strict=True) for row in rows]
 
 
 @torch.inference_mode()
-def _prefilled(weights: Weights, groups: Sequence[Sequence[Ticket]]) -> list[Prefilled]:
+def _prefilled(weights: Weights, groups: Sequence[Sequence[Ticket]]) -> list[PrefilledPrompt]:
     return prefill(weights, [[ticket.request for ticket in group] for group in groups])
 
 
 @torch.inference_mode()
-def _advance(rows: Rows, new: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
+def _advance(rows: RunningBatch, new: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
     """Start new rows, then decode a token of all; the tickets that had a sample finished."""
     return [*rows.start(new), *rows.decode()]
 
@@ -172,7 +172,7 @@ def _advance(rows: Rows, new: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
 def _positions(row: Row) -> int:
     """How many are set aside for a row: its bucket, and the next one or what it had before, as far as it may go."""
     most = len(row.ticket.request.prompt) + row.ticket.limit
-    return min(max(row.reached, bucket(bucket(row.length) + 1)), most)
+    return min(max(row.reserved_positions, bucket(bucket(row.length) + 1)), most)
 
 
 def _passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
@@ -206,10 +206,10 @@ def _check(request: SampleRequest, weights: Weights) -> int:
     if targets is not None and targets.max(initial=-1) >= vocab:
         raise UsageError(f"sample: target_prompt_logprobs holds a token outside 0 … {vocab - 1}")
     limit = _limit(request, window)
-    values = request.samples * limit * request.top + len(request.prompt) * request.prompt_top
+    values = request.num_samples * limit * request.top + len(request.prompt) * request.prompt_top
     if values > _TOP_VALUES_MAX:
         raise UsageError(
-            f"sample: topk_sample_logprobs {request.top} for {request.samples} samples of up to {limit} tokens and "
+            f"sample: topk_sample_logprobs {request.top} for {request.num_samples} samples of up to {limit} tokens and "
             f"topk_prompt_logprobs {request.prompt_top} for {len(request.prompt)} tokens may come to {values} values, "
             f"and an answer holds at most {_TOP_VALUES_MAX}: lower max_tokens, num_samples or how many are reported"
         )
@@ -218,7 +218,7 @@ def _check(request: SampleRequest, weights: Weights) -> int:
 
 def _limit(request: SampleRequest, window: int) -> int:
     length = len(request.prompt)
-    if length == window and request.max_tokens == 1 and request.scored_from < length:
+    if length == window and request.max_tokens == 1 and request.score_start < length:
         return 1  # the last token that is drawn is never run, so that a prompt that fills the context can be scored
     if length >= window:
         raise UsageError(f"sample: {length} prompt tokens fill the context of {window}: shorten the prompt")

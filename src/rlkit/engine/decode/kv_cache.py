@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rlkit.engine.kernels.threads import share
+from rlkit.engine.kernels.threads import parallel_for
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.ops import split_heads
 
@@ -35,7 +35,7 @@ _PARTS = 16
 _LARGE_BYTES = 4 << 20
 
 
-def cleared(count: int) -> NDArray[np.float32]:
+def make_zeros(count: int) -> NDArray[np.float32]:
     """So many zeros."""
     size = 4 * count
     if size < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -138,7 +138,7 @@ class KvBlock[Row]:
             self.rows[hole], self.lengths[hole] = self.rows[filler], self.lengths[filler]
         del self.rows[kept:], self.lengths[kept:]
 
-    def begin(self) -> None:
+    def start_step(self) -> None:
         """Make room for one more position in every row."""
         self.lengths = [length + 1 for length in self.lengths]
         self._step: tuple[Tensor, Tensor] | None = None
@@ -165,7 +165,7 @@ class KvBlock[Row]:
             for index in range(first, last):
                 task(index)
 
-        share(part, len(self._parts), least=1, threads=self._threads)
+        parallel_for(part, len(self._parts), min_per_thread=1, threads=self._threads)
 
     def _last_and_mask(self) -> tuple[Tensor, Tensor]:
         """The new position of each row, [n], and what is added to its scores, [n, bucket]: −∞ where there is none yet.
@@ -202,7 +202,7 @@ class KvBlock[Row]:
         shape = (layers, 2, rows, self._config.kv_heads, self.tokens, self._config.head_dim)
         if self._like.device.type != "cpu":
             return self._like.new_zeros(shape)
-        return torch.from_numpy(cleared(math.prod(shape)).reshape(shape)).to(self._like.dtype)
+        return torch.from_numpy(make_zeros(math.prod(shape)).reshape(shape)).to(self._like.dtype)
 
 
 def _runs(indices: Sequence[int]) -> list[range]:

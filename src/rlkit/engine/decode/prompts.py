@@ -13,18 +13,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlkit.engine.decode.requests import PromptScores, SampleRequest, Tokens
-from rlkit.engine.decode.token_sampling import draw
+from rlkit.engine.decode.requests import PromptScores, SampleRequest, TokenLogprobs
+from rlkit.engine.decode.token_sampling import draw_tokens
 from rlkit.engine.model.attention import lay_out
-from rlkit.engine.model.ops import pad_rows, product
-from rlkit.engine.model.transformer import trunk
+from rlkit.engine.model.ops import matmul, pad_rows
+from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights
 
 _HEAD_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Prefilled:
+class PrefilledPrompt:
     """A prompt's last logits [V], and its keys and values [layers, K, P, D]."""
 
     logits: Tensor
@@ -33,7 +33,7 @@ class Prefilled:
     scores: Sequence[PromptScores]
 
 
-def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list[Prefilled]:
+def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list[PrefilledPrompt]:
     """Compute the prompt of each group, whose requests all have the same one, and the scores that each wants."""
     config = weights.config
     prompts = [group[0].prompt for group in groups]
@@ -46,20 +46,20 @@ def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list
     def keep(layer: int, layer_keys: Tensor, layer_values: Tensor) -> None:
         keys[layer], values[layer] = layer_keys, layer_values
 
-    hidden = trunk(weights, tokens, lay_out(lengths), keep=keep)
+    hidden = compute_hidden(weights, tokens, lay_out(lengths), keep=keep)
     ends = np.cumsum(lengths)
     last = logits_of(weights, hidden[torch.from_numpy(ends - 1).to(hidden.device)])
-    filled: list[Prefilled] = []
+    filled: list[PrefilledPrompt] = []
     for i, (group, end, n) in enumerate(zip(groups, ends.tolist(), lengths, strict=True)):
         rows = slice(end - n, end)
         scores = [_score(weights, hidden[rows], request) for request in group]
-        filled.append(Prefilled(last[i], keys[:, rows].transpose(1, 2), values[:, rows].transpose(1, 2), scores))
+        filled.append(PrefilledPrompt(last[i], keys[:, rows].transpose(1, 2), values[:, rows].transpose(1, 2), scores))
     return filled
 
 
 def logits_of(weights: Weights, hidden: Tensor) -> Tensor:
     """Logits [n, V] float32 of `hidden [n, E]`, by weights made for sampling."""
-    return product(pad_rows(hidden), weights.output)[: len(hidden)].float()
+    return matmul(pad_rows(hidden), weights.output)[: len(hidden)].float()
 
 
 def top_tokens(logprobs: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
@@ -70,7 +70,7 @@ def top_tokens(logprobs: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.
 
 def _score(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptScores:
     """What `request` asks about its prompt, whose hidden states are `hidden [P, E]`."""
-    length, first = len(request.prompt), request.scored_from
+    length, first = len(request.prompt), request.score_start
     scores = _empty(request)
     if first >= length:
         return scores
@@ -85,7 +85,7 @@ def _score(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptSc
                 # Temperature alone shapes these draws: they are alternatives to the prompt, not continuations of it.
                 settings = [replace(request.settings, top_k=-1, top_p=1.0)] * len(logits)
                 uniforms = torch.from_numpy(random.random(len(logits))).to(logits.device)
-                ids, logprobs = draw(logits, settings, uniforms)
+                ids, logprobs = draw_tokens(logits, settings, uniforms)
                 scores.alternatives.ids[start - 1 : end - 1, k] = ids.cpu().numpy()
                 scores.alternatives.logprobs[start - 1 : end - 1, k] = logprobs.cpu().numpy()
     return scores
@@ -94,7 +94,7 @@ def _score(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptSc
 def _score_rows(scores: PromptScores, request: SampleRequest, logprobs: Tensor, start: int) -> None:
     """Fill in what `logprobs [n, V]` say about positions `start …`."""
     end = start + len(logprobs)
-    begin = max(start, request.asked_from)
+    begin = max(start, request.report_start)
     if begin < end:
         rows = logprobs[begin - start :]
         if scores.logprobs is not None:
@@ -119,5 +119,5 @@ def _empty(request: SampleRequest) -> PromptScores:
     )
 
 
-def _no_tokens(rows: int, k: int) -> Tokens:
-    return Tokens(np.full((rows, k), -1, np.int32), np.full((rows, k), np.nan, np.float32))
+def _no_tokens(rows: int, k: int) -> TokenLogprobs:
+    return TokenLogprobs(np.full((rows, k), -1, np.int32), np.full((rows, k), np.nan, np.float32))

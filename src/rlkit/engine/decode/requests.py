@@ -32,7 +32,7 @@ class StopRule:
         reach = max((len(string.encode()) for string in self.strings), default=0) + _MARGIN_TOKENS
         object.__setattr__(self, "_reach", reach)
 
-    def ends(self, tokens: Sequence[int]) -> bool:
+    def is_finished(self, tokens: Sequence[int]) -> bool:
         """Whether the last of `tokens` finishes the sample."""
         if tokens[-1] in self.tokens:
             return True
@@ -47,7 +47,7 @@ class SampleRequest:
     """What to sample."""
 
     prompt: NDArray[np.int64]  # [P] int64, not empty
-    samples: int
+    num_samples: int
     max_tokens: int | None  # None for what the context window leaves
     seed: int
     settings: DrawSettings
@@ -56,26 +56,26 @@ class SampleRequest:
     prompt_logprobs: bool = False  # whether to score the prompt
     prompt_top: int = 0  # how many of the likeliest tokens to report at each token of the prompt
     # `prompt_logprobs` and `prompt_top` are about so many tokens at the end of the prompt; None for all
-    last: int | None = None
+    last_tokens: int | None = None
     # [P - 1, K] int64, tokens to score at each position after the first; −1 scores nothing
     targets: NDArray[np.int64] | None = None
     alternatives: int = 0  # how many tokens to draw at each position after the first
 
     @property
-    def asked_from(self) -> int:
+    def report_start(self) -> int:
         """The first position that `prompt_logprobs` and `prompt_top` are about; the very first has no score."""
-        return max(len(self.prompt) - (len(self.prompt) if self.last is None else self.last), 1)
+        return max(len(self.prompt) - (len(self.prompt) if self.last_tokens is None else self.last_tokens), 1)
 
     @property
-    def scored_from(self) -> int:
+    def score_start(self) -> int:
         """The first position of the prompt at which anything is asked for, len(prompt) if nothing is."""
         if self.targets is not None or self.alternatives:
             return 1
-        return self.asked_from if self.prompt_logprobs or self.prompt_top else len(self.prompt)
+        return self.report_start if self.prompt_logprobs or self.prompt_top else len(self.prompt)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tokens:
+class TokenLogprobs:
     """Tokens and their log-probabilities, each [n, k]; −1 and NaN where there is none."""
 
     ids: NDArray[np.int32]
@@ -88,8 +88,8 @@ class Sample:
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    stopped: bool
-    top: Tokens | None = None
+    has_stopped: bool
+    top: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,9 +97,9 @@ class PromptScores:
     """What was asked about a prompt of P tokens."""
 
     logprobs: NDArray[np.float32] | None = None  # [P] float32, NaN where nothing was asked for
-    top: Tokens | None = None  # [P, k]
+    top: TokenLogprobs | None = None  # [P, k]
     targets: NDArray[np.float32] | None = None  # [P - 1, K] float32, NaN where nothing was asked for
-    alternatives: Tokens | None = None  # [P - 1, k]
+    alternatives: TokenLogprobs | None = None  # [P - 1, k]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,7 +107,7 @@ class SampleResult:
     """The answer to a request."""
 
     samples: tuple[Sample, ...]
-    prompt: PromptScores
+    prompt_scores: PromptScores
 
 
 @dataclass(eq=False, slots=True)
@@ -115,10 +115,10 @@ class Ticket:
     """A request on its way: at most `limit` tokens a sample."""
 
     request: SampleRequest
-    done: Callable[[SampleResult], None]
+    on_result: Callable[[SampleResult], None]
     limit: int
     samples: list[Sample | None]
-    prompt: PromptScores = field(default_factory=PromptScores)
+    prompt_scores: PromptScores = field(default_factory=PromptScores)
 
 
 @dataclass(eq=False, slots=True)
@@ -127,12 +127,12 @@ class Row:
 
     ticket: Ticket
     index: int
-    number: int  # rows that came later have greater ones
-    reached: int = 0  # positions that were set aside for it before it was put back into the queue; 0 if it was not
+    arrival: int  # rows that came later have greater ones
+    reserved_positions: int = 0  # had before it went back into the queue; 0 if it never did
     random: np.random.Generator = field(init=False)
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
-    top: Tokens | None = None
+    top: TokenLogprobs | None = None
 
     def __post_init__(self) -> None:
         # Sample i of seed s is sample 0 of seed s + i: several requests can be asked for as one, or one as several.
@@ -148,7 +148,7 @@ class Row:
         if self.top is None:
             # For the longest sample: what is not filled in costs no memory.
             shape = (self.ticket.limit, len(ids))
-            self.top = Tokens(np.empty(shape, np.int32), np.empty(shape, np.float32))
+            self.top = TokenLogprobs(np.empty(shape, np.int32), np.empty(shape, np.float32))
         self.top.ids[len(self.tokens)], self.top.logprobs[len(self.tokens)] = ids, logprobs
 
     def extend(self, token: int, logprob: float) -> bool:
@@ -156,12 +156,12 @@ class Row:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         ticket = self.ticket
-        stopped = ticket.request.stop.ends(self.tokens)
-        if not stopped and len(self.tokens) < ticket.limit:
+        has_stopped = ticket.request.stop.is_finished(self.tokens)
+        if not has_stopped and len(self.tokens) < ticket.limit:
             return True
         count = len(self.tokens)
-        top = None if self.top is None else Tokens(self.top.ids[:count], self.top.logprobs[:count])
+        top = None if self.top is None else TokenLogprobs(self.top.ids[:count], self.top.logprobs[:count])
         ticket.samples[self.index] = Sample(
-            np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32), stopped, top
+            np.array(self.tokens, np.int32), np.array(self.logprobs, np.float32), has_stopped, top
         )
         return False

@@ -19,39 +19,40 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlkit.engine.decode.kv_cache import KvBlock, bucket, cleared
-from rlkit.engine.decode.prompts import Prefilled, top_tokens
+from rlkit.engine.decode.kv_cache import KvBlock, bucket, make_zeros
+from rlkit.engine.decode.prompts import PrefilledPrompt, top_tokens
 from rlkit.engine.decode.requests import Row, Ticket
-from rlkit.engine.decode.token_sampling import draw
+from rlkit.engine.decode.token_sampling import draw_tokens
 from rlkit.engine.kernels import decode_step
 from rlkit.engine.kernels.llvm import COLUMNS
-from rlkit.engine.kernels.threads import GIVEN_UP, together
+from rlkit.engine.kernels.threads import OPEN_BARRIER, run_team
 from rlkit.engine.model.lora import NO_ADAPTER
-from rlkit.engine.model.ops import ROWS, Packed, Rope, product, rms_norm, rotated
-from rlkit.engine.model.transformer import attended, mlp, project_qkv, rope_at
+from rlkit.engine.model.ops import ROWS, PackedMatrix, Rope, apply_rope, matmul, rms_norm
+from rlkit.engine.model.transformer import add_attention, compute_rope, mlp, project_qkv
 from rlkit.engine.model.weights import Weights
 
 # Numbers in a line of the cache.
 _LINE = 16
 
 
-class Rows:
+class RunningBatch:
     """Rows on their way, with their keys and values; `weights` are made by `rlkit.engine.model.lora.serve`."""
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
         self._threads = threads
-        self._steps = Steps(weights, threads)
+        self._steps = StepRunner(weights, threads)
         self._blocks: dict[int, KvBlock[Row]] = {}
 
     def __len__(self) -> int:
         return sum(len(block.rows) for block in self._blocks.values())
 
-    def running(self) -> list[Row]:
+    @property
+    def rows(self) -> list[Row]:
         """The rows."""
         return [row for block in self._blocks.values() for row in block.rows]
 
-    def start(self, rows: Sequence[tuple[Row, Prefilled]]) -> list[Ticket]:
+    def start(self, rows: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
         """Draw the first token of new rows and keep those that go on; the tickets of those that do not."""
         if not rows:
             return []
@@ -72,7 +73,7 @@ class Rows:
         if not rows:
             return []
         for block in blocks:
-            block.begin()
+            block.start_step()
         logits = self._steps.run([row.tokens[-1] for row in rows], blocks)
         alive = self._draw(rows, logits)
         start = 0
@@ -117,9 +118,10 @@ class Rows:
         """Draw a token for each row of `logits [n, V]`; whether each row goes on."""
         _keep_top(rows, logits)
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=logits.device)
-        tokens, logprobs = draw(logits, [row.ticket.request.settings for row in rows], uniforms, threads=self._threads)
-        drawn = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
-        return [row.extend(int(token), float(logprob)) for row, token, logprob in drawn]
+        settings = [row.ticket.request.settings for row in rows]
+        tokens, logprobs = draw_tokens(logits, settings, uniforms, threads=self._threads)
+        draws = zip(rows, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
+        return [row.extend(int(token), float(logprob)) for row, token, logprob in draws]
 
 
 def _keep_top(rows: Sequence[Row], logits: Tensor) -> None:
@@ -132,7 +134,7 @@ def _keep_top(rows: Sequence[Row], logits: Tensor) -> None:
             rows[place].keep_top(row_ids, row_logprobs)
 
 
-class Steps:
+class StepRunner:
     """Decoding steps by `weights`, which are made for sampling, on so many threads."""
 
     def __init__(self, weights: Weights, threads: int) -> None:
@@ -140,7 +142,7 @@ class Steps:
         self._model = _model(weights)
         # Where a product has fewer panels than there are threads, some would only wait.
         self._threads = min(threads, -(-weights.config.hidden_size // COLUMNS))
-        self._room = cleared(0)
+        self._room = make_zeros(0)
 
     def run[Row](self, tokens: Sequence[int], blocks: Sequence[KvBlock[Row]]) -> Tensor:
         """Logits [n, V] float32 after `tokens`, the newest of the rows of `blocks`, in their order.
@@ -151,16 +153,16 @@ class Steps:
         embedding, config = self._weights.embedding, self._weights.config
         x = embedding[torch.tensor([*tokens, *padding], device=embedding.device)]
         where = [length - 1 for block in blocks for length in block.lengths]
-        rope = rope_at(config, torch.tensor(where + padding), x)
+        rope = compute_rope(config, torch.tensor(where + padding), x)
         if self._model is None:
-            logits = product(self._layer_by_layer(x, rope, blocks), self._weights.output)
+            logits = matmul(self._layer_by_layer(x, rope, blocks), self._weights.output)
         else:
             logits = self._compiled(self._model, x, rope, where, blocks)
         return logits[: len(tokens)].float()
 
     def rest(self) -> None:
         """Give back the memory that is kept from step to step."""
-        self._room = cleared(0)
+        self._room = make_zeros(0)
 
     def _layer_by_layer[Row](self, x: Tensor, rope: Rope, blocks: Sequence[KvBlock[Row]]) -> Tensor:
         """Hidden states after the final norm, [N, E], of embeddings `x [N, E]`."""
@@ -170,10 +172,10 @@ class Steps:
         for index, layer in enumerate(weights.layers):
             qkv = project_qkv(config, layer, x)
             if layer.rotary:
-                qkv = rotated(qkv, config.heads + config.kv_heads, rope)
+                qkv = apply_rope(qkv, config.heads + config.kv_heads, rope)
             for block, start, end in zip(blocks, edges, edges[1:], strict=False):
                 block.attend(index, qkv[start:end], mixed[start:end])
-            x = attended(layer, x, mixed, NO_ADAPTER)
+            x = add_attention(layer, x, mixed, NO_ADAPTER)
             x = x + mlp(config, layer, x, NO_ADAPTER)
         return rms_norm(x, weights.norm, config.norm_eps)
 
@@ -216,17 +218,17 @@ class Steps:
             scores=scores,
         )
 
-        def give_up() -> None:
-            step.counter[0] = GIVEN_UP
+        def on_failure() -> None:
+            step.counter[0] = OPEN_BARRIER
 
-        together(partial(decode_step.decode, model, step, members), members, give_up=give_up)
+        run_team(partial(decode_step.decode, model, step, members), members, on_failure=on_failure)
         return torch.from_numpy(logits)
 
     def _rooms(self, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
         """Arrays for a step, in the same memory as those of the one before, each in cache lines of its own."""
         sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in shapes]
         if len(self._room) < sum(sizes):
-            room = cleared(sum(sizes) + _LINE)
+            room = make_zeros(sum(sizes) + _LINE)
             self._room = room[-room.ctypes.data // 4 % _LINE :]
         starts = accumulate(sizes, initial=0)
         return [
@@ -244,7 +246,7 @@ def _even_shares(where: Sequence[int], members: int) -> NDArray[np.int64]:
 
 def _model(weights: Weights) -> decode_step.Model | None:
     """The weights for compiled code, if they are packed for it."""
-    if not isinstance(weights.output, Packed):
+    if not isinstance(weights.output, PackedMatrix):
         return None
     return decode_step.Model(
         layers=np.array([[_address(getattr(layer, n)) for n in decode_step.ADDRESSES] for layer in weights.layers]),
@@ -255,10 +257,10 @@ def _model(weights: Weights) -> decode_step.Model | None:
     )
 
 
-def _address(part: Tensor | Packed | None) -> int:
+def _address(part: Tensor | PackedMatrix | None) -> int:
     if part is None:
         return 0
-    numbers = part.panels if isinstance(part, Packed) else part.numpy()
+    numbers = part.panels if isinstance(part, PackedMatrix) else part.numpy()
     # What is computed with addresses must lie as it is taken to lie.
     if numbers.dtype != np.float32 or not numbers.flags.c_contiguous:
         raise ValueError(f"a weight is {numbers.dtype} with strides {numbers.strides}, not contiguous float32")

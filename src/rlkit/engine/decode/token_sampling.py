@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlkit.engine.kernels import cpu_kernels
-from rlkit.engine.kernels.threads import share
+from rlkit.engine.kernels.threads import parallel_for
 from rlkit.engine.model.ops import has_kernels
 
 # From here on only the likeliest token is drawn; float32 has no numbers that are much smaller.
@@ -33,12 +33,12 @@ class DrawSettings:
     top_p: float = 1.0
 
     @property
-    def filtered(self) -> bool:
+    def is_filtering(self) -> bool:
         """Whether some tokens can never be drawn."""
         return self.top_k >= 1 or self.top_p < 1.0
 
 
-def draw(
+def draw_tokens(
     logits: Tensor, settings: Sequence[DrawSettings], uniforms: Tensor, *, threads: int | None = None
 ) -> tuple[Tensor, Tensor]:
     """One token a row.
@@ -51,7 +51,7 @@ def draw(
         tokens [n] int64 and log-probabilities [n] float32.
     """
     tokens, normalisers = _sampled(logits, uniforms, threads)
-    if any(s.temperature not in (0.0, 1.0) or s.filtered for s in settings):
+    if any(s.temperature not in (0.0, 1.0) or s.is_filtering for s in settings):
         tokens, _ = _sampled(_shaped(logits, settings), uniforms, threads)
     greedy = [s.temperature == 0 for s in settings]
     if any(greedy):
@@ -64,7 +64,7 @@ def _shaped(logits: Tensor, settings: Sequence[DrawSettings]) -> Tensor:
     temperatures = logits.new_tensor([max(s.temperature, _COLDEST) for s in settings])
     shaped = (logits - logits.amax(-1, keepdim=True)) / temperatures[:, None]
     for row, s in enumerate(settings):
-        if s.filtered and s.temperature > 0:
+        if s.is_filtering and s.temperature > 0:
             shaped[row] = _filter(shaped[row], s)
     return shaped
 
@@ -77,9 +77,9 @@ def _sampled(logits: Tensor, uniforms: Tensor, threads: int | None) -> tuple[Ten
         numbers, aims, found, sums = logits.contiguous().numpy(), uniforms.numpy(), tokens.numpy(), normalisers.numpy()
 
         def part(a: int, b: int) -> None:
-            cpu_kernels.choose(numbers[a:b], aims[a:b], found[a:b], sums[a:b])
+            cpu_kernels.draw_tokens(numbers[a:b], aims[a:b], found[a:b], sums[a:b])
 
-        share(part, len(logits), least=4, threads=threads)
+        parallel_for(part, len(logits), min_per_thread=4, threads=threads)
         return tokens, normalisers
     peak = logits.amax(-1, keepdim=True)
     sums, blocks = _block_sums(torch.exp(logits - peak))

@@ -19,7 +19,7 @@ import numpy as np
 from numba import njit
 
 from rlkit.engine.kernels.cpu_kernels import Floats, Integers, exponential, largest
-from rlkit.engine.kernels.jit_cache import FAST, compiled
+from rlkit.engine.kernels.jit_cache import FAST, jit_kernel
 from rlkit.engine.kernels.llvm import LANES, SMALL_COLUMNS, SMALL_ROWS, add_small_tile, small_tile
 
 # A block of queries, a multiple of `SMALL_ROWS` on every processor: small where much of a block would be hidden, large
@@ -30,7 +30,7 @@ _STEPS = 128  # so many rows of a factor stay in the first cache
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-@compiled(fast=True)
+@jit_kernel(fast=True)
 def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: int, out: Floats, shape: Floats) -> None:  # noqa: PLR0917  compiled
     """Causal attention of the queries that belong to some of the key heads (Vaswani et al. 2017, eq. 1).
 
@@ -69,7 +69,7 @@ def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: in
                     _put(mixed, 0, count, out, head, at)
 
 
-@compiled(fast=True)
+@jit_kernel(fast=True)
 def attention_gradient(  # noqa: PLR0917  compiled
     rows: Floats,
     spans: Integers,

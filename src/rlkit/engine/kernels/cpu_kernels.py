@@ -24,7 +24,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from rlkit.engine.kernels.jit_cache import compiled
+from rlkit.engine.kernels.jit_cache import jit_kernel
 from rlkit.engine.kernels.llvm import COLUMNS, INDEX, LANES, PANEL_ROW_BYTES, TILE_ROWS, VECTOR, Emitter, tile
 
 type Floats = NDArray[np.float32]
@@ -38,8 +38,8 @@ BLOCK = 64
 _ROWS_AT_ONCE = 256
 
 
-@compiled()
-def multiply(x: Floats, panels: Floats, out: Floats, first: int, last: int, after: int) -> None:  # noqa: PLR0917  compiled
+@jit_kernel()
+def multiply_packed(x: Floats, panels: Floats, out: Floats, first: int, last: int, after: int) -> None:  # noqa: PLR0917  compiled
     """Write columns of `x [N, K]` times a packed weight into `out [N, M]`.
 
     Args:
@@ -124,8 +124,8 @@ def exponential(x: np.float32) -> np.float32:
     return power if x == x else x  # noqa: PLR0124  not a number stays so
 
 
-@compiled()
-def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
+@jit_kernel()
+def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     """Root-mean-square norm (Zhang and Sennrich 2019, eq. 4) of the rows of `x [N, E]`, times `weight [E]`."""
     width = x.shape[1]
     squares = np.empty(BLOCK, np.float32)
@@ -145,9 +145,9 @@ def norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
             result[j] = row[j] * scale * weight[j]
 
 
-@compiled(fast=True)
-def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by_x: Floats) -> None:
-    """The gradient of `norm` at `x [N, E]` for one at its result, `by_out [N, E]`."""
+@jit_kernel(fast=True)
+def rms_norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by_x: Floats) -> None:
+    """The gradient of `rms_norm` at `x [N, E]` for one at its result, `by_out [N, E]`."""
     width = x.shape[1]
     for i in range(x.shape[0]):
         row, by_row, result = x[i], by_out[i], by_x[i]
@@ -161,8 +161,8 @@ def norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by
             result[j] = scale * (by_row[j] * weight[j] - along * row[j])
 
 
-@compiled()
-def gate(both: Floats, out: Floats, first: int, last: int) -> None:
+@jit_kernel()
+def swiglu(both: Floats, out: Floats, first: int, last: int) -> None:
     """SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), into `out [N, I]`.
 
     Of `out` the columns from `first` are written, up to `last`, which is not.
@@ -174,9 +174,9 @@ def gate(both: Floats, out: Floats, first: int, last: int) -> None:
             result[j] = gates[j] / (_ONE + exponential(-gates[j])) * ups[j]
 
 
-@compiled(fast=True)
-def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
-    """The gradient of `gate` at `both [N, 2I]` for one at its result, `by_out [N, I]`, which becomes that result."""
+@jit_kernel(fast=True)
+def swiglu_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
+    """The gradient of `swiglu` at `both [N, 2I]` for one at its result, `by_out [N, I]`, which becomes that result."""
     count, width = by_out.shape
     for i in range(count):
         gates, ups, row = both[i, :width], both[i, width:], by_out[i]
@@ -188,7 +188,7 @@ def gate_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
             row[j] = gates[j] * share * ups[j]
 
 
-@compiled()
+@jit_kernel()
 def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) -> None:
     """Rotary embedding (Su et al. 2021, halves convention), in place, of the first `heads` of `rows [N, …, D]`.
 
@@ -243,8 +243,8 @@ def _largest(_context: Any, _numbers: Any, _count: Any) -> Any:
     return types.float32(types.intp, types.intp), emit
 
 
-@compiled(fast=True)
-def exponentials(rows: Floats, peaks: Floats, sums: Floats) -> None:
+@jit_kernel(fast=True)
+def exponentiate_rows(rows: Floats, peaks: Floats, sums: Floats) -> None:
     """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
 
     Args:
@@ -266,8 +266,8 @@ def exponentials(rows: Floats, peaks: Floats, sums: Floats) -> None:
         peaks[i], sums[i] = peak, total
 
 
-@compiled(fast=True)
-def choose(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Doubles) -> None:
+@jit_kernel(fast=True)
+def draw_tokens(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers: Doubles) -> None:
     """Draw a token of each row of `logits [N, V]` where the cumulative weight passes its uniform number.
 
     Args:

@@ -18,7 +18,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from rlkit.engine.kernels.cpu_kernels import Floats, exponential, largest
-from rlkit.engine.kernels.jit_cache import compiled
+from rlkit.engine.kernels.jit_cache import jit_kernel
 from rlkit.engine.kernels.llvm import INDEX, LANES, VECTOR, VECTOR_BYTES, ZEROS, Emitter
 
 # So many positions are scored at a time, and as many vectors of a head's values are summed at a time.
@@ -105,7 +105,7 @@ def _mixing(vectors: int) -> Any:
 _mix_several, _mix_one = _mixing(_VECTORS), _mixing(1)
 
 
-@compiled(fast=True)
+@jit_kernel(fast=True)
 def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats, out: Floats) -> None:  # noqa: PLR0917  compiled
     """Write the keys and values of a row's new position and attend over all up to it.
 

@@ -23,11 +23,11 @@ from numba import (
 )
 from numba.extending import intrinsic
 
-from rlkit.engine.kernels.cpu_kernels import Floats, Integers, gate, multiply, norm, rotate
+from rlkit.engine.kernels.cpu_kernels import Floats, Integers, multiply_packed, rms_norm, rotate, swiglu
 from rlkit.engine.kernels.decode_attention import attend
-from rlkit.engine.kernels.jit_cache import compiled
+from rlkit.engine.kernels.jit_cache import jit_kernel
 from rlkit.engine.kernels.llvm import COLUMNS, PANEL_ROW_BYTES
-from rlkit.engine.kernels.threads import meet
+from rlkit.engine.kernels.threads import wait_at_barrier
 
 ADDRESSES = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "mlp_norm", "gate_up", "down")
 """Of a layer's numbers, as `Model.layers` has them; 0 for what it lacks. Matrices are packed."""
@@ -47,7 +47,7 @@ class Model(NamedTuple):
 class Step(NamedTuple):
     """What the threads of a step have in common, of N rows of which the last may be padding."""
 
-    counter: Integers  # [8], the first of them for `meet`
+    counter: Integers  # [8], the first of them for `wait_at_barrier`
     x: Floats  # [N, E], the embeddings
     streams: Floats  # [M, N, E], room for the residual stream of each of M threads
     normed: Floats  # [M, N, E], room for it after a norm
@@ -73,7 +73,7 @@ def _pointer(_context: Any, _address: Any) -> Any:
     return types.CPointer(types.float32)(types.intp), emit
 
 
-@compiled()
+@jit_kernel()
 def decode(model: Model, step: Step, members: int, member: int) -> None:
     """Do the part of thread `member` of a step; all `members` must do theirs at the same time, each in its own."""
     x, normed, width = step.streams[member], step.normed[member], step.x.shape[1]
@@ -88,18 +88,18 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
         _copy(step.x[i], x[i])
     for index in range(len(model.layers)):
         layer = model.layers[index]
-        norm(x, _vector(layer[_ATTENTION_NORM], width), model.eps, normed)
+        rms_norm(x, _vector(layer[_ATTENTION_NORM], width), model.eps, normed)
         o = _panels(layer[_O], step.mixed.shape[1], width)
-        multiply(normed, _panels(layer[_QKV], width, qkv.shape[1]), qkv, q_first, q_last, _address(o, e_first))
+        multiply_packed(normed, _panels(layer[_QKV], width, qkv.shape[1]), qkv, q_first, q_last, _address(o, e_first))
         met += members
-        meet(counter, met)
+        wait_at_barrier(counter, met)
         _attention(model, step, index, member)
         met += members
-        meet(counter, met)
+        wait_at_barrier(counter, met)
         gate_up = _panels(layer[_GATE_UP], width, 2 * step.gated.shape[1])
-        multiply(step.mixed, o, step.added, e_first, e_last, _address(gate_up, g_first))
+        multiply_packed(step.mixed, o, step.added, e_first, e_last, _address(gate_up, g_first))
         met += members
-        meet(counter, met)
+        wait_at_barrier(counter, met)
         bias = _vector(layer[_O_BIAS], width)
         for i in range(len(x)):
             _add(step.added[i], x[i])
@@ -110,8 +110,8 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
         met = _feed_forward(model, step, index, members, member, met, after)
         for i in range(len(x)):
             _add(step.added[i], x[i])
-    norm(x, model.norm, model.eps, normed)
-    multiply(normed, model.head, step.logits, h_first, h_last, model.head.ctypes.data)
+    rms_norm(x, model.norm, model.eps, normed)
+    multiply_packed(normed, model.head, step.logits, h_first, h_last, model.head.ctypes.data)
 
 
 @njit(inline="always")
@@ -126,23 +126,23 @@ def _feed_forward(  # noqa: PLR0917  compiled
     i_first, i_last = _share(_count_panels(inner), member, members)
     e_first, e_last = _share(len(down), member, members)
     next_panel = _address(down, e_first)
-    norm(step.streams[member], _vector(layer[_MLP_NORM], width), model.eps, normed)
+    rms_norm(step.streams[member], _vector(layer[_MLP_NORM], width), model.eps, normed)
     if inner % COLUMNS:
         first, last = _share(len(gate_up), member, members)
-        multiply(normed, gate_up, both, first, last, next_panel)
+        multiply_packed(normed, gate_up, both, first, last, next_panel)
         met += members
-        meet(counter, met)
+        wait_at_barrier(counter, met)
     else:
         # The same columns of the gate and of what passes it: there is nothing to wait for.
         half = len(gate_up) // 2
-        multiply(normed, gate_up, both, i_first, i_last, _address(gate_up, half + i_first))
-        multiply(normed, gate_up, both, half + i_first, half + i_last, next_panel)
-    gate(both, gated, i_first * COLUMNS, min(i_last * COLUMNS, inner))
+        multiply_packed(normed, gate_up, both, i_first, i_last, _address(gate_up, half + i_first))
+        multiply_packed(normed, gate_up, both, half + i_first, half + i_last, next_panel)
+    swiglu(both, gated, i_first * COLUMNS, min(i_last * COLUMNS, inner))
     met += members
-    meet(counter, met)
-    multiply(gated, down, step.added, e_first, e_last, after)
+    wait_at_barrier(counter, met)
+    multiply_packed(gated, down, step.added, e_first, e_last, after)
     met += members
-    meet(counter, met)
+    wait_at_barrier(counter, met)
     return met
 
 
@@ -201,8 +201,8 @@ def _attention(model: Model, step: Step, index: int, member: int) -> None:
         _add(bias, flat)
         if len(q_norm):
             q, k = row[:heads], row[heads : heads + kv_heads]
-            norm(q, q_norm, model.eps, q)
-            norm(k, k_norm, model.eps, k)
+            rms_norm(q, q_norm, model.eps, q)
+            rms_norm(k, k_norm, model.eps, k)
         if model.rotary[index]:
             turns = step.rope[:, i : i + 1]
             rotate(step.qkv[i : i + 1], heads + kv_heads, turns[0], turns[1], np.float32(1))

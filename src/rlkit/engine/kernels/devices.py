@@ -16,7 +16,7 @@ DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
-class Batches:
+class BatchLimits:
     """How much is computed at a time."""
 
     rows: int  # samples of one set of weights that are decoded together
@@ -25,12 +25,12 @@ class Batches:
     train_tokens: int  # tokens in one training pass
 
 
-def batches(device: torch.device) -> Batches:
+def batch_limits(device: torch.device) -> BatchLimits:
     """What suits a device: small pieces for a CPU's caches, large ones to keep a GPU busy."""
     if device.type == "cpu":
-        return Batches(rows=128, kv_bytes=1 << 30, prefill_tokens=512, train_tokens=512)
+        return BatchLimits(rows=128, kv_bytes=1 << 30, prefill_tokens=512, train_tokens=512)
     free, _ = torch.cuda.mem_get_info(device)
-    return Batches(rows=1024, kv_bytes=free // 3, prefill_tokens=16_384, train_tokens=4096)
+    return BatchLimits(rows=1024, kv_bytes=free // 3, prefill_tokens=16_384, train_tokens=4096)
 
 
 def has_gpu() -> bool:
@@ -38,7 +38,7 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def torch_device(name: str | None) -> torch.device:
+def select_device(name: str | None) -> torch.device:
     """Return the device called `name`; by default the GPU if there is one."""
     if name is None:
         return torch.device("cuda" if has_gpu() else "cpu")

@@ -28,7 +28,7 @@ if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba set
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
-def compiled[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def jit_kernel[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Compile a function when it is first called; it holds no lock while it runs.
 
     Args:

@@ -61,7 +61,7 @@ class Lanes:
         """
 
         def begin(task: Callable[[], T]) -> T:
-            self.check()
+            self.raise_if_halted()
             return task()
 
         futures: list[Future[T]] = [self._pool.submit(begin, task) for task in tasks]
@@ -69,7 +69,7 @@ class Lanes:
             future.exception()
         return [future.result() for future in futures]
 
-    def check(self) -> None:
+    def raise_if_halted(self) -> None:
         """Raise `StoppedError` once `halt` was called: a long task asks now and then."""
         if self._halted:
             raise StoppedError("the engine was stopped")
@@ -86,7 +86,9 @@ class Lanes:
 _THREADS_MAX = 4096
 
 
-def share(task: Callable[[int, int], None], count: int, *, least: int, threads: int | None = None) -> None:
+def parallel_for(
+    task: Callable[[int, int], None], count: int, *, min_per_thread: int, threads: int | None = None
+) -> None:
     """Call `task(first, last)` for ranges that cover 0 … `count`, on several threads if there is enough.
 
     Args:
@@ -94,15 +96,15 @@ def share(task: Callable[[int, int], None], count: int, *, least: int, threads: 
         least: so many parts are worth a thread.
         threads: how many at most, by default as many as torch would use here.
     """
-    threads = min(threads or torch.get_num_threads(), count // max(least, 1))
+    threads = min(threads or torch.get_num_threads(), count // max(min_per_thread, 1))
     if threads < 2:
         task(0, count)
         return
     ranges = list(pairwise(count * i // threads for i in range(threads + 1)))
-    together(lambda member: task(*ranges[member]), threads)
+    run_team(lambda member: task(*ranges[member]), threads)
 
 
-def together(task: Callable[[int], None], members: int, *, give_up: Callable[[], None] | None = None) -> None:
+def run_team(task: Callable[[int], None], members: int, *, on_failure: Callable[[], None] | None = None) -> None:
     """Call `task(0)` … `task(members − 1)` at the same time, each on a thread of its own.
 
     Args:
@@ -121,8 +123,8 @@ def together(task: Callable[[int], None], members: int, *, give_up: Callable[[],
         try:
             task(member)
         except BaseException:
-            if give_up is not None:
-                give_up()
+            if on_failure is not None:
+                on_failure()
             raise
         finally:
             with turn:
@@ -137,8 +139,8 @@ def together(task: Callable[[int], None], members: int, *, give_up: Callable[[],
         # What could not be given a thread stays in the pool's queue all the same: it must not be begun any more.
         with turn:
             closed = True
-        if give_up is not None:
-            give_up()
+        if on_failure is not None:
+            on_failure()
         raise
     finally:
         wait(others)  # nothing goes on unseen
@@ -157,7 +159,7 @@ def _pool() -> ThreadPoolExecutor:
 os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
-GIVEN_UP = 1 << 60
+OPEN_BARRIER = 1 << 60
 """What the counter is set to so that everybody passes at all later meetings."""
 
 # About a tenth of a millisecond: a thread that takes so long to come has lost its core.
@@ -210,7 +212,7 @@ def _leave_core(_context: Any) -> Any:
 
 
 @njit(nogil=True)
-def meet(counter: int, expected: int) -> None:
+def wait_at_barrier(counter: int, expected: int) -> None:
     """Count oneself, and wait until `expected` have been counted since the counter was 0.
 
     What each wrote before is seen by all afterwards.

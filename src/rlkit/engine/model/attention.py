@@ -21,8 +21,8 @@ from torch.autograd.graph import increment_version
 from torch.nn import functional
 
 from rlkit.engine.kernels import causal_attention
-from rlkit.engine.kernels.threads import share
-from rlkit.engine.model.ops import Rope, has_kernels, rotate, rotated, split_heads
+from rlkit.engine.kernels.threads import parallel_for
+from rlkit.engine.model.ops import Rope, apply_rope, apply_rope_in_place, has_kernels, split_heads
 
 # Less than about a tenth of a millisecond of work is not worth a thread.
 _SHARED_OPERATIONS = 10_000_000
@@ -113,12 +113,12 @@ class Attention:
             mixed = cast("Tensor", _Attended.apply(rows, self, rotary))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
             return mixed, rows.detach()
         if rotary:
-            rows = rotated(rows, rows.shape[1] - self.kv_heads, self._rope)
+            rows = apply_rope(rows, rows.shape[1] - self.kv_heads, self._rope)
         return _by_torch(rows, self.kv_heads, self._spans), rows.detach()
 
     def rotate(self, rows: Tensor, *, back: bool = False) -> None:
         """Rotate queries and keys of `rows [N, H + 2K, D]` in place."""
-        rotate(rows, rows.shape[1] - self.kv_heads, self._rope, back=back)
+        apply_rope_in_place(rows, rows.shape[1] - self.kv_heads, self._rope, back=back)
 
     def compute(self, kernel: Any, rows: Tensor, *others: Tensor) -> None:
         """Call a kernel of `causal` for all key heads, on several threads if that is worth it."""
@@ -130,7 +130,7 @@ class Attention:
         def part(first: int, last: int) -> None:
             kernel(values, places, kv_heads, first, last, *arrays)
 
-        share(part, kv_heads, least=-(-_SHARED_OPERATIONS // max(operations, 1)))
+        parallel_for(part, kv_heads, min_per_thread=-(-_SHARED_OPERATIONS // max(operations, 1)))
 
 
 class _Attended(torch.autograd.Function):

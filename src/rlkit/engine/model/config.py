@@ -181,7 +181,7 @@ def read_config(directory: Path) -> ModelConfig:
     )
 
 
-def weight_files(directory: Path) -> list[Path]:
+def find_weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files in `directory`: those that its index names, or `model.safetensors`, or all."""
     index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if not index.exists():

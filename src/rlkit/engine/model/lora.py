@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.ops import Matrix, gate_gradient, gated, matrix_bytes, pack
+from rlkit.engine.model.ops import Matrix, matrix_bytes, pack, swiglu, swiglu_gradient
 from rlkit.engine.model.weights import Layer, Weights
 
 ALPHA = 32.0
@@ -53,7 +53,7 @@ class Lora:
         parts = [inner[:, part] @ b.to(x.dtype) for part, _, b in _parts(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def added(self, x: Tensor, weight: Tensor, *, passes_gate: bool = False) -> Tensor:
+    def multiply(self, x: Tensor, weight: Tensor, *, passes_gate: bool = False) -> Tensor:
         """`x [N, in] @ weight [in, out]` and the low-rank term, [N, out]; it may be differentiated once.
 
         The gradients of the adapter itself are added to its `grad` in the course of that.
@@ -61,9 +61,9 @@ class Lora:
         Args:
             passes_gate: multiply `ops.gated(x)`, x [N, 2 · in], which alone is kept for the backward pass.
         """
-        return cast("Tensor", _Added.apply(x, weight, self, passes_gate, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+        return cast("Tensor", _LoraProduct.apply(x, weight, self, passes_gate, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
-    def merged(self, transposed: Tensor) -> Tensor:
+    def merge_into(self, transposed: Tensor) -> Tensor:
         """A weight given as [out, in] plus the adapter's own matrix, [out, in]."""
         out = torch.empty(transposed.shape, dtype=torch.float32, device=transposed.device)
         for part, rows, b in _parts(self.bs):
@@ -71,7 +71,7 @@ class Lora:
         return out.to(transposed.dtype)
 
 
-class _Added(torch.autograd.Function):
+class _LoraProduct(torch.autograd.Function):
     """A product and its low-rank term, each part of which is added where it belongs.
 
     Autograd alone would make a matrix of all parts first, one for each sum on the way back, and one for each gradient
@@ -82,7 +82,7 @@ class _Added(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
         ctx: Any, x: Tensor, weight: Tensor, lora: Lora, passes_gate: bool, *_parameters: Tensor
     ) -> Tensor:
-        y, inner = _sum(gated(x) if passes_gate else x, weight, lora)
+        y, inner = _sum(swiglu(x) if passes_gate else x, weight, lora)
         ctx.save_for_backward(x, weight, inner)
         ctx.lora, ctx.passes_gate = lora, passes_gate  # the `grad` of the parameters is wanted: saved ones have none
         return y
@@ -97,7 +97,7 @@ class _Added(torch.autograd.Function):
         if ctx.passes_gate or ctx.needs_input_grad[0]:
             by_x = (by_y @ weight.t()).addmm_(by_inner, lora.a.to(by_y.dtype))
         if ctx.passes_gate:
-            by_x, x = gate_gradient(x, cast("Tensor", by_x))
+            by_x, x = swiglu_gradient(x, cast("Tensor", by_x))
         _accumulate(lora.a, by_inner.t(), x)
         return by_x, *[None] * (4 + len(lora.bs))
 
@@ -162,7 +162,9 @@ class Adapter:
         self.config = config
         self.settings = settings
         self.flat = flat
-        self.views = {name: flat[s].view(shape).requires_grad_(trainable) for name, s, shape in slots(config, settings)}
+        self.views = {
+            name: flat[s].view(shape).requires_grad_(trainable) for name, s, shape in parameter_slots(config, settings)
+        }
         self.scale = ALPHA / settings.rank
 
     def layer(self, index: int) -> LayerAdapter:
@@ -202,7 +204,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 _MATRICES = ("qkv", "o", "gate_up", "down")
 
 
-def slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, slice, tuple[int, int]]]:
+def parameter_slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, slice, tuple[int, int]]]:
     """Name, place in the flat vector and shape of each parameter, in order."""
     start = 0
     for name, shape in _shapes(config, settings):
@@ -211,17 +213,17 @@ def slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, sl
         start += size
 
 
-def new_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Adapter:
+def make_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Adapter:
     """A fresh trainable adapter on the CPU, the same for the same seed."""
     flat = torch.zeros(sum(rows * columns for _, (rows, columns) in _shapes(config, settings)))
     generator = torch.Generator().manual_seed(seed % 2**63)
-    for name, place, shape in slots(config, settings):
+    for name, place, shape in parameter_slots(config, settings):
         if name.endswith("lora_A"):
             flat[place].uniform_(-1 / math.sqrt(shape[1]), 1 / math.sqrt(shape[1]), generator=generator)
     return Adapter(config, settings, flat)
 
 
-def serve(
+def make_sampling_weights(
     weights: Weights, adapter: Adapter | None, run: Callable[[Sequence[Callable[[], Layer]]], list[Layer]]
 ) -> Weights:
     """Weights for sampling: the adapter, if any, added in, and every matrix packed for products that only read it.
@@ -232,12 +234,12 @@ def serve(
     unembed = None if adapter is None else adapter.unembed()
     with torch.inference_mode():
         layers = run([partial(_served, layer, adapter and adapter.layer(i)) for i, layer in enumerate(weights.layers)])
-        head = weights.output if unembed is None else pack(unembed.merged(weights.head))
+        head = weights.output if unembed is None else pack(unembed.merge_into(weights.head))
         return replace(weights, layers=tuple(layers), merged_head=head)
 
 
 def merged_bytes(served: Weights, base: Weights) -> int:
-    """The memory of what `serve` made for itself of `base`."""
+    """The memory of what `make_sampling_weights` made for itself of `base`."""
     matrices = [getattr(layer, name) for layer in served.layers for name in _MATRICES]
     heads = [] if served.output is base.output else [served.output]
     return sum(matrix_bytes(matrix) for matrix in (*matrices, *heads))
@@ -248,7 +250,7 @@ def _served(layer: Layer, lora: LayerAdapter | None) -> Layer:
     def served(name: str) -> Matrix:
         transposed: Tensor = getattr(layer, name).t()
         part: Lora | None = getattr(lora, name, None)
-        return pack(transposed if part is None else part.merged(transposed))
+        return pack(transposed if part is None else part.merge_into(transposed))
 
     return replace(layer, **{name: served(name) for name in _MATRICES})
 

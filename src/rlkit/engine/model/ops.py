@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from rlkit.engine.kernels import cpu_kernels
 from rlkit.engine.kernels.llvm import COLUMNS
-from rlkit.engine.kernels.threads import share
+from rlkit.engine.kernels.threads import parallel_for
 
 ROWS = 8  # a multiple of `TILE_ROWS` on every processor
 # Less than about a tenth of a millisecond of work is not worth a thread.
@@ -30,14 +30,14 @@ _SHARED_OPERATIONS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedMatrix:
     """A weight [in, out] in panels of columns: `panels [⌈out / COLUMNS⌉, in, COLUMNS]`, filled up with zeros."""
 
     panels: NDArray[np.float32]
     columns: int
 
 
-type Matrix = Tensor | Packed
+type Matrix = Tensor | PackedMatrix
 """A weight [in, out]."""
 
 
@@ -52,10 +52,10 @@ def pack(transposed: Tensor) -> Matrix:
     panels[:whole] = transposed[:full].view(whole, COLUMNS, inner).transpose(1, 2)
     if full < columns:
         panels[whole, :, : columns - full] = transposed[full:].t()
-    return Packed(panels.numpy(), columns)
+    return PackedMatrix(panels.numpy(), columns)
 
 
-def plain(weight: Matrix) -> Tensor:
+def require_tensor(weight: Matrix) -> Tensor:
     """A weight that was never packed."""
     assert isinstance(weight, Tensor)
     return weight
@@ -63,10 +63,10 @@ def plain(weight: Matrix) -> Tensor:
 
 def matrix_bytes(weight: Matrix) -> int:
     """The memory that a weight takes."""
-    return weight.panels.nbytes if isinstance(weight, Packed) else weight.nbytes
+    return weight.panels.nbytes if isinstance(weight, PackedMatrix) else weight.nbytes
 
 
-def product(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
+def matmul(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
     """`x [N, in]` times `weight [in, out]`, plain or packed: [N, out].
 
     Args:
@@ -84,10 +84,10 @@ def product(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
         raise ValueError(f"out is {result.dtype} {list(result.shape)}, not float32 {[len(x), weight.columns]}")
 
     def part(first: int, last: int) -> None:
-        cpu_kernels.multiply(rows, panels, results, first, last, panels.ctypes.data)
+        cpu_kernels.multiply_packed(rows, panels, results, first, last, panels.ctypes.data)
 
     operations = 2 * x.numel() * COLUMNS
-    share(part, len(panels), least=-(-_SHARED_OPERATIONS // max(operations, 1)))
+    parallel_for(part, len(panels), min_per_thread=-(-_SHARED_OPERATIONS // max(operations, 1)))
     return result[:count]
 
 
@@ -119,7 +119,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return _norm(x, weight, eps)
 
 
-def gated(both: Tensor) -> Tensor:
+def swiglu(both: Tensor) -> Tensor:
     """SiLU of the first half of the columns of `both [N, 2I]`, times the second half (Shazeer 2020)."""
     if not has_kernels(both):
         gate, up = both.chunk(2, -1)
@@ -129,8 +129,8 @@ def gated(both: Tensor) -> Tensor:
     return _gate(both)
 
 
-def gate_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient at `both [N, 2I]` for one at the result of `gated`, `by_out [N, I]`; and that result again.
+def swiglu_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradient at `both [N, 2I]` for one at the result of `swiglu`, `by_out [N, I]`; and that result again.
 
     `by_out` is not to be used afterwards, because it may be changed.
     """
@@ -143,25 +143,25 @@ def gate_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
     by_both = torch.empty_like(rows)
     values, results, by_values = _array(rows), _array(out), _array(by_both)
 
-    _share_rows(lambda a, b: cpu_kernels.gate_gradient(values[a:b], results[a:b], by_values[a:b]), rows)
+    _share_rows(lambda a, b: cpu_kernels.swiglu_gradient(values[a:b], results[a:b], by_values[a:b]), rows)
     return by_both, out
 
 
-def rotated(rows: Tensor, heads: int, rope: Rope) -> Tensor:
+def apply_rope(rows: Tensor, heads: int, rope: Rope) -> Tensor:
     """Rotate the first `heads` of `rows [N, …, D]`, halves convention (Su et al. 2021, as in Llama checkpoints)."""
     x, others = rows[:, :heads], rows[:, heads:]
     first, second = x.chunk(2, -1)
     return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
 
 
-def rotate(rows: Tensor, heads: int, rope: Rope, *, back: bool = False) -> None:
-    """As `rotated`, in place, for rows that the kernels can compute with; `back` undoes it, and is its gradient."""
+def apply_rope_in_place(rows: Tensor, heads: int, rope: Rope, *, back: bool = False) -> None:
+    """As `apply_rope`, in place, for rows that the kernels can compute with; `back` undoes it, and is its gradient."""
     values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
     way = np.float32(-1 if back else 1)
     _share_rows(lambda a, b: cpu_kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], way), rows)
 
 
-def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
+def exponentiate_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
 
     The largest of each row, [N], and the sum of its exponentials, [N], are returned.
@@ -173,7 +173,7 @@ def exponentials(rows: Tensor) -> tuple[Tensor, Tensor]:
         return peaks, rows.sub_(peaks[:, None]).exp_().sum(-1)
     peaks, sums = rows.new_empty(len(rows)), rows.new_empty(len(rows))
     values, tops, totals = _array(rows), _array(peaks), _array(sums)
-    _share_rows(lambda a, b: cpu_kernels.exponentials(values[a:b], tops[a:b], totals[a:b]), rows)
+    _share_rows(lambda a, b: cpu_kernels.exponentiate_rows(values[a:b], tops[a:b], totals[a:b]), rows)
     return peaks, sums
 
 
@@ -202,7 +202,8 @@ class _Norm(torch.autograd.Function):
         by_x = torch.empty_like(rows)
         values, by_values, results = _array(rows), _array(_rows(by_out)), _array(by_x)
         scale, eps = _array(weight), np.float32(ctx.eps)
-        _share_rows(lambda a, b: cpu_kernels.norm_gradient(values[a:b], scale, eps, by_values[a:b], results[a:b]), rows)
+        kernel = cpu_kernels.rms_norm_gradient
+        _share_rows(lambda a, b: kernel(values[a:b], scale, eps, by_values[a:b], results[a:b]), rows)
         return by_x.view(x.shape), None, None
 
 
@@ -216,14 +217,14 @@ class _Gate(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, by_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         (both,) = ctx.saved_tensors
-        return gate_gradient(both, by_out.clone())[0]
+        return swiglu_gradient(both, by_out.clone())[0]
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     rows = _rows(x)
     out = torch.empty_like(rows)
     values, results, scale, exact = _array(rows), _array(out), _array(weight), np.float32(eps)
-    _share_rows(lambda a, b: cpu_kernels.norm(values[a:b], scale, exact, results[a:b]), rows)
+    _share_rows(lambda a, b: cpu_kernels.rms_norm(values[a:b], scale, exact, results[a:b]), rows)
     return out.view(x.shape)
 
 
@@ -231,7 +232,7 @@ def _gate(both: Tensor) -> Tensor:
     rows = _rows(both)
     out = rows.new_empty(len(rows), rows.shape[1] // 2)
     values, results = _array(rows), _array(out)
-    _share_rows(lambda a, b: cpu_kernels.gate(values[a:b], results[a:b], 0, results.shape[1]), rows)
+    _share_rows(lambda a, b: cpu_kernels.swiglu(values[a:b], results[a:b], 0, results.shape[1]), rows)
     return out
 
 
@@ -246,4 +247,4 @@ def _array(x: Tensor) -> NDArray[np.float32]:
 
 def _share_rows(task: Callable[[int, int], None], rows: Tensor) -> None:
     """Call `task(first, last)` for ranges of rows, on several threads if that is worth it."""
-    share(task, len(rows), least=-(-_SHARED_NUMBERS * len(rows) // max(rows.numel(), 1)))
+    parallel_for(task, len(rows), min_per_thread=-(-_SHARED_NUMBERS * len(rows) // max(rows.numel(), 1)))

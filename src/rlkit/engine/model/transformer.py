@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint  # pyright: ignore[reportUnknownVa
 from rlkit.engine.model.attention import Attention, Span, positions
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import NO_ADAPTER, Adapter, LayerAdapter, Lora
-from rlkit.engine.model.ops import Matrix, Rope, gated, plain, product, rms_norm, split_heads
+from rlkit.engine.model.ops import Matrix, Rope, matmul, require_tensor, rms_norm, split_heads, swiglu
 from rlkit.engine.model.weights import Layer, Weights
 
 _TABLE_POSITIONS = 1024
@@ -26,22 +26,22 @@ _TABLE_POSITIONS = 1024
 # one go only what enters each layer is kept, and the rest is computed again: a third slower, a twentieth of the memory.
 _KEEP_ALL_TOKENS = {"cpu": 1024, "cuda": 16_384}
 
-type KeepKv = Callable[[int, Tensor, Tensor], None]
+type StoreKv = Callable[[int, Tensor, Tensor], None]
 """Called once a layer with its index, keys [N, K, D] and values [N, K, D]."""
 
 
-def trunk(
+def compute_hidden(
     weights: Weights,
     tokens: Tensor,
     spans: Sequence[Span],
     *,
     adapter: Adapter | None = None,
-    keep: KeepKv | None = None,
+    keep: StoreKv | None = None,
 ) -> Tensor:
     """Hidden states after the final norm, [N, E], of packed `tokens [N] int64`; rows of no span are padding."""
     config = weights.config
     x = weights.embedding[tokens]
-    attention = Attention(spans, rope_at(config, positions(spans, len(tokens)), x), config.kv_heads)
+    attention = Attention(spans, compute_rope(config, positions(spans, len(tokens)), x), config.kv_heads)
 
     def layer_of(index: int, x: Tensor) -> Tensor:
         layer = weights.layers[index]
@@ -49,7 +49,7 @@ def trunk(
         mixed, rows = attention(project_qkv(config, layer, x, lora.qkv), rotary=layer.rotary)
         if keep is not None:
             keep(index, *split_heads(rows, config.kv_heads)[1:])
-        x = attended(layer, x, mixed, lora)
+        x = add_attention(layer, x, mixed, lora)
         return x + mlp(config, layer, x, lora)
 
     recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS[tokens.device.type]
@@ -60,10 +60,10 @@ def trunk(
 
 def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
     """`x @ weight`, plus the adapter's low-rank term where there is one."""
-    return product(x, weight) if lora is None else lora.added(x, plain(weight))
+    return matmul(x, weight) if lora is None else lora.multiply(x, require_tensor(weight))
 
 
-def attended(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
+def add_attention(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
     """The residual stream `x [N, E]` after attention, whose heads gave `mixed [N, H · D]`."""
     y = x + project(mixed, layer.o, lora.o)
     return y if layer.o_bias is None else y + layer.o_bias
@@ -86,11 +86,11 @@ def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Ten
     """The gated feed-forward of `x [N, E]`, its norm included, without the residual."""
     both = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
     if lora.down is not None:
-        return lora.down.added(both, plain(layer.down), passes_gate=True)
-    return product(gated(both), layer.down)
+        return lora.down.multiply(both, require_tensor(layer.down), passes_gate=True)
+    return matmul(swiglu(both), layer.down)
 
 
-def rope_at(config: ModelConfig, where: Tensor, like: Tensor) -> Rope:
+def compute_rope(config: ModelConfig, where: Tensor, like: Tensor) -> Rope:
     """Cosines and sines [N, 1, D] of the rotary embedding at positions `where [N]`, as `like` is stored."""
     which = where // _TABLE_POSITIONS
     needed = sorted({int(index) for index in which})

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from rlkit.engine.model.config import ModelConfig, read_config, weight_files
+from rlkit.engine.model.config import ModelConfig, find_weight_files, read_config
 from rlkit.engine.model.ops import Matrix, pack
 from rlkit.errors import UsageError
 
@@ -106,7 +106,7 @@ class _Reader:
         self._device = device
         self._dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
         self._read: dict[str, Callable[[str], Tensor]] = {}
-        for path in weight_files(directory):
+        for path in find_weight_files(directory):
             try:
                 file = safe_open(path, framework="pt")
             except (OSError, SafetensorError) as error:

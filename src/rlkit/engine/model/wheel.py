@@ -72,7 +72,7 @@ class PackageClient:
         return [*self.command, *options, "--require-hashes", "-r", str(requirements)]
 
 
-def package_clients() -> list[PackageClient]:
+def find_package_clients() -> list[PackageClient]:
     """The package clients of this machine, nearest to the running interpreter first.
 
     uv names itself in `UV` to what it starts, and an environment that uv made holds no pip.
@@ -94,10 +94,10 @@ def fetch(
 
     Args:
         into: an empty folder, which the caller removes.
-        clients: tried in this order; by default `package_clients()`.
+        clients: tried in this order; by default `find_package_clients()`.
         progress: told about each client, with no fraction, since clients show theirs only to a terminal.
     """
-    clients = package_clients() if clients is None else clients
+    clients = find_package_clients() if clients is None else clients
     requirements = into / "requirements.txt"
     requirements.write_text(f"{wheel.package}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
     failures: list[str] = []

@@ -21,9 +21,9 @@ from torch import Tensor
 from rlkit._util.activity import Activity
 from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.requests import StopRule
-from rlkit.engine.kernels.devices import Batches, batches
+from rlkit.engine.kernels.devices import BatchLimits, batch_limits
 from rlkit.engine.kernels.threads import Lanes
-from rlkit.engine.model.lora import Adapter, LoraSettings, merged_bytes, new_adapter, serve
+from rlkit.engine.model.lora import Adapter, LoraSettings, make_adapter, make_sampling_weights, merged_bytes
 from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.server.base_models import Base, Bases
@@ -89,7 +89,7 @@ class Runtime:
         """Make a model with a fresh adapter."""
         base = self.bases.load(base_model)
         seed = secrets.randbits(62) if seed is None else seed
-        return self._add_model(model_id, base, new_adapter(base.weights.config, settings, seed=seed))
+        return self._add_model(model_id, base, make_adapter(base.weights.config, settings, seed=seed))
 
     def load(self, model_id: str, path: str, *, optimiser: bool, base_model: str | None) -> ModelInfo:
         """Make a model from a checkpoint, or replace one; with Adam's state if `optimiser` is set."""
@@ -203,9 +203,9 @@ class Runtime:
         self._wide.close()
 
     @cached_property
-    def _size(self) -> Batches:
+    def _size(self) -> BatchLimits:
         """What decoders share, found out when the first is made: on a GPU it depends on what is free."""
-        return batches(self._device)
+        return batch_limits(self._device)
 
     def _lanes(self, weights: Weights) -> Lanes:
         return self._narrow if weights.config.hidden_size < _ONE_LANE_BELOW else self._wide
@@ -226,7 +226,7 @@ class Runtime:
     def _serve(self, ref: SamplerRef) -> Served:
         base = self.bases.load(ref.base_model)
         lanes = self._lanes(base.weights)
-        weights = serve(base.weights, self._adapter(ref, base), lanes.run)
+        weights = make_sampling_weights(base.weights, self._adapter(ref, base), lanes.run)
         decoder = Decoder(weights, lanes, size=self._size, activity=self._activity)
         return Served(decoder, merged_bytes(weights, base.weights), base)
 

@@ -108,10 +108,12 @@ class Samplers:
 
     def _report(self) -> None:
         decoders = [served.decoder for served in self._served.values()]
-        queued = sum(decoder.queued for decoder in decoders)
-        self._activity.put("replies in progress", sum(decoder.running for decoder in decoders))
-        self._activity.put("tokens in them", sum(decoder.drawn for decoder in decoders))
-        self._activity.put("replies queued", queued + sum(wanted.request.samples for wanted in self._waiting.values()))
+        queued = sum(decoder.queued_count for decoder in decoders)
+        self._activity.put("replies in progress", sum(decoder.running_count for decoder in decoders))
+        self._activity.put("tokens in them", sum(decoder.drawn_tokens for decoder in decoders))
+        self._activity.put(
+            "replies queued", queued + sum(wanted.request.num_samples for wanted in self._waiting.values())
+        )
 
     def _drop_unwanted(self) -> None:
         """Forget requests that have their answer already: they were cancelled, or their session has ended."""

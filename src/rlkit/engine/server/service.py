@@ -19,7 +19,7 @@ from pathlib import Path
 from tinker import types
 
 from rlkit._util.activity import Activity
-from rlkit.engine.kernels.devices import torch_device
+from rlkit.engine.kernels.devices import select_device
 from rlkit.engine.server.futures import Answer, GoneError, Promise, Promises, json_answer, proto_answer
 from rlkit.engine.server.request_order import Turns, fingerprint_of, new_id, refuse
 from rlkit.engine.server.runtime import Runtime, check_save
@@ -58,7 +58,7 @@ class Service:
         self.sessions = Sessions(clock)
         self.store = CheckpointStore(root)
         self._runtime = Runtime(
-            resolve, self.store, scratch_folder(root), threads, torch_device(device), activity=activity or Activity()
+            resolve, self.store, scratch_folder(root), threads, select_device(device), activity=activity or Activity()
         )
         self._worker = Worker(self._runtime.advance)
         self._turns = Turns(self.sessions, self.promises, self._worker.submit, self._worker.submit_soon)

@@ -36,7 +36,7 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.lora import Adapter, LoraSettings, slots
+from rlkit.engine.model.lora import Adapter, LoraSettings, parameter_slots
 from rlkit.engine.storage.files import locked, read_tensors, sync, write_json, write_tensors
 from rlkit.engine.storage.session_log import MODEL_ID, Records, Run, SessionRecord
 from rlkit.engine.storage.snapshots import sweep_scratch
@@ -343,7 +343,7 @@ def _link(source: Path, target: Path) -> None:
 
 def _flatten(path: str, tensors: Mapping[str, Tensor], config: ModelConfig, settings: LoraSettings) -> Tensor:
     parts: list[Tensor] = []
-    for name, _, shape in slots(config, settings):
+    for name, _, shape in parameter_slots(config, settings):
         if name not in tensors or tuple(tensors[name].shape) != shape:
             raise UsageError(f"{path}: the saved adapter does not fit the base model ({name} should be {shape})")
         parts.append(tensors[name].flatten())

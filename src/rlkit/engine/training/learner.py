@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlkit._util.activity import Activity
-from rlkit.engine.kernels.devices import batches
+from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.config import ModelConfig
-from rlkit.engine.model.lora import Adapter, slots
-from rlkit.engine.model.transformer import trunk
+from rlkit.engine.model.lora import Adapter, parameter_slots
+from rlkit.engine.model.transformer import compute_hidden
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.training.lm_head import Head, Targets, head_scratch
 from rlkit.engine.training.losses import LOSSES, SEQUENCE, Loss, sequence_log_ratio
@@ -100,14 +100,14 @@ class Learner:
         self._torn = False
         self._output = weights.output  # made here, not by each lane
         self._lanes = lanes
-        self._tokens = batches(device).train_tokens
+        self._tokens = batch_limits(device).train_tokens
         self._shares = [self._share(gradient) for gradient in self.gradients]
 
     def _share(self, gradient: Tensor) -> Adapter:
         """The adapter's own numbers, as leaves for autograd whose gradients are windows into `gradient [P]`."""
         config, settings = self.adapter.config, self.adapter.settings
         share = Adapter(config, settings, self.adapter.flat, trainable=True)
-        for name, place, shape in slots(config, settings):
+        for name, place, shape in parameter_slots(config, settings):
             share.views[name].grad = gradient[place].view(shape)
         return share
 
@@ -184,7 +184,7 @@ class Learner:
     ) -> None:
         """Run what waits, or until others should be given way."""
         while share.waiting:
-            self._lanes.check()
+            self._lanes.raise_if_halted()
             batch = share.waiting.popleft()
             logp, losses = self._micro_batch(share, batch, examples, loss, backward=backward)
             share.losses.append(float(losses.sum(dtype=torch.float64)))
@@ -208,7 +208,7 @@ class Learner:
         backward = backward and _may_have_gradient(loss, targets)
         with torch.set_grad_enabled(backward):
             tokens = torch.from_numpy(batch.tokens).to(device)
-            hidden = trunk(self.weights, tokens, batch.spans, adapter=share.adapter)
+            hidden = compute_hidden(self.weights, tokens, batch.spans, adapter=share.adapter)
         with torch.no_grad():
             head = Head(self.weights.head, self._output, share.adapter.unembed(), share.scratch)
             # The output layer wants the targets of one row together.

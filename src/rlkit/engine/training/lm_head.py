@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rlkit.engine.model.lora import Lora
-from rlkit.engine.model.ops import Matrix, exponentials, product
+from rlkit.engine.model.ops import Matrix, exponentiate_rows, matmul
 from rlkit.engine.model.weights import Weights
 from rlkit.engine.training.losses import Inputs, Loss
 
@@ -85,7 +85,7 @@ class Head:
         return logprobs, losses, upstream
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        logits = product(hidden, self.output, out=self.scratch)
+        logits = matmul(hidden, self.output, out=self.scratch)
         if self.lora is not None:
             logits += self.lora.delta(hidden)
         return logits.float()
@@ -123,5 +123,5 @@ def _chosen(logits: Tensor, owner: Tensor, tokens: Tensor) -> tuple[Tensor, Tens
     Divided by their sum the weights are probabilities.
     """
     chosen = logits[owner, tokens]
-    peaks, total = exponentials(logits)
+    peaks, total = exponentiate_rows(logits)
     return chosen - peaks[owner] - total.log()[owner], logits, total

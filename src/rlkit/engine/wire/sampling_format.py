@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tinker import ModelInput, types
 from tinker.proto import tinker_public_pb2 as pb
 
-from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule, Tokens
+from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule, TokenLogprobs
 from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.wire.csr import dense_of
 from rlkit.errors import UsageError
@@ -67,7 +67,7 @@ def decode_sample(request: types.SampleRequest, rule: StopRules) -> SampleReques
         top=request.topk_sample_logprobs,
         prompt_logprobs=bool(request.prompt_logprobs),
         prompt_top=request.topk_prompt_logprobs,
-        last=last,
+        last_tokens=last,
         targets=_targets(request),
         alternatives=request.prompt_alt_tokens_k,
     )
@@ -80,7 +80,7 @@ def encode_sample(result: SampleResult, request: types.SampleRequest) -> bytes:
     for sample in result.samples:
         message = pb.SampleResponse()
         sequence = message.sequences.add(
-            stop_reason=pb.STOP_REASON_STOP if sample.stopped else pb.STOP_REASON_LENGTH,
+            stop_reason=pb.STOP_REASON_STOP if sample.has_stopped else pb.STOP_REASON_LENGTH,
             tokens=sample.tokens.tobytes(),
             logprobs=sample.logprobs.tobytes(),
         )
@@ -88,7 +88,7 @@ def encode_sample(result: SampleResult, request: types.SampleRequest) -> bytes:
             _set_top(sequence.topk_sampled_logprobs, sample.top)
         parts.append(message.SerializeToString())
     message = pb.SampleResponse()
-    scores = result.prompt
+    scores = result.prompt_scores
     if scores.logprobs is not None:
         message.prompt_logprobs = scores.logprobs.tobytes()
     if scores.top is not None:
@@ -106,7 +106,7 @@ def _floats(values: NDArray[np.float32]) -> pb.Tensor:
     return pb.Tensor(dense=values.tobytes(), dtype=pb.DTYPE_FLOAT32, shape=values.shape)
 
 
-def _set_top(target: pb.TopkLogprobs, tokens: Tokens) -> None:
+def _set_top(target: pb.TopkLogprobs, tokens: TokenLogprobs) -> None:
     """Fill in a table in its place: it may be large, and a message that is put into another is copied."""
     there = tokens.ids >= 0
     target.length, target.k = tokens.ids.shape
