@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlkit.cli.common.arguments import split
 from rlkit.config import load_config, load_object
 from rlkit.config.loading.arguments import bind
+from rlkit.config.loading.load import split_arguments
 from rlkit.config.loading.objects import BUILT_IN
 from rlkit.config.schema import Config
 
@@ -28,7 +28,7 @@ def run_of(words: Sequence[str]) -> Config:
 
     They are not made: that would want the network, keys, and what the user has on the disk.
     """
-    files, values = split([word for word in words if word.startswith("examples/") or "=" in word])
+    files, values = split_arguments([word for word in words if word.startswith("examples/") or "=" in word])
     config = load_config(files, values).config
     for section, specs in (("envs", config.envs), ("eval.envs", config.eval.envs)):
         for name, spec in specs.items():

@@ -13,8 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlkit.cli.common.arguments import split
 from rlkit.config import Resolved, load_config
+from rlkit.config.loading.load import split_arguments
 from rlkit.testing import World
 from rlkit.testing.world import digest
 from tests.envs.openreward.conftest import worlds
@@ -47,7 +47,7 @@ def documented(run: str) -> list[str]:
 
 def small(words: Sequence[str], *values: str) -> Resolved:
     """The run that a documented command names, with a step of few groups."""
-    files, given = split(words)
+    files, given = split_arguments(words)
     return load_config(files, [*given, "steps=1", "track=null", "batch.groups=2", *values])
 
 
@@ -100,7 +100,7 @@ def test_the_documented_overrides_arrive_at_the_service(
         "loss=null",
         "loss.name=importance_sampling",
     ]
-    files, given = split(words)
+    files, given = split_arguments(words)
     assert load_config(files, given).config.batch.groups == 64
     smaller = (f"envs.whodunit.args.target={worlds.url}#marks", "envs.whodunit.group_size=4")
     _, requests = play(small(words, *smaller), monkeypatch, tmp_path / "run")

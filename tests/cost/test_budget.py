@@ -14,8 +14,7 @@ import rlkit
 from rlkit._util.threads import in_thread
 from rlkit.config import load_config
 from rlkit.cost.budget import Budget, Limits
-from rlkit.cost.prices import FREE, Price, price_of
-from rlkit.cost.usage import Usage
+from rlkit.cost.usage import FREE, Price, Usage, price_of
 from rlkit.errors import ConfigError
 from rlkit.testing import Latency, SimulatedTinker, World, run_virtual
 from rlkit.types import Prompt, Sampling

@@ -22,7 +22,7 @@ from rlkit.cost.estimate import (
     save_estimate,
     shares,
 )
-from rlkit.cost.prices import Price
+from rlkit.cost.usage import Price
 from rlkit.dry_run.rehearse import rehearse
 from rlkit.testing import ByteChat, Latency, World, run_virtual
 from rlkit.types import Group

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 import rlkit
 from rlkit.config import load_config
-from rlkit.config.schema.curriculum import CurriculumConfig
+from rlkit.config.schema.envs import CurriculumConfig
 from rlkit.env import TaskSource
 from rlkit.errors import ConfigError, EnvironmentFault, UsageError
 from rlkit.tasks.curriculum import SolveRates

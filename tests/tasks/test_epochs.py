@@ -16,7 +16,7 @@ import rlkit
 from rlkit.config import load_config
 from rlkit.config.schema import Config
 from rlkit.cost.estimate import Rollout, estimate, extent
-from rlkit.cost.prices import Price
+from rlkit.cost.usage import Price
 from rlkit.dry_run.rehearse import rehearse
 from rlkit.errors import ConfigError, UsageError
 from rlkit.store.history import table_path

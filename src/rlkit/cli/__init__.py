@@ -1,23 +1,9 @@
 """The command line.
 
-Invariant: it parses, builds objects, calls the library and maps exceptions to exit codes, nothing else; what a command
-needs is imported when that command runs.
+Invariant: it parses, builds objects, calls the library and maps exceptions to exit codes, nothing else; a command
+imports what it needs when it runs.
 """
 
-from __future__ import annotations
-
-import io
-import sys
+from rlkit.cli.app import main
 
 __all__ = ["main"]
-
-
-def main() -> None:
-    """The entry point of `rlkit`."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a character must not end a run.
-            stream.reconfigure(errors="backslashreplace")
-    from rlkit.cli.app import app
-
-    app(prog_name="rlkit")

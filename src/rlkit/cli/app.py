@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Annotated, override
 
 import typer
@@ -92,3 +94,12 @@ add_command(_tasks, "generate", tasks.generate)
 
 _import = _add_group("import", "Convert configurations of other programs.")
 add_command(_import, "openreward-config", config.import_openreward, dotenv=False)
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A terminal that cannot show a character must not end a run.
+            stream.reconfigure(errors="backslashreplace")
+    app(prog_name="rlkit")

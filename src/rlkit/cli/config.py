@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from rlkit.cli.common.arguments import resolve
 from rlkit.cli.common.options import Configs
 from rlkit.cli.common.output import Output
 
@@ -38,9 +37,9 @@ def init(
 
 def show(output: Output, config: Configs) -> int:
     """Print the whole configuration, with the place that each value comes from."""
-    from rlkit.config import show_lines
+    from rlkit.config import load_arguments, show_lines
 
-    resolved = resolve(config)
+    resolved = load_arguments(config)
     output.result({"config": resolved.tree, "origins": resolved.origins}, "\n".join(show_lines(resolved)))
     return 0
 

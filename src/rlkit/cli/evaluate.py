@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlkit.cli.common.arguments import resolve
 from rlkit.cli.common.options import Configs, Quiet
 from rlkit.cli.common.output import Output
 from rlkit.cli.common.progress import repeat
@@ -40,7 +39,9 @@ def evaluate(
 
     It plays `eval.envs`, or else the environments of training, greedily.
     """
-    resolved = resolve(config)
+    from rlkit.config import load_arguments
+
+    resolved = load_arguments(config)
     from rlkit.evaluation.evaluate import evaluate
     from rlkit.evaluation.openai_endpoint import Endpoint
     from rlkit.evaluation.report import EvaluationReport

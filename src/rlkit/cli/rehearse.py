@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Never
 
-from rlkit.cli.common.arguments import resolve
 from rlkit.cli.common.output import Data, Output
 from rlkit.cli.common.progress import repeat
-from rlkit.trackers.console import duration
+from rlkit.trackers.console import duration, render_band, render_dollars, render_estimate
 
 if TYPE_CHECKING:
     from rlkit._util.frames import Place
     from rlkit.config.schema import Config
-    from rlkit.cost.budget import Spent
-    from rlkit.cost.estimate import Band, Estimate
     from rlkit.dry_run.rehearse import Rehearsal
 
 FAILED = 1
@@ -31,7 +28,9 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
     What environments print goes to stderr. One that holds up everything else for longer than a rollout may take ends
     the process.
     """
-    resolved = resolve(arguments, name=name)
+    from rlkit.config import load_arguments
+
+    resolved = load_arguments(arguments, name=name)
     say = output.silent if quiet else output.note
     say("a dry run: on a simulated service, with replies that mean nothing")
     from rlkit._util import threads
@@ -100,37 +99,11 @@ def table(made: Rehearsal) -> str:
     width = max(len(part.name) for part in made.parts)
     lines = [f"{part.status:9}  {part.name:{width}}  {part.detail}" for part in made.parts]
     if made.estimate is not None:
-        lines.append(f"the whole run takes {expected(made.estimate)}")
+        lines.append(f"the whole run takes {render_estimate(made.estimate)}")
         asked = any(part.name == "service" and part.status == "ok" for part in made.parts)
         unknown = "not known" if asked else "not known; --pilot 1 measures it"
         lines.append(f"  time: {made.estimate.speed if made.estimate.seconds else unknown}")
     if made.hosted is not None and made.hosted.usd is not None and made.hosted.seconds is not None:
-        hosted = f"{_between(made.hosted.usd, dollars)}, {_between(made.hosted.seconds, duration)}"
+        hosted = f"{render_band(made.hosted.usd, render_dollars)}, {render_band(made.hosted.seconds, duration)}"
         lines.append(f"  on the hosted Tinker service: {hosted} ({made.hosted.speed})")
     return "\n".join(lines)
-
-
-def expected(estimate: Estimate) -> str:
-    """`58,000 to 98,000 tokens, $0.10 to $0.35, 2 h 5 min to 3 h 0 min`."""
-    parts = [f"{_between(estimate.tokens, '{:,.0f}'.format)} tokens"]
-    if estimate.usd is not None:
-        parts.append(_between(estimate.usd, dollars))
-    if estimate.seconds is not None:
-        parts.append(_between(estimate.seconds, duration))
-    return ", ".join(parts)
-
-
-def used(spent: Spent) -> str:
-    """`71,512 tokens, $0.21, 2 h 11 min`."""
-    price = [] if spent.usd is None else [dollars(spent.usd)]
-    return ", ".join([f"{spent.tokens:,} tokens", *price, duration(spent.seconds)])
-
-
-def dollars(value: float) -> str:
-    """Cents, or two digits of what is less than ten of them."""
-    return f"${value:,.2f}" if value >= 0.1 or not value else f"${value:.2g}"
-
-
-def _between(band: Band, text: Callable[[float], str]) -> str:
-    low, high = text(band.low), text(band.high)
-    return low if low == high else f"{low} to {high}"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlkit.cli.common.arguments import resolve
 from rlkit.cli.common.guard import BUDGET_REACHED, INTERRUPTED
 from rlkit.cli.common.options import Configs, NoPanel, Quiet, RunName, Uploads
 from rlkit.cli.common.output import Data, Output, printable, redrawable
@@ -52,7 +51,9 @@ def train(
         return rehearse(config, output, name=name, pilot=pilot or 0, quiet=quiet)
     if pilot is not None:
         raise UsageError("--pilot has no effect: give --dry-run too")
-    resolved = resolve(config, name=name)
+    from rlkit.config import load_arguments
+
+    resolved = load_arguments(config, name=name)
     from rlkit.store import is_run_directory
     from rlkit.training.from_config import named_directory
 
@@ -76,10 +77,11 @@ def resume(
     It was interrupted, or it is to train for longer. Its weights are those of the last checkpoint; the steps since then
     are taken again from what was recorded.
     """
+    from rlkit.config import load_arguments
     from rlkit.store.metadata import find_run, find_run_config
 
     directory = find_run(run)
-    resolved = resolve([str(find_run_config(directory)), *(values or [])], name=directory.name)
+    resolved = load_arguments([str(find_run_config(directory)), *(values or [])], name=directory.name)
     panel = not no_panel
     return _train(output, resolved, directory=directory, resume=True, quiet=quiet, panel=panel, openreward=openreward)
 
@@ -162,7 +164,7 @@ def _record(result: RunResult) -> dict[str, Data]:
 
 
 def _summary(result: RunResult) -> str:
-    from rlkit.trackers.console import number, rewards, searches
+    from rlkit.trackers.console import number, render_estimate, render_spent, rewards, searches
 
     ended = "out of budget" if result.status == "budget" else result.status
     lines = [f"{ended} after {result.steps} steps: {result.directory}"]
@@ -175,11 +177,10 @@ def _summary(result: RunResult) -> str:
     if result.best is not None and result.best != result.checkpoint:
         lines.append(f"best weights  {result.best.sampler} (step {result.best.step})")
     if result.spent is not None:
-        from rlkit.cli.rehearse import expected, used
-
-        whole = result.status == "completed"  # the estimate is of all steps
-        before = "" if result.estimate is None or not whole else f" (the dry run expected {expected(result.estimate)})"
-        lines.append(f"used          {used(result.spent)}{before}")
+        used = render_spent(result.spent)
+        if result.estimate is not None and result.status == "completed":  # the estimate is of all steps
+            used += f" (the dry run expected {render_estimate(result.estimate)})"
+        lines.append(f"used          {used}")
     return "\n".join(lines)
 
 

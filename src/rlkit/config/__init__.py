@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rlkit.config.loading.dotenv import export_dotenv
-    from rlkit.config.loading.load import load_config
+    from rlkit.config.loading.environment_variables import export_dotenv
+    from rlkit.config.loading.load import load_arguments, load_config
     from rlkit.config.loading.objects import load_envs, load_object
     from rlkit.config.loading.resolved import Resolved, show_lines
     from rlkit.config.reference.describe import reference_markdown, schema_json
@@ -20,6 +20,7 @@ __all__ = [
     "Config",
     "Resolved",
     "export_dotenv",
+    "load_arguments",
     "load_config",
     "load_envs",
     "load_object",
@@ -31,7 +32,8 @@ __all__ = [
 _HOMES = {
     "Config": "schema",
     "Resolved": "loading.resolved",
-    "export_dotenv": "loading.dotenv",
+    "export_dotenv": "loading.environment_variables",
+    "load_arguments": "loading.load",
     "load_config": "loading.load",
     "load_envs": "loading.objects",
     "load_object": "loading.objects",

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 
-from rlkit.cost.prices import Price
-from rlkit.cost.usage import Usage
+from rlkit.cost.usage import Price, Usage
 from rlkit.types import Json
 
 _HOUR_S = 3600.0

@@ -24,7 +24,7 @@ from rlkit.types import Episode, Group
 
 if TYPE_CHECKING:
     from rlkit.config.schema import Config
-    from rlkit.cost.prices import Price
+    from rlkit.cost.usage import Price
 
 _IRRELEVANT_FIELDS = {"name", "budget_usd", "budget_tokens", "max_hours"}
 """Fields of a configuration that change nothing about what a whole run takes."""

@@ -1,23 +1,34 @@
-"""What a Tinker service was asked for, as it bills it.
+"""Usage of a Tinker service, and its price.
 
-Invariant: a request counts once it is answered; one that failed counts nothing.
+Invariant: a request counts once it is answered; a failed one counts nothing. A price has all its parts, with the day on
+which it was read, or there is none.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlkit.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from rlkit.config.schema import Config
+
+_MILLION = 1e6
 
 
 @dataclass(slots=True)
 class Usage:
-    """Counts of requests and of tokens by kind.
+    """Counts of answered requests, and of tokens by kind as the service bills them.
 
     Args:
-        requests: that were answered.
-        prefill_tokens: of prompts, that the service had to compute.
-        cached_tokens: of prompts, that it had computed before: its cache had them, or another sample of the request.
-        sampled_tokens: that it drew.
-        trained_tokens: of the sequences of which it computed a gradient.
+        prefill_tokens: prompt tokens that the service had to compute.
+        cached_tokens: prompt tokens that it had computed before, for its cache or for another sample of the request.
+        sampled_tokens: tokens of completions.
+        trained_tokens: tokens of the sequences whose gradient was computed.
     """
 
     requests: int = 0
@@ -31,23 +42,99 @@ class Usage:
 
     @property
     def tokens(self) -> int:
-        """Of all kinds."""
+        """Tokens of all kinds."""
         return self.prefill_tokens + self.cached_tokens + self.sampled_tokens + self.trained_tokens
 
-    def sampled(self, *, prompt: int, cached: int, tokens: list[int]) -> None:
+    def add_sampling(self, *, prompt: int, cached: int, completions: list[int]) -> None:
         """Count a sampling request.
 
         Args:
-            prompt: its tokens.
-            cached: of these, what the service found in its cache.
-            tokens: of each sample; all but the first found the whole prompt computed.
+            prompt: tokens of the prompt.
+            cached: prompt tokens that the service found in its cache.
+            completions: tokens of each sample; all samples but the first find the whole prompt computed.
         """
         self.requests += 1
         self.prefill_tokens += prompt - cached
-        self.cached_tokens += cached + prompt * (len(tokens) - 1)
-        self.sampled_tokens += sum(tokens)
+        self.cached_tokens += cached + prompt * (len(completions) - 1)
+        self.sampled_tokens += sum(completions)
 
-    def trained(self, tokens: int) -> None:
+    def add_training(self, tokens: int) -> None:
         """Count the computation of a gradient."""
         self.requests += 1
         self.trained_tokens += tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars for a million tokens of each kind of `Usage`.
+
+    Args:
+        date: day on which this was the price, as 2026-10-07; "" for a price from the configuration.
+    """
+
+    prefill: float
+    cached: float
+    sample: float
+    train: float
+    date: str = ""
+
+    def usd(self, usage: Usage) -> float:
+        """Return the cost of usage: Σ tokens × price / 10⁶, without the storage of checkpoints."""
+        return (
+            usage.prefill_tokens * self.prefill
+            + usage.cached_tokens * self.cached
+            + usage.sampled_tokens * self.sample
+            + usage.trained_tokens * self.train
+        ) / _MILLION
+
+
+FREE = Price(0.0, 0.0, 0.0, 0.0)
+"""Price of the embedded engine."""
+
+
+def price_of(config: Config, kind: Literal["hosted", "url", "engine"]) -> Price | None:
+    """Return the price of a run's tokens; None if it is unknown.
+
+    The embedded engine is free. The price table holds for the hosted service, not for another one.
+
+    Raises:
+        ConfigError: the configuration sets a limit in dollars, or prices, that cannot have an effect.
+    """
+    prices = config.prices
+    if kind == "engine":
+        for name, value in (("budget_usd", config.budget_usd), ("prices", prices.prefill)):
+            if value is not None:
+                raise ConfigError(
+                    f"{name} has no effect: the embedded engine costs nothing; limit it by budget_tokens, or set "
+                    "TINKER_API_KEY for the hosted service"
+                )
+        return FREE
+    if prices.prefill is not None and prices.sample is not None and prices.train is not None:
+        cached = prices.prefill if prices.cached is None else prices.cached
+        return Price(prices.prefill, cached, prices.sample, prices.train)
+    price = listed_price(config.model) if kind == "hosted" else None
+    if price is None and config.budget_usd is not None:
+        raise ConfigError(
+            f"budget_usd: the price of {config.model} is not known.{similar_model(config.model)} "
+            "Set prices.prefill, prices.sample and prices.train, in US dollars per million tokens"
+        )
+    return price
+
+
+def listed_price(model: str) -> Price | None:
+    """Return the price of a model's tokens on the hosted service; None if the table has no such model."""
+    return _table().get(model)
+
+
+def similar_model(model: str) -> str:
+    """Return a hint at a model of the table with a similar name, as ` Did you mean …?`; "" if there is none."""
+    return did_you_mean(model, _table())
+
+
+@cache
+def _table() -> dict[str, Price]:
+    models: dict[str, dict[str, Any]] = json.loads(files("rlkit.cost").joinpath("prices.json").read_text())["models"]
+    return {
+        model: Price(row["prefill"], row.get("cached", row["prefill"]), row["sample"], row["train"], row["date"])
+        for model, row in models.items()
+    }

@@ -27,7 +27,7 @@ from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import DEFAULT_MODEL, Config
 from rlkit.config.schema.track import track_config
 from rlkit.cost.estimate import HOSTED, Estimate, Pair, Rollout, estimate, save_estimate
-from rlkit.cost.prices import Price, listed_price, price_of, similar_model
+from rlkit.cost.usage import Price, listed_price, price_of, similar_model
 from rlkit.dry_run.pilot import Nudged, Pilot, draw_tasks, run_pilot
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import MissingError, RlkitError, UsageError, did_you_mean

@@ -21,7 +21,7 @@ from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
 from rlkit.config import Resolved, load_envs
 from rlkit.config.schema import Config, EvalEnvConfig
-from rlkit.config.schema.turns import refuse_limit
+from rlkit.config.schema.envs import refuse_turn_limit
 from rlkit.env import Env, Task
 from rlkit.evaluation.openai_endpoint import Endpoint, NoSampler, connected
 from rlkit.evaluation.scores import score_metrics
@@ -254,7 +254,7 @@ def eval_tasks(
         where = f"{field}.{name}"
         made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=origins.recorded(where))
         if is_single_turn(made):
-            refuse_limit(spec, field=where)
+            refuse_turn_limit(spec, field=where)
         if isinstance(made, Sequence):
             tasks[name] = made[: spec.tasks]
         else:

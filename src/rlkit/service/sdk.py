@@ -233,7 +233,7 @@ class TinkerLearner(Learner):
         self, future: Awaitable[types.ForwardBackwardOutput], data: Sequence[Datum], *, passes: int
     ) -> Gradient:
         computed = await _answered(future, "computing a gradient")
-        self._usage.trained(passes * sum(len(datum.targets) for datum in data))
+        self._usage.add_training(passes * sum(len(datum.targets) for datum in data))
         logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
         return Gradient(logprobs, computed.metrics)
 
@@ -288,10 +288,10 @@ class TinkerSampler(Sampler, Scorer):
         )
         response = await _answered(future, "sampling")
         completions = [_completion(sequence) for sequence in response.sequences]
-        self._usage.sampled(
+        self._usage.add_sampling(
             prompt=len(prompt),
             cached=response.prompt_cache_hit_tokens,
-            tokens=[len(completion.tokens) for completion in completions],
+            completions=[len(completion.tokens) for completion in completions],
         )
         return completions
 
@@ -300,7 +300,9 @@ class TinkerSampler(Sampler, Scorer):
         values = await _answered(self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last), what)
         if len(values) != len(prompt):
             raise ServiceError(f"{what}: the service gave {len(values)} for {len(prompt)} tokens")
-        self._usage.sampled(prompt=len(prompt), cached=0, tokens=[1])  # the SDK asks for one token, and says no more
+        self._usage.add_sampling(
+            prompt=len(prompt), cached=0, completions=[1]
+        )  # the SDK asks for one token, and says no more
         return np.array([math.nan if value is None else value for value in values[-last:]], np.float32)
 
 

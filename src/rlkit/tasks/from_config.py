@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rlkit._util.seeds import derive
 from rlkit.config import load_envs
 from rlkit.config.schema import Config
-from rlkit.config.schema.curriculum import CurriculumConfig, FilterCurriculum, TargetCurriculum
-from rlkit.config.schema.turns import refuse_limit, refuse_turn_settings
+from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
 from rlkit.env import SingleTurnEnv, TaskSource
 from rlkit.errors import UsageError
 from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
@@ -56,8 +55,8 @@ def run_tasks(
                 note(f"{field}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
     single = [name for name, tasks in loaded.items() if is_single_turn(tasks)]
     for name in single:
-        refuse_limit(config.envs[name], field=f"envs.{name}")
-    refuse_turn_settings(config, set(single))
+        refuse_turn_limit(config.envs[name], field=f"envs.{name}")
+    config.refuse_turn_settings(set(single))
     return loaded
 
 

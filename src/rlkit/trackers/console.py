@@ -9,9 +9,14 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from rlkit.trackers import Progress, RunInfo, RunResult, Tracker
 from rlkit.types import Checkpoint
+
+if TYPE_CHECKING:
+    from rlkit.cost.budget import Spent
+    from rlkit.cost.estimate import Band, Estimate
 
 KL = "optim/kl_sample_train_v1"
 
@@ -86,6 +91,33 @@ def duration(seconds: float) -> str:
         return f"{whole // 60} min {whole % 60} s"
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def render_estimate(estimate: Estimate) -> str:
+    """Return `58,000 to 98,000 tokens, $0.10 to $0.35, 2 h 5 min to 3 h 0 min`."""
+    parts = [f"{render_band(estimate.tokens, '{:,.0f}'.format)} tokens"]
+    if estimate.usd is not None:
+        parts.append(render_band(estimate.usd, render_dollars))
+    if estimate.seconds is not None:
+        parts.append(render_band(estimate.seconds, duration))
+    return ", ".join(parts)
+
+
+def render_spent(spent: Spent) -> str:
+    """Return `71,512 tokens, $0.21, 2 h 11 min`."""
+    price = [] if spent.usd is None else [render_dollars(spent.usd)]
+    return ", ".join([f"{spent.tokens:,} tokens", *price, duration(spent.seconds)])
+
+
+def render_dollars(value: float) -> str:
+    """Return dollars and cents, or two significant digits below ten cents."""
+    return f"${value:,.2f}" if value >= 0.1 or not value else f"${value:.2g}"
+
+
+def render_band(band: Band, render: Callable[[float], str]) -> str:
+    """Return `2 to 3`, or `2` if both bounds read the same."""
+    low, high = render(band.low), render(band.high)
+    return low if low == high else f"{low} to {high}"
 
 
 class Heartbeat:

@@ -25,7 +25,7 @@ from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
 from rlkit.cost.budget import Budget, Limits
 from rlkit.cost.estimate import load_estimate
-from rlkit.cost.prices import Price, price_of
+from rlkit.cost.usage import Price, price_of
 from rlkit.env import Task
 from rlkit.errors import RlkitError, RolloutsFailed, UsageError, did_you_mean
 from rlkit.evaluation.evaluate import Evaluation, eval_player, eval_tasks

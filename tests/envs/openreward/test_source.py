@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.config import load_config, load_envs
-from rlkit.config.schema.curriculum import TargetCurriculum
+from rlkit.config.schema.envs import TargetCurriculum
 from rlkit.envs.openreward import openreward
 from rlkit.envs.openreward.listing import Split, choose_tasks
 from rlkit.envs.openreward.source import OpenRewardTasks

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from rlkit.config.loading.dotenv import read_dotenv
-from rlkit.config.loading.interpolate import interpolate
+from rlkit.config.loading.environment_variables import interpolate, read_dotenv
 from rlkit.config.loading.messages import TYPE_ERRORS, explain
 from rlkit.config.loading.nodes import (
     Node,
@@ -89,6 +88,22 @@ def load_config(
     refuse_redacted(root)
     config, root = _checked(root)
     return Resolved.from_nodes(config, root)
+
+
+def load_arguments(arguments: Sequence[str], *, name: str | None = None) -> Resolved:
+    """Load the configuration that arguments of the command line describe, for a run called `name` if there is one."""
+    files, overrides = split_arguments(arguments)
+    # As JSON, because a name such as 2024 would otherwise be read as a number.
+    return load_config(files, overrides if name is None else [*overrides, f"name={json.dumps(name)}"])
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Return the files and the overrides among the arguments, each in order.
+
+    An argument with `=` in it is an override, unless a file has that very name.
+    """
+    overrides = [argument for argument in arguments if "=" in argument and not Path(argument).is_file()]
+    return [Path(argument) for argument in arguments if argument not in overrides], overrides
 
 
 def _with_envs(root: Node, names: Iterable[str]) -> Node:

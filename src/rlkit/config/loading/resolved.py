@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, cast
 
 from rlkit._util.json_values import map_text
-from rlkit.config.loading.interpolate import escape
+from rlkit.config.loading.environment_variables import escape
 from rlkit.config.loading.nodes import Node, Steps, dotted, find, scalars
 from rlkit.config.loading.secrets import without_secrets
 from rlkit.config.loading.yaml_text import scalar

@@ -6,17 +6,17 @@ of a field carries its reason.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Literal, Self, cast
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, model_validator
 
 from rlkit._util.sections import Positive, Section, SectionTable
 from rlkit.algorithms.estimator import Estimator
 from rlkit.algorithms.estimators import GroupMean
 from rlkit.algorithms.losses import ImportanceSampling
 from rlkit.algorithms.schedules import SCHEDULES, Schedule, Sync
-from rlkit.config.schema.curriculum import CurriculumConfig
+from rlkit.config.schema.envs import EnvConfig, EnvName, EvalEnvConfig
 from rlkit.config.schema.metric_names import never_measured
 from rlkit.config.schema.objective import (
     AdvantageConfig,
@@ -29,66 +29,10 @@ from rlkit.config.schema.objective import (
 from rlkit.config.schema.operation import BestConfig, ChatConfig, CheckpointConfig, PricesConfig, ServiceConfig
 from rlkit.config.schema.sampling import RolloutsConfig, SamplingConfig
 from rlkit.config.schema.track import TrackConfig, track_config
+from rlkit.errors import ConfigError
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 DEFAULT_STEPS = 100
-
-type EnvName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.\-]*$")]
-
-
-class EnvConfig(Section):
-    """One environment of a run. What is null is inherited from the run."""
-
-    env: str | None = None
-    """A built-in name (`arithmetic`), `package.module:name` or `file.py:name`; null takes the key that holds it."""
-    args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """Arguments of the environment."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
-    """Its share of the groups, relative to the other environments."""
-    group_size: Positive | None = None
-    """Rollouts of one task; null for `batch.group_size`."""
-    max_tokens: Positive | None = None
-    """Tokens that one completion may have; null for `sampling.max_tokens`."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    """Null for `sampling.temperature`."""
-    max_turns: Positive | None = None
-    """Completions that one rollout may ask for; null leaves it to the environment."""
-    timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
-    max_retries: Annotated[int, Field(ge=0)] | None = None
-    """Failed episodes of a group that are played again; null for `rollouts.max_retries`."""
-    min_valid: Positive | None = None
-    """Episodes with a reward that a group must have; null for `rollouts.min_valid`."""
-    max_failing_rollouts: Annotated[int, Field(ge=0)] | None = None
-    """Rollouts of a group that may fail for good; with one more it is dropped. Instead of `min_valid`."""
-    newest_weights: bool = True
-    """A rollout moves to newer weights at its next turn; false keeps it on those that it began with."""
-    advantage: AdvantageConfig | None = None
-    """As `advantage` of the run, for this environment; null for the run's."""
-    curriculum: CurriculumConfig | None = None
-    """Which of its tasks are played, by how often each was solved; null plays all of them, once an epoch, since what a
-    task can teach is not known before the run."""
-
-
-class EvalEnvConfig(Section):
-    """One environment that is evaluated, never trained on."""
-
-    env: str | None = None
-    """As in `envs`; null takes the key that it stands under."""
-    args: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
-    """Arguments of the environment; choose them so that its tasks are not those of training."""
-    tasks: Positive = 100
-    """Tasks that are played, the first of the environment's own order."""
-    attempts: Positive = 1
-    """Rollouts of each task."""
-    max_tokens: Positive | None = None
-    """Null for `sampling.max_tokens`."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    """Greedy, so that two evaluations differ only by the weights."""
-    max_turns: Positive | None = None
-    """Completions that one rollout may ask for; null leaves it to the environment."""
-    timeout_s: Annotated[float, Field(gt=0)] | None = None
-    """Seconds that one rollout may take; null for `rollouts.timeout_s`."""
 
 
 class BatchConfig(Section):
@@ -370,6 +314,23 @@ class Config(Section):
     def full_penalty_tokens(self, env: str) -> int:
         """Sampled tokens of an episode of this environment at which the length penalty is full."""
         return self.length_penalty.to_tokens or self.envs[env].max_tokens or self.sampling.max_tokens
+
+    def refuse_turn_settings(self, single: Set[str]) -> None:
+        """Raise ConfigError for a setting of later turns, such as a discount, that no environment has use for.
+
+        Args:
+            single: environments whose tasks are known to have a single turn.
+        """
+        single = single | {name for name, env in self.envs.items() if env.max_turns == 1}
+        inherit = {name for name, env in self.envs.items() if env.advantage is None}
+        own = [(f"envs.{name}.advantage", env.advantage, {name}) for name, env in self.envs.items() if env.advantage]
+        for field, section, users in [("advantage", self.advantage, inherit), *own]:
+            for setting in section.turn_settings:
+                if users <= single and not section.is_default(setting):
+                    raise ConfigError(
+                        f"{field}.{setting}: has no effect, since each task of {', '.join(sorted(users))} has a single "
+                        "turn; leave it out"
+                    )
 
     def _estimates(self, field: str, advantage: Estimator, size: int) -> None:
         """Whether an environment's groups have what its estimator needs."""

@@ -10,16 +10,18 @@ from collections.abc import Collection, Mapping
 
 from rlkit.errors import did_you_mean
 
-_LENGTHS = tuple(f"{of}/{name}" for of in ("tokens", "turn_tokens") for name in ("mean", "p10", "p50", "p90", "max"))
+_LENGTHS = ["mean", "p10", "p50", "p90", "max"]
 
 OF_EPISODES = (
     *("groups", "episodes", "failed", "masked", "retries", "solved", "truncated"),
     *("turns", "segments", "unique_bigrams", "budget_forced"),
-    *(f"reward/{name}" for name in ("mean", "std", "min", "p10", "p50", "p90", "max")),
-    *("groups/mixed", "groups/all_good", "groups/all_bad", *_LENGTHS, "stop/stop", "stop/length"),
+    *[f"reward/{name}" for name in ("std", "min", *_LENGTHS)],
+    *[f"tokens/{name}" for name in _LENGTHS],
+    *[f"turn_tokens/{name}" for name in _LENGTHS],
+    *("groups/mixed", "groups/all_good", "groups/all_bad", "stop/stop", "stop/length"),
     *("retried/groups", "retried/gap", "advantage/saturated"),
-    *(f"tasks/{name}" for name in ("seen", "solve_rate", "too_hard", "too_easy", "effective")),
-    *(f"tasks/{name}" for name in ("best", "median", "size", "generation", "expansions", "cpu_s", "scripted")),
+    *[f"tasks/{name}" for name in ("seen", "solve_rate", "too_hard", "too_easy", "effective")],
+    *[f"tasks/{name}" for name in ("best", "median", "size", "generation", "expansions", "cpu_s", "scripted")],
 )
 """Under `env/<name>/` and `eval/<name>/`, besides `pass_at_<k>` and what the environment reports."""
 

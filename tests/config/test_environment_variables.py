@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlkit.config import Resolved, export_dotenv, load_config, show_lines
-from rlkit.config.loading.dotenv import read_dotenv
-from rlkit.config.loading.interpolate import escape, interpolate
+from rlkit.config.loading.environment_variables import escape, interpolate, read_dotenv
 from rlkit.config.loading.nodes import Node, Origin, find
 from rlkit.errors import ConfigError
 from tests.config.conftest import Load, Refused
@@ -110,7 +109,7 @@ def test_an_unset_variable_is_an_error_that_names_the_field(refused: Refused) ->
         "a.yaml:3: sampling.stop.0: the environment variable STOPP is not set. Did you mean 'STOP'?"
     )
     assert "begins no" in refused(f"{ENVS}name: ${{a b}}")
-    assert "cannot hold another reference" in refused(f"{ENVS}name: ${{A:-${{B}}}}")
+    assert "cannot contain another reference" in refused(f"{ENVS}name: ${{A:-${{B}}}}")
 
 
 def test_keys_are_left_alone() -> None:
