@@ -111,8 +111,8 @@ def test_what_is_far_too_large_is_refused_before_all_of_it_is_looked_at(value: o
 @pytest.mark.parametrize("value", ["x" * GIANT, b"x" * GIANT, {"inner": ["x" * GIANT]}])
 def test_a_giant_text_is_not_read(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[int]()
-    readable = plains.readable
-    monkeypatch.setattr(plains, "readable", lambda text: (read.append(len(text)), readable(text))[1])
+    readable = plains.escape_surrogates
+    monkeypatch.setattr(plains, "escape_surrogates", lambda text: (read.append(len(text)), readable(text))[1])
     with pytest.raises(RewardError, match="1 MiB"):
         info_of(value)
     assert max(read) < 1000

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from rlkit._util.json_values import readable
+from rlkit._util.json_values import escape_surrogates
 from rlkit.errors import LimitReached
 from rlkit.policy import Policy, Reply
 from rlkit.types import Episode, Group, Json, Message, Outcome, Tool, ToolCall
@@ -78,7 +78,7 @@ def read_task_id(env: Env) -> str | None:
     """Return the name that the env gives itself; None without one, or where reading it fails."""
     try:
         own = getattr(env, "task_id", _NAMELESS)
-        return None if own is _NAMELESS else readable(str(own))
+        return None if own is _NAMELESS else escape_surrogates(str(own))
     except KeyboardInterrupt:
         raise
     except BaseException:  # the user's own code, and only for a name

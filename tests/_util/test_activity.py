@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from rlkit._util.activity import Activity, activity_of_run, running_activity
+from rlkit._util.activity import Activity, current_activity, use_activity
 
 
 def test_counts_that_are_not_zero_are_told_in_the_order_of_their_first_report() -> None:
@@ -19,10 +19,10 @@ def test_counts_that_are_not_zero_are_told_in_the_order_of_their_first_report() 
 
 def test_work_is_counted_until_it_ends_and_also_where_it_fails() -> None:
     activity = Activity()
-    with activity.under_way("programs", 2), activity.under_way("programs"):
+    with activity.track("programs", 2), activity.track("programs"):
         assert activity.counts == {"programs": 3}
     assert not activity.counts
-    with pytest.raises(ValueError, match="wrong"), activity.under_way("programs"):
+    with pytest.raises(ValueError, match="wrong"), activity.track("programs"):
         raise ValueError("wrong")
     assert not activity.counts
 
@@ -42,11 +42,11 @@ def test_reports_of_many_threads_are_all_counted() -> None:
 
 def test_work_is_reported_to_the_run_that_it_is_done_for() -> None:
     first, second = Activity(), Activity()
-    with activity_of_run(first):
-        assert running_activity() is first
-        with activity_of_run(second):
-            running_activity().add("programs")
-        assert running_activity() is first
-    running_activity().add("programs")  # outside of a run it goes nowhere
+    with use_activity(first):
+        assert current_activity() is first
+        with use_activity(second):
+            current_activity().add("programs")
+        assert current_activity() is first
+    current_activity().add("programs")  # outside of a run it goes nowhere
     assert not first.counts
     assert second.counts == {"programs": 1}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit._util.json_values import Unwritable, plain, readable, shown, text_of
+from rlkit._util.json_values import NotJson, escape_surrogates, render_value, safe_str, to_json
 
 
 class Colour(StrEnum):
@@ -43,21 +43,21 @@ class Mute:
     ids=str,
 )
 def test_what_json_does_not_have_is_written_as_text(value: object, expected: object) -> None:
-    assert plain(value) == expected
-    json.dumps(plain(value), allow_nan=False).encode()
+    assert to_json(value) == expected
+    json.dumps(to_json(value), allow_nan=False).encode()
 
 
 def test_what_cannot_be_written_says_why() -> None:
     circle: list[object] = []
     circle.append({"again": circle})
-    with pytest.raises(Unwritable, match="it holds itself"):
-        plain(circle)
-    with pytest.raises(Unwritable, match=r"it has the key tuple \('a', 1\), which is no text"):
-        plain({("a", 1): 2})
-    with pytest.raises(Unwritable, match="it holds a Mute whose repr raises RuntimeError"):
-        plain([Mute()])
-    with pytest.raises(Unwritable):
-        plain(1 << 100_000)  # Python refuses to write it in digits
+    with pytest.raises(NotJson, match="it holds itself"):
+        to_json(circle)
+    with pytest.raises(NotJson, match=r"it has the key tuple \('a', 1\), which is no text"):
+        to_json({("a", 1): 2})
+    with pytest.raises(NotJson, match="it holds a Mute whose repr raises RuntimeError"):
+        to_json([Mute()])
+    with pytest.raises(NotJson):
+        to_json(1 << 100_000)  # Python refuses to write it in digits
 
 
 def test_any_value_can_be_shown() -> None:
@@ -65,13 +65,13 @@ def test_any_value_can_be_shown() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert shown("x" * 100) == "str " + repr("x" * 100)[:57] + "..."
-    assert shown(Mute()) == "Mute whose repr raises RuntimeError"
-    assert text_of(Silent()) == "<a Silent whose text cannot be had: ValueError>"
+    assert render_value("x" * 100) == "str " + repr("x" * 100)[:57] + "..."
+    assert render_value(Mute()) == "Mute whose repr raises RuntimeError"
+    assert safe_str(Silent()) == "<a Silent whose text cannot be had: ValueError>"
 
 
 @given(st.text(st.characters(exclude_categories=[])))
 def test_every_text_can_be_written_and_a_proper_one_stays_as_it_is(text: str) -> None:
-    readable(text).encode()
+    escape_surrogates(text).encode()
     if not any(0xD800 <= ord(letter) < 0xE000 for letter in text):
-        assert readable(text) == text
+        assert escape_surrogates(text) == text

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 import rlkit
 from rlkit._util import loop_holds as loop_holds_module
 from rlkit._util.frames import Place
-from rlkit._util.loop_holds import TOLD_S, held_by, loop_holds, processor_wait_s
-from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit._util.loop_holds import REPORTED_HOLD_S, attribute_holds, loop_holds, processor_wait_s
+from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.cli.app import app
 from rlkit.rollout.boundary import play_env
 from rlkit.service.watch import SILENCE_S, ServiceWatch
@@ -124,7 +124,7 @@ def test_a_hold_within_a_silence_of_the_service_is_left_out_once(held_s: float) 
                 return await sibling()
 
         other = asyncio.create_task(play_env(Sibling(), ScriptedPolicy([]), timeout_s=1000))
-        with timed_by([stopwatch]):
+        with use_stopwatches([stopwatch]):
             await watch.call(lambda: asyncio.sleep(600 + held_s), "sampling")
         await asyncio.sleep(10)
         await other
@@ -156,7 +156,7 @@ def test_a_hold_is_no_silence_of_the_service() -> None:
 def test_code_of_an_environment_that_is_no_rollout_is_charged_to_nobody() -> None:
     async def main() -> float:
         stopwatch = Stopwatch()
-        with held_by("words"):
+        with attribute_holds("words"):
             hold(5)
         return stopwatch.played_s
 
@@ -166,7 +166,7 @@ def test_code_of_an_environment_that_is_no_rollout_is_charged_to_nobody() -> Non
 def test_a_hold_within_a_part_that_is_timed_too_is_told_of_the_environment() -> None:
     async def main() -> list[str]:
         holds, names = loop_holds(), list[str]()
-        with holds.watched(lambda told: names.append(told.env)):
+        with holds.watch(lambda told: names.append(told.env)):
             for charged in ((Stopwatch("words"), Stopwatch()), (Stopwatch(), Stopwatch("words")), (Stopwatch(),)):
                 assert holds.begin(charged)
                 hold(1)
@@ -184,7 +184,7 @@ def test_a_step_that_waited_for_a_processor_is_told_to_nobody(monkeypatch: pytes
 
     async def main() -> list[float]:
         holds, seconds = loop_holds(), list[float]()
-        with holds.watched(lambda told: seconds.append(told.seconds)):
+        with holds.watch(lambda told: seconds.append(told.seconds)):
             for _ in range(2):
                 assert holds.begin((Stopwatch("words"),))
                 hold(4)
@@ -206,7 +206,7 @@ def wait_to_be_seen(count: int) -> None:
     assert step is not None
     ended_s = time.monotonic() + 300
     while (step.places is None or step.places.total() < count) and time.monotonic() < ended_s:
-        time.sleep(TOLD_S)  # the line that is named
+        time.sleep(REPORTED_HOLD_S)  # the line that is named
 
 
 class Grading(Word):
@@ -270,9 +270,9 @@ def ended_at(*seconds: float, first_s: float = 0.0, limit_s: float = LIMIT_S) ->
     places = list[Place]()
 
     async def main() -> None:
-        with loop_holds().watched(None, limit_s=limit_s, end=places.append):
+        with loop_holds().watch(None, limit_s=limit_s, end=places.append):
             time.sleep(first_s)
-            with held_by("words"):
+            with attribute_holds("words"):
                 time.sleep(first_s)
             played = [play_env(Sleeping(held_s), ScriptedPolicy([]), timeout_s=300) for held_s in seconds]
             await asyncio.gather(*played)

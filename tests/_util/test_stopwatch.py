@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.errors import ServiceError
 from rlkit.service.watch import SILENCE_S, ServiceWatch
 from rlkit.testing import run_virtual
@@ -45,7 +45,7 @@ def played(*calls: Call, answers_every_s: float = 0.0, timeout_s: float = 3600) 
 
         elsewhere = asyncio.create_task(others())
         stopwatch = Stopwatch()
-        with timed_by([stopwatch]):
+        with use_stopwatches([stopwatch]):
             await asyncio.gather(*(call(watch) for call in calls))
         await asyncio.sleep(10)
         elsewhere.cancel()
@@ -65,7 +65,7 @@ def test_a_silence_is_left_out_once_however_many_requests_wait_in_it(requests: i
                 await taking(10)(watch)
 
         elsewhere = asyncio.create_task(others())
-        with timed_by([stopwatch]):
+        with use_stopwatches([stopwatch]):
             await asyncio.gather(*(taking(600 * number)(watch) for number in range(1, requests + 1)))
         elsewhere.cancel()
         return stopwatch.played_s
@@ -106,12 +106,12 @@ def limit_reached(call: Call, *, limit_s: float, answers_at_s: float = 0.0) -> f
         stopwatch = Stopwatch()
 
         async def rollout() -> None:
-            with timed_by([stopwatch]):
+            with use_stopwatches([stopwatch]):
                 await call(watch)
 
         playing = asyncio.create_task(rollout())
         elsewhere = asyncio.create_task(taking(answers_at_s)(watch)) if answers_at_s else playing
-        reached = await stopwatch.reaches(limit_s, playing)
+        reached = await stopwatch.wait_for_limit(limit_s, playing)
         now_s = asyncio.get_running_loop().time()
         playing.cancel()
         await asyncio.gather(playing, elsewhere, return_exceptions=True)

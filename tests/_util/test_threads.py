@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit._util.threads import LooseThreads, in_thread, run
+from rlkit._util.threads import DaemonThreadPool, in_thread, run
 from rlkit.store.journal import Journal, RecordKind
 from rlkit.testing import run_virtual
 from tests.limits import HANG_S
@@ -78,7 +78,7 @@ def test_what_is_under_way_at_the_end_is_finished() -> None:
 
 def test_what_never_ends_is_abandoned_and_what_waits_behind_it_does_not_begin() -> None:
     release, begun = threading.Event(), list[int]()
-    threads = LooseThreads(grace_s=0.1)
+    threads = DaemonThreadPool(grace_s=0.1)
     blocked = [threads.submit(release.wait) for _ in range(40)]  # more than there are threads
     behind = threads.submit(begun.append, 1)
     threads.shutdown()

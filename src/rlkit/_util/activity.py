@@ -16,7 +16,7 @@ class Activity:
 
     ::
 
-        with running_activity().under_way("programs"):
+        with current_activity().track("programs"):
             await runner.run(program, limits)
     """
 
@@ -35,7 +35,7 @@ class Activity:
             self._counts[kind] = self._counts.get(kind, 0) + count
 
     @contextmanager
-    def under_way(self, kind: str, count: int = 1) -> Generator[None]:
+    def track(self, kind: str, count: int = 1) -> Generator[None]:
         """Count work of a kind while the block runs."""
         self.add(kind, count)
         try:
@@ -56,14 +56,14 @@ class Activity:
 _running: ContextVar[Activity | None] = ContextVar("rlkit_activity", default=None)
 
 
-def running_activity() -> Activity:
+def current_activity() -> Activity:
     """Return the activity of the run that this task works for; outside of a run, one that nobody reads."""
     return _running.get() or Activity()
 
 
 @contextmanager
-def activity_of_run(activity: Activity) -> Generator[None]:
-    """Let `running_activity` return this one inside, also in the tasks that are made there."""
+def use_activity(activity: Activity) -> Generator[None]:
+    """Let `current_activity` return this one inside, also in the tasks that are made there."""
     token = _running.set(activity)
     try:
         yield

@@ -31,7 +31,7 @@ class Place(NamedTuple):
         return f"{self.file}:{self.line} in {self.function}"
 
     @property
-    def is_own(self) -> bool:
+    def is_user_code(self) -> bool:
         """True for the user's code, which is neither rlkit's nor a library's."""
         return not self.file.startswith("<") and not any(self.file.startswith(folder) for folder in _libraries())
 
@@ -40,7 +40,7 @@ def error_place(error: BaseException) -> Place | None:
     """Return the line of the user's code where an error, or its cause, came about; else the error's own last."""
     stacks = [_places(cause) for cause in _causes(error)]
     for stack in reversed(stacks):  # the first cause comes last
-        own = next((place for place in reversed(stack) if place.is_own), None)
+        own = next((place for place in reversed(stack) if place.is_user_code), None)
         if own is not None:
             return own
     return next((stack[-1] for stack in stacks if stack), None)
@@ -56,7 +56,7 @@ def stack_place(frame: FrameType) -> Place:
             break
         stack.append(Place(code.co_filename, outer.f_lineno or 0, code.co_name))
         outer = outer.f_back
-    return next((place for place in stack if place.is_own), stack[0] if stack else Place("<asyncio>", 0, "_run"))
+    return next((place for place in stack if place.is_user_code), stack[0] if stack else Place("<asyncio>", 0, "_run"))
 
 
 def _places(error: BaseException) -> list[Place]:

@@ -1,6 +1,6 @@
 """Values of a user's code as text and JSON that any file can hold.
 
-Invariant: what comes out of here can be written as UTF-8 and as strict JSON, and nothing but an `Unwritable` is raised.
+Invariant: what comes out of here can be written as UTF-8 and as strict JSON, and nothing but `NotJson` is raised.
 The work is bounded by the room that a value may take up, and not by its size.
 """
 
@@ -27,15 +27,15 @@ _ENTRY_BYTES = 5  # an empty key, a colon, a digit and a comma
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
-class Unwritable(ValueError):
+class NotJson(ValueError):
     """A value that JSON cannot hold, not even as its text; says why."""
 
 
-class TooLarge(Unwritable):
+class TooLarge(NotJson):
     """A value that takes up more room than it may."""
 
 
-class Room:
+class JsonBudget:
     """The bytes of JSON that values may take up together.
 
     It is counted from below while a value is read, so that one that is far too large is refused long before all of it
@@ -51,7 +51,7 @@ class Room:
         if self._left < 0:
             raise TooLarge("it is too large")
 
-    def has(self, count: int) -> None:
+    def check(self, count: int) -> None:
         """Check that so many bytes are left; a TooLarge says that they are not."""
         if count > self._left:
             raise TooLarge("it is too large")
@@ -62,31 +62,31 @@ def json_bytes(value: Json) -> int:
     return len(_ENCODER.encode(value))  # of ASCII
 
 
-def readable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     r"""Return the text with each lone surrogate, which UTF-8 cannot hold, as its escape: `\udcff`."""
     return text.encode(errors="backslashreplace").decode()
 
 
-def text_of(value: object) -> str:
+def safe_str(value: object) -> str:
     """Return `str(value)`, cut in its middle where it is very long, or what that raised."""
     try:
         text = str(value)
         if len(text) > _TEXT_CHARS:
             half = _TEXT_CHARS // 2
             text = f"{text[:half]} … ({len(text):,} characters) … {text[-half:]}"
-        return readable(text)
+        return escape_surrogates(text)
     except Exception as error:  # the value is the user's own, and so is its `str`
         return f"<a {type(value).__name__} whose text cannot be had: {type(error).__name__}>"
 
 
-def shown(value: object) -> str:
+def render_value(value: object) -> str:
     """Return a value for a message: its type, and the beginning of its `repr`."""
     kind = type(value).__name__
     if isinstance(value, _COLLECTIONS) and (count := len(cast("Sized", value))) > _SHOWN_ITEMS:
         return f"{kind} of {count:,} items"
     start = value[:_SHOWN_ITEMS] if isinstance(value, str | bytes) else cast("object", value)
     try:
-        text = readable(repr(start))
+        text = escape_surrogates(repr(start))
     except Exception as error:  # likewise its `repr`
         return f"{kind} whose repr raises {type(error).__name__}"
     return f"{kind} {text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + '...'}"
@@ -103,7 +103,7 @@ def map_text(value: Json, change: Callable[[str], str], *, keys: bool = False) -
     return value
 
 
-def plain(value: object, room: Room | None = None) -> Json:
+def to_json(value: object, room: JsonBudget | None = None) -> Json:
     """Return a value as JSON that shares nothing with it; what JSON does not have is its `repr`.
 
     Args:
@@ -115,12 +115,12 @@ def plain(value: object, room: Room | None = None) -> Json:
         Unwritable: a key of a mapping is no text, the value holds itself, or a `repr` raises.
     """
     try:
-        return _plain(value, room or Room(sys.maxsize))
+        return _plain(value, room or JsonBudget(sys.maxsize))
     except RecursionError:
-        raise Unwritable("it holds itself, or is nested too deeply") from None
+        raise NotJson("it holds itself, or is nested too deeply") from None
 
 
-def _plain(given: object, room: Room) -> Json:
+def _plain(given: object, room: JsonBudget) -> Json:
     value = cast("object", given.item()) if isinstance(given, np.generic) else given
     match value:
         case str():
@@ -130,11 +130,11 @@ def _plain(given: object, room: Room) -> Json:
             return value
         case Mapping():
             entries = cast("Mapping[object, object]", value)
-            room.has(_ENTRY_BYTES * len(entries))
+            room.check(_ENTRY_BYTES * len(entries))
             return {_key(key, room): _plain(child, room) for key, child in entries.items()}
         case list() | tuple():
             children = cast("list[object]", value)
-            room.has(_CHILD_BYTES * len(children))
+            room.check(_CHILD_BYTES * len(children))
             plain_children = list[Json]()
             for child in children:
                 room.take(1)  # what stands between it and the next
@@ -142,13 +142,13 @@ def _plain(given: object, room: Room) -> Json:
             return plain_children
         case _:
             if isinstance(value, (bytes, bytearray, *_COLLECTIONS)):
-                room.has(len(cast("Sized", value)))  # its `repr` is longer
+                room.check(len(cast("Sized", value)))  # its `repr` is longer
             return _repr(cast("object", value), room)
 
 
-def _text(text: str, room: Room) -> str:
+def _text(text: str, room: JsonBudget) -> str:
     room.take(len(text) + _QUOTES_BYTES)
-    return readable(text)
+    return escape_surrogates(text)
 
 
 def _fits(number: float | None) -> bool:
@@ -158,19 +158,19 @@ def _fits(number: float | None) -> bool:
     return number is None or math.isfinite(number)
 
 
-def _repr(value: object, room: Room) -> str:
+def _repr(value: object, room: JsonBudget) -> str:
     try:
         return _text(repr(value), room)
     except (RecursionError, TooLarge):
         raise
     except Exception as error:  # likewise
-        raise Unwritable(f"it holds a {shown(value)}") from error
+        raise NotJson(f"it holds a {render_value(value)}") from error
 
 
-def _key(key: object, room: Room) -> str:
+def _key(key: object, room: JsonBudget) -> str:
     room.take(2)  # the colon, and what stands between it and the next
     if isinstance(key, str):
         return _text(str.__str__(key), room)
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
-    raise Unwritable(f"it has the key {shown(key)}, which is no text")
+    raise NotJson(f"it has the key {render_value(key)}, which is no text")

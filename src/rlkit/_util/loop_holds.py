@@ -22,23 +22,23 @@ from weakref import WeakKeyDictionary
 
 from rlkit._util.frames import Place, stack_place
 
-HELD_S = 0.1
+HOLD_S = 0.1
 """A shorter step of a coroutine is no hold: there are many of them, and together they are the work of the program."""
 
-TOLD_S = 0.5
+REPORTED_HOLD_S = 0.5
 """A hold of this length is worth a word."""
 
 _LOOK_S = 0.1
 _frames = sys._current_frames  # pyright: ignore[reportPrivateUsage]  documented, for this
 
 
-class Charged(Protocol):
+class RolloutClock(Protocol):
     """A clock of one rollout, which is charged with what its rollout holds."""
 
     name: str
     """The environment of the rollout."""
 
-    own_held_s: float
+    held_s: float
     """Seconds for which the rollout held the loop."""
 
 
@@ -64,7 +64,7 @@ class _Step:
     `places` counts the lines that were seen; it is None as long as none was, as in nearly all steps.
     """
 
-    charged: Collection[Charged]
+    charged: Collection[RolloutClock]
     env: str
     began_s: float
     places: Counter[Place] | None = None
@@ -85,7 +85,7 @@ class LoopHolds:
         """The time of the loop without its holds, in which it can hear others."""
         return _clock() - self.held_s
 
-    def begin(self, charged: Collection[Charged], env: str = "") -> bool:
+    def begin(self, charged: Collection[RolloutClock], env: str = "") -> bool:
         """Begin a step of user code; False inside another one, which has it."""
         if self._step is not None:
             return False
@@ -95,22 +95,22 @@ class LoopHolds:
     def end(self) -> None:
         """End the step that was begun, and charge it to its rollouts if it was a hold."""
         step, self._step = self._step, None
-        if step is None or (seconds := _clock() - step.began_s) < HELD_S:
+        if step is None or (seconds := _clock() - step.began_s) < HOLD_S:
             return
         self.held_s += seconds
         names = [step.env] if step.env else []
         for clock in step.charged:
-            clock.own_held_s += seconds
+            clock.held_s += seconds
             if clock.name:  # a rollout may be timed in parts, too, which have no name
                 names.append(clock.name)
-        if self._tell is None or seconds < TOLD_S or not names:
+        if self._tell is None or seconds < REPORTED_HOLD_S or not names:
             return
-        if seconds - (processor_wait_s(threading.get_native_id()) - self._waited_s) >= TOLD_S:
+        if seconds - (processor_wait_s(threading.get_native_id()) - self._waited_s) >= REPORTED_HOLD_S:
             place = step.places.most_common(1)[0][0] if step.places else None
             asyncio.get_running_loop().call_soon(self._tell, Hold(names[0], seconds, place))
 
     @contextmanager
-    def watched(
+    def watch(
         self,
         tell: Callable[[Hold], None] | None,
         *,
@@ -169,20 +169,20 @@ def _clock() -> float:
     return asyncio.get_running_loop().time()
 
 
-_of_loops = WeakKeyDictionary[asyncio.AbstractEventLoop, LoopHolds]()
+_holds_by_loop = WeakKeyDictionary[asyncio.AbstractEventLoop, LoopHolds]()
 
 
 def loop_holds() -> LoopHolds:
     """Return the holds of the event loop that runs."""
     loop = asyncio.get_running_loop()
-    holds = _of_loops.get(loop)
+    holds = _holds_by_loop.get(loop)
     if holds is None:
-        holds = _of_loops[loop] = LoopHolds()
+        holds = _holds_by_loop[loop] = LoopHolds()
     return holds
 
 
 @contextmanager
-def held_by(env: str) -> Generator[None]:
+def attribute_holds(env: str) -> Generator[None]:
     """Inside, code of an environment runs that is no rollout's: a hold of it is charged to nobody."""
     try:
         holds = loop_holds()

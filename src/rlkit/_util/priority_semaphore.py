@@ -80,7 +80,7 @@ class Slots:
                 return
         self._change(1)
 
-    async def left(self) -> None:
+    async def wait_until_drained(self) -> None:
         """Wait until somebody wanted a place in vain, and all who had one are gone."""
         await self._left.wait()
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 
 
-def derive(seed: int, *path: int | str) -> int:
-    """A 31-bit seed for the purpose that `path` names, such as `derive(seed, "sample", draw, member, attempt, turn)`.
+def derive_seed(seed: int, *path: int | str) -> int:
+    """Return a 31-bit seed for the purpose that `path` names.
 
-    Hashing keeps the streams independent of the order in which they are asked for, which concurrency changes.
+    For example `derive_seed(seed, "sample", draw, member, attempt, turn)`. Hashing keeps the streams independent of the
+    order in which they are requested, which concurrency changes.
     """
     text = "/".join(str(part) for part in (seed, *path))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 33

@@ -38,7 +38,7 @@ class Stopwatch:
 
     def __init__(self, name: str = "") -> None:
         self.name = name
-        self.own_held_s = 0.0
+        self.held_s = 0.0
         self._holds = loop_holds()
         self._started_s = self._excused_until_s = self._clock()
         self._excused_s = 0.0
@@ -46,14 +46,14 @@ class Stopwatch:
 
     def _clock(self) -> float:
         """Return the time of the event loop without that for which others held it."""
-        return self._holds.now_s + self.own_held_s
+        return self._holds.now_s + self.held_s
 
     @property
     def played_s(self) -> float:
         """Seconds that count."""
         return self._clock() - self._started_s - self._excused_s - max(map(self._new, self._waiting), default=0.0)
 
-    async def reaches(self, limit_s: float, playing: asyncio.Task[object]) -> bool:
+    async def wait_for_limit(self, limit_s: float, playing: asyncio.Task[object]) -> bool:
         """Wait until the limit is reached, which gives True, or the rollout is done, which gives False.
 
         While the rollout waits for a request, the limit is looked at once a second. One that is reached in the middle
@@ -67,11 +67,11 @@ class Stopwatch:
             if playing.done():
                 return False
 
-    def begins_to_wait(self, request: Request) -> None:
+    def start_wait(self, request: Request) -> None:
         """From now on the rollout waits for a request."""
         self._waiting[request] = request.excused_s
 
-    def has_waited(self, request: Request) -> None:
+    def end_wait(self, request: Request) -> None:
         """The rollout waits for it no more."""
         new_s = max(map(self._new, self._waiting))
         del self._waiting[request]
@@ -87,13 +87,13 @@ class Stopwatch:
 _running: ContextVar[frozenset[Stopwatch]] = ContextVar("rlkit_stopwatches", default=frozenset())
 
 
-def running() -> frozenset[Stopwatch]:
+def current_stopwatches() -> frozenset[Stopwatch]:
     """Return the stopwatches of the rollouts for which this task works."""
     return _running.get()
 
 
 @contextmanager
-def timed_by(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
+def use_stopwatches(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
     """What is asked for inside, in tasks that are made inside too, is asked for by these rollouts."""
     token = _running.set(frozenset(stopwatches))
     try:
@@ -102,17 +102,17 @@ def timed_by(stopwatches: Iterable[Stopwatch]) -> Generator[None]:
         _running.reset(token)
 
 
-class waiting:  # noqa: N801  a context manager, and for every call: one made of a generator costs ten times as much
+class request_wait:  # noqa: N801  a context manager, and for every call: one made of a generator costs ten times as much
     """Inside, the rollouts for which this task works wait for a request."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
-        self._stopwatches = running()
+        self._stopwatches = current_stopwatches()
 
     def __enter__(self) -> None:
         for stopwatch in self._stopwatches:
-            stopwatch.begins_to_wait(self._request)
+            stopwatch.start_wait(self._request)
 
     def __exit__(self, *_: object) -> None:
         for stopwatch in self._stopwatches:
-            stopwatch.has_waited(self._request)
+            stopwatch.end_wait(self._request)

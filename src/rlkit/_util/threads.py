@@ -27,13 +27,13 @@ def run[T](main: Coroutine[object, object, T]) -> T:
     """`asyncio.run`, on an event loop that does not wait for threads that never end."""
 
     async def with_threads() -> T:
-        asyncio.get_running_loop().set_default_executor(LooseThreads())
+        asyncio.get_running_loop().set_default_executor(DaemonThreadPool())
         return await main
 
     return asyncio.run(with_threads())
 
 
-class LooseThreads(ThreadPoolExecutor):
+class DaemonThreadPool(ThreadPoolExecutor):
     """Threads for an event loop, as many as its own would be, that nobody waits for at the end.
 
     An executor of the standard library waits for each of its threads when it is shut down, and once more when the
@@ -114,7 +114,7 @@ def _call(future: Future[object], function: Callable[[], object]) -> None:
         del future  # the exception's traceback holds this frame
 
 
-async def together[T](coroutines: Iterable[Coroutine[object, object, T]]) -> list[T]:
+async def run_together[T](coroutines: Iterable[Coroutine[object, object, T]]) -> list[T]:
     """Run them all and return their results in order.
 
     When one raises, the others are cancelled and awaited, and its own exception (not a group of them) is raised.
@@ -143,8 +143,8 @@ async def in_thread[*Ts, T](function: Callable[[*Ts], T], *args: *Ts) -> T:
 
 
 @cache
-def _threads() -> LooseThreads:
-    return LooseThreads(_THREADS, name="rlkit")
+def _threads() -> DaemonThreadPool:
+    return DaemonThreadPool(_THREADS, name="rlkit")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)  # a forked process has the object, and none of its threads

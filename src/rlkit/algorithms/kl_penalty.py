@@ -12,7 +12,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from rlkit._util.threads import together
+from rlkit._util.threads import run_together
 from rlkit.errors import ServiceError
 from rlkit.types import Datum, Floats, Prompt, as_prompt
 
@@ -49,7 +49,7 @@ class KLPenalty:
         Raises:
             ServiceError: the service failed after retries, or has no log-probability for a token.
         """
-        return await together(self._drift(datum) for datum in data)
+        return await run_together(self._drift(datum) for datum in data)
 
     def applied(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
         """A group's sequences with the penalty in their advantages."""

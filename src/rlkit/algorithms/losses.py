@@ -218,7 +218,7 @@ def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tens
     """
     import torch
 
-    from rlkit.algorithms.user_code import describe_error, describe_value, text_of
+    from rlkit.algorithms.user_code import describe_error, describe_value, safe_str
 
     def fault(problem: str) -> UsageError:
         return UsageError(f"{'loss.function' if loss.name == 'custom' else f'the loss {loss.name}'}: {problem}")
@@ -241,5 +241,5 @@ def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tens
         try:
             reported[name] = float(number)
         except (TypeError, ValueError, RuntimeError) as error:  # the last is a tensor's of several numbers
-            raise fault(f"the metric {name!r} is no number: {text_of(error)}") from error
+            raise fault(f"the metric {name!r} is no number: {safe_str(error)}") from error
     return value, reported

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import traceback
 
-from rlkit._util.json_values import text_of
+from rlkit._util.json_values import safe_str
 
 
 def describe_error(error: BaseException) -> str:
     """Return `KeyError: 'mine' at file:line`."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return f"{type(error).__name__}: {text_of(error)}{place}"
+    return f"{type(error).__name__}: {safe_str(error)}{place}"
 
 
 def describe_value(value: object) -> str:

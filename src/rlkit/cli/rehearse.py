@@ -55,7 +55,7 @@ def run(arguments: Sequence[str], output: Output, *, name: str | None, pilot: in
             held = f"a rollout held up everything else for more than {limit_s:g} s (timeout_s)"
             _end(output, f"{doing}: {held}, at {place.file}:{place.line}, in {place.function}")
 
-        with _threads_run(), loop_holds().watched(None, limit_s=limit_s, end=end):
+        with _threads_run(), loop_holds().watch(None, limit_s=limit_s, end=end):
             return await rehearse(resolved, pilot=pilot, note=begin)
 
     # What environments print must not come between the lines of the result; threads of theirs may outlast the run.

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from rlkit._util.priority_semaphore import Slots
-from rlkit._util.seeds import derive
-from rlkit._util.threads import together
+from rlkit._util.seeds import derive_seed
+from rlkit._util.threads import run_together
 from rlkit.algorithms.advantages import estimate_advantages
 from rlkit.algorithms.datums import trained_tokens
 from rlkit.algorithms.estimator import Advantages, Estimator
@@ -97,12 +97,12 @@ async def run_pilot(
         sampler = PatientSampler(weights, watch, 0)
         settings = make_env_settings(config, context=context)
         player = Player(chat, settings, seed=config.seed, slots=Slots(config.rollouts.max_live), purpose="pilot")
-        played, played_s = await _timed(together(player.play(task, lambda: sampler) for task in drawn))
+        played, played_s = await _timed(run_together(player.play(task, lambda: sampler) for task in drawn))
         rollouts = {name: _rollout(name, [group for group in played if group.env == name]) for name in config.envs}
         estimators = {name: Nudged(inner=one) for name, one in load_estimators(config, {}).items()}
         reference = await kl_reference(config, service, watch)
         prepared = preparation(config, estimators, load_loss(config.loss), reference=reference)
-        groups_prepared, scored_s = await _timed(together(prepared.prepare(group) for group in played))
+        groups_prepared, scored_s = await _timed(run_together(prepared.prepare(group) for group in played))
         data = [datum for group in prepared.prepare_step(groups_prepared) for datum in group.data]
         trained_s, step_s = await _train(config, learner, data, watch) if data else (0.0, 0.0)
         usage = service.usage
@@ -124,7 +124,7 @@ async def run_pilot(
 
 def draw_tasks(config: Config, name: str, tasks: Tasks, count: int) -> list[Task]:
     """Return the first tasks of an environment of a run, at most so many."""
-    seed = derive(config.seed, "tasks", name)
+    seed = derive_seed(config.seed, "tasks", name)
     source = task_source(tasks, config.envs[name].curriculum, field=f"envs.{name}.curriculum", seed=seed)
     return [Task(draw, name, env) for draw in range(count) if (env := source.next()) is not None]
 

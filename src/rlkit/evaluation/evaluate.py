@@ -16,7 +16,7 @@ import numpy as np
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.priority_semaphore import Slots
 from rlkit._util.redaction import redact
-from rlkit._util.threads import in_thread, together
+from rlkit._util.threads import in_thread, run_together
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.load import load_chat
 from rlkit.config import Resolved, load_envs
@@ -78,7 +78,7 @@ class Evaluation:
             self.player.record(task, episode)
 
         player = replace(self.player, record=record, scored=record)
-        groups = await together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
+        groups = await run_together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
         return [Tried(group, attempts[group.env, group.draw]) for group in groups]
 
 
@@ -176,7 +176,7 @@ async def _measure(
     progress(snapshot)
     failures = FailureNotes(note, redacted=redact)
     blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
-    with loop_holds().watched(blocking.add):
+    with loop_holds().watch(blocking.add):
         tried = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)
     for line in _describe_failures(tried):
         note(line)

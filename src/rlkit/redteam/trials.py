@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rlkit._util.threads import in_thread, together
+from rlkit._util.threads import in_thread, run_together
 from rlkit.envs.harbor.outcome import parse_rewards
 from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
 from rlkit.envs.harbor.settings import Environment
@@ -93,9 +93,9 @@ async def attack_tasks(
             on_attempt(made)
             return made
 
-        return await together(attempt(cheat) for cheat in cheats)
+        return await run_together(attempt(cheat) for cheat in cheats)
 
-    results = dict(zip(tasks, await together(attack(name, path) for name, path in tasks.items()), strict=True))
+    results = dict(zip(tasks, await run_together(attack(name, path) for name, path in tasks.items()), strict=True))
     attempts = [attempt for result in results.values() if not isinstance(result, str) for attempt in result]
     order = {cheat.name: place for place, cheat in enumerate(cheats)}
     attempts.sort(key=lambda attempt: order[attempt.cheat])

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import cast
 
-from rlkit._util.json_values import readable, text_of
-from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit._util.json_values import escape_surrogates, safe_str
+from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.env import Env, GroupScorer
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.policy import Policy
@@ -65,10 +65,10 @@ async def _bounded[T](
     stopwatch = Stopwatch(name)
     stopped = True
     with guard_tasks():
-        with timed_by([stopwatch]):  # a task of its own, or it could cancel the group's
+        with use_stopwatches([stopwatch]):  # a task of its own, or it could cancel the group's
             playing = asyncio.create_task(_awaited(call, read, what))
         try:
-            late = await stopwatch.reaches(timeout_s, playing)
+            late = await stopwatch.wait_for_limit(timeout_s, playing)
         finally:
             if not playing.done():
                 stopped = await stop([playing])
@@ -111,10 +111,10 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 def _described(error: BaseException) -> str:
     if isinstance(error, EnvironmentFault):  # raised on purpose
-        return text_of(error)
+        return safe_str(error)
     if isinstance(error, LimitReached):
-        return f"{text_of(error)}; an environment that catches rlkit.LimitReached can grade what is there"
+        return f"{safe_str(error)}; an environment that catches rlkit.LimitReached can grade what is there"
     raised = (error.__cause__ if isinstance(error, Exited) else None) or error
     frames = traceback.extract_tb(raised.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return readable(f"{type(raised).__name__}: {text_of(raised)}{where}")
+    return escape_surrogates(f"{type(raised).__name__}: {safe_str(raised)}{where}")

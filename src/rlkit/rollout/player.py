@@ -13,8 +13,8 @@ from functools import cache
 from typing import Literal
 
 from rlkit._util.priority_semaphore import Slots
-from rlkit._util.seeds import derive
-from rlkit._util.threads import together
+from rlkit._util.seeds import derive_seed
+from rlkit._util.threads import run_together
 from rlkit.chat.format import ChatFormat
 from rlkit.env import GroupScorer, SingleTurnEnv, Task
 from rlkit.policy import Limits, Policy, Sampler
@@ -161,7 +161,8 @@ class Player:
         group = _Playing(task, settings, sampler, coalescer, budget, task.draw if rank is None else rank)
         self.counts.queued += settings.group_size
         try:
-            episodes = await together(self._member(group, member, progress) for member in range(settings.group_size))
+            members = range(settings.group_size)
+            episodes = await run_together(self._member(group, member, progress) for member in members)
         finally:
             coalescer.close()
         if isinstance(task.env, GroupScorer):
@@ -248,8 +249,8 @@ class Player:
 
         def seed(turn: int) -> int:
             if turn == 0:  # consecutive over the group, so that its first turns can be one request
-                return derive(self.seed, self.purpose, task.draw, attempt) + member
-            return derive(self.seed, self.purpose, task.draw, member, attempt, turn)
+                return derive_seed(self.seed, self.purpose, task.draw, attempt) + member
+            return derive_seed(self.seed, self.purpose, task.draw, member, attempt, turn)
 
         newest = group.sampler if settings.newest_weights else cache(group.sampler)
         return RecordingPolicy(

@@ -17,9 +17,9 @@ from typing import cast, override
 
 import numpy as np
 
-from rlkit._util.json_values import shown
-from rlkit._util.seeds import derive
-from rlkit._util.threads import LooseThreads
+from rlkit._util.json_values import render_value
+from rlkit._util.seeds import derive_seed
+from rlkit._util.threads import DaemonThreadPool
 from rlkit.chat.format import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.policy import ChatRequest, Limits, Policy, Reply, Sampler, SampleRequest
@@ -126,7 +126,7 @@ class RecordingPolicy(Policy):
             raise ValueError("reward() needs a turn to give the reward to: sample or chat first")
         number = real(value)
         if number is None:
-            raise ValueError(f"a turn was given the reward {shown(value)}; rewards are numbers")
+            raise ValueError(f"a turn was given the reward {render_value(value)}; rewards are numbers")
         if not math.isfinite(number):
             raise ValueError(f"a turn was given the reward {number}; rewards must be finite")
         last = self._turns[-1]
@@ -219,7 +219,7 @@ class RecordingPolicy(Policy):
                 left = limit - len(thought) - forcing.spare_tokens
                 if left > 0:  # the same weights, and a stream of random numbers of its own
                     answering = replace(sampling, max_tokens=left)
-                    (completion,) = await sampler.sample(thought, answering, seed=derive(seed, "answer"))
+                    (completion,) = await sampler.sample(thought, answering, seed=derive_seed(seed, "answer"))
                     pieces += [_forced(last_words), _sampled(completion)]
         except UsageError as error:  # what was asked for is this rollout's own, and no reason to end the run
             raise EnvironmentFault(str(error)) from error
@@ -315,9 +315,9 @@ async def _tokenized[*Ts, T](chars: int, function: Callable[[*Ts], T], *args: *T
 
 
 @cache
-def _tokenizing() -> LooseThreads:
+def _tokenizing() -> DaemonThreadPool:
     """Return a thread for tokenising alone, so that endless texts hold up neither steps nor the journal."""
-    return LooseThreads(1, name="rlkit_tokenizing")
+    return DaemonThreadPool(1, name="rlkit_tokenizing")
 
 
 os.register_at_fork(after_in_child=_tokenizing.cache_clear)  # a forked process has the object, and no thread

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rlkit._util.stopwatch import Stopwatch, running, timed_by
+from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
 from rlkit.types import Completion, Prompt, Sampling
@@ -46,7 +46,7 @@ class RequestBatcher:
     async def sample(self, sampler: Sampler, prompt: Prompt, sampling: Sampling, seed: int) -> Completion:
         """One completion, asked for together with others."""
         key = (sampler.version, prompt.tokens.tobytes(), prompt.images, sampling)
-        wanted = _Wanted(seed, asyncio.get_running_loop().create_future(), running())
+        wanted = _Wanted(seed, asyncio.get_running_loop().create_future(), current_stopwatches())
         if key in self._gathering:
             self._gathering[key].append(wanted)
         else:
@@ -101,7 +101,7 @@ def _runs(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
 
 async def _ask(run: Sequence[_Wanted], sampler: Sampler, prompt: Prompt, sampling: Sampling) -> None:
     try:
-        with timed_by(stopwatch for wanted in run for stopwatch in wanted.stopwatches):
+        with use_stopwatches(stopwatch for wanted in run for stopwatch in wanted.stopwatches):
             completions = await sampler.sample(prompt, sampling, seed=run[0].seed, num_samples=len(run))
             if len(completions) != len(run):
                 raise ServiceError(f"sampling: {len(run)} samples were asked for, and {len(completions)} came")

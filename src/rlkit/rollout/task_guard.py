@@ -18,9 +18,9 @@ from contextvars import ContextVar
 from typing import cast
 from weakref import WeakSet
 
-from rlkit._util.json_values import readable, text_of
+from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit._util.loop_holds import loop_holds
-from rlkit._util.stopwatch import Stopwatch, running
+from rlkit._util.stopwatch import Stopwatch, current_stopwatches
 
 GRACE_S = 3.0
 """Time limit of tasks once they are cancelled; well under that of the whole run then."""
@@ -123,7 +123,7 @@ class _TaskFactory:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, /, **options: object) -> _Task:
         make = self.earlier or _make_task
-        stopwatches, made = running(), _made_inside.get()
+        stopwatches, made = current_stopwatches(), _made_inside.get()
         if not stopwatches or not asyncio.iscoroutine(coroutine):
             return make(loop, coroutine, **options)
 
@@ -163,7 +163,7 @@ def _steps(coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> Generato
         except (SystemExit, KeyboardInterrupt) as asked:
             if _is_signalled(asked):
                 raise
-            raise Exited(readable(f"{type(asked).__name__}: {text_of(asked)}")) from asked
+            raise Exited(escape_surrogates(f"{type(asked).__name__}: {safe_str(asked)}")) from asked
         finally:
             error = None  # its traceback holds this frame
             if begun:

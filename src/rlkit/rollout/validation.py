@@ -12,7 +12,7 @@ from typing import cast
 
 import numpy as np
 
-from rlkit._util.json_values import Room, TooLarge, Unwritable, json_bytes, plain, shown, text_of
+from rlkit._util.json_values import JsonBudget, NotJson, TooLarge, json_bytes, render_value, safe_str, to_json
 from rlkit.errors import RewardError
 from rlkit.types import Json, Outcome
 
@@ -34,7 +34,7 @@ def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
     reward = outcome.reward if outcome else result
     value = real(reward)
     if value is None:
-        raise RewardError(f"{of} returned {shown(reward)}; a rollout returns an Outcome or a number")
+        raise RewardError(f"{of} returned {render_value(reward)}; a rollout returns an Outcome or a number")
     if not math.isfinite(value):
         raise RewardError(f"{of} returned the reward {value}; rewards must be finite")
     if outcome is None:
@@ -58,7 +58,7 @@ def as_scores(result: object, *, count: int, of: str) -> list[float] | None:
         return None
     scores = [real(value) for value in cast("Sequence[object]", result)] if isinstance(result, list | tuple) else []
     if len(scores) != count or not all(score is not None and math.isfinite(score) for score in scores):
-        text = shown(cast("object", result))
+        text = render_value(cast("object", result))
         raise RewardError(f"{of} scored {count} episodes as {text}; it must give a list with a finite number for each")
     return cast("list[float]", scores)
 
@@ -71,27 +71,28 @@ def real(value: object) -> float | None:
 
 def _metrics(metrics: object, of: str) -> Mapping[str, float]:
     if not isinstance(metrics, Mapping):
-        raise RewardError(f"{of} returned the metrics {shown(metrics)}; metrics map names to numbers")
+        raise RewardError(f"{of} returned the metrics {render_value(metrics)}; metrics map names to numbers")
     checked = dict[str, float]()
     for name, value in cast("Mapping[object, object]", metrics).items():
         number = real(value)
         if number is None or not math.isfinite(number):
-            raise RewardError(f"{of} returned the metric {text_of(name)} = {shown(value)}; it must be a finite number")
-        checked[text_of(name)] = number
+            metric = f"{safe_str(name)} = {render_value(value)}"
+            raise RewardError(f"{of} returned the metric {metric}; it must be a finite number")
+        checked[safe_str(name)] = number
     return checked
 
 
 def _info(info: object, of: str) -> Mapping[str, Json]:
     if not isinstance(info, Mapping):
-        raise RewardError(f"{of} returned the info {shown(info)}; info maps names to values")
-    checked, room = dict[str, Json](), Room(INFO_BYTES)
+        raise RewardError(f"{of} returned the info {render_value(info)}; info maps names to values")
+    checked, room = dict[str, Json](), JsonBudget(INFO_BYTES)
     for key, value in cast("Mapping[object, object]", info).items():
         try:
-            checked |= cast("dict[str, Json]", plain({key: value}, room))
+            checked |= cast("dict[str, Json]", to_json({key: value}, room))
         except TooLarge as error:
-            raise _too_large(of, f", of which {text_of(key)!r} is a part") from error
-        except Unwritable as error:
-            raise RewardError(f"{of} returned the info {text_of(key)}, which cannot be recorded: {error}") from error
+            raise _too_large(of, f", of which {safe_str(key)!r} is a part") from error
+        except NotJson as error:
+            raise RewardError(f"{of} returned the info {safe_str(key)}, which cannot be recorded: {error}") from error
     if checked and json_bytes(checked) > INFO_BYTES:  # what is no ASCII takes up six bytes
         raise _too_large(of, "")
     return checked

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 
-from rlkit._util.threads import LooseThreads
+from rlkit._util.threads import DaemonThreadPool
 
 _COUNT = 32
 
@@ -21,8 +21,8 @@ async def in_thread[*Ts, T](function: Callable[[*Ts], T], *arguments: *Ts) -> T:
 
 
 @cache
-def _threads() -> LooseThreads:
-    return LooseThreads(_COUNT, name="rlkit-sandbox")
+def _threads() -> DaemonThreadPool:
+    return DaemonThreadPool(_COUNT, name="rlkit-sandbox")
 
 
 os.register_at_fork(after_in_child=_threads.cache_clear)

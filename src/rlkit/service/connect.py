@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlkit._util.activity import running_activity
+from rlkit._util.activity import current_activity
 from rlkit._util.threads import in_thread
 from rlkit.errors import ConfigError
 from rlkit.service import Service
@@ -114,7 +114,7 @@ async def reach_service(
     note("starting the embedded engine")
     from rlkit.engine import EngineServer
 
-    engine = EngineServer(threads=config.engine_threads, device=config.engine_device, activity=running_activity())
+    engine = EngineServer(threads=config.engine_threads, device=config.engine_device, activity=current_activity())
     await in_thread(engine.start)
     try:
         yield ServiceAddress(engine.url, engine.api_key, embedded=True)

@@ -18,7 +18,7 @@ from random import Random
 from typing import override
 
 from rlkit._util.loop_holds import loop_holds
-from rlkit._util.stopwatch import Request, waiting
+from rlkit._util.stopwatch import Request, request_wait
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
 from rlkit.service.patience import Deadlines, NoAnswer, Patience
@@ -86,7 +86,7 @@ class ServiceWatch:
         request = _Request(self, asked_s)
         again = partial(self._until_it_answers, make, what) if retry else None
         try:
-            with waiting(request):
+            with request_wait(request):
                 while True:
                     try:
                         answer = await Patience(self._deadlines, self.timeout_s, again=again).wait(make(), what)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from rlkit._util import files
 from rlkit._util.frames import error_place
-from rlkit._util.json_values import text_of
+from rlkit._util.json_values import safe_str
 from rlkit._util.paths import runs_dir
 from rlkit._util.redaction import make_redactor
 from rlkit.config import Config, Resolved, load_config, show_lines
@@ -119,8 +119,8 @@ class RunMetadata:
         self.retry_failed = self.retry_failed or retry
         place = error_place(error)
         if place is not None:
-            self._content |= {"place": self.redact(str(place)), "place_is_own": place.is_own}
-        self.set_status("failed", error=f"{type(error).__name__}: {text_of(error)}")
+            self._content |= {"place": self.redact(str(place)), "place_is_own": place.is_user_code}
+        self.set_status("failed", error=f"{type(error).__name__}: {safe_str(error)}")
 
     def record_findings(self, findings: Sequence[Mapping[str, Json]]) -> None:
         """Record findings that cannot be read off the metrics later."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit.config import load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
@@ -76,7 +76,7 @@ def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
             tasks[name],
             spec.curriculum,
             field=f"envs.{name}.curriculum",
-            seed=derive(config.seed, "tasks", name),
+            seed=derive_seed(config.seed, "tasks", name),
             epochs=config.epochs,
         )
         for name, spec in config.envs.items()

@@ -13,8 +13,8 @@ from typing import cast
 
 import numpy as np
 
-from rlkit._util.loop_holds import held_by
-from rlkit._util.seeds import derive
+from rlkit._util.loop_holds import attribute_holds
+from rlkit._util.seeds import derive_seed
 from rlkit.env import Env, Task, TaskSource
 from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.types import Group, Json
@@ -199,7 +199,7 @@ class Mixture:
         shares = self._remaining() if self._weights is None else self._weights
         weights = np.array([shares[name] for name in names], np.float64)
         weights /= weights.max()  # or the sum of two large ones may be no number
-        rng = np.random.default_rng(derive(self._seed, "mixture", self.drawn, len(names)))
+        rng = np.random.default_rng(derive_seed(self._seed, "mixture", self.drawn, len(names)))
         return names[int(rng.choice(len(names), p=weights / weights.sum()))]
 
 
@@ -207,7 +207,7 @@ class Mixture:
 def _blamed(name: str) -> Generator[None]:
     """Raise the errors of a source as faults of the user's own, unless they say what is to be installed."""
     try:
-        with held_by(name):
+        with attribute_holds(name):
             yield
     except MissingError:
         raise

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from rlkit._util.threads import LooseThreads
+    from rlkit._util.threads import DaemonThreadPool
     from rlkit.cost.budget import Spent
     from rlkit.cost.estimate import Estimate
     from rlkit.types import Checkpoint
@@ -193,7 +193,7 @@ class _Listener:
     def __init__(self, tracker: Tracker) -> None:
         self.name = type(tracker).__name__
         self._tracker = tracker
-        self._thread: LooseThreads | None = None
+        self._thread: DaemonThreadPool | None = None
         self._calls = deque[Future[None]]()
         self._lock = threading.Lock()
 
@@ -208,13 +208,13 @@ class _Listener:
         Returns:
             The exception of this call or of an earlier one, once.
         """
-        from rlkit._util.threads import LooseThreads  # needs asyncio, which reading a configuration does not
+        from rlkit._util.threads import DaemonThreadPool  # needs asyncio, which reading a configuration does not
 
         with self._lock:
             waits = not self.is_behind
             if len(self._calls) > MAX_WAITING_CALLS:
                 return TooSlow("it is so slow that it is told no more")
-            self._thread = self._thread or LooseThreads(1, name=f"rlkit-{self.name}")
+            self._thread = self._thread or DaemonThreadPool(1, name=f"rlkit-{self.name}")
             future = self._thread.submit(copy_context().run, call, self._tracker)
             self._calls.append(future)
         if waits:

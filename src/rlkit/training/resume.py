@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit.config.schema import Config
 from rlkit.env import Task
 from rlkit.errors import EnvironmentFault, UsageError
@@ -151,7 +151,7 @@ class WeightsLoader:
         Raises:
             ServiceError: the service failed.
         """
-        config, seed = self.config, derive(self.config.seed, "adapter")
+        config, seed = self.config, derive_seed(self.config.seed, "adapter")
         saved_steps = sorted(
             (saved for saved in self.store.checkpoints() if saved.step <= upto), key=lambda saved: saved.step
         )

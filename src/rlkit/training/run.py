@@ -114,7 +114,7 @@ class Run:
 
     async def end_with_budget(self) -> None:
         """Wait until the budget is used up, and then end the run: what is being played is finished and kept."""
-        await self._slots.left()
+        await self._slots.wait_until_drained()
         self._used_up = str(self._budget.reached)
         self.note(f"{self._used_up}; ending the run")
         self.reporter.give_up()

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from dataclasses import replace
 from pathlib import Path
 
-from rlkit._util.activity import Activity, activity_of_run
+from rlkit._util.activity import Activity, use_activity
 from rlkit._util.gc_tuning import rare_collections
 from rlkit._util.loop_holds import loop_holds
 from rlkit._util.paths import ARTEFACTS, runs_dir
@@ -158,12 +158,12 @@ class RLTrainer(Trainer):
         directory = self._given_directory or run_directory(config, self._runs_dir)
         with (
             rare_collections(),
-            activity_of_run(self._activity),
+            use_activity(self._activity),
             RunStore(directory, resolved=self._resolved, resume=self._resume) as store,
         ):
             result: RunResult | None = None
             try:
-                with loop_holds().watched(self._blocking_findings(store).add):
+                with loop_holds().watch(self._blocking_findings(store).add):
                     async with self._connect(store, choice, price) as (run, learner, groups):
                         yield run, learner, groups
                     result = run.result

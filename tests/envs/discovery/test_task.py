@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rlkit
-from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.algorithms.estimators import EntropicValidAware
 from rlkit.chat.renderers import chat_format
 from rlkit.chat.tokenizers import load_tokenizer
@@ -368,7 +368,7 @@ def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: Const
 
         async def played_s() -> float:
             stopwatch = Stopwatch()
-            with timed_by([stopwatch]):
+            with use_stopwatches([stopwatch]):
                 await alone.rollout(ScriptedPolicy([slow]))
             return stopwatch.played_s
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlkit._util import threads
 from rlkit._util.priority_semaphore import Slots
-from rlkit._util.threads import together
+from rlkit._util.threads import run_together
 from rlkit.env import Task
 from rlkit.envs.harbor import harbor
 from rlkit.policy import Limits
@@ -62,7 +62,7 @@ def test_the_rewards_of_a_group_are_what_the_verifiers_said_exactly(cache: Path,
     @stop_leftover_tasks()
     async def main() -> list[Group]:
         drawn = [Task(draw, "terminal", env) for draw, env in enumerate(tasks)]
-        return await together(player.play(task, lambda: sampler) for task in drawn)
+        return await run_together(player.play(task, lambda: sampler) for task in drawn)
 
     groups = {group.task: group for group in threads.run(main())}
     for group in groups.values():

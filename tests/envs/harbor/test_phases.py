@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.envs.harbor.phases import Gates, PhaseLimits, gates
 from rlkit.testing import run_virtual
 
@@ -72,7 +72,7 @@ def test_waiting_at_a_gate_is_not_the_rollouts_own_time() -> None:
         await first.start()
         asyncio.get_running_loop().call_later(5, first.leave)
         stopwatch, passing = Stopwatch(), own.enter()
-        with timed_by([stopwatch]):
+        with use_stopwatches([stopwatch]):
             await passing.start()
             await asyncio.sleep(2)
         return stopwatch.played_s, passing.waited_s

@@ -16,7 +16,7 @@ from harbor.environments.base import BaseEnvironment
 
 import rlkit
 from rlkit._util import threads
-from rlkit._util.stopwatch import waiting
+from rlkit._util.stopwatch import request_wait
 from rlkit.config import load_config, load_envs
 from rlkit.envs.harbor.agents.agent_end import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
@@ -266,7 +266,7 @@ class Outage(ScriptedPolicy):
     async def chat(self, messages: Sequence[rlkit.Message], **options: Any) -> rlkit.Reply:
         if len(messages) == 1:
             return await super().chat(messages, **options)
-        with waiting(self):
+        with request_wait(self):
             for _ in range(20):
                 await asyncio.sleep(0.1)
                 self.excused_s += 0.1

@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit._util.stopwatch import Stopwatch, timed_by
+from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.envs.openreward.admission import Gate, Limit
 from rlkit.testing import run_virtual
 
@@ -80,7 +80,7 @@ def test_waiting_to_be_admitted_is_not_the_rollouts_own_time() -> None:
         stopwatch = Stopwatch()
 
         async def rollout() -> None:
-            with timed_by([stopwatch]):
+            with use_stopwatches([stopwatch]):
                 async with gate.admitted():
                     await asyncio.sleep(2)
 

@@ -150,7 +150,7 @@ class Decoder:
         )
         tasks = [partial(_prefilled, self._weights, [tickets[i] for i in batch]) for batch in passes]
         tokens = sum(len(group[0].request.prompt) for group in tickets)
-        with self._activity.under_way("tokens of prompts being read", tokens):
+        with self._activity.track("tokens of prompts being read", tokens):
             filled = [one for batch in self._lanes.run(tasks) for one in batch]
         for group, prompt in zip(tickets, filled, strict=True):
             for ticket, scores in zip(group, prompt.scores, strict=True):

@@ -88,7 +88,7 @@ def discovery(
     """
     import numpy as np
 
-    from rlkit._util.seeds import derive
+    from rlkit._util.seeds import derive_seed
     from rlkit.envs.discovery.archive import Archive, ReuseRule
     from rlkit.envs.discovery.problem import known
     from rlkit.envs.discovery.prompts import Terms
@@ -116,8 +116,8 @@ def discovery(
         0.125 if epsilon is None else epsilon,
         1.0 if puct_c is None else puct_c,
     )
-    archive = Archive(made, rule, derive(seed, "discovery"))
-    rng = np.random.default_rng(derive(seed, "starts"))
+    archive = Archive(made, rule, derive_seed(seed, "discovery"))
+    rng = np.random.default_rng(derive_seed(seed, "starts"))
     count = starts or (8 if reuse == "puct" else 1)
     archive.plant(_starting_states(made, start, count, rng))
     helpers = helpers and find_spec("scipy") is not None

@@ -13,7 +13,7 @@ from typing import Literal, cast
 
 import numpy as np
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit.envs.discovery.problem import Problem
 from rlkit.envs.discovery.state import State
 from rlkit.errors import UsageError
@@ -81,7 +81,7 @@ class Archive:
 
     def choose(self) -> State:
         """The state to expand next; it counts as in play until `expanded` is told of it."""
-        rng = np.random.default_rng(derive(self.seed, "archive", self.chosen))
+        rng = np.random.default_rng(derive_seed(self.seed, "archive", self.chosen))
         self.chosen += 1
         match self.rule.name:
             case "none":

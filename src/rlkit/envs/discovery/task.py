@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from rlkit._util.activity import running_activity
-from rlkit._util.stopwatch import waiting
+from rlkit._util.activity import current_activity
+from rlkit._util.stopwatch import request_wait
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
@@ -143,7 +143,7 @@ class ConstructionProblem(Env):
         return Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
 
     async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> ProgramResult:
-        with waiting(_Queue(limits.timeout_s)), running_activity().under_way(activity):
+        with request_wait(_Queue(limits.timeout_s)), current_activity().track(activity):
             return await shared_runner(self.play.runner).run(program, limits)
 
     def _verified(self, ran: ProgramResult) -> tuple[Verified | None, str]:

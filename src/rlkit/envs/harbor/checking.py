@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from rlkit._util.threads import in_thread, together
+from rlkit._util.threads import in_thread, run_together
 from rlkit.config.loading.objects import load_object
 from rlkit.envs.harbor.outcome import AGENT_ERRORS, UNMENDABLE, VERIFIER_ERRORS, parse_rewards
 from rlkit.envs.harbor.phases import GatePass, Gates, PhaseLimits
@@ -103,7 +103,7 @@ async def check_tasks(
         on_check(checked)
         return checked
 
-    return await together(one(name, path) for name, path in tasks.items())
+    return await run_together(one(name, path) for name, path in tasks.items())
 
 
 def render_checks(checks: Sequence[TaskCheck]) -> str:

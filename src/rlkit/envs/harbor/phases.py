@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-from rlkit._util.stopwatch import waiting
+from rlkit._util.stopwatch import request_wait
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Queue:
         self._passing = passing
         self._clock = asyncio.get_running_loop().time
         self._since_s = self._clock()
-        self._excusing = waiting(self)
+        self._excusing = request_wait(self)
 
     @property
     def excused_s(self) -> float:

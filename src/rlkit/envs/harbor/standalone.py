@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from harbor.llms.base import BaseLLM, LLMResponse
 from pydantic import Field
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit._util.threads import in_thread
 from rlkit.chat.format import ChatFormat
 from rlkit.chat.renderers import chat_format
@@ -93,7 +93,7 @@ class TinkerTerminus2(PolicyTerminus2):
             sampler=lambda: connection.sampler,
             chat=connection.chat,
             sampling=sampling,
-            seed=lambda turn: derive(options.seed, "harbor", self.session_id or "", turn),
+            seed=lambda turn: derive_seed(options.seed, "harbor", self.session_id or "", turn),
             limits=Limits(context_tokens=min(limits, default=None)),
         )
         self._model_name = connection.model

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, get_args
 
-from rlkit._util.stopwatch import Stopwatch, running, timed_by
+from rlkit._util.stopwatch import Stopwatch, current_stopwatches, use_stopwatches
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.harbor.outcome import VERIFIER_ERRORS, Cause, Report, make_outcome
@@ -65,7 +65,7 @@ class HarborTask(Env):
             excused_s = clock() - began_s - stopwatch.played_s
             return self._report(result, passing, folder, get_agent_end(key), outage_s=excused_s - passing.waited_s)
 
-        with register_policy(policy) as key, timed_by({*running(), stopwatch}):
+        with register_policy(policy) as key, use_stopwatches({*current_stopwatches(), stopwatch}):
             report = await play_trial(
                 lambda folder: self._config(folder, key),
                 read,

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit.errors import UsageError
 
 TASK_FILE = "task.toml"
@@ -82,14 +82,14 @@ class Selection:
             mend = "" if self.eval_tasks else ": change eval_fraction, or name the tasks with eval_tasks"
             raise UsageError(f"split: none of the {len(kept)} tasks that are chosen is in the {self.split} half{mend}")
         if self.shuffle:
-            chosen.sort(key=lambda one: derive(self.seed, "harbor", "order", one))
+            chosen.sort(key=lambda one: derive_seed(self.seed, "harbor", "order", one))
         return chosen[: self.max_tasks]
 
     def _held_out(self, task_id: str) -> bool:
         if self.eval_tasks:
             return _any(task_id, self.eval_tasks)
         fraction = EVAL_FRACTION if self.eval_fraction is None else self.eval_fraction
-        return derive(0, "harbor", "split", task_id) < fraction * 2**31
+        return derive_seed(0, "harbor", "split", task_id) < fraction * 2**31
 
 
 def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:

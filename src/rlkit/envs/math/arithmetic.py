@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit.env import SingleTurnEnv
 from rlkit.errors import UsageError
 from rlkit.policy import Reply
@@ -146,4 +146,4 @@ def _pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
 
 def _split(operator: Operator, left: int, right: int) -> Split:
     named = (left, right) if operator == "+" else (operator, left, right)
-    return "test" if derive(0, "arithmetic", *named) % TEST_SHARE == 0 else "train"
+    return "test" if derive_seed(0, "arithmetic", *named) % TEST_SHARE == 0 else "train"

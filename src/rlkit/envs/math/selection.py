@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit.envs.math.problems import Problem, normalised
 
 type Order = Literal["shuffled", "given", "ascending", "descending"]
@@ -117,7 +117,7 @@ def _reason(
     key = normalised(problem.question)
     if key in apart:
         return "are in a set that is kept apart"
-    if share is not None and (derive(0, "math", key) / _SHARES < share[1]) != (share[0] == "test"):
+    if share is not None and (derive_seed(0, "math", key) / _SHARES < share[1]) != (share[0] == "test"):
         return f"are not in the share for {share[0]}"
     if key in seen:
         return "are there twice"

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from random import Random
 from weakref import WeakKeyDictionary
 
-from rlkit._util.stopwatch import waiting
+from rlkit._util.stopwatch import request_wait
 
 _CALM_S = 1.0
 """What comes back within this time was sent before the limit was lowered, and does not lower it again."""
@@ -75,7 +75,7 @@ class Gate:
     @asynccontextmanager
     async def admitted(self) -> AsyncGenerator[None]:
         """Wait for a place, and hold it."""
-        with waiting(_Wait()):
+        with request_wait(_Wait()):
             await self._enter()
         try:
             yield
@@ -87,7 +87,7 @@ class Gate:
         """Wait, if sessions fail, before one more is tried."""
         if not self.limit.failures:
             return
-        with waiting(_Wait()):
+        with request_wait(_Wait()):
             await asyncio.sleep(self.limit.pause_s(self._random))
 
     def opened(self) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 from pydantic import ConfigDict
 
-from rlkit._util.seeds import derive
-from rlkit._util.threads import together
+from rlkit._util.seeds import derive_seed
+from rlkit._util.threads import run_together
 from rlkit.envs.openreward.connection import sdk
 from rlkit.envs.openreward.connection.clients import Access, environment
 from rlkit.envs.openreward.connection.faults import configuration_error, describe_error, kind_of
@@ -154,7 +154,9 @@ def choose_tasks(sizes: Mapping[str, int], splits: Mapping[str, Split], *, seed:
     for name, size in sizes.items():
         split = splits.get(name, Split())
         order = (
-            epoch_order(size, seed=derive(seed, "openreward", name), epoch=0) if split.shuffle else list(range(size))
+            epoch_order(size, seed=derive_seed(seed, "openreward", name), epoch=0)
+            if split.shuffle
+            else list(range(size))
         )
         tasks += [(name, index) for index in order[: split.num_samples]]
     if not tasks:
@@ -218,7 +220,7 @@ async def _mark(access: Access, tasks: Sequence[tuple[str, int]], limit_s: float
 
     picked = [tasks[place * len(tasks) // _MARKED] for place in range(_MARKED)] if len(tasks) > _MARKED else tasks
     try:
-        lines = await together(shown(split, index) for split, index in picked)
+        lines = await run_together(shown(split, index) for split, index in picked)
     except RlkitError:
         return None
     return hashlib.sha256(b"\n".join(lines)).hexdigest()

@@ -26,7 +26,7 @@ from typing import cast
 import numpy as np
 
 import rlkit
-from rlkit._util.threads import LooseThreads
+from rlkit._util.threads import DaemonThreadPool
 from rlkit.errors import EnvironmentFault
 from rlkit.sandbox.commands import message_file
 from rlkit.sandbox.inside.program import ERROR, HEADER, MARK, MEMORY, VALUE
@@ -93,7 +93,7 @@ class ForkServer:
         self._least: Level = min_isolation or default_level()
         self._layers = tuple(layers)
         self._preload = tuple(preload)
-        self._threads = LooseThreads(workers or max(1, _processors() // cpus), name="rlkit-programs")
+        self._threads = DaemonThreadPool(workers or max(1, _processors() // cpus), name="rlkit-programs")
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._owner = os.getpid()

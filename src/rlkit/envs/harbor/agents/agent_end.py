@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlkit._util.json_values import readable, text_of
+from rlkit._util.json_values import escape_surrogates, safe_str
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, MissingError, ServiceError, UsageError
 
 type Reason = Literal["completed", "max_turns", "overflow", "service_error", "agent_error", "cancelled"]
@@ -51,7 +51,7 @@ class Tally(AgentEnd):
     def ended(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
         """Say how; what is said first holds."""
         if self.reason == "cancelled":
-            self.reason, self.detail, self.error = reason, readable(detail), error
+            self.reason, self.detail, self.error = reason, escape_surrogates(detail), error
 
     def ended_by(self, error: Exception) -> None:
         """Say that an exception ended it, and so why."""
@@ -66,7 +66,7 @@ class Tally(AgentEnd):
             case EnvironmentDown() | UsageError() | MissingError():
                 reason = "agent_error"
             case _:
-                reason, text = "agent_error", f"{type(error).__name__}: {text_of(error)}"
+                reason, text = "agent_error", f"{type(error).__name__}: {safe_str(error)}"
         self.ended(reason, text, error)
 
 

@@ -23,7 +23,7 @@ from harbor.environments.base import BaseEnvironment
 from harbor.models.agent.context import AgentContext
 from pydantic import Field, ValidationError
 
-from rlkit._util.json_values import text_of
+from rlkit._util.json_values import safe_str
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Tally
 from rlkit.envs.harbor.agents.commands import (
     END_WORD,
@@ -213,7 +213,7 @@ class _Episode:
         except Exception as error:
             if _is_command_timeout(error, limit_s=limit_s, elapsed_s=time.monotonic() - started):
                 return f"(the command was ended after {limit_s} s)"
-            raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {text_of(error)}") from error
+            raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {safe_str(error)}") from error
         printed = (execution.stdout or "") + (execution.stderr or "")
         result = CommandResult.read(printed, execution.return_code, mark=self._mark)
         self._folder = self._folder if result.folder is None else result.folder

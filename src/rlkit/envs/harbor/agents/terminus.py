@@ -28,7 +28,7 @@ from harbor.models.agent.context import AgentContext, ModelUsage
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import Field
 
-from rlkit._util.json_values import text_of
+from rlkit._util.json_values import safe_str
 from rlkit.envs.harbor.agents.agent_end import EnvironmentDown, Reason, Tally
 from rlkit.envs.harbor.agents.llm import PolicyLLM
 from rlkit.envs.harbor.verification.agent_records import write_record
@@ -149,7 +149,7 @@ class PolicyTerminus2(Terminus2):
         try:
             await super().run(instruction, environment, context)
         except Exception as error:
-            tally.ended("agent_error", f"{type(error).__name__}: {text_of(error)}", error)
+            tally.ended("agent_error", f"{type(error).__name__}: {safe_str(error)}", error)
             raise
         finally:
             tally.llm_s = llm.seconds - before[0]
@@ -358,7 +358,7 @@ class _Machine:
         except (asyncio.CancelledError, EnvironmentDown):
             raise
         except Exception as error:
-            raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {text_of(error)}") from error
+            raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {safe_str(error)}") from error
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._environment, name)

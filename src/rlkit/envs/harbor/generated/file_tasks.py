@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlkit._util.seeds import derive
+from rlkit._util.seeds import derive_seed
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 
@@ -225,7 +225,7 @@ def _variants(part: Part, kind: str, count: int, seed: int, make: _Kind) -> Iter
     instructions = set[str]()
     draw = 0
     while len(instructions) < count:
-        task = make(_Names(part, random.Random(derive(seed, "file_tasks", part, kind, draw))))
+        task = make(_Names(part, random.Random(derive_seed(seed, "file_tasks", part, kind, draw))))
         draw += 1
         if task.instruction not in instructions:
             yield replace(task, task_id=f"{part}/{kind}-{len(instructions):02}")
