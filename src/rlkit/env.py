@@ -1,7 +1,7 @@
-"""What an environment is: one task, and playing it is a coroutine.
+"""Environments: one object is one task, and one coroutine plays it.
 
-Invariant: an `Env` holds the task and never changes; the state of an episode lives in the local variables of `rollout`,
-so that the same object can be played G times at once to make a group, and can be pickled.
+Invariant: an `Env` never changes. The state of an episode lives in the local variables of `rollout`, so that the G
+rollouts of a group can share the object.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rlkit.types import Episode, Group, Json, Message, Outcome, Tool, ToolCall
 
 @runtime_checkable
 class Env(Protocol):
-    """One task.
+    """One task of an environment, with the coroutine that plays it.
 
-    A whole environment::
+    A complete environment::
 
         class Reverse(rlkit.Env):
             def __init__(self, word: str): self.word = word
@@ -30,38 +30,47 @@ class Env(Protocol):
                 reply = await policy.chat([{"role": "user", "content": f"Spell {self.word} backwards."}])
                 return float(reply.text.strip() == self.word[::-1])
 
-    Five attributes are optional. `task_id: str` names the task in records. `content: str` says what it asks: a task of
-    the same content as one that is evaluated is not trained on. `rlkit check` reads the others: `gold: str`, a reply
-    that deserves the full reward; `max_reward: float`, the full reward where it is not 1; `stochastic = True`, where
-    chance is part of the task.
+    Optional attributes, of which the last three are for `rlkit check`:
+        task_id (str): name of the task in records.
+        content (str): text of the task; one with the same content as an evaluated task is not trained on.
+        gold (str): a reply that deserves the full reward.
+        max_reward (float): the full reward, if it is not 1.
+        stochastic (bool): chance is part of the task.
     """
 
     async def rollout(self, policy: Policy) -> Outcome | float:
-        """Play one episode and return its outcome. An exception means that it failed, and so has no reward."""
+        """Play one episode and return its outcome, or just its reward.
+
+        An exception fails the episode: it has no reward and is played again.
+        """
         ...
 
 
 @runtime_checkable
 class GroupScorer(Protocol):
-    """A task that compares the episodes of a group with each other, once all of them are over."""
+    """A task that scores the episodes of its group together."""
 
     async def score_group(self, episodes: Sequence[Episode]) -> Sequence[float] | None:
-        """The rewards of episodes that did not fail, in their order; None to leave them as they are.
+        """Return a reward for each of the episodes that did not fail, or None to keep their rewards.
 
-        It may be asked again for a group of a run that was interrupted. An exception means that all of them failed.
+        Called once the group is complete, and perhaps again when an interrupted run resumes. An exception fails all of
+        them.
         """
         ...
 
 
-_NAMELESS = object()
+_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of a run: the `draw`-th, of the environment `name`.
+    """A task that a run drew.
 
-    Its `id` is what the env calls itself; the draw, where it has no name or cannot say it. It is read once, so that all
-    records have the same.
+    Args:
+        draw: position in the order of drawing.
+        name: name of the environment in the run.
+        env: the task itself.
+        id: `task_id` of the env, or the draw. It is read once, so that all records agree.
     """
 
     draw: int
@@ -70,53 +79,53 @@ class Task:
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
-        own = read_task_id(self.env)
-        object.__setattr__(self, "id", str(self.draw) if own is None else own)
+        task_id = read_task_id(self.env)
+        object.__setattr__(self, "id", str(self.draw) if task_id is None else task_id)
 
 
 def read_task_id(env: Env) -> str | None:
-    """Return the name that the env gives itself; None without one, or where reading it fails."""
+    """Return the env's `task_id`; None if it has none, or reading it fails."""
     try:
-        own = getattr(env, "task_id", _NAMELESS)
-        return None if own is _NAMELESS else escape_surrogates(str(own))
+        task_id = getattr(env, "task_id", _MISSING)
+        return None if task_id is _MISSING else escape_surrogates(str(task_id))
     except KeyboardInterrupt:
         raise
-    except BaseException:  # the user's own code, and only for a name
+    except BaseException:  # the user's code may raise anything, and this is only a name
         return None
 
 
 class TaskSource(ABC):
-    """Decides what is played next. Deterministic, given its seed and the groups that `observe` was given."""
+    """A source of tasks for a run. Its draws follow from its seed and from the groups that it observed."""
 
     @abstractmethod
     def next(self) -> Env | None:
-        """Return the next task, or None when there are no more."""
+        """Return the next task, or None if there are no more."""
 
     @abstractmethod
     def state_dict(self) -> Mapping[str, Json]:
-        """Return everything that `load_state_dict` needs to go on from here, as JSON."""
+        """Return the state as JSON for `load_state_dict`."""
 
     @abstractmethod
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` returned."""
+        """Resume from a state that `state_dict` returned."""
 
     def observe(self, group: Group) -> None:
-        """Learn from a finished group, as difficulty filters and archives do; by default nothing."""
+        """Learn from a finished group, as curricula do; by default nothing."""
         return
 
     def metrics(self) -> Mapping[str, float]:
-        """Return numbers by name after a step, for `env/<name>/tasks/…`; by default none."""
+        """Return metrics of a step, reported as `env/<name>/tasks/…`; by default none."""
         return {}
 
     def keep_in(self, folder: Path) -> None:
-        """Take a folder for files of one's own, before the first draw; by default unused."""
+        """Set the folder for the source's files, before the first draw; by default unused."""
         return
 
 
 class SingleTurnEnv(ABC, Env):
     """One prompt, one reply, one reward.
 
-    The `prompt` is messages, rendered with the model's chat template, or a plain string, sampled as it stands::
+    ::
 
         class Sum(rlkit.SingleTurnEnv):
             def __init__(self, a: int, b: int): self.a, self.b = a, b
@@ -126,14 +135,14 @@ class SingleTurnEnv(ABC, Env):
 
     @abstractmethod
     def prompt(self) -> str | Sequence[Message]:
-        """What the model is asked."""
+        """Return messages, to be rendered with the model's chat template, or a string, sampled as it stands."""
 
     @abstractmethod
     def grade(self, reply: Reply) -> Outcome | float:
-        """The reward of a reply. It must be a function of the reply alone."""
+        """Return the reward of a reply, as a function of the reply alone."""
 
     async def rollout(self, policy: Policy) -> Outcome | float:
-        """Ask once, grade once."""
+        """Sample one reply and grade it."""
         prompt = self.prompt()
         reply = await (policy.sample(prompt) if isinstance(prompt, str) else policy.chat(prompt))
         return self.grade(reply)
@@ -141,13 +150,13 @@ class SingleTurnEnv(ABC, Env):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What the world answers to one reply.
+    """The result of `StepEnv.step`.
 
     Args:
-        messages: the observation that follows, ignored when done.
-        reward: of this turn; the episode's reward is the sum.
+        messages: the next observation; ignored when done.
+        reward: reward of this turn; the episode's reward is their sum.
         done: the episode is over.
-        metrics: numbers to report; a later value replaces an earlier one.
+        metrics: numbers to report; later values replace earlier ones.
     """
 
     messages: Sequence[Message] = ()
@@ -156,33 +165,37 @@ class Step:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-class StepEnv[State](ABC, Env):
-    """A conversation in steps: the model replies, the world answers.
+class _ConversationEnv[State](ABC, Env):
+    """An environment whose episodes have a state of their own."""
+
+    max_turns: int = 16
+    """Limit of the replies of an episode, which is then truncated."""
+
+    @abstractmethod
+    def reset(self) -> tuple[State, Sequence[Message]]:
+        """Return a fresh state and the first messages."""
+
+    async def close(self, state: State) -> None:
+        """Release the resources of an episode, however it ended."""
+
+
+class StepEnv[State](_ConversationEnv[State]):
+    """A conversation in which the environment answers each reply.
 
     `reset` makes the state of one episode; `step` may change that state, never `self`::
 
         class Guess(rlkit.StepEnv[list[int]]):
             max_turns = 5
             def reset(self): return [], [{"role": "user", "content": "Guess a number from 1 to 9."}]
-            def step(self, state, reply): ...
+            async def step(self, state, reply): ...
     """
-
-    max_turns: int = 16
-    """The episode is truncated after this many replies."""
-
-    @abstractmethod
-    def reset(self) -> tuple[State, Sequence[Message]]:
-        """A fresh state and the first messages."""
 
     @abstractmethod
     async def step(self, state: State, reply: Reply) -> Step:
-        """Answer one reply."""
-
-    async def close(self, state: State) -> None:
-        """Free what the episode holds; runs whatever happened."""
+        """Answer a reply."""
 
     async def rollout(self, policy: Policy) -> Outcome:
-        """Play until a step is done, a limit of the run is reached or `max_turns` have passed."""
+        """Play until a step is done, a limit of the run is reached or there were `max_turns` replies."""
         state, opening = self.reset()
         messages = list(opening)
         total, metrics = 0.0, dict[str, float]()
@@ -204,37 +217,27 @@ class StepEnv[State](ABC, Env):
             await self.close(state)
 
 
-class ToolEnv[State](ABC, Env):
-    """A model that works with tools until it answers without calling one.
+class ToolEnv[State](_ConversationEnv[State]):
+    """A conversation in which the model calls tools until it replies without a call.
 
-    A malformed call is told to the model and counted, an unknown tool as the tool's answer; `call` itself may raise
-    `ValueError` to tell the model what was wrong with the arguments. Anything else that it raises fails the episode.
+    The model gets an error message for a malformed call (counted in `malformed_tool_calls`), an unknown tool, or a
+    `ValueError` of `call`. Other exceptions fail the episode. An episode of `max_turns` replies is graded, too.
     """
-
-    max_turns: int = 16
-    """The episode is truncated, and still graded, after this many replies."""
-
-    @abstractmethod
-    def reset(self) -> tuple[State, Sequence[Message]]:
-        """A fresh state and the first messages."""
 
     @abstractmethod
     def tools(self) -> Sequence[Tool]:
-        """The tools that the model is shown."""
+        """Return the tools that the model may call."""
 
     @abstractmethod
     async def call(self, state: State, call: ToolCall) -> str:
-        """Run one call and return what the model is told."""
+        """Run a tool call and return its result for the model."""
 
     @abstractmethod
     async def grade(self, state: State, reply: Reply | None) -> Outcome | float:
-        """The reward of the whole episode, given the last reply (None if a limit allowed none)."""
-
-    async def close(self, state: State) -> None:
-        """Free what the episode holds; runs whatever happened."""
+        """Return the reward of the episode, given the last reply (None if a limit allowed none)."""
 
     async def rollout(self, policy: Policy) -> Outcome:
-        """Alternate replies and tool answers, then grade."""
+        """Alternate replies and tool results, then grade."""
         state, opening = self.reset()
         tools = self.tools()
         messages = list(opening)
@@ -249,26 +252,25 @@ class ToolEnv[State](ABC, Env):
                 if not reply.tool_calls and not reply.malformed:
                     truncated = reply.turn.stop == "length"
                     break
-                answers = [await self._answer(state, call, tools) for call in reply.tool_calls]
-                messages += [reply.message, *answers]
+                results = [await self._run_call(state, call, tools) for call in reply.tool_calls]
+                messages += [reply.message, *results]
                 if reply.malformed:
-                    # Not as a tool's answer: it would answer no call, which some chat formats cannot write.
-                    told = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
-                    messages.append({"role": "user", "content": told})
-            graded = await self.grade(state, reply)
-            outcome = graded if isinstance(graded, Outcome) else Outcome(graded)
+                    # Not a tool message: some chat formats cannot write one that answers no call.
+                    errors = "\n".join(f"error: not a valid tool call: {text}" for text in reply.malformed)
+                    messages.append({"role": "user", "content": errors})
+            grade = await self.grade(state, reply)
+            outcome = grade if isinstance(grade, Outcome) else Outcome(grade)
             metrics = {**outcome.metrics, "malformed_tool_calls": float(malformed)}
             return replace(outcome, metrics=metrics, truncated=truncated or outcome.truncated)
         finally:
             await self.close(state)
 
-    async def _answer(self, state: State, call: ToolCall, tools: Sequence[Tool]) -> Message:
+    async def _run_call(self, state: State, call: ToolCall, tools: Sequence[Tool]) -> Message:
         names = [tool["name"] for tool in tools]
-        if call["name"] not in names:
-            content = f"error: there is no tool {call['name']!r}; the tools are {', '.join(names)}"
-        else:
-            try:
-                content = await self.call(state, call)
-            except ValueError as error:
-                content = f"error: {error}"
+        try:
+            if call["name"] not in names:
+                raise ValueError(f"there is no tool {call['name']!r}; the tools are {', '.join(names)}")
+            content = await self.call(state, call)
+        except ValueError as error:
+            content = f"error: {error}"
         return {"role": "tool", "content": content, "tool_call_id": call["id"], "name": call["name"]}

@@ -1,4 +1,4 @@
-"""The model as environments see it, and the weights behind it."""
+"""The policy that an environment samples from, and the sampler of weights behind it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlkit.types import Completion, Message, Prompt, Sampling, Tokens, Tool, Too
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reply:
-    """A completion as the environment sees it.
+    """A completion, parsed.
 
     Args:
         text: the reply without thinking and tool calls.
-        message: the whole reply as a message, to be appended to the conversation unchanged.
+        message: the whole reply; append it to the conversation unchanged.
         turn: the record of the completion.
-        tokens: the whole prompt and the completion; `sample` continues exactly from here.
-        malformed: raw texts of tool calls that could not be parsed.
+        tokens: prompt and completion; a `sample` that begins with them extends this turn.
+        malformed: texts of tool calls that could not be parsed.
     """
 
     text: str
@@ -30,12 +30,12 @@ class Reply:
 
     @property
     def thinking(self) -> str:
-        """The model's reasoning, "" where there is none."""
+        """The model's reasoning, or an empty string."""
         return self.message.get("thinking", "")
 
     @property
     def tool_calls(self) -> Sequence[ToolCall]:
-        """The tool calls that the model asked for."""
+        """Parsed tool calls."""
         return self.message.get("tool_calls", [])
 
     @property
@@ -46,7 +46,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Turns that a rollout may take, and tokens that one prompt and its completion may have together."""
+    """Limits of a rollout: its turns, and the tokens of a prompt and its completion together."""
 
     max_turns: int | None = None
     context_tokens: int | None = None
@@ -77,7 +77,7 @@ class ChatRequest:
 
 
 class Policy(ABC):
-    """The model as one rollout uses it, with the record of its turns. Subclasses implement `_respond`."""
+    """The model as a rollout uses it, and the record of its turns. Subclasses implement `_respond`."""
 
     def __init__(self, *, sampling: Sampling, limits: Limits) -> None:
         self._sampling = sampling
@@ -86,26 +86,26 @@ class Policy(ABC):
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """The record so far."""
+        """The turns so far."""
         return tuple(self._turns)
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that one completion may have, by the run's setting."""
+        """Limit of the tokens of a completion."""
         return self._sampling.max_tokens
 
     @property
     def context_tokens(self) -> int | None:
-        """Tokens that a prompt and its completion may have together; None where no limit is known."""
+        """Limit of the tokens of a prompt and its completion together; None if unknown."""
         return self._limits.context_tokens
 
     def reward(self, value: float) -> None:
-        """Give the last turn a reward of its own, for estimators that assign credit by turn."""
+        """Add a reward to the last turn, for estimators that assign credit by turn."""
         return
 
     @abstractmethod
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
-        """Answer a call of `sample` or `chat`."""
+        """Complete a request of `sample` or `chat`."""
 
     async def sample(
         self,
@@ -116,19 +116,19 @@ class Policy(ABC):
         temperature: float | None = None,
         stop: Sequence[str] | Sequence[int] | None = None,
     ) -> Reply:
-        """Complete a prompt as it stands, with no chat template.
+        """Complete a prompt as it stands, without a chat template.
 
         Args:
-            prompt: text or tokens. One that continues the tokens of an earlier turn is recorded as its extension.
-            forced: text or tokens that the completion must begin with; they get no advantage.
-            max_tokens: less than the run's setting, if less is wanted.
-            temperature: instead of the run's setting.
-            stop: strings or token ids, instead of the run's setting.
+            prompt: text or tokens. One that begins with the tokens of an earlier turn extends that turn.
+            forced: text or tokens with which the completion begins; they get no advantage.
+            max_tokens: limit of the completion, below the run's.
+            temperature: temperature instead of the run's.
+            stop: strings or token ids instead of the run's.
 
         Raises:
             LimitReached: the rollout has used up its turns or its context.
-            EnvironmentFault: the service refuses the prompt.
-            ValueError: the prompt is empty, or a setting makes no sense.
+            EnvironmentFault: the service refused the prompt.
+            ValueError: the prompt is empty, or a setting is out of range.
             ServiceError: the service failed after retries.
         """
         return await self._respond(SampleRequest(prompt, forced, max_tokens, temperature, stop))
@@ -144,7 +144,7 @@ class Policy(ABC):
         room: int = 1,
         context_tokens: int | None = None,
     ) -> Reply:
-        """Return the assistant's next message; one that continues an earlier reply extends its exact tokens.
+        """Return the assistant's next message; a conversation that continues a reply extends its exact tokens.
 
         Args:
             messages: the conversation so far.
@@ -152,24 +152,23 @@ class Policy(ABC):
             forced: see `sample`.
             max_tokens: see `sample`.
             temperature: see `sample`.
-            room: tokens that the context must have left for the reply; with fewer, the model is not asked.
-            context_tokens: limit of the prompt and its completion together, below the run's. An endpoint cannot count
-                tokens beforehand and ignores it.
+            room: tokens that the context must have left for the reply.
+            context_tokens: limit of prompt and completion together, below the run's; endpoints ignore it.
 
         Raises:
-            ContextFull: the context has less room than `room`.
-            LimitReached: see `sample`, as for the other errors.
+            ContextFull: the context has less than `room` tokens left.
+            LimitReached: see `sample`, also for the other errors.
         """
         request = ChatRequest(messages, tools, forced, max_tokens, temperature, room, context_tokens)
         return await self._respond(request)
 
 
 class Sampler(Protocol):
-    """One version of the weights, ready to be sampled from."""
+    """One version of the weights, ready to sample."""
 
     @property
     def version(self) -> int:
-        """Optimiser steps that these weights have taken."""
+        """Optimiser steps of the weights."""
         ...
 
     async def sample(

@@ -1,13 +1,13 @@
-"""The data that flows through rlkit: frozen, over numpy arrays, never changed after it is made.
+"""The data that flows through rlkit: frozen dataclasses over numpy arrays.
 
-Invariant: what a turn stores is exactly what the sampler was given and gave back. Text is for people; training data is
-made from these arrays only.
+Invariant: a turn stores exactly the tokens that the sampler received and returned. Training data is made from these
+arrays only; text is for people.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NotRequired, Required, TypedDict
 
 import numpy as np
@@ -19,11 +19,11 @@ type Bools = NDArray[np.bool_]
 type Json = bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None
 
 IMAGE_TOKEN = -1
-"""Stands in a token array for each position that an image takes up."""
+"""Placeholder in a token array for each position of an image."""
 
 
 class TextPart(TypedDict):
-    """A piece of text in a message."""
+    """Text in a message."""
 
     type: Literal["text"]
     text: str
@@ -37,7 +37,7 @@ class ImagePart(TypedDict):
 
 
 class ToolCall(TypedDict):
-    """A call that the model asked for, already parsed."""
+    """A parsed tool call of the model."""
 
     id: str
     name: str
@@ -53,7 +53,7 @@ class Tool(TypedDict):
 
 
 class Message(TypedDict, total=False):
-    """One message of a conversation, in the shape of the chat APIs."""
+    """A message of a conversation, in the shape of the chat APIs."""
 
     role: Required[Literal["system", "user", "assistant", "tool"]]
     content: Required[str | list[TextPart | ImagePart]]
@@ -65,13 +65,12 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An encoded image inside a prompt.
+    """An encoded image in a prompt.
 
     Args:
-        start: index of its first position in the token array that it belongs to.
-        length: how many positions it takes up, each holding `IMAGE_TOKEN`.
+        start: index of the first of its positions in the prompt's token array.
+        length: number of its positions, each holding `IMAGE_TOKEN`.
         data: the encoded file.
-        format: the encoding of `data`.
     """
 
     start: int
@@ -82,7 +81,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """What the model is given: `tokens [P] int32`, with `IMAGE_TOKEN` where an image stands."""
+    """The model's input: `tokens [P] int32`, with `IMAGE_TOKEN` at the positions of images."""
 
     tokens: Tokens
     images: tuple[Image, ...] = ()
@@ -91,7 +90,7 @@ class Prompt:
         return len(self.tokens)
 
     def starts_with(self, head: Prompt) -> bool:
-        """Whether this prompt continues `head`, token for token and image for image."""
+        """Return whether this prompt begins with `head`, token for token and image for image."""
         count = len(head)
         return (
             len(self.tokens) >= count
@@ -100,12 +99,8 @@ class Prompt:
         )
 
     def after(self, count: int) -> Prompt:
-        """What follows the first `count` positions, which must not cut an image in two."""
-        images = tuple(
-            Image(image.start - count, image.length, image.data, image.format)
-            for image in self.images
-            if image.start >= count
-        )
+        """Return the prompt without its first `count` positions, which must not end inside an image."""
+        images = tuple(replace(image, start=image.start - count) for image in self.images if image.start >= count)
         # A copy: a view would keep the whole prompt in memory, turn after turn.
         return Prompt(self.tokens[count:].copy(), images)
 
@@ -117,20 +112,19 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 
 def join(prompts: Sequence[Prompt]) -> Prompt:
-    """Prompts one after another, copied once."""
+    """Join prompts, copying each once."""
     tokens = np.concatenate([_NO_TOKENS, *[prompt.tokens for prompt in prompts]])
     if not any([prompt.images for prompt in prompts]):  # noqa: C419  a list, which is faster than a generator for two
         return Prompt(tokens)
     images, start = list[Image](), 0
     for prompt in prompts:
-        for image in prompt.images:
-            images.append(Image(image.start + start, image.length, image.data, image.format))
+        images += [replace(image, start=image.start + start) for image in prompt.images]
         start += len(prompt)
     return Prompt(tokens, tuple(images))
 
 
 def as_prompt(tokens: Prompt | Sequence[int] | Tokens) -> Prompt:
-    """A `Prompt` from plain token ids."""
+    """Return token ids as a `Prompt`."""
     return tokens if isinstance(tokens, Prompt) else Prompt(np.asarray(tokens, dtype=np.int32))
 
 
@@ -139,20 +133,20 @@ type StopReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One completion, exactly as it was sampled.
+    """One request to the model and its completion, exactly as sampled.
 
     Args:
-        prompt: [P] the prompt tokens that this turn added to its parent's prompt and completion (all of them without a
-            parent), so that an episode's memory grows with its tokens and not with turns times tokens.
+        prompt: [P] the tokens that follow the parent's prompt and completion; without a parent, the whole prompt. An
+            episode's memory thus grows with its tokens, not with turns times tokens.
         completion: [C] int32, forced and sampled tokens, the stop token included.
-        logprobs: [C] float32, the sampler's log-probability of each token; 0 where it was forced.
-        sampled: [C] bool, False where the token was forced and must never get an advantage.
-        stop: "stop" at a stop token or string, "length" when `max_tokens` cut it off.
-        version: optimiser steps taken by the weights that sampled it.
-        parent: index, in the episode, of the turn whose tokens this one extends; None starts a new segment.
-        reward: the reward of this turn alone, where the environment gives one.
-        seconds: from the request to the answer.
-        request_id: the service's id of the request, where it gives one.
+        logprobs: [C] float32, the sampler's log-probability of each token; 0 for forced tokens.
+        sampled: [C] bool, False for forced tokens, which must never get an advantage.
+        stop: "stop" at a stop token or string, "length" at the limit `max_tokens`.
+        version: optimiser steps of the weights that sampled it.
+        parent: index, in the episode, of the turn that this one extends token for token; None starts a new segment.
+        reward: reward of this turn alone, where the environment gives one.
+        seconds: time from the request to the completion.
+        request_id: the service's id of the request, where it has one.
     """
 
     prompt: Prompt
@@ -179,15 +173,15 @@ type Status = Literal["completed", "truncated", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What `Env.rollout` returns; a bare number stands for `Outcome(number)`.
+    """The result of `Env.rollout`; a bare number stands for `Outcome(number)`.
 
     Args:
         reward: the episode's reward, a finite number.
         metrics: numbers to average over episodes, such as `{"correct": 1.0}`.
-        info: anything for people: messages, the parsed answer, paths of artefacts. It is recorded as JSON, and what
-            JSON does not have as its `repr`; at most 1 MiB of it.
-        truncated: the episode was cut short by a limit; its reward still counts.
-        masked: none of its tokens is trained on; its reward still counts in the statistics of its group.
+        info: anything for people: messages, the parsed answer, paths of artefacts. It is recorded as JSON, other
+            objects by their `repr`; at most 1 MiB.
+        truncated: a limit cut the episode short; its reward still counts.
+        masked: no token of the episode is trained on; its reward still counts in the statistics of its group.
     """
 
     reward: float
@@ -199,17 +193,17 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """One rollout of one task.
+    """The record of one rollout.
 
     Args:
-        member: place in the group, 0 … G−1.
-        attempt: how many attempts at this place failed before this one.
-        turns: every completion that it asked for, in order.
-        status: `failed` episodes have no reward and take no part in their group's statistics.
+        member: index of the rollout in its group, 0 … G−1.
+        attempt: number of earlier attempts of this member, all of which failed.
+        turns: completions in the order of their requests.
+        status: a `failed` episode has no reward and takes no part in the statistics of its group.
         reward: None exactly when `failed`.
         error: one line that says why it failed.
-        masked: its reward counts in the statistics of its group, and no token of it is trained on.
-        group_scored: its reward is the one that the comparison with the other episodes of its group gave.
+        masked: no token of it is trained on; its reward counts in the statistics of its group.
+        group_scored: its reward comes from the comparison with the other episodes of its group.
     """
 
     member: int
@@ -230,12 +224,12 @@ class Episode:
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens that the model sampled, over all turns."""
+        """Number of tokens that the model sampled, over all turns."""
         return sum(int(np.count_nonzero(turn.sampled)) for turn in self.turns)
 
     @property
     def segments(self) -> int:
-        """How many times a prompt did not extend the exact tokens of an earlier turn (1 for a plain conversation)."""
+        """Number of turns whose prompt extends no earlier turn token for token (1 for a plain conversation)."""
         return sum(turn.parent is None for turn in self.turns)
 
 
@@ -245,8 +239,8 @@ class Group:
 
     Args:
         env: name of the environment in the run.
-        task: the task's own id, where its env has one.
-        draw: how many groups were drawn before it in the run.
+        task: id of the task.
+        draw: position in the order of drawing: the number of groups that the run drew before this one.
     """
 
     env: str
@@ -256,12 +250,12 @@ class Group:
 
     @property
     def rewards(self) -> NDArray[np.float64]:
-        """[G] float64, NaN where the episode failed."""
+        """Rewards, [G] float64, NaN for failed episodes."""
         return np.array([np.nan if e.reward is None else e.reward for e in self.episodes], dtype=np.float64)
 
     @property
     def valid(self) -> Bools:
-        """[G] bool, False where the episode failed."""
+        """Mask of the episodes that did not fail, [G] bool."""
         return np.array([e.reward is not None for e in self.episodes], dtype=np.bool_)
 
 
@@ -272,9 +266,9 @@ class Datum:
     Args:
         prompt: the input, N positions.
         targets: [N] int32.
-        logprobs: [N] float32, the sampler's, 0 where no token was sampled.
-        advantages: [N] float32, 0 everywhere that the model did not choose the token.
-        mask: [N] bool, True where the target was sampled by the model.
+        logprobs: [N] float32, the sampler's log-probabilities; 0 for targets that were not sampled.
+        advantages: [N] float32, 0 for targets that were not sampled.
+        mask: [N] bool, True for targets that the model sampled.
     """
 
     prompt: Prompt
@@ -286,12 +280,12 @@ class Datum:
 
 @dataclass(frozen=True, slots=True)
 class BudgetForcing:
-    """What becomes of a reply whose tokens are used up before its end: it is told so, and the answer is sampled.
+    """A second chance for replies that reach their token limit: append a phrase, then sample the answer.
 
     Args:
-        phrase: that it is told with.
-        context_tokens: of the prompt, the thinking, the phrase and the answer together.
-        spare_tokens: of these that are left alone.
+        phrase: text that tells the model to answer now.
+        context_tokens: limit of the prompt, the thinking, the phrase and the answer together.
+        spare_tokens: tokens of that limit that stay unused.
     """
 
     phrase: str
@@ -301,15 +295,15 @@ class BudgetForcing:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn.
+    """Settings of the sampler.
 
     Args:
-        max_tokens: at most this many sampled tokens a turn.
+        max_tokens: limit of the sampled tokens of a turn.
         temperature: 0 is greedy.
-        top_p: nucleus; 1 keeps all tokens.
-        top_k: keep the k likeliest; -1 keeps all.
+        top_p: probability mass of the nucleus; 1 keeps all tokens.
+        top_k: number of likeliest tokens to keep; -1 keeps all.
         stop: strings or token ids that end a turn; None for the model's own end of turn.
-        forcing: of the replies of conversations; None leaves them cut off.
+        forcing: budget forcing of replies of conversations; None leaves them cut off.
     """
 
     max_tokens: int
@@ -322,7 +316,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """What a sampler gives back for one sample: `tokens [C] int32`, `logprobs [C] float32`."""
+    """One completion of a sampler: `tokens [C] int32`, `logprobs [C] float32`."""
 
     tokens: Tokens
     logprobs: Floats
@@ -332,13 +326,13 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Weights that the service keeps.
+    """Weights that a run saved on the service.
 
     Args:
-        step: optimiser steps that they have taken.
+        step: optimiser steps of the weights.
         state: `tinker://` path of the training state, optimiser included.
         sampler: `tinker://` path of the weights for sampling.
-        expires: seconds since the epoch, None for never.
+        expires: time of deletion in seconds since the epoch; None for never.
     """
 
     step: int
