@@ -103,7 +103,7 @@ def nested(levels: int) -> object:
 )
 def test_what_is_far_too_large_is_refused_before_all_of_it_is_looked_at(value: object, at_most: int) -> None:
     Counted.taken = 0
-    with pytest.raises(RewardError, match="of which 'log' is a part: write what is large to a file"):
+    with pytest.raises(RewardError, match="at the key 'log': write large data to a file"):
         info_of(value)
     assert Counted.taken <= at_most
 

@@ -115,7 +115,7 @@ MATRIX: dict[str, tuple[Callable[[rlkit.Policy], Awaitable[object]], str]] = {
     "too many rewards": (returning([1.0, 0.0]), "returned list"),
     "complex": (returning(1j), "returned complex"),
     "raises in its repr": (returning(Raising()), "Raising whose repr raises RuntimeError"),
-    "empty observation": (lambda policy: says_tokens(policy, []), "empty prompt"),
+    "empty observation": (lambda policy: says_tokens(policy, []), "the prompt is empty"),
     "ten times too long": (lambda policy: says(policy, "x" * 10 * CONTEXT), f"fills the context of {CONTEXT}"),
     "raises": (lambda policy: raises(policy, RuntimeError("the tool broke")), "RuntimeError: the tool broke"),
     "exits": (lambda policy: raises(policy, SystemExit(3)), "SystemExit: 3"),

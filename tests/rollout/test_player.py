@@ -178,7 +178,7 @@ def test_a_request_that_makes_no_sense_fails_its_own_episode_only(setting: dict[
             return 1.0
 
     group, *_ = play(Odd(), group_size=1, retries=0)
-    assert "was asked for" in (group.episodes[0].error or "")
+    assert "it must be" in (group.episodes[0].error or "")
 
 
 def test_no_more_rollouts_are_live_than_allowed() -> None:
@@ -332,7 +332,7 @@ def test_a_group_that_is_left_as_it_is_keeps_its_rewards() -> None:
 @pytest.mark.parametrize(
     ("scores", "said"),
     [
-        ([1.0], r"Ranked scored 2 episodes as list \[1.0\]; it must give a list with a finite number for each"),
+        ([1.0], r"Ranked scored 2 episodes as list \[1.0\]; return a list with a finite number for each"),
         ([1.0, math.nan], "a finite number for each"),
         ("ab", "a finite number for each"),
         (5, "a finite number for each"),
@@ -444,7 +444,7 @@ def test_what_comparing_a_group_changed_is_recorded_in_the_place_of_what_was_the
     settings = EnvSettings(2, Sampling(max_tokens=16), 20, 0, Limits())
     sampler = ScriptedSampler(lambda prompt, *, seed: "hi", chat=ByteChat())
     player = Player(
-        ByteChat(), {"e": settings}, seed=0, slots=Slots(1), scored=lambda task, episode: changed.append(episode)
+        ByteChat(), {"e": settings}, seed=0, slots=Slots(1), record_score=lambda task, episode: changed.append(episode)
     )
     group = asyncio.run(player.play(Task(7, "e", Ranked(0.0, 0.0, scores=scores)), lambda: sampler))
     assert [(one.member, one.attempt, one.reward) for one in changed] == [

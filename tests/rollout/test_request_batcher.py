@@ -94,13 +94,13 @@ class Miser(Sampler):
         return [Completion(np.zeros(1, np.int32), np.zeros(1, np.float32), "stop")]
 
 
-def test_fewer_samples_than_were_asked_for_are_a_failure_for_each_of_them() -> None:
+def test_fewer_samples_than_requested_are_a_failure_for_each_of_them() -> None:
     async def run() -> list[object]:
-        coalescer = RequestBatcher()
+        batcher = RequestBatcher()
         prompt = Prompt(np.arange(3, dtype=np.int32))
-        asked = [coalescer.sample(Miser(), prompt, Sampling(max_tokens=5), seed) for seed in range(3)]
+        asked = [batcher.sample(Miser(), prompt, Sampling(max_tokens=5), seed) for seed in range(3)]
         return list(await asyncio.gather(*asked, return_exceptions=True))
 
     failures = run_virtual(run())
-    assert [str(failure) for failure in failures] == ["sampling: 3 samples were asked for, and 1 came"] * 3
+    assert [str(failure) for failure in failures] == ["sampling: requested 3 samples, got 1"] * 3
     assert all(isinstance(failure, rlkit.ServiceError) for failure in failures)

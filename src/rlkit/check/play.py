@@ -199,7 +199,7 @@ async def _end(env: Env, policy: Policy) -> tuple[_EndKind, float | None, str]:
     """Play an environment; return the end, the reward and the detail of the play."""
     try:
         result: object = await env.rollout(policy)
-        outcome = as_outcome(result, of="it")
+        outcome = as_outcome(result, env="it")
     except asyncio.CancelledError:
         return "cancelled", None, "raised CancelledError"
     except LimitReached as error:

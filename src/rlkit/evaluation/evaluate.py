@@ -77,7 +77,7 @@ class Evaluation:
             upsert_attempt(attempts[task.name, task.draw], episode)
             self.player.record(task, episode)
 
-        player = replace(self.player, record=record, scored=record)
+        player = replace(self.player, record=record, record_score=record)
         groups = await run_together(player.play(task, lambda: sampler, rank=rank) for task in drawn)
         return [Tried(group, attempts[group.env, group.draw]) for group in groups]
 
@@ -135,7 +135,7 @@ async def evaluate(
     slots = Slots(config.rollouts.max_live)
     if endpoint is not None:
         async with connected(endpoint, timeout_s=config.service.timeout_s) as make:
-            player = replace(eval_player(config, None, slots=slots, context=None), make=make)
+            player = replace(eval_player(config, None, slots=slots, context=None), make_policy=make)
             return await _measure(player, tasks, NoSampler(), note=note, progress=progress, scored=scored)
     choice = choose_service(config.service)
     chat = await in_thread(lambda: load_chat(config, engine=choice.kind == "engine", note=note))
@@ -174,7 +174,7 @@ async def _measure(
         )
 
     progress(snapshot)
-    failures = FailureNotes(note, redacted=redact)
+    failures = FailureNotes(note, redact=redact)
     blocking = BlockingFindings(tell=lambda finding: note(str(finding)))
     with loop_holds().watch(blocking.add):
         tried = await Evaluation(tasks, replace(player, record=failures.add), every=0).play(sampler)

@@ -1,7 +1,7 @@
-"""One rollout, or the scoring of a group, at the boundary where an environment's faults become data.
+"""The boundary at which faults of an environment become data: playing a rollout, or scoring a group.
 
-Invariant: whatever an environment does, playing it ends: with an outcome, or with a line that says why there is none.
-What the service or the configuration did wrong is raised.
+Invariant: whatever an environment does, a call of it ends with a result or with a line that says why there is none.
+Faults of the service and of the configuration are raised.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import cast
 
@@ -18,103 +18,98 @@ from rlkit._util.stopwatch import Stopwatch, use_stopwatches
 from rlkit.env import Env, GroupScorer
 from rlkit.errors import EnvironmentFault, LimitReached, MissingError, RewardError, ServiceError, UsageError
 from rlkit.policy import Policy
-from rlkit.rollout.task_guard import Exited, guard_tasks, stop
+from rlkit.rollout.task_guard import EnvironmentExit, guard_tasks, stop
 from rlkit.rollout.validation import as_outcome, as_scores
 from rlkit.types import Episode, Outcome
 
 
 async def play_env(env: Env, policy: Policy, *, timeout_s: float, name: str = "") -> tuple[Outcome | None, str | None]:
-    """Play an environment; its outcome, or why it failed.
+    """Play an environment and return its outcome, or None and why it failed.
 
     Args:
         env: the task to play.
-        policy: the handle that it samples through.
-        timeout_s: the limit in seconds, as `Stopwatch` counts them.
-        name: the environment's name in the run; by default that of its class.
+        policy: handle passed to `env.rollout`.
+        timeout_s: limit in seconds; service outages do not count (see `Stopwatch`).
+        name: name of the environment in the run; by default that of its class.
 
     Raises:
         ServiceError: the service failed after retries.
         UsageError: the environment and the model do not fit together.
-        MissingError: something that has to be installed is not there.
+        MissingError: a package, model or credential is missing.
     """
     kind = type(env).__name__
-    read = partial(as_outcome, of=kind)
-    what, doing = f"{kind}.rollout", "the rollout"
-    return await _bounded(lambda: env.rollout(policy), read, what, doing=doing, timeout_s=timeout_s, name=name or kind)
+    parse = partial(as_outcome, env=kind)
+    playing = _await_call(lambda: env.rollout(policy), parse, f"{kind}.rollout")
+    return await _guard(playing, "the rollout", Stopwatch(name or kind), timeout_s)
 
 
-async def scores_of(
+async def score_group(
     env: GroupScorer, episodes: Sequence[Episode], *, timeout_s: float, name: str = ""
 ) -> tuple[list[float] | None, str | None]:
-    """Score a group; the rewards, or why that failed; neither if its environment does not compare episodes.
+    """Score a group and return the rewards, or None and why that failed; both None if the rewards stay as they are.
 
-    Args and errors are those of `play_env`; `episodes` are those that did not fail.
+    `episodes` are those that did not fail. The other arguments and the errors are those of `play_env`.
     """
     kind = type(env).__name__
-    read = partial(as_scores, count=len(episodes), of=kind)
-    what, doing = f"{kind}.score_group", "scoring the group"
-    return await _bounded(
-        lambda: env.score_group(episodes), read, what, doing=doing, timeout_s=timeout_s, name=name or kind
-    )
+    parse = partial(as_scores, count=len(episodes), env=kind)
+    scoring = _await_call(lambda: env.score_group(episodes), parse, f"{kind}.score_group")
+    return await _guard(scoring, "scoring the group", Stopwatch(name or kind), timeout_s)
 
 
-async def _bounded[T](
-    call: Callable[[], object], read: Callable[[object], T], what: str, *, doing: str, timeout_s: float, name: str
+async def _guard[T](
+    call: Coroutine[object, object, T], activity: str, stopwatch: Stopwatch, timeout_s: float
 ) -> tuple[T | None, str | None]:
-    """Return what a method of an environment gave, read, or why there is nothing."""
-    stopwatch = Stopwatch(name)
-    stopped = True
+    """Run code of an environment in a task of its own, so that it cannot cancel the group's."""
+    has_stopped = True
     with guard_tasks():
-        with use_stopwatches([stopwatch]):  # a task of its own, or it could cancel the group's
-            playing = asyncio.create_task(_awaited(call, read, what))
+        with use_stopwatches([stopwatch]):
+            task = asyncio.create_task(call)
         try:
-            late = await stopwatch.wait_for_limit(timeout_s, playing)
+            is_late = await stopwatch.wait_for_limit(timeout_s, task)
         finally:
-            if not playing.done():
-                stopped = await stop([playing])
-    took_long = f"{doing} took longer than {timeout_s:g} s (timeout_s)"
-    if late:
-        return None, took_long if stopped else f"{took_long} and ignored its cancellation"
+            if not task.done():
+                has_stopped = await stop([task])
+    timeout = f"{activity} took longer than {timeout_s:g} s (timeout_s)"
+    if is_late:
+        return None, timeout if has_stopped else f"{timeout} and ignored its cancellation"
     try:
-        result = playing.result()
-        if stopwatch.played_s > timeout_s:  # it held the event loop, so that nothing could interrupt it
-            return None, took_long
-        return result, None
+        result = task.result()
+        # Past the limit, it held the event loop, so that nothing could interrupt it.
+        return (None, timeout) if stopwatch.played_s > timeout_s else (result, None)
     except (ServiceError, UsageError, MissingError, KeyboardInterrupt):  # the last is a signal's
         raise
     except asyncio.CancelledError:
         return None, "the environment cancelled its own rollout"
     except BaseException as error:  # an environment may raise anything; the record says what
-        errors = _leaves(error)
-        for ours in errors:
-            if isinstance(ours, ServiceError | UsageError | MissingError):
-                raise ours from error
-        return None, _described(errors[0])  # a line has room for one
+        errors = _flatten(error)
+        for fault in errors:
+            if isinstance(fault, ServiceError | UsageError | MissingError):
+                raise fault from error
+        return None, _describe(errors[0])  # a line has room for one
 
 
-async def _awaited[T](call: Callable[[], object], read: Callable[[object], T], what: str) -> T:
-    """Await a method and read its result: the texts of the user's own objects are the user's code, too."""
-    playing = call()
-    if not inspect.isawaitable(playing):
-        name = what.rpartition(".")[2]
-        raise RewardError(f"{what} is an ordinary function; write `async def {name}`")
-    return read(await playing)
+async def _await_call[T](call: Callable[[], object], parse: Callable[[object], T], method: str) -> T:
+    """Await a method and parse its result here, since the texts of the user's objects are the user's code, too."""
+    awaitable = call()
+    if not inspect.isawaitable(awaitable):
+        raise RewardError(f"{method} is an ordinary function; write `async def {method.rpartition('.')[2]}`")
+    return parse(await awaitable)
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
+def _flatten(error: BaseException) -> list[BaseException]:
     """Return the errors in a group of errors, and in groups inside it."""
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     group = cast("BaseExceptionGroup[BaseException]", error)
-    return [leaf for inner in group.exceptions for leaf in _leaves(inner)]
+    return [leaf for inner in group.exceptions for leaf in _flatten(inner)]
 
 
-def _described(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     if isinstance(error, EnvironmentFault):  # raised on purpose
         return safe_str(error)
     if isinstance(error, LimitReached):
         return f"{safe_str(error)}; an environment that catches rlkit.LimitReached can grade what is there"
-    raised = (error.__cause__ if isinstance(error, Exited) else None) or error
-    frames = traceback.extract_tb(raised.__traceback__)
+    error = (error.__cause__ if isinstance(error, EnvironmentExit) else None) or error
+    frames = traceback.extract_tb(error.__traceback__)
     where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    return escape_surrogates(f"{type(raised).__name__}: {safe_str(raised)}{where}")
+    return escape_surrogates(f"{type(error).__name__}: {safe_str(error)}{where}")

@@ -1,7 +1,7 @@
-"""The record of a rollout, made by the handle that it samples through.
+"""The policy handle of a rollout, which records every token.
 
-Invariant: every completion that a rollout is given is recorded, as sampled, before the rollout sees it; the record is
-the only source of training data. A token that was not sampled has no log-probability, and is marked.
+Invariant: every completion is recorded as it was sampled, before the rollout sees it, and training data is made from
+the record alone. A token that was not sampled has no log-probability and is marked.
 """
 
 from __future__ import annotations
@@ -23,27 +23,30 @@ from rlkit._util.threads import DaemonThreadPool
 from rlkit.chat.format import ChatFormat, extend
 from rlkit.errors import ContextFull, EnvironmentFault, LimitReached, UsageError
 from rlkit.policy import ChatRequest, Limits, Policy, Reply, Sampler, SampleRequest
-from rlkit.rollout.validation import real
+from rlkit.rollout.validation import as_float
 from rlkit.types import Bools, Completion, Floats, Message, Prompt, Sampling, Tokens, Tool, Turn, as_prompt
 
 INLINE_CHARS = 200_000
-"""Longest prompt that is tokenised on the event loop, in up to a tenth of a second; a thread takes a longer one."""
+"""Limit of the text that is tokenised on the event loop, in up to 0.1 s; a thread tokenises longer ones."""
 
 _TOKEN_CHARS = 512
-"""No vocabulary has a longer token: the longest are runs of 128 spaces."""
+"""Upper bound of the length of a token: the longest in use are runs of 128 spaces."""
 
 type _Piece = tuple[Tokens, Floats, Bools]
-"""Tokens of a completion, their log-probabilities, and whether they were sampled: [C] each."""
+"""Tokens of a completion, their log-probabilities, and flags of those that were sampled: [C] each."""
 
 
 @dataclass(slots=True, eq=False)
-class _Tip:
-    """The end of a segment: its last turn, and all tokens up to there.
+class _Segment:
+    """Turns of which each extends the one before, token for token.
 
     Args:
-        index: position of the turn in the record.
+        index: index of the last turn in the record.
+        turn: the last turn.
+        tokens: all tokens of the segment.
         messages: the conversation that the tokens stand for; none after `sample`.
-        plain: the prompt may be what the format renders for the conversation.
+        tools: tools of the conversation.
+        is_rendered: the last prompt may be what the format renders for its conversation.
     """
 
     index: int
@@ -51,22 +54,22 @@ class _Tip:
     tokens: Prompt
     messages: list[Message] = field(default_factory=list[Message])
     tools: list[Tool] = field(default_factory=list[Tool])
-    plain: bool = True
+    is_rendered: bool = True
 
 
 class RecordingPolicy(Policy):
-    """The policy handle of one episode: samples, records, and keeps conversations token-exact.
+    """The policy of one episode, which records its turns and keeps conversations token-exact.
 
-    A prompt that continues the tokens of a segment becomes the next turn of that segment. A rollout may hold several
-    conversations at once, and ask for completions concurrently; each extends its own segment.
+    A prompt that continues the tokens of a segment becomes its next turn. A rollout may hold several conversations at
+    once and request completions concurrently; each conversation extends its own segment.
 
     Args:
-        sampler: called for each turn, so that long rollouts can move to newer weights.
+        sampler: returns the sampler of a turn, so that long rollouts can move to newer weights.
         chat: the model's format.
         sampling: the run's settings for this environment.
-        seed: called with the turn's number; the same episode asks for the same seeds.
-        limits: what the rollout may use.
-        first: called instead of `sampler` for the first turn.
+        seed: returns the seed of a turn, given its number.
+        limits: limits of the rollout.
+        first_sampler: called instead of `sampler` for the first turn.
     """
 
     def __init__(
@@ -77,15 +80,15 @@ class RecordingPolicy(Policy):
         sampling: Sampling,
         seed: Callable[[int], int],
         limits: Limits = Limits(),
-        first: Callable[[], Sampler] | None = None,
+        first_sampler: Callable[[], Sampler] | None = None,
     ) -> None:
         super().__init__(sampling=sampling, limits=limits)
         self._sampler = sampler
-        self._first = first or sampler
+        self._first_sampler = first_sampler or sampler
         self._chat = chat
         self._seed = seed
-        self._tips: list[_Tip] = []
-        self._asked = 0
+        self._segments: list[_Segment] = []
+        self._requests = 0
 
     @override
     async def _respond(self, request: SampleRequest | ChatRequest) -> Reply:
@@ -93,46 +96,43 @@ class RecordingPolicy(Policy):
             return await self._respond_to_chat(request)
         prompt = request.prompt
         if isinstance(prompt, str):
-            self._refuse_giant(len(prompt), request)
-            prompt = await _tokenized(len(prompt), self._chat.encode, prompt)
-        sampling = self._settings(request.max_tokens, request.temperature, request.stop)
-        tip = await self._complete(as_prompt(prompt), sampling, request)
-        text = self._chat.decode(tip.turn.completion)
-        return Reply(text, {"role": "assistant", "content": text}, tip.turn, tip.tokens)
+            prompt = await self._tokenize(request, len(prompt), self._chat.encode, prompt)
+        sampling = self._merge_settings(request.max_tokens, request.temperature, request.stop)
+        segment = await self._complete(as_prompt(prompt), sampling, request)
+        text = self._chat.decode(segment.turn.completion)
+        return Reply(text, {"role": "assistant", "content": text}, segment.turn, segment.tokens)
 
     async def _respond_to_chat(self, request: ChatRequest) -> Reply:
         messages, tools = request.messages, request.tools
         if not messages:
             raise ValueError("chat needs at least one message")
-        sampling = self._settings(request.max_tokens, request.temperature, None)
+        sampling = self._merge_settings(request.max_tokens, request.temperature, None)
         if sampling.stop is None:
             sampling = replace(sampling, stop=self._chat.stop)
-        size = _chars(list(messages))
-        self._refuse_giant(size, request)
-        continued = self._continued(messages, tools)
-        prompt, plain = await _tokenized(size, self._prompt, continued, messages, tools)
-        tip = await self._complete(prompt, sampling, request)
-        parsed = self._chat.parse(tip.turn.completion)
+        earlier = self._find_segment(messages, tools)
+        chars = _count_chars(list(messages))
+        prompt, is_rendered = await self._tokenize(request, chars, self._render, earlier, messages, tools)
+        segment = await self._complete(prompt, sampling, request)
+        parsed = self._chat.parse(segment.turn.completion)
         # Copies, so that a rollout that edits a message in place is seen to have rewritten the conversation.
-        known = [] if continued is None else continued.messages
-        tip.messages = [*known, *deepcopy([*messages[len(known) :], parsed.message])]
-        tip.tools, tip.plain = deepcopy(list(tools)), plain
+        before = [] if earlier is None else earlier.messages
+        segment.messages = [*before, *deepcopy([*messages[len(before) :], parsed.message])]
+        segment.tools, segment.is_rendered = deepcopy(list(tools)), is_rendered
         text = parsed.message["content"]
-        return Reply(text if isinstance(text, str) else "", parsed.message, tip.turn, tip.tokens, parsed.malformed)
+        text = text if isinstance(text, str) else ""
+        return Reply(text, parsed.message, segment.turn, segment.tokens, parsed.malformed)
 
     @override
     def reward(self, value: float) -> None:
         if not self._turns:
-            raise ValueError("reward() needs a turn to give the reward to: sample or chat first")
-        number = real(value)
-        if number is None:
-            raise ValueError(f"a turn was given the reward {render_value(value)}; rewards are numbers")
-        if not math.isfinite(number):
-            raise ValueError(f"a turn was given the reward {number}; rewards must be finite")
+            raise ValueError("reward() needs a turn: call sample or chat first")
+        number = as_float(value)
+        if number is None or not math.isfinite(number):
+            raise ValueError(f"the reward of a turn must be a finite number, not {render_value(value)}")
         last = self._turns[-1]
         self._turns[-1] = replace(last, reward=number + (last.reward or 0.0))
 
-    def _settings(
+    def _merge_settings(
         self, max_tokens: int | None, temperature: float | None, stop: Sequence[str] | Sequence[int] | None
     ) -> Sampling:
         run = self._sampling
@@ -148,83 +148,92 @@ class RecordingPolicy(Policy):
         )
 
     def _context(self, request: SampleRequest | ChatRequest) -> int | None:
-        """Return the tokens that prompt and completion may have together; None without a limit."""
+        """Return the limit of the tokens of prompt and completion together; None without a limit."""
         limit = self._limits.context_tokens
         if not isinstance(request, ChatRequest) or request.context_tokens is None:
             return limit
         return request.context_tokens if limit is None else min(limit, request.context_tokens)
 
-    def _refuse_giant(self, chars: int, request: SampleRequest | ChatRequest) -> None:
-        """Refuse a text that cannot fit, however long its tokens are, before it is tokenised.
+    async def _tokenize[*Ts, T](
+        self, request: SampleRequest | ChatRequest, chars: int, function: Callable[[*Ts], T], *args: *Ts
+    ) -> T:
+        """Call a function that tokenises a text, in a thread if the text is long.
 
         Raises:
-            ContextFull: the text does not fit.
+            ContextFull: so many characters cannot fit, however long their tokens are.
         """
         context = self._context(request)
         if context is not None and chars > context * _TOKEN_CHARS:
             raise ContextFull(f"a prompt of {chars:,} characters does not fit a context of {context} tokens")
+        if chars <= INLINE_CHARS:
+            return function(*args)
+        return await asyncio.get_running_loop().run_in_executor(_tokenizer_thread(), function, *args)
 
-    def _prompt(self, tip: _Tip | None, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Prompt, bool]:
+    def _render(
+        self, segment: _Segment | None, messages: Sequence[Message], tools: Sequence[Tool]
+    ) -> tuple[Prompt, bool]:
         """Return the prompt for a conversation, and whether it may be what the format renders for it.
 
         Args:
-            tip: the end of the segment that the conversation continues; None for a new one.
+            segment: the segment that the conversation continues; None for a new one.
             messages: the whole conversation.
             tools: functions that the model may call.
         """
-        if tip is None:
+        if segment is None:
             return self._chat.render(messages, tools), True
         # Where it is known what follows the reply, the whole conversation need not be tokenised again to see it.
-        dropped = not self._chat.keeps_thinking and any("thinking" in message for message in tip.messages)
+        drops_thinking = not self._chat.keeps_thinking and any("thinking" in message for message in segment.messages)
         rendered = None
-        if tip.plain and (dropped or tip.turn.stop == "length"):
+        if segment.is_rendered and (drops_thinking or segment.turn.stop == "length"):
             rendered = self._chat.render(messages, tools)
-            if len(rendered) > len(tip.tokens) and rendered.starts_with(tip.tokens):
+            if len(rendered) > len(segment.tokens) and rendered.starts_with(segment.tokens):
                 return rendered, True
-        replied = len(tip.messages) - 1
-        extended = extend(self._chat, tip.tokens, tip.turn, messages, replied=replied, tools=tools)
+        replied = len(segment.messages) - 1
+        extended = extend(self._chat, segment.tokens, segment.turn, messages, replied=replied, tools=tools)
         if extended is not None:
-            return extended, tip.plain and rendered is None
+            return extended, segment.is_rendered and rendered is None
         return self._chat.render(messages, tools) if rendered is None else rendered, True
 
-    def _continued(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Tip | None:
-        for tip in reversed(self._tips):
-            count = len(tip.messages)
-            if count and len(messages) > count and list(messages[:count]) == tip.messages and list(tools) == tip.tools:
-                return tip
+    def _find_segment(self, messages: Sequence[Message], tools: Sequence[Tool]) -> _Segment | None:
+        """Return the newest segment whose conversation these messages continue."""
+        for segment in reversed(self._segments):
+            old, count = segment.messages, len(segment.messages)
+            if 0 < count < len(messages) and list(messages[:count]) == old and list(tools) == segment.tools:
+                return segment
         return None
 
-    async def _complete(self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest) -> _Tip:
-        """Sample a completion and record it as a turn, the new end of its segment."""
-        given, pieces = prompt, list[_Piece]()
+    async def _complete(self, prompt: Prompt, sampling: Sampling, request: SampleRequest | ChatRequest) -> _Segment:
+        """Sample a completion, record it as a turn, and return the segment that it ends."""
+        model_input, pieces = prompt, list[_Piece]()
         if len(request.forced):
             forced = self._chat.encode(request.forced) if isinstance(request.forced, str) else request.forced
             prefix = as_prompt(forced)
-            given, pieces = prompt + prefix, [_forced(prefix.tokens)]
+            model_input, pieces = prompt + prefix, [_forced_piece(prefix.tokens)]
         context = self._context(request)
-        sampling = self._admit(given, sampling, context, request.room if isinstance(request, ChatRequest) else 1)
-        seed = self._seed(self._asked)
-        sampler = self._sampler() if self._asked else self._first()
-        self._asked += 1
+        sampling = self._admit(model_input, sampling, context, request.room if isinstance(request, ChatRequest) else 1)
+        seed = self._seed(self._requests)
+        sampler = self._sampler() if self._requests else self._first_sampler()
+        self._requests += 1
         clock = asyncio.get_running_loop().time
-        started = clock()
+        started_s = clock()
         forcing = sampling.forcing if isinstance(request, ChatRequest) else None
         try:
-            (completion,) = await sampler.sample(given, sampling, seed=seed)
-            pieces.append(_sampled(completion))
+            (completion,) = await sampler.sample(model_input, sampling, seed=seed)
+            pieces.append(_sampled_piece(completion))
             if forcing is not None and completion.stop == "length":
-                last_words = self._chat.last_words(given, completion.tokens, forcing.phrase)
-                thought = given + as_prompt(np.concatenate([completion.tokens, last_words]))
+                phrase = self._chat.last_words(model_input, completion.tokens, forcing.phrase)
+                thought = model_input + as_prompt(np.concatenate([completion.tokens, phrase]))
                 limit = forcing.context_tokens if context is None else min(forcing.context_tokens, context)
-                left = limit - len(thought) - forcing.spare_tokens
-                if left > 0:  # the same weights, and a stream of random numbers of its own
-                    answering = replace(sampling, max_tokens=left)
+                room = limit - len(thought) - forcing.spare_tokens
+                if room > 0:  # the same weights, and a stream of random numbers of its own
+                    answering = replace(sampling, max_tokens=room)
                     (completion,) = await sampler.sample(thought, answering, seed=derive_seed(seed, "answer"))
-                    pieces += [_forced(last_words), _sampled(completion)]
-        except UsageError as error:  # what was asked for is this rollout's own, and no reason to end the run
+                    pieces += [_forced_piece(phrase), _sampled_piece(completion)]
+        except UsageError as error:  # the request is this rollout's own, and no reason to end the run
             raise EnvironmentFault(str(error)) from error
-        parent = self._parent(prompt)
-        tokens, logprobs, sampled = _joined(pieces)
+        fitting = [segment for segment in self._segments if prompt.starts_with(segment.tokens)]
+        parent = max(fitting, key=lambda segment: len(segment.tokens), default=None)
+        tokens, logprobs, sampled = _join_pieces(pieces)
         turn = Turn(
             prompt=prompt if parent is None else prompt.after(len(parent.tokens)),
             completion=tokens,
@@ -233,50 +242,49 @@ class RecordingPolicy(Policy):
             stop=completion.stop,
             version=sampler.version,
             parent=None if parent is None else parent.index,
-            seconds=clock() - started,
+            seconds=clock() - started_s,
             request_id=completion.request_id,
         )
         self._turns.append(turn)
         if parent is not None:
-            self._tips.remove(parent)
-        self._tips.append(_Tip(len(self._turns) - 1, turn, prompt + as_prompt(tokens)))
-        return self._tips[-1]
+            self._segments.remove(parent)
+        segment = _Segment(len(self._turns) - 1, turn, prompt + as_prompt(tokens))
+        self._segments.append(segment)
+        return segment
 
-    def _admit(self, given: Prompt, sampling: Sampling, context: int | None, needed: int) -> Sampling:
-        """Return the settings of an allowed request, with the tokens that the context has left.
+    def _admit(self, prompt: Prompt, sampling: Sampling, context: int | None, min_room: int) -> Sampling:
+        """Check a request and return its settings, with `max_tokens` limited to what the context has left.
 
         Raises:
-            ValueError: the prompt is empty, or a setting makes no sense.
+            ValueError: the prompt is empty, or a setting is out of range.
             LimitReached: the turns or the context are used up.
         """
-        if not len(given):
-            raise ValueError("a completion of an empty prompt was asked for: give at least one token")
+        if not len(prompt):
+            raise ValueError("the prompt is empty: give at least one token")
         if sampling.max_tokens < 1:
-            raise ValueError(f"max_tokens={sampling.max_tokens} was asked for: it must be at least 1")
+            raise ValueError(f"max_tokens={sampling.max_tokens}: it must be at least 1")
         if not 0 <= sampling.temperature < math.inf:
-            raise ValueError(f"temperature={sampling.temperature} was asked for: it must be 0 or above")
-        most = self._limits.max_turns
-        if most is not None and self._asked >= most:
-            raise LimitReached(f"the rollout has had its {most} turns (max_turns)")
+            raise ValueError(f"temperature={sampling.temperature}: it must be 0 or above, and finite")
+        max_turns = self._limits.max_turns
+        if max_turns is not None and self._requests >= max_turns:
+            raise LimitReached(f"the rollout has had its {max_turns} turns (max_turns)")
         if context is None:
             return sampling
-        room = context - len(given)
+        room = context - len(prompt)
         if room < 1:
-            raise ContextFull(f"a prompt of {len(given)} tokens fills the context of {context}")
-        if room < needed:
-            raise ContextFull(f"a prompt of {len(given)} tokens leaves {room} of {context}, and a reply needs {needed}")
+            raise ContextFull(f"a prompt of {len(prompt)} tokens fills the context of {context}")
+        if room < min_room:
+            raise ContextFull(
+                f"a prompt of {len(prompt)} tokens leaves {room} of {context}, and a reply needs {min_room}"
+            )
         return sampling if sampling.max_tokens <= room else replace(sampling, max_tokens=room)
 
-    def _parent(self, prompt: Prompt) -> _Tip | None:
-        fitting = [tip for tip in self._tips if prompt.starts_with(tip.tokens)]
-        return max(fitting, key=lambda tip: len(tip.tokens), default=None)
 
-
-def _forced(tokens: Tokens) -> _Piece:
+def _forced_piece(tokens: Tokens) -> _Piece:
     return tokens, np.zeros(len(tokens), np.float32), np.zeros(len(tokens), np.bool_)
 
 
-def _sampled(completion: Completion) -> _Piece:
+def _sampled_piece(completion: Completion) -> _Piece:
     count = len(completion.tokens)
     return completion.tokens, completion.logprobs, _ones(count.bit_length())[:count]
 
@@ -289,35 +297,26 @@ def _ones(bits: int) -> Bools:
     return ones
 
 
-def _joined(pieces: Sequence[_Piece]) -> _Piece:
+def _join_pieces(pieces: Sequence[_Piece]) -> _Piece:
     if len(pieces) == 1:
         return pieces[0]
     tokens, logprobs, sampled = zip(*pieces, strict=True)
     return np.concatenate(tokens), np.concatenate(logprobs), np.concatenate(sampled)
 
 
-def _chars(value: object) -> int:
-    """Count the characters of texts in messages of any shape: the chat format says what is wrong with one."""
+def _count_chars(value: object) -> int:
+    """Count the characters of texts in messages of any shape, of which the chat format says what is wrong."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(_chars(inner) for inner in cast("Mapping[object, object]", value).values())
-    if isinstance(value, list | tuple):
-        return sum(_chars(inner) for inner in cast("list[object]", value))
-    return 0
-
-
-async def _tokenized[*Ts, T](chars: int, function: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Call a function that tokenises so many characters: here if they are few, and otherwise in a thread."""
-    if chars <= INLINE_CHARS:
-        return function(*args)
-    return await asyncio.get_running_loop().run_in_executor(_tokenizing(), function, *args)
+        value = list(cast("Mapping[object, object]", value).values())
+    return sum(map(_count_chars, cast("list[object]", value))) if isinstance(value, list | tuple) else 0
 
 
 @cache
-def _tokenizing() -> DaemonThreadPool:
+def _tokenizer_thread() -> DaemonThreadPool:
     """Return a thread for tokenising alone, so that endless texts hold up neither steps nor the journal."""
     return DaemonThreadPool(1, name="rlkit_tokenizing")
 
 
-os.register_at_fork(after_in_child=_tokenizing.cache_clear)  # a forked process has the object, and no thread
+os.register_at_fork(after_in_child=_tokenizer_thread.cache_clear)  # a forked process has the object, and no thread

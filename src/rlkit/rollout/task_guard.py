@@ -37,7 +37,7 @@ _made_inside: ContextVar[dict[_Task, bool] | None] = ContextVar("rlkit_made_insi
 _given_up = WeakSet[_Task]()
 
 
-class Exited(Exception):
+class EnvironmentExit(Exception):
     """An environment asked the program to end; the cause is the exception that it raised."""
 
 
@@ -163,7 +163,7 @@ def _steps(coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> Generato
         except (SystemExit, KeyboardInterrupt) as asked:
             if _is_signalled(asked):
                 raise
-            raise Exited(escape_surrogates(f"{type(asked).__name__}: {safe_str(asked)}")) from asked
+            raise EnvironmentExit(escape_surrogates(f"{type(asked).__name__}: {safe_str(asked)}")) from asked
         finally:
             error = None  # its traceback holds this frame
             if begun:

@@ -1,4 +1,4 @@
-"""Checks of what an environment returned.
+"""Validation of results that environments return.
 
 Invariant: an outcome that passes holds finite numbers and plain JSON only.
 """
@@ -17,89 +17,89 @@ from rlkit.errors import RewardError
 from rlkit.types import Json, Outcome
 
 INFO_BYTES = 2**20
-"""Limit of an episode's info, as the JSON that is recorded."""
+"""Limit of an episode's info as JSON."""
 
 
-def as_outcome(result: object, *, of: str = "the environment") -> Outcome:
-    """Return the outcome of a rollout, made from a bare number if it returned one.
+def as_outcome(result: object, *, env: str = "the environment") -> Outcome:
+    """Return the result of a rollout as an outcome.
 
     Args:
-        result: what the rollout returned.
-        of: name of the environment, for messages.
+        result: an outcome, or a number that stands for one.
+        env: name of the environment for messages.
 
     Raises:
         RewardError: it is neither, a reward or metric is not a finite number, or the info is not JSON or too large.
     """
     outcome = result if isinstance(result, Outcome) else None
     reward = outcome.reward if outcome else result
-    value = real(reward)
+    value = as_float(reward)
     if value is None:
-        raise RewardError(f"{of} returned {render_value(reward)}; a rollout returns an Outcome or a number")
+        raise RewardError(f"{env} returned {render_value(reward)}; a rollout returns an Outcome or a number")
     if not math.isfinite(value):
-        raise RewardError(f"{of} returned the reward {value}; rewards must be finite")
+        raise RewardError(f"{env} returned the reward {value}; rewards must be finite")
     if outcome is None:
         return Outcome(value)
-    metrics, info = _metrics(outcome.metrics, of), _info(outcome.info, of)
+    metrics, info = _check_metrics(outcome.metrics, env), _check_info(outcome.info, env)
     return Outcome(value, metrics, info, bool(outcome.truncated), bool(outcome.masked))
 
 
-def as_scores(result: object, *, count: int, of: str) -> list[float] | None:
-    """Return the rewards that the scoring of a group gave; None if it left them as they were.
+def as_scores(result: object, *, count: int, env: str) -> list[float] | None:
+    """Return the result of scoring a group as rewards; None leaves them as they are.
 
     Args:
-        result: what the scoring returned.
-        count: number of episodes that were scored.
-        of: name of the environment, for messages.
+        result: a reward for each episode, or None.
+        count: number of episodes.
+        env: name of the environment for messages.
 
     Raises:
-        RewardError: they are not as many finite numbers as there are episodes.
+        RewardError: there are not `count` finite numbers.
     """
     if result is None:
         return None
-    scores = [real(value) for value in cast("Sequence[object]", result)] if isinstance(result, list | tuple) else []
+    scores = [as_float(value) for value in cast("Sequence[object]", result)] if isinstance(result, list | tuple) else []
     if len(scores) != count or not all(score is not None and math.isfinite(score) for score in scores):
         text = render_value(cast("object", result))
-        raise RewardError(f"{of} scored {count} episodes as {text}; it must give a list with a finite number for each")
+        raise RewardError(f"{env} scored {count} episodes as {text}; return a list with a finite number for each")
     return cast("list[float]", scores)
 
 
-def real(value: object) -> float | None:
-    """Return the value of a real number of Python or numpy; None for anything else."""
+def as_float(value: object) -> float | None:
+    """Return a real number of Python or numpy as a float; None for anything else."""
     number = cast("object", value.item()) if isinstance(value, np.generic) else value
     return float(number) if isinstance(number, numbers.Real) else None
 
 
-def _metrics(metrics: object, of: str) -> Mapping[str, float]:
+def _check_metrics(metrics: object, env: str) -> Mapping[str, float]:
     if not isinstance(metrics, Mapping):
-        raise RewardError(f"{of} returned the metrics {render_value(metrics)}; metrics map names to numbers")
+        raise RewardError(f"{env} returned the metrics {render_value(metrics)}; metrics map names to numbers")
     checked = dict[str, float]()
     for name, value in cast("Mapping[object, object]", metrics).items():
-        number = real(value)
+        number = as_float(value)
         if number is None or not math.isfinite(number):
             metric = f"{safe_str(name)} = {render_value(value)}"
-            raise RewardError(f"{of} returned the metric {metric}; it must be a finite number")
+            raise RewardError(f"{env} returned the metric {metric}; it must be a finite number")
         checked[safe_str(name)] = number
     return checked
 
 
-def _info(info: object, of: str) -> Mapping[str, Json]:
+def _check_info(info: object, env: str) -> Mapping[str, Json]:
     if not isinstance(info, Mapping):
-        raise RewardError(f"{of} returned the info {render_value(info)}; info maps names to values")
+        raise RewardError(f"{env} returned the info {render_value(info)}; info maps names to values")
     checked, room = dict[str, Json](), JsonBudget(INFO_BYTES)
     for key, value in cast("Mapping[object, object]", info).items():
         try:
             checked |= cast("dict[str, Json]", to_json({key: value}, room))
         except TooLarge as error:
-            raise _too_large(of, f", of which {safe_str(key)!r} is a part") from error
+            raise _too_large(env, f" at the key {safe_str(key)!r}") from error
         except NotJson as error:
-            raise RewardError(f"{of} returned the info {safe_str(key)}, which cannot be recorded: {error}") from error
-    if checked and json_bytes(checked) > INFO_BYTES:  # what is no ASCII takes up six bytes
-        raise _too_large(of, "")
+            raise RewardError(f"{env} returned the info {safe_str(key)}, which cannot be recorded: {error}") from error
+    if checked and json_bytes(checked) > INFO_BYTES:  # a character outside ASCII takes six bytes
+        raise _too_large(env, "")
     return checked
 
 
-def _too_large(of: str, part: str) -> RewardError:
+def _too_large(env: str, place: str) -> RewardError:
     return RewardError(
-        f"{of} returned an info of more than {INFO_BYTES:,} bytes of JSON (1 MiB){part}: write what is large to a "
-        "file, and give its path"
+        f"{env} returned an info of more than {INFO_BYTES:,} bytes of JSON (1 MiB){place}: write large data to a file, "
+        "and return its path"
     )

@@ -105,7 +105,7 @@ class Groups:
     ) -> None:
         self.published = PublishedSampler()
         self._sources = sources
-        self._player = replace(player, record=self._record_episode, scored=self._record_score)
+        self._player = replace(player, record=self._record_episode, record_score=self._record_score)
         self._preparation = preparation
         self._pace = pace
         self._is_streaming = is_streaming
@@ -113,7 +113,7 @@ class Groups:
         self._store = store
         self._trackers = trackers
         self._usage = usage
-        self._failures = FailureNotes(trackers.note, redacted=store.metadata.redact)
+        self._failures = FailureNotes(trackers.note, redact=store.metadata.redact)
         self._interrupted = dict(resumption.interrupted)
         self._recorded_metrics = resumption.task_metrics
         self._needed = defaultdict[int, Usage](Usage)  # by draw: to train on its episodes once its group is complete

@@ -277,7 +277,7 @@ class RLTrainer(Trainer):
             usage=usage,
             resumption=resumption,
         )
-        failures = FailureNotes(note, redacted=store.metadata.redact, where="the evaluation of ")
+        failures = FailureNotes(note, redact=store.metadata.redact, prefix="the evaluation of ")
         evaluating = replace(eval_player(config, chat, slots=slots, context=context), record=failures.add)
         ranking = selection(config, store.read_metrics())
         run = Run(

@@ -38,7 +38,9 @@ def play(
         return next(said)
 
     limits = EnvSettings(2, Sampling(300), 60.0, 0, Limits())
-    player = Player(chat, {"it": limits}, seed=0, slots=Slots(1), scored=lambda task, episode: scored.append(episode))
+    player = Player(
+        chat, {"it": limits}, seed=0, slots=Slots(1), record_score=lambda task, episode: scored.append(episode)
+    )
     task = openreward(target=url, **args)[0]
     group = asyncio.run(player.play(Task(0, "it", task), lambda: ScriptedSampler(author, chat=chat), progress=progress))
     return group, scored
