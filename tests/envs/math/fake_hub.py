@@ -205,7 +205,7 @@ for cache, begun, arguments in json.loads(sys.argv[1]):
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LoadRequest:
     """A dataset to load.
 
     Args:
@@ -229,7 +229,7 @@ class Loaded:
     error: str | None
 
 
-def load(hub: FakeHub, *wanted: Wanted) -> list[Loaded]:
+def load(hub: FakeHub, *wanted: LoadRequest) -> list[Loaded]:
     """Load datasets one after the other with the hub's own libraries."""
     home = str(wanted[0].cache / "hub")
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": home, "HF_HUB_DISABLE_TELEMETRY": "1"}

@@ -354,9 +354,11 @@ def published() -> Mapping[str, Mapping[str, Files]]:
         ("olmo3_rl_32b", "allenai/Dolci-Think-RL-32B"): _dolci_think,
         ("nemotron", "nvidia/Nemotron-Math-v2"): lambda: _nemotron(lines=False),
     }
-    newest = {repository: {_known(name, repository): make()} for (name, repository), make in made.items()}
+    newest_commit = {repository: {_known(name, repository): make()} for (name, repository), make in made.items()}
     earlier = {
         "allenai/Dolci-RL-Zero-Math-7B": _dolci_zero(lists=True),
         "nvidia/Nemotron-Math-v2": _nemotron(lines=True),
     }
-    return {name: ({EARLIER: earlier[name]} if name in earlier else {}) | commits for name, commits in newest.items()}
+    return {
+        name: ({EARLIER: earlier[name]} if name in earlier else {}) | commits for name, commits in newest_commit.items()
+    }

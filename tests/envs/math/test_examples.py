@@ -33,8 +33,8 @@ def test_what_needs_no_data_is_tested_on_other_tasks_than_it_trains_on(name: str
     )
     assert isinstance(trained, list)
     assert isinstance(tested, list)
-    shared = {env.task_id for env in trained} & {env.task_id for env in tested}
-    assert bool(shared) == (name == "arithmetic.yaml")  # it has all sums of one digit, to be learned by heart
+    shared_pool = {env.task_id for env in trained} & {env.task_id for env in tested}
+    assert bool(shared_pool) == (name == "arithmetic.yaml")  # it has all sums of one digit, to be learned by heart
 
 
 def test_copying_by_a_rule_keeps_the_promises_of_an_environment() -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from rlkit.envs.math import grader as module
-from rlkit.envs.math import workers
+from rlkit.envs.math import math_verify_pool
 from rlkit.envs.math.grader import GoldError, Grade, Grader, Policies, compare, validate
 
 DATA = Path(__file__).parents[2] / "data" / "math"
@@ -37,7 +37,7 @@ EQUAL_GOLDS = [
 
 @pytest.fixture
 def without_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "installed", lambda: False)
+    monkeypatch.setattr(math_verify_pool, "is_installed", lambda: False)
 
 
 def test_the_labelled_answers_are_graded_as_their_labels_say() -> None:

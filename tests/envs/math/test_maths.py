@@ -18,7 +18,7 @@ from rlkit.config.schema import EnvConfig
 from rlkit.envs.math import Example, MathProblem, Problem, Scoring, Template, maths
 from rlkit.envs.math.catalogue import DATASETS
 from rlkit.envs.math.grader import GoldError, validate
-from rlkit.envs.math.problems import normalised
+from rlkit.envs.math.problems import normalise_question
 from rlkit.errors import UsageError
 from rlkit.testing import ScriptedPolicy
 from rlkit.types import Outcome
@@ -205,7 +205,7 @@ def test_a_share_for_testing_is_never_trained_on_whatever_the_seed(tmp_path: Pat
 
 def test_train_and_test_of_gsm8k_share_no_question() -> None:
     train, test = (
-        {normalised(task.problem.question) for task in maths(path=p, gold="hash")} for p in (GSM8K, GSM8K_TEST)
+        {normalise_question(task.problem.question) for task in maths(path=p, gold="hash")} for p in (GSM8K, GSM8K_TEST)
     )
     assert not train & test
 
@@ -220,12 +220,12 @@ def test_train_and_test_of_gsm8k_share_no_question() -> None:
     ],
 )
 def test_questions_are_compared_by_what_they_ask(one: str, other: str, same: bool) -> None:
-    assert (normalised(one) == normalised(other)) == same
+    assert (normalise_question(one) == normalise_question(other)) == same
 
 
 @given(st.text())
 def test_normalising_is_done_at_once(text: str) -> None:
-    assert normalised(normalised(text)) == normalised(text) or not text.isascii()
+    assert normalise_question(normalise_question(text)) == normalise_question(text) or not text.isascii()
 
 
 @pytest.mark.parametrize(

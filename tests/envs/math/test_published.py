@@ -22,7 +22,7 @@ from rlkit.envs.math.catalogue import DATASETS
 from rlkit.testing import ByteChat, ScriptedPolicy, SimulatedTinker, World, run_virtual
 from rlkit.training.trainer import RLTrainer
 from rlkit.types import Message, Prompt, Tokens, Tool
-from tests.envs.math.fake_hub import Files, Loaded, Wanted, fake_hub, load, one_table, parquet_file
+from tests.envs.math.fake_hub import Files, Loaded, LoadRequest, fake_hub, load, one_table, parquet_file
 from tests.envs.math.published import (
     EARLIER,
     EXPRESSIONS,
@@ -152,8 +152,8 @@ def hub_read(tmp_path_factory: pytest.TempPathFactory) -> Read:
     others = other_forms()
     repositories = published()
     with fake_hub({**repositories, OLMO: {**others, **repositories[OLMO]}}) as hub:
-        forms = [Wanted(folder, {"dataset": name, "split": split}) for name, split in FORMS]
-        loaded = load(hub, *forms, *(Wanted(folder, arguments) for arguments in OTHERS.values()))
+        forms = [LoadRequest(folder, {"dataset": name, "split": split}) for name, split in FORMS]
+        loaded = load(hub, *forms, *(LoadRequest(folder, arguments) for arguments in OTHERS.values()))
     size = len(others[WIDE]["train-00000.parquet"])
     by_form = dict(zip(FORMS, loaded, strict=False))
     return Read(folder, by_form, dict(zip(OTHERS, loaded[len(FORMS) :], strict=True)), hub.read, size)
@@ -310,7 +310,7 @@ def test_a_form_that_changed_is_one_line(hub_read: Read) -> None:
         f"UsageError: {OLMO}: the column 'ground_truth' holds objects with value, unit, where texts or numbers are read"
     )
     bad_split = hub_read.others[OTHER_SPLIT].error or ""
-    assert bad_split.startswith(f"MissingError: {OLMO} cannot be had from the hub: ValueError: Bad split: train")
+    assert bad_split.startswith(f"MissingError: {OLMO} cannot be downloaded from the hub: ValueError: Bad split: train")
     assert "\n" not in bad_split
 
 

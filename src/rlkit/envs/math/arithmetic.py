@@ -18,12 +18,12 @@ from rlkit.policy import Reply
 from rlkit.types import Outcome
 
 EXAMPLES: Mapping[Operator, str] = {"+": "4 + 5 = 9", "-": "9 - 4 = 5", "*": "4 * 5 = 20"}
-"""The worked sum that shows a base model what is asked."""
+"""Worked sum that shows a base model the task."""
 
 FIRST_INTEGER = re.compile(r"\s*(-?\d+)(?!\d)")
 
 TEST_SHARE = 5
-"""One sum in so many is kept for testing."""
+"""One sum in so many belongs to the test split."""
 
 type Operator = Literal["+", "-", "*"]
 type Split = Literal["all", "train", "test"]
@@ -34,12 +34,12 @@ type Grader = Callable[[str, int], float]
 
 @dataclass(frozen=True)
 class Sum(SingleTurnEnv):
-    """What is `left + right`, or with another operator?
+    """Question for `left + right`, or with another operator.
 
     Args:
-        match: `exact` wants the line to hold the sum and nothing else; `first_integer` reads the number that the reply
-            begins with and ignores what follows.
-        grader: instead of `match`, a function of the reply's text and the right result that gives the reward.
+        match: `exact` requires a line with the result and nothing else; `first_integer` reads the number at the
+            beginning of the reply and ignores the rest.
+        grader: function of the reply's text and the right result that returns the reward in place of `match`.
     """
 
     left: int
@@ -50,7 +50,7 @@ class Sum(SingleTurnEnv):
 
     @property
     def result(self) -> int:
-        """What is right."""
+        """Right result."""
         match self.operator:
             case "+":
                 return self.left + self.right
@@ -61,7 +61,7 @@ class Sum(SingleTurnEnv):
 
     @property
     def task_id(self) -> str:
-        """The sum itself."""
+        """Sum itself."""
         return f"{self.left}{self.operator}{self.right}"
 
     @property
@@ -70,17 +70,17 @@ class Sum(SingleTurnEnv):
         return f" {self.result}\n"
 
     def prompt(self) -> str:
-        """A worked example and the question, as plain text."""
+        """Return a worked example and the question as plain text."""
         return f"{EXAMPLES[self.operator]}\n{self.left} {self.operator} {self.right} ="
 
     def grade(self, reply: Reply) -> Outcome:
-        """1 for the right sum, 0 for anything else, unless a grader says otherwise."""
+        """Return the reward of the grader, or 1 for the right result and 0 for any other."""
         if self.grader is not None:
             return Outcome(self.grader(reply.text, self.result))
         answer = reply.text.split("\n", 1)[0].strip()
         if self.match == "first_integer":
-            found = FIRST_INTEGER.match(reply.text)
-            answer = found[1] if found else ""
+            match = FIRST_INTEGER.match(reply.text)
+            answer = match[1] if match else ""
         return Outcome(
             float(answer == str(self.result)), info={"answer": answer, "labels": {"operator": self.operator}}
         )
@@ -97,17 +97,15 @@ def arithmetic(
     grader: Grader | None = None,
     seed: Annotated[int, Field(ge=0)] = 0,
 ) -> Sequence[Sum]:
-    """Sums of two numbers from `min_operand` to `max_operand`, and differences and products if they are wanted.
+    """Return sums, differences or products of two numbers from `min_operand` to `max_operand`.
 
     Args:
-        max_operand: the largest number in a sum.
-        min_operand: the smallest.
-        operators: of `+`, `-` and `*`, those that are asked for, in equal shares.
-        count: at most this many tasks, all different.
+        operators: any of `+`, `-` and `*`, in equal shares.
+        count: maximum number of tasks, all different.
         split: `test` is a fifth of the sums of each operator, `train` the rest, whatever the seed: no task is in both.
-        match: how a reply is read, see `Sum`.
-        grader: a function of your own, see `Sum`.
-        seed: decides which sums, and their order.
+        match: rule for reading a reply, see `Sum`.
+        grader: function of your own, see `Sum`.
+        seed: determines the sums and their order.
 
     Raises:
         UsageError: the split holds no sum, or there are no numbers between the smallest and the largest.
@@ -116,25 +114,25 @@ def arithmetic(
         raise UsageError(f"min_operand: {min_operand} is above max_operand, {max_operand}")
     width = max_operand - min_operand + 1
     sums = [
-        list(islice(_of_operator(operator, min_operand, width, count=count, split=split, seed=seed), count))
+        list(islice(_draw_pairs(operator, min_operand, width, count=count, split=split, seed=seed), count))
         for operator in dict.fromkeys(operators)
     ]
-    tasks = [found for together in zip_longest(*sums) for found in together if found is not None]
+    tasks = [task for round_robin in zip_longest(*sums) for task in round_robin if task is not None]
     if not tasks:
         raise UsageError(f"split: no sum up to {max_operand} is in the {split} split; raise max_operand")
     return [Sum(left, right, match, grader, operator) for operator, left, right in tasks[:count]]
 
 
-def _of_operator(
-    operator: Operator, least: int, width: int, *, count: int, split: Split, seed: int
+def _draw_pairs(
+    operator: Operator, low: int, width: int, *, count: int, split: Split, seed: int
 ) -> Iterator[tuple[Operator, int, int]]:
-    """Different pairs of numbers of a split, with their operator."""
-    pairs = dict.fromkeys((least + left, least + right) for left, right in _pairs(width, count, seed))
-    return ((operator, *pair) for pair in pairs if split in ("all", _split(operator, *pair)))
+    """Return distinct pairs of numbers of a split, with their operator."""
+    pairs = dict.fromkeys((low + left, low + right) for left, right in _draw_index_pairs(width, count, seed))
+    return ((operator, *pair) for pair in pairs if split in ("all", _assign_split(operator, *pair)))
 
 
-def _pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Every pair below `base` in random order, or, where those are too many to list, enough random ones."""
+def _draw_index_pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
+    """Yield all pairs below `base` in random order, or enough random ones if there are too many to list."""
     rng = np.random.default_rng(seed)
     if base * base <= 100 * count:
         indices: list[int] = rng.permutation(base * base).tolist()
@@ -144,6 +142,6 @@ def _pairs(base: int, count: int, seed: int) -> Iterator[tuple[int, int]]:
         yield index // base, index % base
 
 
-def _split(operator: Operator, left: int, right: int) -> Split:
-    named = (left, right) if operator == "+" else (operator, left, right)
-    return "test" if derive_seed(0, "arithmetic", *named) % TEST_SHARE == 0 else "train"
+def _assign_split(operator: Operator, left: int, right: int) -> Split:
+    key = (left, right) if operator == "+" else (operator, left, right)
+    return "test" if derive_seed(0, "arithmetic", *key) % TEST_SHARE == 0 else "train"

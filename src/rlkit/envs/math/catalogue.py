@@ -1,7 +1,7 @@
-r"""The datasets that have a name: where each is, what its columns mean, and how its questions are put.
+r"""Catalogue of datasets: repositories, meanings of the columns, and prompts.
 
-Invariant: a table is data and nothing else; whatever reads it treats all of them alike. A revision is a commit, so that
-a name means the same rows for ever; of the three without one, a run records which it read.
+Invariant: the catalogue is data only, and code treats all datasets alike. A revision is a commit, so that a name always
+means the same rows; for the three without one, a run records the commit that it read.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from rlkit.envs.math.grader import Policies
 from rlkit.envs.math.prompts import Template
 
 type Gold = Literal["column", "boxed", "hash"]
-r"""Where an answer stands: it is the column; the last `\boxed{…}` in it; or what follows the last `####`."""
+r"""Position of the gold answer: the whole `column`, its last `\boxed{…}`, or the text after its last `####`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What the columns of a table mean.
+    """Meanings of a table's columns.
 
     Args:
-        question: the problem.
-        answer: what holds the right answer; of a list, the first.
-        gold: where in `answer` it stands.
-        level: how hard it is, where a column says so: a number, `Level 3`, or a share such as `3/8`.
-        subject: its field, where a column says so.
-        only: a column, and a text that it must hold or list.
-        speaker: what a question begins with that is not part of it, such as the role of who asks.
+        answer: column with the gold answer; of a list, the first item counts.
+        gold: position of the gold answer in `answer`.
+        level: column with the difficulty: a number, `Level 3`, or a share such as `3/8`.
+        only: column and the text that it must contain or list.
+        speaker: prefix that is not part of a question, such as a role.
     """
 
     question: str
@@ -40,21 +38,21 @@ class Columns:
     speaker: str = ""
 
     @property
-    def used(self) -> list[str]:
-        """The names of all columns that are read."""
-        named = [self.question, self.answer, self.level, self.subject, self.only[0] if self.only else None]
-        return list(dict.fromkeys(name for name in named if name is not None))
+    def names(self) -> list[str]:
+        """Names of the columns that are read."""
+        names = [self.question, self.answer, self.level, self.subject, self.only[0] if self.only else None]
+        return list(dict.fromkeys(name for name in names if name is not None))
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table on the hub.
+    """Table on the hub.
 
     Args:
-        revision: the commit; None where none is known, so that a run records the one that it reads.
-        config: of the repository, where it has several.
-        subject: of all its problems, where no column says so.
-        rows_max: rows that are read at most, from the beginning; None for all.
+        revision: commit; None if a run records the one that it reads.
+        config: configuration of the repository, where it has several.
+        subject: subject of all problems, where no column gives it.
+        rows_max: maximum number of rows, from the beginning; None for all.
     """
 
     repository: str
@@ -68,11 +66,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """A dataset with a name.
+    """Dataset of the catalogue.
 
     Args:
-        splits: the tables of each.
-        apart: datasets and splits, `name` or `name:split`, none of whose problems are ever among its tasks.
+        splits: tables by split.
+        apart: datasets and splits, `name` or `name:split`, whose problems are excluded.
     """
 
     splits: Mapping[str, tuple[Table, ...]]
@@ -82,10 +80,10 @@ class Dataset:
     policies: Policies = field(default_factory=Policies)
 
 
-_WORKED_OUT = Policies(unevaluated="reject")
-"""Where the sum is the task, `17 + 25` is no answer."""
+_EVALUATED = Policies(unevaluated="reject")
+"""Policies of datasets whose difficulty is arithmetic, so that `17 + 25` is no answer."""
 
-_NUMBER = Template(suffix="Think step by step, then write the final number, without units, in \\boxed{}.")
+_NUMBER_TEMPLATE = Template(suffix="Think step by step, then write the final number, without units, in \\boxed{}.")
 
 _MATH_SUBJECTS = (
     "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
@@ -93,13 +91,13 @@ _MATH_SUBJECTS = (
 )  # fmt: skip
 
 
-def _gsm8k() -> dict[str, tuple[Table, ...]]:
+def _gsm8k_splits() -> dict[str, tuple[Table, ...]]:
     columns = Columns("question", "answer", gold="hash")
     revision = "740312add88f781978c0658806c59bc2815b9866"
     return {split: (Table("openai/gsm8k", revision, split, columns, config="main"),) for split in ("train", "test")}
 
 
-def _hendrycks() -> dict[str, tuple[Table, ...]]:
+def _hendrycks_splits() -> dict[str, tuple[Table, ...]]:
     columns = Columns("problem", "solution", gold="boxed", level="level", subject="type")
     revision = "21a5633873b6a120296cce3e2df9d5550074f4a3"
     tables = (
@@ -110,7 +108,7 @@ def _hendrycks() -> dict[str, tuple[Table, ...]]:
     return {"train": tuple(tables)}
 
 
-def _aime() -> dict[str, tuple[Table, ...]]:
+def _aime_splits() -> dict[str, tuple[Table, ...]]:
     columns = Columns("problem", "answer")
     years = {
         "2024": ("HuggingFaceH4/aime_2024", "2fe88a2f1091d5048c0f36abc874fb997b3dd99a"),
@@ -124,7 +122,7 @@ def _aime() -> dict[str, tuple[Table, ...]]:
     return {"test": tuple(tables.values())} | {year: (table,) for year, table in tables.items()}
 
 
-def _nemotron() -> dict[str, tuple[Table, ...]]:
+def _nemotron_splits() -> dict[str, tuple[Table, ...]]:
     columns = Columns("problem", "expected_answer", subject="data_source")
     revision = "8e793210e175b6406c752a870f585f62de98c0d3"
     splits = {"train": "high_part02", "medium": "medium", "low": "low"}
@@ -134,19 +132,19 @@ def _nemotron() -> dict[str, tuple[Table, ...]]:
     }
 
 
-def _single(
+def _single_table(
     split: str, repository: str, revision: str | None, columns: Columns, *, config: str | None = None
 ) -> dict[str, tuple[Table, ...]]:
     return {split: (Table(repository, revision, split, columns, config),)}
 
 
-_DOLCI = Columns("prompt", "ground_truth", speaker="user:")
-"""Its prompts are whole conversations in one text, each message after its role."""
+_DOLCI_COLUMNS = Columns("prompt", "ground_truth", speaker="user:")
+"""Columns whose prompts are whole conversations in one text, each message after its role."""
 
 DATASETS: Mapping[str, Dataset] = {
-    "gsm8k": Dataset(_gsm8k(), "mit", _NUMBER, policies=_WORKED_OUT),
+    "gsm8k": Dataset(_gsm8k_splits(), "mit", _NUMBER_TEMPLATE, policies=_EVALUATED),
     "math500": Dataset(
-        _single(
+        _single_table(
             "test",
             "HuggingFaceH4/MATH-500",
             "6e4ed1a2a79af7d8630a6b768ec859cb5af4d3be",
@@ -154,10 +152,12 @@ DATASETS: Mapping[str, Dataset] = {
         ),
         "not declared; the problems are those of MATH (mit)",
     ),
-    "hendrycks": Dataset(_hendrycks(), "mit", apart=("math500",)),
-    "minerva": Dataset(_single("test", "math-ai/minervamath", None, Columns("question", "answer")), "not declared"),
+    "hendrycks": Dataset(_hendrycks_splits(), "mit", apart=("math500",)),
+    "minerva": Dataset(
+        _single_table("test", "math-ai/minervamath", None, Columns("question", "answer")), "not declared"
+    ),
     "polaris": Dataset(
-        _single(
+        _single_table(
             "train",
             "POLARIS-Project/Polaris-Dataset-53K",
             "296f8e34132e63f4a1d70e0dcc8bddebb43f03e4",
@@ -166,7 +166,7 @@ DATASETS: Mapping[str, Dataset] = {
         "apache-2.0",
     ),
     "deepmath": Dataset(
-        _single(
+        _single_table(
             "train",
             "zwhe99/DeepMath-103K",
             "5cf055d1fe3d7a2eb19719ac020211469736ae44",
@@ -175,7 +175,7 @@ DATASETS: Mapping[str, Dataset] = {
         "mit",
     ),
     "dapo": Dataset(
-        _single(
+        _single_table(
             "train",
             "open-r1/DAPO-Math-17k-Processed",
             "31dd309567e3da778038cc87d868b6097a3ccf68",
@@ -183,13 +183,16 @@ DATASETS: Mapping[str, Dataset] = {
             config="all",
         ),
         "not declared; made from BytedTsinghua-SIA/DAPO-Math-17k (apache-2.0)",
-        policies=_WORKED_OUT,
+        policies=_EVALUATED,
     ),
-    "aime": Dataset(_aime(), "cc-by-nc-sa-4.0 (2025, 2026); the text is the MAA's", _NUMBER, policies=_WORKED_OUT),
-    "olmo3_rlzero_7b": Dataset(_single("train", "allenai/Dolci-RL-Zero-Math-7B", None, _DOLCI), "odc-by"),
+    "aime": Dataset(
+        _aime_splits(), "cc-by-nc-sa-4.0 (2025, 2026); the text is the MAA's", _NUMBER_TEMPLATE, policies=_EVALUATED
+    ),
+    "olmo3_rlzero_7b": Dataset(_single_table("train", "allenai/Dolci-RL-Zero-Math-7B", None, _DOLCI_COLUMNS), "odc-by"),
     "olmo3_rl_32b": Dataset(
-        _single("train", "allenai/Dolci-Think-RL-32B", None, replace(_DOLCI, only=("dataset", "math"))), "odc-by"
+        _single_table("train", "allenai/Dolci-Think-RL-32B", None, replace(_DOLCI_COLUMNS, only=("dataset", "math"))),
+        "odc-by",
     ),
-    "nemotron": Dataset(_nemotron(), "cc-by-4.0 and cc-by-sa-4.0"),
+    "nemotron": Dataset(_nemotron_splits(), "cc-by-4.0 and cc-by-sa-4.0"),
 }
-"""By name."""
+"""Datasets by name."""

@@ -1,6 +1,6 @@
-r"""The answer that a model's text gives.
+r"""Extraction of the final answer from a model's reply.
 
-Invariant: time in proportion to the length, and no text raises; what is thought is not what is answered.
+Invariant: time is linear in the length, and no text raises; thinking is never an answer.
 """
 
 from __future__ import annotations
@@ -8,72 +8,71 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\(?:boxed|fbox)")
-_BARE = re.compile(r"\s*([^\s$]*)")
+_UNBRACED = re.compile(r"\s*([^\s$]*)")
 _BRACE = re.compile(r"\\.|([{}])", re.DOTALL)
 _FINAL_CHANNEL = "<|channel|>final<|message|>"
-_OTHER_CHANNEL = "<|channel|>analysis<|message|>"
-_MARKS = re.compile(r"<\|[a-z_]{1,20}\|>")
+_ANALYSIS_CHANNEL = "<|channel|>analysis<|message|>"
+_SPECIAL_TOKENS = re.compile(r"<\|[a-z_]{1,20}\|>")
 _HASHES = "####"
 _EMPHASIS = re.compile(r"\*+")
-_PAIRED = ("***", "**", "*", "$$", "$")
-_STATED = re.compile(r"(?:final answer|answer)(?:\*\*)?[ \t]?(?:is|:)(?:\*\*)?[ \t:]", re.IGNORECASE)
+_PAIRED_MARKS = ("***", "**", "*", "$$", "$")
+_ANSWER_IS = re.compile(r"(?:final answer|answer)(?:\*\*)?[ \t]?(?:is|:)(?:\*\*)?[ \t:]", re.IGNORECASE)
 
 
 def final_answer(text: str, *, boxed_only: bool = False) -> str | None:
-    r"""The answer at the end of a reply; None where there is none.
+    r"""Return the answer at the end of a reply, or None.
 
-    Thinking is left out first. Then the last `\boxed{…}` or `\fbox{…}` counts, with braces nested as deep as they may
-    be; one that is not closed was cut off, and no earlier one stands in for it. Without any box it is what follows the
-    last `####` on its line, and without that, what follows the last `answer is` or `Answer:` on its line.
+    Thinking is removed first. Then the last `\boxed{…}` or `\fbox{…}` counts, with braces of any depth; one that is not
+    closed was cut off, and no earlier one replaces it. Without any box the answer is the rest of the line after the
+    last `####`, and without that, after the last `answer is` or `Answer:`.
 
     Args:
-        text: what the model wrote.
-        boxed_only: only a box is an answer.
+        boxed_only: ignore answers outside of a box.
     """
-    answer = without_thinking(text)
+    answer = strip_thinking(text)
     if _BOX.search(answer):
-        return boxed(answer)
+        return find_boxed(answer)
     if boxed_only:
         return None
     place = answer.rfind(_HASHES)
     if place >= 0:
         return _first_line(answer, place + len(_HASHES))
-    ends = [match.end() for match in _STATED.finditer(answer)]
+    ends = [match.end() for match in _ANSWER_IS.finditer(answer)]
     return _first_line(answer, ends[-1]) if ends else None
 
 
-def without_thinking(text: str) -> str:
-    """What follows the thinking: after the last `</think>`, or in the final channel; nothing where it never ends."""
+def strip_thinking(text: str) -> str:
+    """Return the text after the last `</think>` or in the final channel; nothing if the thinking never ends."""
     if _FINAL_CHANNEL in text:
         text = text.rpartition(_FINAL_CHANNEL)[2]
-    elif _OTHER_CHANNEL in text:
+    elif _ANALYSIS_CHANNEL in text:
         return ""
-    _, closed, after = text.rpartition("</think>")
-    text = after if closed else text
-    return _MARKS.sub("", text.partition("<think>")[0])
+    _, mark, after = text.rpartition("</think>")
+    text = after if mark else text
+    return _SPECIAL_TOKENS.sub("", text.partition("<think>")[0])
 
 
-def boxed(text: str) -> str | None:
-    r"""What the last `\boxed` or `\fbox` holds; None where there is none, or it is not closed.
+def find_boxed(text: str) -> str | None:
+    r"""Return the content of the last `\boxed` or `\fbox`; None if there is none, or it is not closed.
 
-    An empty one only mentions the box, and does not count.
+    An empty one only mentions the box and is ignored.
     """
     for box in reversed(list(_BOX.finditer(text))):
-        held = _held(text, box.end())
-        if held != "":
-            return held
+        content = _read_box(text, box.end())
+        if content != "":
+            return content
     return None
 
 
-def _held(text: str, at: int) -> str | None:
-    """What a box holds whose name ends at a place; None where it is cut off."""
+def _read_box(text: str, at: int) -> str | None:
+    """Return the content of the box whose command ends at an index; None if it is cut off."""
     while at < len(text) and text[at] == " ":
         at += 1
     if at >= len(text):
         return None
     if text[at] != "{":
-        bare = _BARE.match(text, at)
-        return bare[1].rstrip(".,") if bare else ""
+        match = _UNBRACED.match(text, at)
+        return match[1].rstrip(".,") if match else ""
     depth = 0
     for brace in _BRACE.finditer(text, at):  # `\{` is none
         depth += {"{": 1, "}": -1}.get(brace[1], 0)
@@ -83,25 +82,25 @@ def _held(text: str, at: int) -> str | None:
 
 
 def _first_line(text: str, at: int) -> str | None:
-    """The first line from a place on that is not empty, without what stands around the answer in it."""
+    """Return the first non-empty line from an index on without the marks around it, or None."""
     line = text[at:].strip().split("\n", 1)[0]
     marks = _EMPHASIS.findall(text, text.rfind("\n", 0, at) + 1, at)
     if len(marks) % 2:  # `**Answer: 7**` is emphasised as a whole
         line = line.removesuffix(".").removesuffix(marks[-1])
-    answer = _bare(line)
+    answer = _strip_marks(line)
     return answer if answer.strip("*$") else None
 
 
-def _bare(line: str) -> str:
-    """Without pairs of marks around the whole, and without the full stop; the points of an ellipsis stay."""
+def _strip_marks(line: str) -> str:
+    """Remove pairs of marks around the whole line and the full stop; the points of an ellipsis stay."""
     while True:
-        before = line
+        previous = line
         line = line.strip()
         if line.endswith(".") and not line.endswith(".."):
             line = line[:-1].rstrip()
-        for mark in _PAIRED:
+        for mark in _PAIRED_MARKS:
             inside = line[len(mark) : -len(mark)]
             if inside and line.startswith(mark) and line.endswith(mark) and mark[0] not in inside:
                 line = inside
-        if line == before:
+        if line == previous:
             return line

@@ -1,7 +1,7 @@
-r"""Is an answer right? First by rlkit's own comparison, and where that does not know, by math-verify.
+r"""Grader of answers: rlkit's own comparison first, and math-verify where that cannot decide.
 
-Invariant: a grading ends, whatever the answer is, and never holds the event loop for longer than a few milliseconds; a
-gold answer that cannot be graded is a fault, and not a reward.
+Invariant: grading ends for any answer, and never blocks the event loop for longer than a few milliseconds; a gold
+answer that cannot be graded raises an error and gives no reward.
 """
 
 from __future__ import annotations
@@ -14,57 +14,56 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from rlkit.envs.math import workers
+from rlkit.envs.math import math_verify_pool
 from rlkit.envs.math.answers.comparison import Judgement, Verdict, equals_itself, judge
-from rlkit.envs.math.answers.policies import DEFAULT, Policies
+from rlkit.envs.math.answers.policies import DEFAULT_POLICIES, Policies
 from rlkit.envs.math.extraction import final_answer
 from rlkit.errors import EnvironmentFault
 
 __all__ = ["GoldError", "Grade", "Grader", "Policies", "Verdict", "compare", "final_answer", "validate"]
 
-type How = Literal["exact", "numeric", "math-verify", "monstrous", "timeout", "unparsed"]
+type GradingMethod = Literal["exact", "numeric", "math-verify", "monstrous", "timeout", "unparsed"]
 
 SLICE_S = 0.004
-"""The event loop gets its turn after so much comparing."""
+"""Time of comparisons after which the event loop runs other tasks."""
 
-_UNBOUNDED = (r"\sum", r"\prod", r"\int", r"\lim", r"\iint", r"\oint")
-"""What math-verify may work on for ever."""
+_UNBOUNDED_COMMANDS = (r"\sum", r"\prod", r"\int", r"\lim", r"\iint", r"\oint")
+"""Commands that math-verify may evaluate without end."""
 
-_GOING_ON = (r"\dots", r"\ldots", r"\cdots", "...", "…")
-"""What math-verify leaves out, as if the answer ended there."""
+_ELLIPSES = (r"\dots", r"\ldots", r"\cdots", "...", "…")
+"""Ellipses, which math-verify ignores, as if the answer ended there."""
 
 
 class GoldError(EnvironmentFault):
-    """A gold answer cannot be graded: the episode fails, for the model has done nothing wrong."""
+    """Gold answer that cannot be graded: the episode fails, for the model has done nothing wrong."""
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What a grader says.
+    """Verdict on an answer.
 
     Args:
-        correct: whether the answer is the gold one.
-        how: what that rests on: `exact` for the same text, words or rational numbers, `numeric` for values compared as
-            floats or at points, `math-verify` for its word; `monstrous` for an answer over a limit, `timeout` for one
-            that math-verify did not get done with, `unparsed` for one that nobody can read. The last three are wrong.
+        how: `exact` for equal text, words or rational numbers, `numeric` for values compared as floats or at points,
+            `math-verify` for its verdict; `monstrous` for an answer over a limit, `timeout` for one that math-verify
+            did not finish, `unparsed` for one that cannot be read. The last three are wrong.
     """
 
     correct: bool
-    how: How
+    how: GradingMethod
 
 
-def compare(answer: str, gold: str, *, policies: Policies = DEFAULT) -> Verdict:
-    """Whether an answer is the gold one: `yes`, `no`, or `unknown`; in this process, at once, without raising."""
+def compare(answer: str, gold: str, *, policies: Policies = DEFAULT_POLICIES) -> Verdict:
+    """Compare an answer with the gold one in this process: `yes`, `no`, or `unknown`. It never raises."""
     return judge(answer, gold, policies).verdict
 
 
 def validate(gold: str) -> bool:
-    """Whether a gold answer can be graded: it can be read, and equals itself."""
+    """Tell whether a gold answer can be graded: it can be read, and equals itself."""
     return equals_itself(gold)
 
 
 class _JudgeQueue:
-    """Comparisons that wait for their turn on one event loop: thousands at once would hold it for seconds."""
+    """Queue of comparisons on one event loop: thousands at once would block it for seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -90,33 +89,33 @@ class _JudgeQueue:
 
 
 class Grader:
-    """Grades answers; any number at once, from any event loop.
+    """Grader of answers: any number at once, from any event loop.
 
     Args:
-        policies: what counts as the same.
+        policies: conventions of equality.
         limit_s: seconds that math-verify may take for one answer.
-        processes: how many of them ask math-verify, shared by all graders with the same settings; none is started
-            before an answer needs it.
+        processes: number of processes that run math-verify, shared by all graders with the same settings and started
+            when an answer needs them.
     """
 
-    def __init__(self, *, policies: Policies = DEFAULT, limit_s: float = 5.0, processes: int = 2) -> None:
+    def __init__(self, *, policies: Policies = DEFAULT_POLICIES, limit_s: float = 5.0, processes: int = 2) -> None:
         self.policies = policies
         self.limit_s = limit_s
         self.processes = processes
-        self._counts: Counter[How] = Counter()
+        self._counts: Counter[GradingMethod] = Counter()
         self._queue: _JudgeQueue | None = None
-        workers.installed()  # looks through the file system: not while an event loop waits
+        math_verify_pool.is_installed()  # searches the file system, so not in an event loop
 
     def __reduce__(self) -> tuple[partial[Grader], tuple[()]]:
         return partial(Grader, policies=self.policies, limit_s=self.limit_s, processes=self.processes), ()
 
     @property
-    def counts(self) -> Mapping[How, int]:
-        """How many answers were graded, by `Grade.how`."""
+    def counts(self) -> Mapping[GradingMethod, int]:
+        """Numbers of graded answers by `Grade.how`."""
         return dict(self._counts)
 
     async def grade(self, answer: str, gold: str) -> Grade:
-        """Whether an answer is right.
+        """Compare an answer with the gold one.
 
         Raises:
             GoldError: the gold answer cannot be graded.
@@ -133,20 +132,22 @@ class Grader:
         return grade
 
     async def _ask_math_verify(self, answer: str, gold: str) -> Grade:
-        """Grade by math-verify, where it is installed; it is not shown an answer that it may work on for ever."""
-        gold_read = judge(gold, gold, self.policies).gold_read
+        """Grade by math-verify, where it is installed; answers that it may evaluate without end are `unparsed`."""
+        is_gold_readable = judge(gold, gold, self.policies).gold_read
         grade = Grade(False, "unparsed")
-        if not workers.installed():
-            fault = "cannot be read; see whether math-verify can: install it"
-        elif any(mark in answer and mark not in gold for mark in (*_UNBOUNDED, *_GOING_ON)):
+        if not math_verify_pool.is_installed():
+            reason = "cannot be read; see whether math-verify can: install it"
+        elif any(mark in answer and mark not in gold for mark in (*_UNBOUNDED_COMMANDS, *_ELLIPSES)):
             return grade
         else:
-            said = await asyncio.wrap_future(workers.shared(self.processes, self.limit_s).ask(answer, gold))
-            if said in ("yes", "no"):
-                return Grade(said == "yes", "math-verify")
-            fault = "cannot be read, nor by math-verify"
-            if said == "timeout":
-                grade, fault = Grade(False, "timeout"), f"cannot be graded within {self.limit_s:g} s"
-        if not gold_read:
-            raise GoldError(f"the gold answer {gold[:80]!r} {fault}")
+            reply = await asyncio.wrap_future(
+                math_verify_pool.shared_pool(self.processes, self.limit_s).ask(answer, gold)
+            )
+            if reply in ("yes", "no"):
+                return Grade(reply == "yes", "math-verify")
+            reason = "cannot be read, nor by math-verify"
+            if reply == "timeout":
+                grade, reason = Grade(False, "timeout"), f"cannot be graded within {self.limit_s:g} s"
+        if not is_gold_readable:
+            raise GoldError(f"the gold answer {gold[:80]!r} {reason}")
         return grade

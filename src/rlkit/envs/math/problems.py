@@ -1,4 +1,4 @@
-r"""Rows of a table, read as problems.
+r"""Problems read from the rows of a table.
 
 Invariant: a problem's answer is what its row says, and nothing is guessed: a row without a question or an answer is
 counted and left out.
@@ -14,19 +14,19 @@ from dataclasses import dataclass
 from typing import cast
 
 from rlkit.envs.math.catalogue import Columns
-from rlkit.envs.math.files import Row
 from rlkit.envs.math.grader import final_answer
+from rlkit.envs.math.table_files import Row
 from rlkit.errors import UsageError, did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question and its right answer.
+    """Question with its right answer.
 
     Args:
-        answer: the gold, as its author wrote it.
-        place: the row, counted from 0 over the whole dataset.
-        level: how hard it is, in the dataset's own words.
+        answer: gold answer as its author wrote it.
+        place: row, counted from 0 over the whole dataset.
+        level: difficulty in the dataset's own words.
     """
 
     question: str
@@ -37,25 +37,25 @@ class Problem:
 
     @property
     def difficulty(self) -> float | None:
-        """The level as a number: `Level 3` is 3, and `3/8` is 0.375."""
-        found = _LEVEL.search(self.level or "")
-        if found is None:
+        """Level as a number: `Level 3` is 3, and `3/8` is 0.375."""
+        match = _LEVEL.search(self.level or "")
+        if match is None:
             return None
-        below = float(found[2] or 1)
-        return float(found[1]) / below if below else None
+        denominator = float(match[2] or 1)
+        return float(match[1]) / denominator if denominator else None
 
 
 _LEVEL = re.compile(r"(-?\d+(?:\.\d+)?)(?:\s*/\s*(\d+))?")
 
 _SPACING = re.compile(r"\\(?:left|right|displaystyle|text|mathrm|quad|qquad)\b|\\[,;:!> ]|[\s$~{}]+")
-"""What changes how a question looks and not what it asks."""
+"""Notation that changes only how a question looks."""
 
 
-def normalised(question: str) -> str:
-    r"""A question in a form in which two that ask the same in the same words are equal.
+def normalise_question(question: str) -> str:
+    r"""Return a question in a form that is equal for two questions in the same words.
 
-    Letters of one case, no spaces, dollar signs or braces, no LaTeX that only lays out, and `\dfrac` and `\tfrac` as
-    `\frac`. Operators and numbers stay: they are what tells one problem from the next.
+    Case is folded; spaces, dollar signs, braces and LaTeX for layout are removed; `\dfrac` and `\tfrac` become
+    `\frac`. Operators and numbers stay, since they distinguish problems.
     """
     text = unicodedata.normalize("NFKC", question).casefold()
     text = re.sub(r"\\[dt]frac\b", r"\\frac", text)
@@ -63,10 +63,10 @@ def normalised(question: str) -> str:
 
 
 def read_problems(rows: Iterable[Row], columns: Columns, *, where: str) -> Iterator[Problem | None]:
-    """The problems of a table, None for each row that has no question or no answer.
+    """Yield the problems of a table, None for each row without a question or an answer.
 
     Args:
-        where: the table, for messages.
+        where: name of the table in messages.
 
     Raises:
         UsageError: the table lacks a column, or one of them holds neither text nor numbers.
@@ -74,30 +74,34 @@ def read_problems(rows: Iterable[Row], columns: Columns, *, where: str) -> Itera
     place = 0
     for row in rows:
         if place == 0:
-            _check(row, columns, where)
-        if columns.only is not None and not _holds(row.get(columns.only[0]), columns.only[1]):
+            _check_columns(row, columns, where)
+        if columns.only is not None and not _contains(row.get(columns.only[0]), columns.only[1]):
             continue
         for column in (columns.question, columns.answer):
-            _check_kind(row.get(column), column, where)
-        question, answer = _question(row, columns), _gold(row.get(columns.answer), columns)
+            _check_values(row.get(column), column, where)
+        question, answer = _read_question(row, columns), _read_gold(row.get(columns.answer), columns)
         if question and answer:
             yield Problem(
-                question, answer, place, _label(row, columns.level) or None, _label(row, columns.subject) or None
+                question,
+                answer,
+                place,
+                _read_label(row, columns.level) or None,
+                _read_label(row, columns.subject) or None,
             )
         else:
             yield None
         place += 1
 
 
-def _check(row: Row, columns: Columns, where: str) -> None:
-    for column in columns.used:
+def _check_columns(row: Row, columns: Columns, where: str) -> None:
+    for column in columns.names:
         if column not in row:
-            known = ", ".join(map(str, row)) or "none"
-            raise UsageError(f"{where} has no column {column!r}.{did_you_mean(column, row)} It has: {known}")
+            columns_there = ", ".join(map(str, row)) or "none"
+            raise UsageError(f"{where} has no column {column!r}.{did_you_mean(column, row)} It has: {columns_there}")
 
 
-def _check_kind(value: object, column: str, where: str) -> None:
-    """Refuse what no text can be read from: objects that are no messages, alone or in a list."""
+def _check_values(value: object, column: str, where: str) -> None:
+    """Reject objects without `content`, alone or in a list, since they hold no text."""
     values = cast("list[object]", value) if isinstance(value, list) else [value]
     first = values[0] if values else None
     if isinstance(first, Mapping) and "content" not in first:
@@ -105,43 +109,41 @@ def _check_kind(value: object, column: str, where: str) -> None:
         raise UsageError(f"{where}: the column {column!r} holds objects with {fields}, where texts or numbers are read")
 
 
-def _question(row: Row, columns: Columns) -> str:
-    return _text(row.get(columns.question)).removeprefix(columns.speaker).strip()
+def _read_question(row: Row, columns: Columns) -> str:
+    return _to_text(row.get(columns.question)).removeprefix(columns.speaker).strip()
 
 
-def _holds(value: object, wanted: str) -> bool:
+def _contains(value: object, text: str) -> bool:
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return wanted in cast("Sequence[object]", value)
-    return wanted in str(value)
+        return text in cast("Sequence[object]", value)
+    return text in str(value)
 
 
-def _label(row: Row, column: str | None) -> str:
-    return "" if column is None else _text(row.get(column))
+def _read_label(row: Row, column: str | None) -> str:
+    return "" if column is None else _to_text(row.get(column))
 
 
-def _text(value: object) -> str:  # noqa: PLR0911  one for each kind of value
-    """A value as text; of a list, the first; of a conversation, what the user says last."""
-    if value is None or (
-        isinstance(value, float) and not math.isfinite(value)
-    ):  # NaN is how tables say that none is there
+def _to_text(value: object) -> str:  # noqa: PLR0911  one for each kind of value
+    """Return a value as text: of a list its first item, of a conversation the user's last message."""
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):  # tables write NaN for a missing value
         return ""
     if isinstance(value, bytes):
         return value.decode(errors="replace").strip()
     if isinstance(value, Mapping):
-        return _text(cast("Mapping[str, object]", value).get("content"))
+        return _to_text(cast("Mapping[str, object]", value).get("content"))
     if isinstance(value, Sequence) and not isinstance(value, str):
         items = cast("Sequence[object]", value)
         if items and isinstance(items[0], Mapping):
-            said = [one for one in cast("Sequence[Mapping[str, object]]", items) if one.get("role") == "user"]
-            return _text(said[-1]) if said else ""
-        return _text(items[0]) if items else ""
+            messages = cast("Sequence[Mapping[str, object]]", items)
+            return next((_to_text(message) for message in reversed(messages) if message.get("role") == "user"), "")
+        return _to_text(items[0]) if items else ""
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     return str(value).strip()
 
 
-def _gold(value: object, columns: Columns) -> str:
-    text = _text(value)
+def _read_gold(value: object, columns: Columns) -> str:
+    text = _to_text(value)
     if columns.gold == "boxed":
         return (final_answer(text, boxed_only=True) or "").strip()
     if columns.gold == "hash":

@@ -1,6 +1,6 @@
-r"""How a problem is put to a model.
+r"""Prompts for maths problems.
 
-Invariant: what a model is shown is the template and the question, and nothing of the answer.
+Invariant: a prompt contains the template and the question, and nothing of the answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from rlkit.types import Message
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A worked example: the question, and the whole reply that it deserves."""
+    """Worked example: a question with a whole reply."""
 
     question: str
     reply: str
@@ -20,11 +20,11 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    r"""What stands around a question.
+    r"""Text around a question.
 
     Args:
-        suffix: follows the question in the same message.
-        examples: conversations that are shown first.
+        suffix: text after the question in the same message.
+        examples: conversations that precede the question.
     """
 
     suffix: str = "Think step by step, then write the final answer in \\boxed{}."
@@ -32,14 +32,14 @@ class Template:
     examples: tuple[Example, ...] = ()
 
     def messages(self, question: str) -> list[Message]:
-        """The conversation that asks for the answer."""
-        shown: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
+        """Return the conversation that asks a question."""
+        messages: list[Message] = [] if self.system is None else [{"role": "system", "content": self.system}]
         for example in self.examples:
-            shown.append({"role": "user", "content": self._asked(example.question)})
-            shown.append({"role": "assistant", "content": example.reply})
-        return [*shown, {"role": "user", "content": self._asked(question)}]
+            messages.append({"role": "user", "content": self._format_question(example.question)})
+            messages.append({"role": "assistant", "content": example.reply})
+        return [*messages, {"role": "user", "content": self._format_question(question)}]
 
-    def _asked(self, question: str) -> str:
+    def _format_question(self, question: str) -> str:
         return f"{question}\n\n{self.suffix}" if self.suffix else question
 
 
@@ -57,4 +57,4 @@ EXAMPLES = (
         "Of the 8 outcomes 3 have exactly two heads, so the probability is $\\frac{3}{8}$.\n\n\\boxed{\\frac{3}{8}}",
     ),
 )
-"""Worked examples of rlkit's own, for models that do not know what is wanted."""
+"""Worked examples for models that do not know the form of a reply."""

@@ -1,4 +1,4 @@
-"""Which problems of a dataset become tasks, and what became of the others.
+"""Selection of the problems of a dataset that become tasks.
 
 Invariant: the selection follows from the rows, the settings and the seed. Every row that is left out is counted.
 """
@@ -14,18 +14,19 @@ from typing import Literal
 import numpy as np
 
 from rlkit._util.seeds import derive_seed
-from rlkit.envs.math.problems import Problem, normalised
+from rlkit.envs.math.problems import Problem, normalise_question
 
 type Order = Literal["shuffled", "given", "ascending", "descending"]
-type Share = Literal["train", "test"]
+type Share = tuple[Literal["train", "test"], float]
+"""Part of a dataset without splits, and the fraction of all problems that is for testing."""
 
-_SHARES = 2**31
-"""Seeds are below it."""
+_SEEDS = 2**31
+"""Upper bound of a seed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Settings of a selection; `maths` describes its arguments of these names."""
+class Selection:
+    """Settings of a selection; `docs/maths.md` describes the arguments of `maths` with these names."""
 
     subjects: Collection[str] = ()
     min_level: float | None = None
@@ -35,108 +36,104 @@ class Wanted:
     order: Order = "shuffled"
     limit: int | None = None
     seed: int = 0
+    share: Share | None = None
 
-    def takes(self, problem: Problem) -> bool:
-        """Whether it is of the wanted kind. One without a level is not, where levels are limited."""
+    def accepts(self, problem: Problem) -> bool:
+        """Tell whether a problem passes the filters; where levels are limited, one without a level does not."""
         if self.subjects and problem.subject not in self.subjects:
             return False
         if self.min_level is not None or self.max_level is not None:
             level = problem.difficulty
-            if level is None or not _or(self.min_level, -math.inf) <= level <= _or(self.max_level, math.inf):
+            if level is None or not _default(self.min_level, -math.inf) <= level <= _default(self.max_level, math.inf):
                 return False
-        if len(problem.question) > _or(self.max_question_characters, math.inf):
+        if len(problem.question) > _default(self.max_question_characters, math.inf):
             return False
-        return len(problem.answer) <= _or(self.max_answer_characters, math.inf)
+        return len(problem.answer) <= _default(self.max_answer_characters, math.inf)
 
 
 @dataclass(slots=True)
-class Count:
-    """What became of the rows of a dataset."""
+class SelectionCounts:
+    """Numbers of rows of a dataset: read, selected, and left out by reason."""
 
     rows: int = 0
-    taken: int = 0
-    left: Counter[str] = field(default_factory=Counter[str])
-    """Rows that were left out, by the reason."""
+    selected: int = 0
+    left_out: Counter[str] = field(default_factory=Counter[str])
 
     def __str__(self) -> str:
-        reasons = "; ".join(f"{number:,} {why}" for why, number in self.left.items())
-        return f"{self.taken:,} of {self.rows:,} problems" + (f" ({reasons})" if reasons else "")
+        reasons = "; ".join(f"{number:,} {reason}" for reason, number in self.left_out.items())
+        return f"{self.selected:,} of {self.rows:,} problems" + (f" ({reasons})" if reasons else "")
 
 
 def select(
     problems: Iterable[Problem | None],
-    wanted: Wanted,
+    selection: Selection,
     *,
-    apart: Collection[str] = (),
-    share: tuple[Share, float] | None = None,
-    gradable: Callable[[str], bool],
-    count: Count,
+    excluded: Collection[str] = (),
+    is_gradable: Callable[[str], bool],
+    counts: SelectionCounts,
 ) -> list[Problem]:
-    """The wanted problems, in the wanted order, no question twice.
+    """Return the selected problems in order, no question twice.
 
     Args:
-        problems: of the dataset; None for a row that holds none.
-        apart: normalised questions that must not be among them.
-        share: of a dataset without splits, which part of it, and the share of all problems that is for testing.
-        gradable: whether an answer can be graded.
+        problems: problems of the dataset; None for a row without one.
+        excluded: normalised questions that are left out.
+        counts: updated in place.
     """
-    seen = set[str]()
-    found = list[Problem]()
+    questions = set[str]()
+    candidates = list[Problem]()
     for problem in problems:
-        count.rows += 1
-        why = _reason(problem, wanted, apart, share, seen)
-        if why is not None:
-            count.left[why] += 1
+        counts.rows += 1
+        reason = _reject_reason(problem, selection, excluded, questions)
+        if reason is not None:
+            counts.left_out[reason] += 1
         elif problem is not None:
-            found.append(problem)
-    ordered = _ordered(found, wanted)
-    taken = list[Problem]()
-    while len(taken) < _or(wanted.limit, math.inf) and (problem := next(ordered, None)) is not None:
-        if gradable(problem.answer):
-            taken.append(problem)
+            candidates.append(problem)
+    ordered = _sort(candidates, selection)
+    selected = list[Problem]()
+    while len(selected) < _default(selection.limit, math.inf) and (problem := next(ordered, None)) is not None:
+        if is_gradable(problem.answer):
+            selected.append(problem)
         else:
-            count.left["have an answer that cannot be graded"] += 1
+            counts.left_out["have an answer that cannot be graded"] += 1
     for _ in ordered:
-        count.left["are past the limit"] += 1
-    count.taken = len(taken)
-    return taken
+        counts.left_out["are past the limit"] += 1
+    counts.selected = len(selected)
+    return selected
 
 
-def _reason(
-    problem: Problem | None,
-    wanted: Wanted,
-    apart: Collection[str],
-    share: tuple[Share, float] | None,
-    seen: set[str],
+def _reject_reason(
+    problem: Problem | None, selection: Selection, excluded: Collection[str], questions: set[str]
 ) -> str | None:
-    """Why a problem is left out, if it is."""
+    """Return why a problem is left out, or None and add its question to `questions`."""
     if problem is None:
         return "have no question or no answer"
-    if not wanted.takes(problem):
+    if not selection.accepts(problem):
         return "are filtered out"
-    key = normalised(problem.question)
-    if key in apart:
+    key = normalise_question(problem.question)
+    if key in excluded:
         return "are in a set that is kept apart"
-    if share is not None and (derive_seed(0, "math", key) / _SHARES < share[1]) != (share[0] == "test"):
-        return f"are not in the share for {share[0]}"
-    if key in seen:
+    if selection.share is not None:
+        part, test_share = selection.share
+        if (derive_seed(0, "math", key) / _SEEDS < test_share) != (part == "test"):
+            return f"are not in the share for {part}"
+    if key in questions:
         return "are there twice"
-    seen.add(key)
+    questions.add(key)
     return None
 
 
-def _ordered(problems: list[Problem], wanted: Wanted) -> Iterator[Problem]:
-    match wanted.order:
+def _sort(problems: list[Problem], selection: Selection) -> Iterator[Problem]:
+    match selection.order:
         case "given":
             return iter(problems)
         case "shuffled":
-            order: list[int] = np.random.default_rng(wanted.seed).permutation(len(problems)).tolist()
+            order: list[int] = np.random.default_rng(selection.seed).permutation(len(problems)).tolist()
             return (problems[index] for index in order)
         case "ascending":
-            return iter(sorted(problems, key=lambda problem: _or(problem.difficulty, math.inf)))
+            return iter(sorted(problems, key=lambda problem: _default(problem.difficulty, math.inf)))
         case "descending":
-            return iter(sorted(problems, key=lambda problem: -_or(problem.difficulty, -math.inf)))
+            return iter(sorted(problems, key=lambda problem: -_default(problem.difficulty, -math.inf)))
 
 
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
+def _default(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -19,11 +19,11 @@ from rlkit.envs.math.answers.lexing import words
     ],
 )
 def test_numbers_in_words_are_read(text: str, value: int | None) -> None:
-    assert words.number(text) == value
+    assert words.parse_number(text) == value
 
 
 def test_a_unit_has_many_names() -> None:
-    assert words.unit("hrs") == words.unit("hours") == words.unit("h") == words.unit("Hour")
-    assert words.unit("square inches") == words.unit("inches", 2) != words.unit("inches")
-    assert words.unit("miles per hour") == words.unit("mph")
-    assert words.unit("apples") is None
+    assert words.parse_unit("hrs") == words.parse_unit("hours") == words.parse_unit("h") == words.parse_unit("Hour")
+    assert words.parse_unit("square inches") == words.parse_unit("inches", 2) != words.parse_unit("inches")
+    assert words.parse_unit("miles per hour") == words.parse_unit("mph")
+    assert words.parse_unit("apples") is None

@@ -1,6 +1,6 @@
-"""Answers to mathematical questions: reading them, and telling whether two of them are the same.
+"""Reading and comparison of answers to mathematical questions.
 
     text ─cleaning, lexer─► tokens ─reader, labels, expressions─► value ─comparison─► yes, no or unknown
 
-Nothing here evaluates code, and nothing takes longer than its limits on length, depth, digits and work allow.
+Nothing here evaluates code, and limits on length, depth, digits and work bound the time.
 """

@@ -1,7 +1,7 @@
-"""Whether two answers are the same: decided by their types, then by exact and numeric comparison.
+"""Comparison of two answers by their types, then by exact and numeric comparison.
 
-Invariant: `judge` never raises, and its work is bounded by the lengths of the texts; a type never equals another by
-accident, so that a list earns nothing where one value is asked for.
+Invariant: `judge` never raises, and its work is bounded by the lengths of the texts; values of two types are equal only
+by an explicit rule, so that a list is never right where the question asks for one value.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from fractions import Fraction
 from typing import Literal, NamedTuple
 
 from rlkit.envs.math.answers import numeric, sets
-from rlkit.envs.math.answers.labels import may_be_one
+from rlkit.envs.math.answers.labels import may_name_the_same
 from rlkit.envs.math.answers.lexing import words
-from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, NotAnAnswer
+from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, ParseError
 from rlkit.envs.math.answers.nodes import PI, Builder, Expression, Number
-from rlkit.envs.math.answers.policies import DEFAULT, Policies
+from rlkit.envs.math.answers.policies import DEFAULT_POLICIES, Policies
 from rlkit.envs.math.answers.predicates import (
-    by_coordinate,
-    difference,
+    has_braced_item,
     has_labels,
-    in_order,
     is_collection,
-    is_letters,
+    is_letter_product,
     is_set,
     is_unsolved,
-    lists_braces,
-    named_value,
     raw_text,
+    sort_by_coordinate,
+    sort_by_size,
+    subtract_sides,
+    value_of_named_equation,
 )
-from rlkit.envs.math.answers.reader import Answer, read
-from rlkit.envs.math.answers.relations import flipped, labelled
+from rlkit.envs.math.answers.reader import Answer, parse_answer
+from rlkit.envs.math.answers.relations import flip, split_label
 from rlkit.envs.math.answers.values import Based, Group, Matrix, Ratio, Relation, Scalar, Text, Value
 
 type Verdict = Literal["yes", "no", "unknown"]
@@ -39,15 +39,15 @@ type Truth = bool | None
 DEGREE, PERCENT = Number(Fraction(1, 180)), Number(Fraction(1, 100))
 
 MAX_UNORDERED = 24
-"""More items than this are compared in the order of their values only, which must then be real numbers."""
+"""Limit of items in unordered comparison; longer lists are compared only if all items are real numbers."""
 
 
 class Judgement(NamedTuple):
-    """A verdict, and what it rests on.
+    """Verdict with its method.
 
     Args:
-        how: `exact` for the same text, words or rational numbers; `numeric` where values were compared at points or as
-            floats; `monstrous` for an answer over a limit; `unparsed` for one that has no meaning, or none known here.
+        how: `exact` for equal text, words or rational numbers; `numeric` for values compared at points or as floats;
+            `monstrous` for an answer over a limit; `unparsed` for one that cannot be read.
     """
 
     verdict: Verdict
@@ -55,62 +55,62 @@ class Judgement(NamedTuple):
     gold_read: bool = True
 
 
-def judge(answer: str, gold: str, policies: Policies = DEFAULT) -> Judgement:  # noqa: PLR0911  one for each way to fail
-    """Whether an answer is the gold one, without another process; it never raises."""
+def judge(answer: str, gold: str, policies: Policies = DEFAULT_POLICIES) -> Judgement:  # noqa: PLR0911  one for each way to fail
+    """Compare an answer with the gold one in this process; it never raises."""
     try:
-        wanted = read(gold)
-    except NotAnAnswer:
-        same = bool(gold.strip()) and answer.strip() == gold.strip()
-        return Judgement("yes" if same else "unknown", "exact" if same else "unparsed", gold_read=False)
+        parsed_gold = parse_answer(gold)
+    except ParseError:
+        is_equal = bool(gold.strip()) and answer.strip() == gold.strip()
+        return Judgement("yes" if is_equal else "unknown", "exact" if is_equal else "unparsed", gold_read=False)
     try:
-        given = read(answer)
-    except Monstrous:
+        parsed = parse_answer(answer)
+    except LimitError:
         return Judgement("no", "monstrous")
-    except Malformed:
+    except MalformedError:
         return Judgement("no", "unparsed")
-    except NotAnAnswer:
+    except ParseError:
         return Judgement("unknown", "unparsed")
     if answer.strip() == gold.strip():
         return Judgement("yes", "exact")
-    if policies.unevaluated == "reject" and given.computed and not wanted.computed:
+    if policies.unevaluated == "reject" and parsed.computed and not parsed_gold.computed:
         return Judgement("no", "exact")
     try:
-        return _judged(given, wanted, answer, gold, policies)
-    except (Monstrous, RecursionError):
+        return _judge_parsed(parsed, parsed_gold, answer, gold, policies)
+    except (LimitError, RecursionError):
         return Judgement("no", "monstrous")
 
 
-def equals_itself(gold: str, policies: Policies = DEFAULT) -> bool:
-    """Whether an answer can be read, and what was read is found equal to itself: by comparing, not by its text."""
+def equals_itself(gold: str, policies: Policies = DEFAULT_POLICIES) -> bool:
+    """Tell whether an answer can be read, and its value equals itself by comparison, not by its text."""
     try:
-        wanted = read(gold)
-        return _judged(wanted, wanted, gold, gold, policies).verdict == "yes"
-    except (NotAnAnswer, RecursionError):  # what is monstrous or malformed is none either
+        parsed = parse_answer(gold)
+        return _judge_parsed(parsed, parsed, gold, gold, policies).verdict == "yes"
+    except (ParseError, RecursionError):  # also LimitError and MalformedError
         return False
 
 
-def _judged(given: Answer, wanted: Answer, answer: str, gold: str, policies: Policies) -> Judgement:
+def _judge_parsed(parsed: Answer, parsed_gold: Answer, answer: str, gold: str, policies: Policies) -> Judgement:
     comparison = _Comparison(policies, natural=policies.logarithm == "natural")
-    truth = comparison.same(given.value, wanted.value)
-    if truth is not True and policies.logarithm == "either" and given.bare_log != wanted.bare_log:
-        truth = _Comparison(policies, natural=True).same(given.value, wanted.value)
-    if truth is not True and given.grouped != wanted.grouped:
-        truth = comparison.same(_as_list(given, answer), _as_list(wanted, gold)) or truth
+    truth = comparison.compare(parsed.value, parsed_gold.value)
+    if truth is not True and policies.logarithm == "either" and parsed.bare_log != parsed_gold.bare_log:
+        truth = _Comparison(policies, natural=True).compare(parsed.value, parsed_gold.value)
+    if truth is not True and parsed.grouped != parsed_gold.grouped:
+        truth = comparison.compare(_read_as_list(parsed, answer), _read_as_list(parsed_gold, gold)) or truth
     how = "numeric" if comparison.numeric else "exact"
     return Judgement("unknown" if truth is None else "yes" if truth else "no", how)
 
 
-def _as_list(found: Answer, text: str) -> Value:
-    """The value with `1,234` read as two numbers."""
-    if not found.grouped:
-        return found.value
+def _read_as_list(parsed: Answer, text: str) -> Value:
+    """Return the value with `1,234` read as two numbers."""
+    if not parsed.grouped:
+        return parsed.value
     try:
-        return read(text, thousands=False).value
-    except NotAnAnswer:
-        return found.value
+        return parse_answer(text, thousands=False).value
+    except ParseError:
+        return parsed.value
 
 
-def _all(truths: Iterable[Truth]) -> Truth:
+def _conjunction(truths: Iterable[Truth]) -> Truth:
     result: Truth = True
     for truth in truths:
         if truth is False:
@@ -119,215 +119,225 @@ def _all(truths: Iterable[Truth]) -> Truth:
     return result
 
 
+def _at_most_unknown(truth: Truth) -> Truth:
+    return False if truth is False else None
+
+
 class _Comparison:
-    """The comparison of two values under policies; remembers whether it needed floats."""
+    """Comparison of two values under policies; `numeric` tells whether it needed floats."""
 
     def __init__(self, policies: Policies, *, natural: bool) -> None:
         self.numeric = False
         self._policies = policies
         self._evaluate = numeric.Evaluator(natural=natural)
 
-    def same(self, given: Value, wanted: Value) -> Truth:
-        """Whether two answers are the same; None where that cannot be told. A set of one is that one, as an answer."""
-        for one, other in ((given, wanted), (wanted, given)):
-            if isinstance(one, Group) and one.kind == "set" and len(one.items) == 1 and not is_collection(other):
-                return self._same(one.items[0], other) if one is given else self._same(other, one.items[0])
-        if is_unsolved(given) and not isinstance(wanted, Relation) and sets.as_union(wanted) is not None:
-            return None
-        side = named_value(given) if isinstance(given, Relation) and not isinstance(wanted, Relation) else None
-        if side is not None:
-            return None if self._same(side, wanted) is not False else False
-        return self._same(given, wanted)
+    def compare(self, answer: Value, gold: Value) -> Truth:
+        """Compare two answers; None if undecided. As an answer, a set of one item equals that item."""
+        match answer, gold:
+            case Group("set", (item,)), _ if not is_collection(gold):
+                return self._compare_values(item, gold)
+            case _, Group("set", (item,)) if not is_collection(answer):
+                return self._compare_values(answer, item)
+            case Relation(), _ if not isinstance(gold, Relation):
+                if is_unsolved(answer) and sets.as_union(gold) is not None:
+                    return None
+                if (value := value_of_named_equation(answer)) is not None:
+                    return _at_most_unknown(self._compare_values(value, gold))
+            case _:
+                pass
+        return self._compare_values(answer, gold)
 
-    def _same(self, given: Value, wanted: Value) -> Truth:  # noqa: PLR0911, PLR0912  one for each pair of types
-        """Whether two values are the same, also within others."""
-        if isinstance(given, Relation) and isinstance(wanted, Relation):
-            one, other = labelled(given), labelled(wanted)
-            if one is None or other is None or not may_be_one(one.label, other.label):
-                return self._relations(given, wanted)
-            truth = self.same(one.value, other.value)
-            return truth if one.label == other.label or truth is False else None
-        for one, other in ((given, wanted), (wanted, given)):
-            if (found := labelled(one)) is not None and not isinstance(other, Relation):
-                return self.same(found.value, other)
-        if isinstance(given, Text) or isinstance(wanted, Text):
-            return raw_text(given) == raw_text(wanted) != ""
-        if any(is_set(value) for value in (given, wanted)):
-            return self._sets(given, wanted)
-        match given, wanted:
+    def _compare_values(self, answer: Value, gold: Value) -> Truth:  # noqa: PLR0911, PLR0912  one for each pair of types
+        """Compare two values, also items of others; None if undecided."""
+        if isinstance(answer, Relation) and isinstance(gold, Relation):
+            left, right = split_label(answer), split_label(gold)
+            if left is None or right is None or not may_name_the_same(left.label, right.label):
+                return self._compare_relations(answer, gold)
+            truth = self.compare(left.value, right.value)
+            return truth if left.label == right.label or truth is False else None
+        for left, right in ((answer, gold), (gold, answer)):
+            if (named := split_label(left)) is not None and not isinstance(right, Relation):
+                return self.compare(named.value, right)
+        if isinstance(answer, Text) or isinstance(gold, Text):
+            return raw_text(answer) == raw_text(gold) != ""
+        if any(is_set(value) for value in (answer, gold)):
+            return self._compare_sets(answer, gold)
+        match answer, gold:
             case Scalar(), Scalar():
-                return self._scalars(given, wanted)
+                return self._compare_scalars(answer, gold)
             case Group(first), Group(second) if first == second == "braces" or {first, second} == {"braces", "set"}:
-                return self._groups(given._replace(kind="set"), wanted._replace(kind="set"))
+                return self._compare_groups(answer._replace(kind="set"), gold._replace(kind="set"))
             case Group(first), Group(second) if "braces" not in (first, second):
-                return self._groups(given, wanted)
-            case (Group("braces", (item,)), other) | (other, Group("braces", (item,))):
-                return None if self._same(item, other) is not False else False
-            case Matrix(rows), Matrix(others):
-                return [len(row) for row in rows] == [len(row) for row in others] and _all(
-                    self._equal(one, other)
-                    for row, other_row in zip(rows, others, strict=True)
-                    for one, other in zip(row, other_row, strict=True)
+                return self._compare_groups(answer, gold)
+            case (Group("braces", (item,)), right) | (right, Group("braces", (item,))):
+                return _at_most_unknown(self._compare_values(item, right))
+            case Matrix(rows), Matrix(gold_rows):
+                return [len(row) for row in rows] == [len(row) for row in gold_rows] and _conjunction(
+                    self._compare_expressions(left, right)
+                    for row, gold_row in zip(rows, gold_rows, strict=True)
+                    for left, right in zip(row, gold_row, strict=True)
                 )
             case (Matrix(rows), Group("tuple" | "square", items)) | (Group("tuple" | "square", items), Matrix(rows)):
-                return self._vector(rows, items)
-            case Ratio(terms), Ratio(others):
-                return self._proportional(terms, others)
-            case (Ratio((above, below)), Scalar(value, "", None)) | (Scalar(value, "", None), Ratio((above, below))):
-                return self._equal(above, Builder().multiply((value, below)))
+                return self._compare_vector(rows, items)
+            case Ratio(terms), Ratio(gold_terms):
+                return self._compare_ratios(terms, gold_terms)
+            case (Ratio((first, second)), Scalar(value, "", None)) | (Scalar(value, "", None), Ratio((first, second))):
+                return self._compare_expressions(first, Builder().multiply((value, second)))
             case Based(), Based():
-                return given == wanted or (given.value is not None and given.value == wanted.value)
+                return answer == gold or (answer.value is not None and answer.value == gold.value)
             case Scalar(), Based():
-                return self._based(given, wanted)
+                return self._compare_based(answer, gold)
             case _:
                 return False
 
-    def _equal(self, left: Expression, right: Expression) -> Truth:
+    def _compare_expressions(self, left: Expression, right: Expression) -> Truth:
         if left == right:
             return True
         if not (isinstance(left, Number) and isinstance(right, Number)):
             self.numeric = True
-        return numeric.equal(left, right, self._evaluate)
+        return numeric.compare_expressions(left, right, self._evaluate)
 
-    def _scalars(self, given: Scalar, wanted: Scalar) -> Truth:
-        if given.raw and given.raw == wanted.raw and is_letters(given) and is_letters(wanted):
+    def _compare_scalars(self, answer: Scalar, gold: Scalar) -> Truth:
+        if answer.raw and answer.raw == gold.raw and is_letter_product(answer) and is_letter_product(gold):
             return True
-        truth = self._measured(given, wanted)
+        truth = self._compare_measures(answer, gold)
         if truth is True:
             return True
-        for one, other in ((given, wanted), (wanted, given)):
-            if one.loose is not None and not numeric.variables(other.expression):
-                return self._measured(one.loose, other)
+        for scalar, other_scalar in ((answer, gold), (gold, answer)):
+            if scalar.loose is not None and not numeric.find_variables(other_scalar.expression):
+                return self._compare_measures(scalar.loose, other_scalar)
         return truth
 
-    def _measured(self, given: Scalar, wanted: Scalar) -> Truth:  # noqa: PLR0911  one for each way to measure
-        """By their units, percent and degree signs."""
-        left, right = given.expression, wanted.expression
+    def _compare_measures(self, answer: Scalar, gold: Scalar) -> Truth:  # noqa: PLR0911  one for each way to measure
+        """Compare values with their units, percent and degree signs."""
+        left, right = answer.expression, gold.expression
         builder = Builder()
-        one, other = (None, None) if words.are_pounds(given.unit, wanted.unit) else (given.unit, wanted.unit)
-        if one is not None and other is not None and one != other:
-            if (alike := words.alike(one, other)) is not True:
-                return alike if alike is False or self._equal(left, right) is not False else False
-            left = builder.multiply((left, Number(one.factor / other.factor)))
-        if given.suffix == wanted.suffix:
-            return self._equal(left, right)
-        for measure, suffix in ((one, wanted.suffix), (other, given.suffix)):
+        unit, gold_unit = (None, None) if words.are_pounds(answer.unit, gold.unit) else (answer.unit, gold.unit)
+        if unit is not None and gold_unit is not None and unit != gold_unit:
+            if (dimensions := words.compare_dimensions(unit, gold_unit)) is not True:
+                return dimensions if dimensions is False else _at_most_unknown(self._compare_expressions(left, right))
+            left = builder.multiply((left, Number(unit.factor / gold_unit.factor)))
+        if answer.suffix == gold.suffix:
+            return self._compare_expressions(left, right)
+        for measure, suffix in ((unit, gold.suffix), (gold_unit, answer.suffix)):
             if measure is not None and measure.dimension == "radians" and suffix == "°":
-                return self._in_degrees(given, wanted)
-        if (given.suffix or given.unit) and (wanted.suffix or wanted.unit):
+                return self._compare_angles(answer, gold)
+        if (answer.suffix or answer.unit) and (gold.suffix or gold.unit):
             return False
-        suffix = given.suffix or wanted.suffix
-        lenient = self._policies.percent if suffix == "%" else self._policies.degrees
-        if lenient == "either" and (truth := self._equal(left, right)) is not False:
+        suffix = answer.suffix or gold.suffix
+        policy = self._policies.percent if suffix == "%" else self._policies.degrees
+        if policy == "either" and (truth := self._compare_expressions(left, right)) is not False:
             return truth
-        meant = PERCENT if suffix == "%" else builder.multiply((DEGREE, PI))
-        if given.suffix:
-            return self._equal(builder.multiply((left, meant)), right)
-        return self._equal(left, builder.multiply((right, meant)))
+        factor = PERCENT if suffix == "%" else builder.multiply((DEGREE, PI))
+        if answer.suffix:
+            return self._compare_expressions(builder.multiply((left, factor)), right)
+        return self._compare_expressions(left, builder.multiply((right, factor)))
 
-    def _in_degrees(self, given: Scalar, wanted: Scalar) -> Truth:
-        """Two angles of which one is in degrees and the other in radians."""
+    def _compare_angles(self, answer: Scalar, gold: Scalar) -> Truth:
+        """Compare two angles, one in degrees and the other in radians."""
         builder = Builder()
         left, right = (
             builder.multiply((angle.expression, DEGREE, PI)) if angle.suffix else angle.expression
-            for angle in (given, wanted)
+            for angle in (answer, gold)
         )
-        return self._equal(left, right)
+        return self._compare_expressions(left, right)
 
-    def _groups(self, given: Group, wanted: Group) -> Truth:
-        """Order matters where one is in brackets; a set has each item once, and is no tuple; nor is a bare list, unless
-        it says `x=1, y=2`; two numbers in square brackets are an interval."""
-        kinds = {given.kind, wanted.kind}
-        ones, others = given.items, wanted.items
+    def _compare_groups(self, answer: Group, gold: Group) -> Truth:
+        """Compare two groups.
+
+        Order matters if one is in brackets. A set has each item once and never equals a tuple; nor does a bare list,
+        except `x=1, y=2`. Two numbers in square brackets are an interval.
+        """
+        kinds = {answer.kind, gold.kind}
+        items, gold_items = answer.items, gold.items
         if kinds == {"list", "tuple"}:
-            ones, others = by_coordinate(given), by_coordinate(wanted)
+            items, gold_items = sort_by_coordinate(answer), sort_by_coordinate(gold)
         if "set" in kinds:
-            if kinds & {"tuple", "square"} or lists_braces(given) or lists_braces(wanted):
+            if kinds & {"tuple", "square"} or has_braced_item(answer) or has_braced_item(gold):
                 return False
-            return self._unordered(self._distinct(ones), self._distinct(others))
+            return self._compare_unordered(self._drop_duplicates(items), self._drop_duplicates(gold_items))
         if kinds == {"list"}:
-            return self._unordered(ones, others)
-        if "list" in kinds and "tuple" in kinds and not (has_labels(given) or has_labels(wanted)):
+            return self._compare_unordered(items, gold_items)
+        if "list" in kinds and "tuple" in kinds and not (has_labels(answer) or has_labels(gold)):
             return False
-        if len(ones) != len(others) or (len(kinds) > 1 and "square" in kinds and len(ones) == 2):
+        if len(items) != len(gold_items) or (len(kinds) > 1 and "square" in kinds and len(items) == 2):
             return False
-        return _all(self._same(one, other) for one, other in zip(ones, others, strict=True))
+        return _conjunction(map(self._compare_values, items, gold_items))
 
-    def _distinct(self, items: Sequence[Value]) -> Sequence[Value]:
-        found: list[Value] = []
+    def _drop_duplicates(self, items: Sequence[Value]) -> Sequence[Value]:
+        distinct: list[Value] = []
         for item in items[:MAX_UNORDERED]:
-            if not any(self._same(item, other) for other in found):
-                found.append(item)
-        return [*found, *items[MAX_UNORDERED:]]
+            if not any(self._compare_values(item, previous) for previous in distinct):
+                distinct.append(item)
+        return [*distinct, *items[MAX_UNORDERED:]]
 
-    def _unordered(self, ones: Sequence[Value], others: Sequence[Value]) -> Truth:
-        """Real numbers are put in order first; other values are looked for one by one."""
-        if len(ones) != len(others):
+    def _compare_unordered(self, items: Sequence[Value], gold_items: Sequence[Value]) -> Truth:
+        """Compare lists without regard to order: real numbers after sorting, other values by search."""
+        if len(items) != len(gold_items):
             return False
-        left, right = in_order(ones), in_order(others)
-        if left is not None and right is not None:
-            return _all(self._same(one, other) for one, other in zip(left, right, strict=True))
-        if len(ones) > MAX_UNORDERED:
+        ordered, gold_ordered = sort_by_size(items), sort_by_size(gold_items)
+        if ordered is not None and gold_ordered is not None:
+            return _conjunction(map(self._compare_values, ordered, gold_ordered))
+        if len(items) > MAX_UNORDERED:
             return None
-        remaining = list(others)
-        unsure = False
-        for one in ones:
-            truths = [self._same(one, other) for other in remaining]
+        remaining = list(gold_items)
+        is_uncertain = False
+        for item in items:
+            truths = [self._compare_values(item, candidate) for candidate in remaining]
             if True in truths:
                 remaining.pop(truths.index(True))
             elif None in truths:
-                unsure = True
+                is_uncertain = True
             else:
                 return False
-        return None if unsure else True
+        return None if is_uncertain else True
 
-    def _vector(self, rows: Sequence[Sequence[Expression]], items: Sequence[Value]) -> Truth:
-        """A matrix and the brackets of its rows; or, where the policy allows it, one row or column and a tuple."""
-        parts = [item.items for item in items if isinstance(item, Group) and item.kind in ("tuple", "square")]
-        if len(parts) == len(items):
-            return len(parts) == len(rows) and _all(map(self._cells, rows, parts))
+    def _compare_vector(self, rows: Sequence[Sequence[Expression]], items: Sequence[Value]) -> Truth:
+        """Compare a matrix with its rows in brackets or, where the policy allows it, a row or column with a tuple."""
+        bracketed = [item.items for item in items if isinstance(item, Group) and item.kind in ("tuple", "square")]
+        if len(bracketed) == len(items):
+            return len(bracketed) == len(rows) and _conjunction(map(self._compare_cells, rows, bracketed))
         if self._policies.vector == "strict" or (len(rows) > 1 and len(rows[0]) > 1):
             return False
-        return self._cells([cell for row in rows for cell in row], items)
+        return self._compare_cells([cell for row in rows for cell in row], items)
 
-    def _cells(self, cells: Sequence[Expression], items: Sequence[Value]) -> Truth:
-        if len(cells) != len(items):
-            return False
-        return _all(self._same(Scalar(cell), item) for cell, item in zip(cells, items, strict=True))
+    def _compare_cells(self, cells: Sequence[Expression], items: Sequence[Value]) -> Truth:
+        return len(cells) == len(items) and _conjunction(map(self._compare_values, map(Scalar, cells), items))
 
-    def _proportional(self, terms: Sequence[Expression], others: Sequence[Expression]) -> Truth:
+    def _compare_ratios(self, terms: Sequence[Expression], gold_terms: Sequence[Expression]) -> Truth:
         builder = Builder()
-        return len(terms) == len(others) and _all(
-            self._equal(builder.multiply((term, others[0])), builder.multiply((other, terms[0])))
-            for term, other in zip(terms[1:], others[1:], strict=True)
+        return len(terms) == len(gold_terms) and _conjunction(
+            self._compare_expressions(builder.multiply((term, gold_terms[0])), builder.multiply((gold_term, terms[0])))
+            for term, gold_term in zip(terms[1:], gold_terms[1:], strict=True)
         )
 
-    def _based(self, given: Scalar, wanted: Based) -> Truth:
-        """The question names the base, so that an answer need not; without a question to name it, `40_9` is not 40."""
+    def _compare_based(self, answer: Scalar, gold: Based) -> Truth:
+        """Compare a number without a base, which the question may give; `40_9` in an answer is not 40."""
         if self._policies.base == "digits":
-            return given.raw.upper() == wanted.digits
-        return wanted.value is not None and given.expression == Number(Fraction(wanted.value))
+            return answer.raw.upper() == gold.digits
+        return gold.value is not None and answer.expression == Number(Fraction(gold.value))
 
-    def _sets(self, given: Value, wanted: Value) -> Truth:
-        one, other = sets.as_union(given), sets.as_union(wanted)
-        if one is None or other is None:
+    def _compare_sets(self, answer: Value, gold: Value) -> Truth:
+        left, right = sets.as_union(answer), sets.as_union(gold)
+        if left is None or right is None:
             return False
         self.numeric = True
-        return sets.same(one, other, self._evaluate)
+        return sets.compare_unions(left, right, self._evaluate)
 
-    def _relations(self, given: Relation, wanted: Relation) -> Truth:
-        one, other = sets.solutions(given), sets.solutions(wanted)
-        if one is not None and other is not None:
-            return sets.variable(given) == sets.variable(wanted) and sets.same(one, other, self._evaluate)
-        left, right = difference(given), difference(wanted)
-        if left is not None and right is not None and left[0] == right[0]:
+    def _compare_relations(self, answer: Relation, gold: Relation) -> Truth:
+        solutions, gold_solutions = sets.solve(answer), sets.solve(gold)
+        if solutions is not None and gold_solutions is not None:
+            if sets.find_variable(answer) != sets.find_variable(gold):
+                return False
+            return sets.compare_unions(solutions, gold_solutions, self._evaluate)
+        difference, gold_difference = subtract_sides(answer), subtract_sides(gold)
+        if difference is not None and gold_difference is not None and difference[0] == gold_difference[0]:
             self.numeric = True
-            ratio = numeric.ratio(left[1], right[1], self._evaluate)
-            return ratio is not None and (ratio > 0 or left[0] in ("=", "≠"))
-        if len(given.sides) != len(wanted.sides):
+            ratio = numeric.find_constant_ratio(difference[1], gold_difference[1], self._evaluate)
+            return ratio is not None and (ratio > 0 or difference[0] in ("=", "≠"))
+        if len(answer.sides) != len(gold.sides):
             return False
         return any(
-            read_so.signs == wanted.signs
-            and _all(self._same(one, other) for one, other in zip(read_so.sides, wanted.sides, strict=True))
-            for read_so in (given, flipped(given))
+            reading.signs == gold.signs and _conjunction(map(self._compare_values, reading.sides, gold.sides))
+            for reading in (answer, flip(answer))
         )

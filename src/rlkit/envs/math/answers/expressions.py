@@ -1,6 +1,6 @@
-r"""From tokens to an expression: a recursive descent that never goes back.
+r"""Recursive descent parser of expressions, without backtracking.
 
-Invariant: each token is read once, and nesting is limited, so that time is in proportion to length.
+Invariant: each token is read once, and nesting is limited, so that time is linear in the length.
 
     sum       [+-±] product ([+-±] product)* ((\over | \choose) sum)?
     product   power ((* | / | nothing) power)*        two numbers side by side only as `3!7!`, `2^{3}5`, `1 1/2`
@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from rlkit.envs.math.answers.lexing.faults import Malformed, Monstrous, Unreadable
 from rlkit.envs.math.answers.lexing.lexer import Token
-from rlkit.envs.math.answers.literals import is_power_of_ten, proper_fraction
+from rlkit.envs.math.answers.lexing.parse_errors import LimitError, MalformedError, UnsupportedError
+from rlkit.envs.math.answers.literals import is_power_of_ten, read_proper_fraction
 from rlkit.envs.math.answers.nodes import (
     HALF,
     MINUS_ONE,
@@ -31,7 +31,7 @@ from rlkit.envs.math.answers.nodes import (
 
 MAX_DEPTH = 40
 MAX_LETTERS = 4
-"""A word of more letters is no product of variables."""
+"""Letters of a word above which it is no product of variables."""
 
 _CLOSING = {"(": ")", "[": "]", "{": "}", "⌊": "⌋", "⌈": "⌉"}
 _STARTS = frozenset(
@@ -40,21 +40,21 @@ _STARTS = frozenset(
 _END = Token("end", "")
 _SIGNS = frozenset("+-±∓")
 _BINDING = frozenset({"^", "_", "!", "'"})
-"""Signs that belong to the last letter before them."""
+"""Signs that bind to the letter before them."""
 
 _PRIME = "'"
 
 
 class ExpressionParser:
-    """Reads expressions from tokens.
+    """Parser of the tokens of an expression.
 
     Args:
-        tokens: all tokens of the text; in the place of a word come its letters.
+        tokens: tokens of the text; the parser replaces a word by its letters.
 
     Attributes:
-        at: the token that is read next.
-        computed: whether arithmetic on literals was written out: `17+25`, but not `-3/4`.
-        bare_log: whether there is a logarithm without a base.
+        at: index of the next token.
+        computed: whether the text has unevaluated arithmetic on literals: `17+25`, but not `-3/4`.
+        bare_log: whether it has a logarithm without a base.
     """
 
     def __init__(self, tokens: list[Token]) -> None:
@@ -68,30 +68,30 @@ class ExpressionParser:
 
     @property
     def token(self) -> Token:
-        """The token that is read next."""
+        """Next token."""
         return self._tokens[self.at] if self.at < len(self._tokens) else _END
 
-    def ahead(self, count: int) -> Token:
-        """A token further on."""
+    def peek(self, count: int) -> Token:
+        """Return the token `count` places after the next one."""
         return self._tokens[self.at + count] if self.at + count < len(self._tokens) else _END
 
-    def take(self, kind: str) -> bool:
-        """Whether the next token is of the kind; it is read then."""
+    def accept(self, kind: str) -> bool:
+        """Read the next token if it is of a kind, and tell whether it is."""
         if self.token.kind != kind:
             return False
         self.at += 1
         return True
 
-    def need(self, kind: str) -> None:
-        """Read a token that must be there, or raise `Malformed`."""
-        if not self.take(kind):
-            raise Malformed(f"{kind} is missing")
+    def expect(self, kind: str) -> None:
+        """Read a token of a kind, or raise `MalformedError`."""
+        if not self.accept(kind):
+            raise MalformedError(f"{kind} is missing")
 
-    def sum(self) -> Expression:
-        """Read terms with signs between them, or raise `NotAnAnswer`."""
-        terms = [self._signed()]
+    def read_sum(self) -> Expression:
+        """Read terms with signs between them, or raise `ParseError`."""
+        terms = [self._read_term()]
         while self.token.kind in _SIGNS:
-            terms.append(self._signed())
+            terms.append(self._read_term())
         if sum(isinstance(term, Number) for term in terms) > 1:
             self.computed = True
         value = terms[0] if len(terms) == 1 else self.builder.add(terms)
@@ -99,15 +99,15 @@ class ExpressionParser:
         if kind not in ("over", "choose"):
             return value
         self.at += 1
-        self._deeper()
-        below = self.sum()  # of all that stands before the sign in its braces, as TeX has it
+        self._descend()
+        denominator = self.read_sum()  # as in TeX, `value` is everything before the sign in its braces
         self._depth -= 1
         if kind == "over":
-            return self.builder.divide(value, below)
+            return self.builder.divide(value, denominator)
         self.computed = True
-        return self.builder.call("binomial", (value, below))
+        return self.builder.call("binomial", (value, denominator))
 
-    def _signed(self) -> Expression:
+    def _read_term(self) -> Expression:
         signs: list[Expression] = []
         while (kind := self.token.kind) in _SIGNS:
             self.at += 1
@@ -115,55 +115,55 @@ class ExpressionParser:
                 signs.append(PLUS_MINUS)
             if kind in ("-", "∓"):
                 signs.append(MINUS_ONE)
-        term = self._product()
+        term = self._read_product()
         return self.builder.multiply((*signs, term)) if signs else term
 
-    def _product(self) -> Expression:
+    def _read_product(self) -> Expression:
         token = self.token
-        result = self._power()
+        result = self._read_powers()
         if token.kind == "number" and self._tokens[self.at - 1] is token:
-            result = self._mixed(token, result)
+            result = self._read_mixed_number(token, result)
         factors = [result]
         while True:
             kind = self.token.kind
             if kind == "mod":
                 self.at += 1
                 self.computed = True
-                factors = [self.builder.call("mod", (self.builder.multiply(factors), self._factor()))]
+                factors = [self.builder.call("mod", (self.builder.multiply(factors), self._read_signed_power()))]
             elif kind == "/":
                 self.at += 1
-                factors.append(self.builder.power(self._divisor(), MINUS_ONE))
+                factors.append(self.builder.power(self._read_divisor(), MINUS_ONE))
             elif kind == "*" or self._starts_factor():
-                factors.append(self._multiplied(factors, explicit=self.take("*")))
+                factors.append(self._read_factor(factors, explicit=self.accept("*")))
             else:
                 return self.builder.multiply(factors) if len(factors) > 1 else factors[0]
 
-    def _divisor(self) -> Expression:
-        """What follows a slash: of `1/ab` both letters, but of `1/ab^2` only the first, as in a product."""
+    def _read_divisor(self) -> Expression:
+        """Read the divisor after a slash: of `1/ab` both letters, but of `1/ab^2` only the first, as in a product."""
         token = self.token
-        if token.kind != "word" or len(token.text) > MAX_LETTERS or self.ahead(1).kind in _BINDING:
-            return self._factor()
+        if token.kind != "word" or len(token.text) > MAX_LETTERS or self.peek(1).kind in _BINDING:
+            return self._read_signed_power()
         self.at += 1
         return self.builder.multiply(Symbol(letter) for letter in token.text)
 
-    def _factor(self) -> Expression:
-        """A power with signs before it, as in `3 \\cdot -2`."""
-        negative = self._takes_minus()
-        factor = self._power()
+    def _read_signed_power(self) -> Expression:
+        """Read a power with signs before it, as in `3 \\cdot -2`."""
+        negative = self._read_minus()
+        factor = self._read_powers()
         return self.builder.negate(factor) if negative else factor
 
-    def _takes_minus(self) -> bool:
-        """Read signs, and tell whether they come to a minus."""
+    def _read_minus(self) -> bool:
+        """Read signs, and tell whether their product is a minus."""
         negative = False
         while self.token.kind in ("+", "-"):
             negative ^= self.token.kind == "-"
             self.at += 1
         return negative
 
-    def _multiplied(self, factors: list[Expression], *, explicit: bool) -> Expression:
+    def _read_factor(self, factors: list[Expression], *, explicit: bool) -> Expression:
         if not explicit and self.token.kind == "number" and self._tokens[self.at - 1].kind not in ("!", "}"):
-            raise Malformed("two numbers side by side")
-        right = self._factor() if explicit else self._power()
+            raise MalformedError("two numbers side by side")
+        right = self._read_signed_power() if explicit else self._read_powers()
         if isinstance(right, Number) and not is_power_of_ten(right.value):
             self.computed = self.computed or any(isinstance(factor, Number) for factor in factors)
         return right
@@ -176,58 +176,58 @@ class ExpressionParser:
             return len(token.text) <= MAX_LETTERS
         return token.kind in _STARTS
 
-    def _mixed(self, whole: Token, value: Expression) -> Expression:
-        r"""`3\frac12` and `3 1/2`: a whole number with a proper fraction right after it."""
-        if not whole.whole or (fraction := proper_fraction(self._tokens, self.at)) is None:
+    def _read_mixed_number(self, token: Token, value: Expression) -> Expression:
+        r"""Read a mixed number, `3\frac12` or `3 1/2`."""
+        if not token.whole or (fraction := read_proper_fraction(self._tokens, self.at)) is None:
             return value
-        part, self.at = fraction
-        return self.builder.add((value, Number(part)))
+        value_of_fraction, self.at = fraction
+        return self.builder.add((value, Number(value_of_fraction)))
 
-    def _power(self) -> Expression:
-        base = self._postfix()
-        while self.take("^"):
-            base = self._raised(base)
+    def _read_powers(self) -> Expression:
+        base = self._read_postfix()
+        while self.accept("^"):
+            base = self._read_power(base)
         return base
 
-    def _raised(self, base: Expression) -> Expression:
-        if self.take(r"\circ") or self.take("°"):
+    def _read_power(self, base: Expression) -> Expression:
+        if self.accept(r"\circ") or self.accept("°"):
             return Call("degrees", (base,))
-        if self.token.kind == "{" and self.ahead(1).kind in (r"\circ", "°") and self.ahead(2).kind == "}":
+        if self.token.kind == "{" and self.peek(1).kind in (r"\circ", "°") and self.peek(2).kind == "}":
             self.at += 3
             return Call("degrees", (base,))
-        if self._ordinal():
+        if self._skip_ordinal():
             return base
-        exponent = self._exponent()
+        exponent = self._read_exponent()
         if isinstance(base, Number) and isinstance(exponent, Number) and base.value != 10:
             self.computed = self.computed or exponent.value.denominator == 1
         return self.builder.power(base, exponent)
 
-    def _exponent(self) -> Expression:
-        self._deeper()
-        negative = self._takes_minus()
-        exponent = self._postfix()
-        if self.take("^"):
-            exponent = self._raised(exponent)
+    def _read_exponent(self) -> Expression:
+        self._descend()
+        negative = self._read_minus()
+        exponent = self._read_postfix()
+        if self.accept("^"):
+            exponent = self._read_power(exponent)
         self._depth -= 1
         return self.builder.negate(exponent) if negative else exponent
 
-    def _ordinal(self) -> bool:
-        """The `th` of `12^{th}`, which changes nothing."""
+    def _skip_ordinal(self) -> bool:
+        """Skip the `th` of `12^{th}`, and tell whether it was there."""
         braced = self.token.kind == "{"
-        token = self.ahead(int(braced))
+        token = self.peek(int(braced))
         if token.kind not in ("text", "word") or token.text.strip().lower() not in ("th", "st", "nd", "rd"):
             return False
         self.at += 3 if braced else 1
         return True
 
-    def _postfix(self) -> Expression:
-        value = self._atom()
+    def _read_postfix(self) -> Expression:
+        value = self._read_atom()
         while True:
             kind = self.token.kind
             if kind == "!":
                 self.at += 1
                 self.computed = True
-                value = self.builder.call("double factorial" if self.take("!") else "factorial", (value,))
+                value = self.builder.call("double factorial" if self.accept("!") else "factorial", (value,))
             elif kind == "°":
                 self.at += 1
                 value = Call("degrees", (value,))
@@ -236,37 +236,37 @@ class ExpressionParser:
                 value = Symbol(value.name + _PRIME)
             elif kind == "_" and isinstance(value, Symbol):
                 self.at += 1
-                value = Symbol(f"{value.name}_{self._subscript()}")
+                value = Symbol(f"{value.name}_{self._read_subscript()}")
             else:
                 return value
 
-    def _subscript(self) -> str:
-        if not self.take("{"):
+    def _read_subscript(self) -> str:
+        if not self.accept("{"):
             token = self.token
             self.at += 1
             if token.kind not in ("number", "symbol", "word", "text"):
-                raise Unreadable("a subscript")
+                raise UnsupportedError("a subscript")
             return token.text
-        written: list[str] = []
-        while not self.take("}"):
+        texts: list[str] = []
+        while not self.accept("}"):
             if self.token.kind in ("end", "{"):
-                raise Unreadable("a subscript")
-            written.append(self.token.text)
+                raise UnsupportedError("a subscript")
+            texts.append(self.token.text)
             self.at += 1
-        return ",".join(written)
+        return ",".join(texts)
 
-    def _deeper(self) -> None:
+    def _descend(self) -> None:
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise Monstrous(f"nested more than {MAX_DEPTH} deep")
+            raise LimitError(f"nested more than {MAX_DEPTH} deep")
 
-    def _atom(self) -> Expression:
-        self._deeper()
-        value = self._atom_of(self.token)
+    def _read_atom(self) -> Expression:
+        self._descend()
+        value = self._read_atom_of(self.token)
         self._depth -= 1
         return value
 
-    def _atom_of(self, token: Token) -> Expression:  # noqa: PLR0911  one for each kind of atom
+    def _read_atom_of(self, token: Token) -> Expression:  # noqa: PLR0911  one for each kind of atom
         self.at += 1
         match token.kind:
             case "number":
@@ -279,63 +279,63 @@ class ExpressionParser:
                 self._tokens[self.at - 1 : self.at] = [Token("symbol", letter) for letter in token.text]
                 return Symbol(token.text[0])
             case "(" | "[" | "{" | "⌊" | "⌈":
-                return self._bracket(token.kind)
+                return self._read_bracket(token.kind)
             case "|":
-                return self._absolute()
+                return self._read_absolute()
             case r"\frac":
-                above = self._atom()
-                return self.builder.divide(above, self._atom())
+                numerator = self._read_atom()
+                return self.builder.divide(numerator, self._read_atom())
             case r"\binom":
                 self.computed = True
-                above = self._atom()
-                return self.builder.call("binomial", (above, self._atom()))
+                numerator = self._read_atom()
+                return self.builder.call("binomial", (numerator, self._read_atom()))
             case r"\sqrt":
-                return self._root()
+                return self._read_root()
             case "function":
-                return self._function(token.text)
+                return self._read_function(token.text)
             case "end" | ")" | "]" | "}" | "+" | "-" | "*" | "/" | "^" | "_" | "=" | ",":
-                raise Malformed("an operand is missing")
+                raise MalformedError("an operand is missing")
             case _:
-                raise Unreadable(f"{token.text!r}")
+                raise UnsupportedError(f"{token.text!r}")
 
-    def _bracket(self, opening: str) -> Expression:
+    def _read_bracket(self, opening: str) -> Expression:
         bars, self._bars = self._bars, 0
-        value = self.sum()
+        value = self.read_sum()
         self._bars = bars
-        self.need(_CLOSING[opening])
+        self.expect(_CLOSING[opening])
         if opening in "⌊⌈":
             return self.builder.call("floor" if opening == "⌊" else "ceil", (value,))
         return value
 
-    def _absolute(self) -> Expression:
+    def _read_absolute(self) -> Expression:
         self._bars += 1
-        value = self.sum()
+        value = self.read_sum()
         self._bars -= 1
-        self.need("|")
+        self.expect("|")
         return self.builder.call("abs", (value,))
 
-    def _root(self) -> Expression:
+    def _read_root(self) -> Expression:
         degree: Expression = HALF
-        if self.take("["):
-            degree = self.builder.divide(ONE, self.sum())
-            self.need("]")
-        value = self._atom()
+        if self.accept("["):
+            degree = self.builder.divide(ONE, self.read_sum())
+            self.expect("]")
+        value = self._read_atom()
         root = self.builder.power(value, degree)
         if isinstance(root, Number):
             self.computed = True
         return root
 
-    def _function(self, name: str) -> Expression:
+    def _read_function(self, name: str) -> Expression:
         exponent: Expression | None = None
         base: Expression | None = None
         while (kind := self.token.kind) in ("^", "_"):
             self.at += 1
             if kind == "^":
-                exponent = self._exponent()
+                exponent = self._read_exponent()
             else:
-                base = self._atom()
-        grouped = self.token.kind in ("(", "{", "[")
-        argument = self._postfix() if grouped else self._open_argument()
+                base = self._read_atom()
+        is_bracketed = self.token.kind in ("(", "{", "[")
+        argument = self._read_postfix() if is_bracketed else self._read_open_argument()
         if exponent == MINUS_ONE and f"arc{name}" in _INVERSES:
             name, exponent = f"arc{name}", None
         value = self._apply(name, base, argument)
@@ -348,18 +348,18 @@ class ExpressionParser:
             self.bare_log = self.bare_log or name == "log"
             return self.builder.call(name, (argument,))
         if name != "log":
-            raise Unreadable(f"{name} with a subscript")
+            raise UnsupportedError(f"{name} with a subscript")
         if base == Symbol("e"):
             return Call("ln", (argument,))
         if base in (ZERO, ONE):
-            raise Malformed("a logarithm to base 0 or 1")
+            raise MalformedError("a logarithm to base 0 or 1")
         return Call("logarithm", (argument, base))
 
-    def _open_argument(self) -> Expression:
-        r"""The argument of `\sin 3x^2`: what is multiplied without a sign, up to the next function."""
-        argument = self._factor()
+    def _read_open_argument(self) -> Expression:
+        r"""Read the argument of `\sin 3x^2`: factors without a sign between them, up to the next function."""
+        argument = self._read_signed_power()
         while self._starts_factor() and self.token.kind not in ("function", "number", "("):
-            argument = self.builder.multiply((argument, self._power()))
+            argument = self.builder.multiply((argument, self._read_powers()))
         return argument
 
 

@@ -1,7 +1,7 @@
-r"""Names before a value: `P(X=2)` in `P(X=2)=\frac12`, `|AB|` in `|AB|=5`, `f'(2)`, `\gcd(4,6)`, `[ABC]`.
+r"""Labels of values: `P(X=2)` in `P(X=2)=\frac12`, `|AB|` in `|AB|=5`, `f'(2)`, `\gcd(4,6)`, `[ABC]`.
 
-Invariant: a label is told from its tokens alone, and time is in proportion to their number; what may be a product, an
-unknown's size or another expression to solve for is no certain label.
+Invariant: a label is recognised by its tokens alone, in linear time; a possible product, size of an unknown or other
+expression to solve for is no certain label.
 """
 
 from __future__ import annotations
@@ -16,112 +16,112 @@ from rlkit.envs.math.answers.lexing.notation import FUNCTIONS, NAMES
 from rlkit.envs.math.answers.numeric import CONSTANTS
 
 _BRACKETS = {"(": ")", "[": "]"}
-_WRITTEN = frozenset({"symbol", "word", "text", "number", "function", "name", "set"})
-"""Kinds of tokens that differ by their texts; all others are told apart by the kind alone."""
+_KINDS_WITH_TEXT = frozenset({"symbol", "word", "text", "number", "function", "name", "set"})
+"""Kinds of tokens that differ by their texts; all others differ by the kind alone."""
 
 _NO_ARITHMETIC = frozenset("= < > ≤ ≥ ≠ ≈ ∈ , ; : ∪ ∩ ∖ not and or text".split())  # noqa: SIM905  reads better
-"""A bracket that holds one of these is no factor."""
+"""Kinds of tokens that a factor in brackets never contains."""
 
 _ALWAYS_FUNCTIONS = frozenset("fgFG")
 _FUNCTIONS = frozenset("hpqr") | frozenset({"phi", "varphi", "sigma", "tau", "zeta", "Gamma"})
-_COUNTING = frozenset("nd")
-"""Of a set in capitals: `n(A)`."""
+_COUNTING_FUNCTIONS = frozenset("nd")
+"""Functions that count a set in capitals: `n(A)`."""
 
-_MAY_HAVE_A_SIZE = frozenset("zwuv")
+_SIZED_SYMBOLS = frozenset("zwuv")
 """Complex numbers and vectors; `|x|=5` says that `x` is 5 or -5."""
 
 _NOTATION = re.compile(r"\\frac\{d\w\}\{d\w\}|d\w/d\w|(?:\{\})?[\^_](?:\d+|\{\d+\})[CP]_(?:\d+|\{\d+\})")
 r"""`\frac{dy}{dx}`, `dy/dx`, `{}^5C_2`."""
 
-_OF_A_VARIABLE = re.compile(r"[A-Za-z]\(([a-z])\)")
+_FUNCTION_OF_VARIABLE = re.compile(r"[A-Za-z]\(([a-z])\)")
 MAX_TOKENS = 20
-"""More are no label in a notation of its own."""
+"""Limit of a label in `_NOTATION`."""
 
-_CONSTANT = frozenset({"number", r"\frac", r"\sqrt", "{", "}", "/", "-", "π"})
+_CONSTANT_KINDS = frozenset({"number", r"\frac", r"\sqrt", "{", "}", "/", "-", "π"})
 _COMPLEMENTS = (["^", "c"], ["^", "C"])
-_MIN_WORD = 3
+_MIN_VERTICES = 3
 
 
 class Label(NamedTuple):
-    """A name as it is written.
+    """Name before a value.
 
     Args:
-        text: the same however it is spaced.
-        certain: it is nothing else.
+        text: source text without spaces.
+        certain: whether it can be nothing else.
     """
 
     text: str
     certain: bool
 
 
-def label(tokens: Sequence[Token]) -> Label | None:
-    """The label that one side of an equation is; None where it is none, or a single symbol."""
-    text = "".join(map(_written, tokens[:MAX_TOKENS]))
+def find_label(tokens: Sequence[Token]) -> Label | None:
+    """Return the label on one side of an equation; None if it is no label, or a single symbol."""
+    text = "".join(map(_to_text, tokens[:MAX_TOKENS]))
     if _NOTATION.fullmatch(text):
         return Label(text, True)
-    certain = _of_size(tokens) if tokens[0].kind in ("|", "‖", "[") else _of_application(tokens)
-    return None if certain is None else Label("".join(map(_written, tokens)), certain)
+    certain = _check_size_label(tokens) if tokens[0].kind in ("|", "‖", "[") else _check_application(tokens)
+    return None if certain is None else Label("".join(map(_to_text, tokens)), certain)
 
 
-def may_be_one(first: str, second: str) -> bool:
-    """Whether two labels that differ may name one thing: `AB` and `|BA|`, `p(x=2)` and `P(X=2)`, `y` and `f(x)`."""
-    for one, other in ((first, second), (second, first)):
-        if (function := _OF_A_VARIABLE.fullmatch(other)) and len(one) == 1 and one != function[1]:
+def may_name_the_same(first: str, second: str) -> bool:
+    """Tell whether two labels may have one meaning: `AB` and `|BA|`, `p(x=2)` and `P(X=2)`, `y` and `f(x)`."""
+    for name, call in ((first, second), (second, first)):
+        if (function := _FUNCTION_OF_VARIABLE.fullmatch(call)) and len(name) == 1 and name != function[1]:
             return True
-    return _likeness(first) == _likeness(second)
+    return _comparison_key(first) == _comparison_key(second)
 
 
-def _likeness(text: str) -> tuple[list[str], str, str]:
-    """Its letters without their order and case, its digits, and its signs but those of a length."""
+def _comparison_key(text: str) -> tuple[list[str], str, str]:
+    """Return the letters without order and case, the digits, and the signs except those of a length."""
     letters = sorted(filter(str.isalpha, text.lower()))
     signs = "".join(char for char in text if not char.isalnum() and char not in "|‖")
     return letters, "".join(filter(str.isdecimal, text)), signs
 
 
-def holds_application(tokens: Sequence[Token]) -> bool:
-    """Whether a function of a known letter stands somewhere in an expression: `f(1)+f(2)`."""
+def has_function_application(tokens: Sequence[Token]) -> bool:
+    """Tell whether an expression contains a function with a usual letter: `f(1)+f(2)`."""
     return any(
         token.kind == "symbol" and token.text in _ALWAYS_FUNCTIONS and following.kind == "("
         for token, following in pairwise(tokens)
     )
 
 
-def _written(token: Token) -> str:
-    return token.text.strip() if token.kind in _WRITTEN else token.kind
+def _to_text(token: Token) -> str:
+    return token.text.strip() if token.kind in _KINDS_WITH_TEXT else token.kind
 
 
-def _of_size(tokens: Sequence[Token]) -> bool | None:
-    """Of `|AB|`, `‖v‖`, `[ABC]`: whether it is surely the length, size or area of what it names."""
+def _check_size_label(tokens: Sequence[Token]) -> bool | None:
+    """Tell whether `|AB|`, `‖v‖` or `[ABC]` is surely a length, size or area; None if it is no label."""
     opening, inside, closing = tokens[0], _without_braces(tokens[1:-1]), tokens[-1]
     kinds = {token.kind for token in inside}
     if closing.kind != _BRACKETS.get(opening.kind, opening.kind) or not inside:
         return None
     if opening.kind == "[":
-        return True if _is_points(inside, _MIN_WORD) else None
+        return True if _is_capitals(inside, _MIN_VERTICES) else None
     if opening.kind in kinds:
         return None
-    if opening.kind == "‖" or kinds & {"∪", "∩", "∖"} or _is_points(inside, 1):
+    if opening.kind == "‖" or kinds & {"∪", "∩", "∖"} or _is_capitals(inside, 1):
         return True
-    return False if inside[0].text in _MAY_HAVE_A_SIZE and kinds <= {"symbol", "_", "number", "{", "}"} else None
+    return False if inside[0].text in _SIZED_SYMBOLS and kinds <= {"symbol", "_", "number", "{", "}"} else None
 
 
 def _without_braces(tokens: Sequence[Token]) -> Sequence[Token]:
-    r"""Without those of `\vec{v}`."""
+    r"""Strip the braces of `\vec{v}`."""
     return tokens[1:-1] if tokens[:1] and (tokens[0].kind, tokens[-1].kind) == ("{", "}") else tokens
 
 
-def _is_points(tokens: Sequence[Token], least: int) -> bool:
-    """Whether it is capitals alone."""
-    written = "".join(token.text for token in tokens)
-    return len(written) >= least and written.isalpha() and written.isupper()
+def _is_capitals(tokens: Sequence[Token], min_length: int) -> bool:
+    """Tell whether tokens are at least `min_length` capitals and nothing else."""
+    text = "".join(token.text for token in tokens)
+    return len(text) >= min_length and text.isalpha() and text.isupper()
 
 
-def _of_application(tokens: Sequence[Token]) -> bool | None:  # noqa: PLR0911  one for each kind of name
-    """Of `f(x)`: whether it is surely no product."""
-    start = _head_end(tokens)
+def _check_application(tokens: Sequence[Token]) -> bool | None:  # noqa: PLR0911  one for each kind of name
+    """Tell whether `f(x)` is surely no product; None if it is no label."""
+    start = _find_head_end(tokens)
     if start == 0 or start >= len(tokens) or tokens[start].kind not in _BRACKETS:
         return None
-    if _closed_at(tokens, start) != len(tokens) - 1 or len(tokens) < start + 3:
+    if _find_closing(tokens, start) != len(tokens) - 1 or len(tokens) < start + 3:
         return None
     head, marks, inside = tokens[0], tokens[1:start], tokens[start + 1 : -1]
     if head.kind != "symbol":
@@ -134,37 +134,39 @@ def _of_application(tokens: Sequence[Token]) -> bool | None:  # noqa: PLR0911  o
         return True
     if sum(token.kind == "|" for token in inside) == 1:
         return True
-    return _is_certain(head.text, inside)
+    return _is_certain_head(head.text, inside)
 
 
-def _is_certain(head: str, inside: Sequence[Token]) -> bool | None:
+def _is_certain_head(head: str, inside: Sequence[Token]) -> bool | None:
     if head in _ALWAYS_FUNCTIONS:
         return True
-    named = {letter for token in inside if token.kind in ("symbol", "word") for letter in (token.text, *token.text)}
-    if head in named:
+    names = {letter for token in inside if token.kind in ("symbol", "word") for letter in (token.text, *token.text)}
+    if head in names:
         return None
     signed = inside[1:] if inside[0].kind in ("-", "+") else inside
-    simple = _is_one_name(signed) or all(token.kind in _CONSTANT or token.text == "π" for token in signed)
+    simple = _is_one_name(signed) or all(token.kind in _CONSTANT_KINDS or token.text == "π" for token in signed)
     if head in _FUNCTIONS or (len(head) == 1 and head.isupper()):
         return simple
-    if head in _COUNTING and _is_points(inside, 1):
+    if head in _COUNTING_FUNCTIONS and _is_capitals(inside, 1):
         return True
     return False if simple else None
 
 
 def _is_one_name(tokens: Sequence[Token]) -> bool:
-    """Whether it is a number or a symbol, which may have a subscript, a prime or the mark of a complement."""
+    """Tell whether tokens are a number or a symbol, also with a subscript, a prime or a complement mark."""
     marks = [token.kind for token in tokens[1:2]]
     if marks == ["_"]:
-        return _group_end(tokens, 2) == len(tokens)
-    return len(tokens) == 1 or (len(tokens) == 2 and marks == ["'"]) or _bare_texts(tokens[1:]) in _COMPLEMENTS
+        return _find_group_end(tokens, 2) == len(tokens)
+    return (
+        len(tokens) == 1 or (len(tokens) == 2 and marks == ["'"]) or _texts_without_braces(tokens[1:]) in _COMPLEMENTS
+    )
 
 
-def _head_end(tokens: Sequence[Token]) -> int:
-    r"""Where the name of a function ends, such as `f`, `f_1'`, `f^{-1}`, `\gcd`, `(f \circ g)`; 0 for none."""
+def _find_head_end(tokens: Sequence[Token]) -> int:
+    r"""Return the end of a function's name, such as `f`, `f_1'`, `f^{-1}`, `\gcd`, `(f \circ g)`; 0 for none."""
     first = tokens[0]
     if first.kind == "(":
-        end = _closed_at(tokens, 0)
+        end = _find_closing(tokens, 0)
         return end + 1 if any(token.kind == r"\circ" for token in tokens[1:end]) else 0
     if first.kind == "word" and first.text not in NAMES | {"Area", "Pr", "Prob"}:
         return 0
@@ -172,30 +174,30 @@ def _head_end(tokens: Sequence[Token]) -> int:
         return 0
     end = 1
     while end < len(tokens) and tokens[end].kind in ("'", "_", "^"):
-        bare = tokens[end].kind == "'"
-        inverse = tokens[end].kind == "^"
+        is_prime = tokens[end].kind == "'"
+        is_power = tokens[end].kind == "^"
         end += 1
-        if bare:
+        if is_prime:
             continue
-        start, end = end, _group_end(tokens, end)
-        if inverse and _bare_texts(tokens[start:end]) != ["-", "1"]:
+        start, end = end, _find_group_end(tokens, end)
+        if is_power and _texts_without_braces(tokens[start:end]) != ["-", "1"]:
             return 0
     return end
 
 
-def _bare_texts(tokens: Sequence[Token]) -> list[str]:
+def _texts_without_braces(tokens: Sequence[Token]) -> list[str]:
     return [token.text for token in tokens if token.kind not in ("{", "}")]
 
 
-def _group_end(tokens: Sequence[Token], at: int) -> int:
+def _find_group_end(tokens: Sequence[Token], at: int) -> int:
     if at < len(tokens) and tokens[at].kind == "{":
         while at < len(tokens) and tokens[at].kind != "}":
             at += 1
     return at + 1
 
 
-def _closed_at(tokens: Sequence[Token], start: int) -> int:
-    """Where the bracket at a place is closed; the length where it is not."""
+def _find_closing(tokens: Sequence[Token], start: int) -> int:
+    """Return the index of the bracket that closes the one at `start`; the length if there is none."""
     depth = 0
     for at in range(start, len(tokens)):
         depth += (tokens[at].kind in ("(", "[")) - (tokens[at].kind in (")", "]"))

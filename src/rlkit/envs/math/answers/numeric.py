@@ -1,7 +1,6 @@
-"""Whether two expressions are the same function, or the same number.
+"""Numeric comparison of expressions, as functions or as numbers.
 
-Invariant: each takes time in proportion to its size; a number that is written as a long decimal equals no irrational
-one.
+Invariant: time is linear in the size of the expressions; a long decimal never equals an irrational number.
 """
 
 from __future__ import annotations
@@ -12,25 +11,25 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from zlib import crc32
 
-from rlkit.envs.math.answers.lexing.faults import Monstrous
+from rlkit.envs.math.answers.lexing.parse_errors import LimitError
 from rlkit.envs.math.answers.nodes import ZERO, Call, Expression, Number, Power, Product, Sum, Symbol
 
 SCALES = (1.7, -0.83, 0.37, 6.1, -2.9, 0.071, 13.3, -0.29)
-"""Random points are multiples of these: some in every domain that a root, a logarithm or an arcus sine has."""
+"""Scales of the evaluation points, with some in every domain of a root, a logarithm or an arcus sine."""
 
-ENOUGH = 3
-"""So many points with real values are enough; otherwise complex values count too."""
+MIN_POINTS = 3
+"""Points with real values that suffice; with fewer, complex values count too."""
 
 IDENTITY_TOLERANCE = 1e-9
 CONSTANT_TOLERANCE = 1e-11
-REAL = 1e-9
-"""An imaginary part that is smaller than this, relative to the whole, is rounding."""
+REAL_TOLERANCE = 1e-9
+"""Imaginary part, relative to the whole, below which it is rounding."""
 
 MAX_DENOMINATOR = 10**5
 """A fraction in lowest terms with a larger denominator may approximate an irrational number to `CONSTANT_TOLERANCE`."""
 
 MAX_DIGITS = 11
-"""Numerator and denominator without zeros at their ends have so many digits, or may be rounded."""
+"""Digits of numerator and denominator without trailing zeros, above which a number may be rounded."""
 
 MAX_LONG_BITS = 512
 
@@ -38,10 +37,10 @@ CONSTANTS: Mapping[str, complex] = {"π": cmath.pi, "e": cmath.e, "i": 1j}
 
 MAX_SMALL_POWER = 1_000
 TINY = 1e-13
-"""What rounding leaves of an expression that is zero."""
+"""Rounding error of an expression that is zero."""
 
 MAX_EVALUATIONS = 25_000
-"""So many nodes are evaluated for one comparison of two answers; about a microsecond each."""
+"""Limit of evaluated nodes for one comparison of two answers; about a microsecond each."""
 
 _NO_VALUE = (ArithmeticError, ValueError)
 
@@ -49,43 +48,42 @@ type Verdict = bool | None
 
 
 class Evaluator:
-    r"""Values of expressions, for as much work as one comparison may take.
+    r"""Evaluator of expressions with the work limit of one comparison.
 
     Args:
-        natural: `\log` without a base is the natural one, not that of base ten.
+        natural: read `\log` without a base as natural, not to base ten.
 
     Attributes:
-        imaginary: whether an even root of a negative number was met since it was set to False.
-        scale: the largest value since it was set to 0 that another one may have cancelled: of a sum's terms, and 1 for
-            a function.
+        imaginary: whether an even root of a negative number was evaluated since it was set to False.
+        scale: largest value since it was set to 0 that may cancel: a term of a sum, and 1 for a function.
     """
 
     def __init__(self, *, natural: bool = False) -> None:
         self.imaginary = False
         self.scale = 0.0
         self._natural = natural
-        self._left = MAX_EVALUATIONS
+        self._evaluations_left = MAX_EVALUATIONS
 
     def __call__(self, expression: Expression, values: Mapping[str, complex]) -> complex:  # noqa: PLR0911  one for each kind of node
-        """The value with the variables' values.
+        """Return the value of an expression for values of its symbols.
 
         Raises:
             ArithmeticError: it has none there, or none that a float can hold.
-            ValueError: likewise.
-            Monstrous: too much has been evaluated.
+            ValueError: the same, from other functions.
+            LimitError: the work limit is reached.
         """
-        self._left -= 1
-        if self._left < 0:
-            raise Monstrous("more to compute than one comparison may need")
+        self._evaluations_left -= 1
+        if self._evaluations_left < 0:
+            raise LimitError("more to compute than one comparison may need")
         match expression:
             case Number(value):
                 return complex(value)
             case Symbol(name):
                 return values[name]
             case Sum(terms):
-                found = [self(term, values) for term in terms]
-                self.scale = max(self.scale, *map(abs, found))
-                return sum(found, 0j)
+                values_of_terms = [self(term, values) for term in terms]
+                self.scale = max(self.scale, *map(abs, values_of_terms))
+                return sum(values_of_terms, 0j)
             case Product(factors):
                 product = 1 + 0j
                 for factor in factors:
@@ -104,68 +102,72 @@ class Evaluator:
             case Call(name, arguments):
                 first, *rest = [self(argument, values) for argument in arguments]
                 self.scale = max(self.scale, 1.0)
-                return _OF_TWO[name](first, rest[0]) if rest else _OF_ONE[name](first)
+                return _BINARY[name](first, rest[0]) if rest else _UNARY[name](first)
 
 
-def equal(left: Expression, right: Expression, evaluate: Evaluator) -> Verdict:
-    """Whether two expressions are equal wherever both are defined; None where that cannot be told.
+def compare_expressions(left: Expression, right: Expression, evaluate: Evaluator) -> Verdict:
+    """Compare two expressions wherever both are defined; None if undecided.
 
     Raises:
-        Monstrous: a number in them is too large to compute with, or they are too much work.
+        LimitError: a number in them is too large, or the work limit is reached.
     """
     if left == right:
         return True
     if isinstance(left, Number) and isinstance(right, Number):
         return False
-    names = sorted(variables(left) | variables(right))
+    names = sorted(find_variables(left) | find_variables(right))
     if not names:
-        return _equal_constants(left, right, evaluate)
-    if any(isinstance(side, Number) and real(side) is None for side in (left, right)):
-        return False  # a number that no float can hold, beside a function
-    return _equal_functions(left, right, names, evaluate)
+        return _compare_constants(left, right, evaluate)
+    if any(isinstance(side, Number) and to_float(side) is None for side in (left, right)):
+        return False  # a number beyond the range of floats, and a function
+    return _compare_functions(left, right, names, evaluate)
 
 
-def ratio(left: Expression, right: Expression, evaluate: Evaluator) -> float | None:
-    """The constant that the left one is of the right one, other than zero; None where there is none, or no variable."""
-    names = sorted(variables(left) | variables(right))
-    found: list[complex] = []
-    for point in _points(names) if names else ():
+def find_constant_ratio(left: Expression, right: Expression, evaluate: Evaluator) -> float | None:
+    """Return the constant, non-zero quotient of two expressions; None if there is none, or no variable."""
+    names = sorted(find_variables(left) | find_variables(right))
+    ratios: list[complex] = []
+    for point in _make_points(names) if names else ():
         try:
-            found.append(evaluate(left, point) / evaluate(right, point))
+            ratios.append(evaluate(left, point) / evaluate(right, point))
         except _NO_VALUE:
             continue
-    if len(found) < ENOUGH:
+    if len(ratios) < MIN_POINTS:
         return None
-    first = found[0]
+    first = ratios[0]
     try:
-        constant = abs(first) > TINY and _is_real(first) and all(_near(first, one, IDENTITY_TOLERANCE) for one in found)
+        constant = (
+            abs(first) > TINY
+            and _is_real(first)
+            and all(_is_near(first, value, IDENTITY_TOLERANCE) for value in ratios)
+        )
     except OverflowError:
         return None
     return first.real if constant else None
 
 
-def variables(expression: Expression) -> set[str]:
-    """The names of its variables."""
-    return {part.name for part in parts(expression) if isinstance(part, Symbol) and part.name not in CONSTANTS}
+def find_variables(expression: Expression) -> set[str]:
+    """Return the names of the variables in an expression."""
+    return {part.name for part in walk(expression) if isinstance(part, Symbol) and part.name not in CONSTANTS}
 
 
-def parts(expression: Expression) -> Iterator[Expression]:
-    """The expression and all that it is made of."""
-    waiting = [expression]
-    while waiting:
-        part = waiting.pop()
+def walk(expression: Expression) -> Iterator[Expression]:
+    """Yield an expression and all its parts."""
+    pending = [expression]
+    while pending:
+        part = pending.pop()
         yield part
         match part:
             case Sum(inner) | Product(inner) | Call(_, inner):
-                waiting.extend(inner)
+                pending.extend(inner)
             case Power(base, exponent):
-                waiting += (base, exponent)
+                pending += (base, exponent)
             case Number() | Symbol():
                 pass
 
 
-def real(expression: Expression) -> float | None:  # noqa: PLR0911  one for each kind of number
-    """The value of a real constant, `∞` and `−∞` among them; None where it is none."""
+def to_float(expression: Expression) -> float | None:  # noqa: PLR0911  one for each kind of number
+    """Return the value of a real constant, also of `∞` and `−∞`, or None."""
     match expression:
         case Number(value):
             try:
@@ -178,7 +180,7 @@ def real(expression: Expression) -> float | None:  # noqa: PLR0911  one for each
             return math.copysign(math.inf, value)
         case _:
             pass
-    if variables(expression):
+    if find_variables(expression):
         return None
     try:
         value = Evaluator()(expression, CONSTANTS)
@@ -188,7 +190,7 @@ def real(expression: Expression) -> float | None:  # noqa: PLR0911  one for each
 
 
 def _rational_power(base: complex, exponent: Fraction) -> complex:
-    """An odd root of a negative number is the real one, which is what is meant."""
+    """Return a power; an odd root of a negative number is the real one."""
     if exponent.denominator == 1 and abs(exponent) < MAX_SMALL_POWER:
         return base ** int(exponent)
     if exponent.denominator % 2 and exponent.denominator > 1 and base.imag == 0 and base.real < 0:
@@ -197,8 +199,8 @@ def _rational_power(base: complex, exponent: Fraction) -> complex:
     return base ** float(exponent)
 
 
-def _equal_constants(left: Expression, right: Expression, evaluate: Evaluator) -> Verdict:
-    """The rational terms are subtracted exactly: beside a large one, a float would lose the rest."""
+def _compare_constants(left: Expression, right: Expression, evaluate: Evaluator) -> Verdict:
+    """Compare constants; rational terms are subtracted exactly, since a float loses the rest beside a large one."""
     left_part, left_rest = _rational_part(left)
     right_part, right_rest = _rational_part(right)
     if left_rest == right_rest:
@@ -206,13 +208,15 @@ def _equal_constants(left: Expression, right: Expression, evaluate: Evaluator) -
     evaluate.scale = 0.0
     try:
         left_value, right_value = (evaluate(rest, CONSTANTS) for rest in (left_rest, right_rest))
-        apart = float(left_part - right_part)
-        near = _near(left_value + apart, right_value, CONSTANT_TOLERANCE, scale=max(evaluate.scale, abs(apart)))
+        difference = float(left_part - right_part)
+        is_near = _is_near(
+            left_value + difference, right_value, CONSTANT_TOLERANCE, scale=max(evaluate.scale, abs(difference))
+        )
     except OverflowError:
-        raise Monstrous("a number too large to compute with") from None
+        raise LimitError("a number too large to compute with") from None
     except _NO_VALUE:
         return None
-    if not near or _approximates(left) != _approximates(right):
+    if not is_near or _is_approximation(left) != _is_approximation(right):
         return False
     return None if _is_long(left) or _is_long(right) else True
 
@@ -227,31 +231,31 @@ def _rational_part(expression: Expression) -> tuple[Fraction, Expression]:
             return Fraction(0), expression
 
 
-def _equal_functions(left: Expression, right: Expression, names: list[str], evaluate: Evaluator) -> Verdict:
+def _compare_functions(left: Expression, right: Expression, names: list[str], evaluate: Evaluator) -> Verdict:
     complex_points: list[bool] = []
     real_points = 0
-    for point in _points(names):
+    for point in _make_points(names):
         evaluate.scale, evaluate.imaginary = 0.0, False
         try:
-            one, other = (evaluate(side, point) for side in (left, right))
-            near = _near(one, other, IDENTITY_TOLERANCE, scale=evaluate.scale)
+            left_value, right_value = (evaluate(side, point) for side in (left, right))
+            is_near = _is_near(left_value, right_value, IDENTITY_TOLERANCE, scale=evaluate.scale)
         except _NO_VALUE:
             continue
-        if evaluate.imaginary or not (_is_real(one) and _is_real(other)):
-            complex_points.append(near)
-        elif near:
+        if evaluate.imaginary or not (_is_real(left_value) and _is_real(right_value)):
+            complex_points.append(is_near)
+        elif is_near:
             real_points += 1
         else:
             return False
-    if real_points < ENOUGH and not all(complex_points):
+    if real_points < MIN_POINTS and not all(complex_points):
         return False
     if real_points == 0 and not complex_points:
         return None
-    return _approximates(left) == _approximates(right)
+    return _is_approximation(left) == _is_approximation(right)
 
 
-def _points(names: list[str]) -> Iterator[dict[str, complex]]:
-    """Fixed points that look random; in every second one all variables are positive."""
+def _make_points(names: list[str]) -> Iterator[dict[str, complex]]:
+    """Yield fixed pseudo-random points; in every second one all variables are positive."""
     hashes = [crc32(name.encode()) for name in names]
     for number in range(len(SCALES)):
         point = dict(CONSTANTS)
@@ -261,41 +265,41 @@ def _points(names: list[str]) -> Iterator[dict[str, complex]]:
         yield point
 
 
-def _near(left: complex, right: complex, tolerance: float, *, scale: float = 1.0) -> bool:
+def _is_near(left: complex, right: complex, tolerance: float, *, scale: float = 1.0) -> bool:
     if not (cmath.isfinite(left) and cmath.isfinite(right)):
         raise OverflowError
     return abs(left - right) <= tolerance * max(abs(left), abs(right)) + TINY * min(1.0, scale)
 
 
 def _is_real(value: complex) -> bool:
-    return abs(value.imag) <= REAL * abs(value)
+    return abs(value.imag) <= REAL_TOLERANCE * abs(value)
 
 
-def _approximates(expression: Expression) -> bool:
-    """Whether it holds a number such as 3.14159265, which stands for another one."""
+def _is_approximation(expression: Expression) -> bool:
+    """Tell whether an expression contains a rounded number such as 3.14159265."""
     return any(
         isinstance(part, Number) and min(abs(part.value.numerator), part.value.denominator) > MAX_DENOMINATOR
-        for part in parts(expression)
+        for part in walk(expression)
     )
 
 
 def _is_long(expression: Expression) -> bool:
-    """Whether it is a number of so many digits that an irrational one may be as near to it as floats can tell."""
+    """Tell whether an expression is a number of so many digits that it may equal an irrational one as a float."""
     if not isinstance(expression, Number):
         return False
-    above, below = abs(expression.value.numerator), expression.value.denominator
-    if max(above, below).bit_length() > MAX_LONG_BITS:
+    numerator, denominator = abs(expression.value.numerator), expression.value.denominator
+    if max(numerator, denominator).bit_length() > MAX_LONG_BITS:
         return True
-    return len(str(above).rstrip("0")) + len(str(below).rstrip("0")) > MAX_DIGITS
+    return len(str(numerator).rstrip("0")) + len(str(denominator).rstrip("0")) > MAX_DIGITS
 
 
-def _real_function(function: Callable[[float], float]) -> Callable[[complex], complex]:
-    def applied(value: complex) -> complex:
+def _on_reals(function: Callable[[float], float]) -> Callable[[complex], complex]:
+    def apply(value: complex) -> complex:
         if not _is_real(value):
             raise ValueError("not a real number")
         return complex(function(value.real))
 
-    return applied
+    return apply
 
 
 def _mod(value: complex, modulus: complex) -> complex:
@@ -305,12 +309,12 @@ def _mod(value: complex, modulus: complex) -> complex:
 
 
 def _no_value(value: complex) -> complex:
-    raise ValueError(f"not known at {value}")
+    raise ValueError(f"unknown at {value}")
 
 
-_factorial = _real_function(lambda value: math.gamma(value + 1))
+_factorial = _on_reals(lambda value: math.gamma(value + 1))
 
-_OF_ONE: Mapping[str, Callable[[complex], complex]] = {
+_UNARY: Mapping[str, Callable[[complex], complex]] = {
     "sin": cmath.sin,
     "cos": cmath.cos,
     "tan": cmath.tan,
@@ -328,12 +332,12 @@ _OF_ONE: Mapping[str, Callable[[complex], complex]] = {
     "ln": cmath.log,
     "abs": lambda value: complex(abs(value)),
     "degrees": lambda value: value * math.pi / 180,
-    "floor": _real_function(math.floor),
-    "ceil": _real_function(math.ceil),
+    "floor": _on_reals(math.floor),
+    "ceil": _on_reals(math.ceil),
     "factorial": _factorial,
     "double factorial": _no_value,
 }
-_OF_TWO: Mapping[str, Callable[[complex, complex], complex]] = {
+_BINARY: Mapping[str, Callable[[complex, complex], complex]] = {
     "logarithm": lambda value, base: cmath.log(value) / cmath.log(base),
     "binomial": lambda above, below: _factorial(above) / (_factorial(below) * _factorial(above - below)),
     "mod": _mod,

@@ -1,6 +1,6 @@
-"""Sets of real numbers: intervals, points, what inequalities describe, and when two of them are one.
+"""Sets of real numbers: intervals, points, and solutions of inequalities.
 
-Invariant: two ways to write one set have one normal form, as long as their ends are real constants.
+Invariant: equal sets have the same normal form if their ends are real constants.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ import math
 from collections.abc import Sequence
 
 from rlkit.envs.math.answers.nodes import INFINITY, MINUS_ONE, Expression, Number, Product, Symbol
-from rlkit.envs.math.answers.numeric import Evaluator, Verdict, equal, real, variables
+from rlkit.envs.math.answers.numeric import Evaluator, Verdict, compare_expressions, find_variables, to_float
 from rlkit.envs.math.answers.values import Group, Interval, Relation, Scalar, Union, Value
 
 MINUS_INFINITY = Product((MINUS_ONE, INFINITY))
 REALS = Interval(MINUS_INFINITY, False, INFINITY, False)
 
-FLIPPED = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
+FLIPPED_SIGNS = {"<": ">", ">": "<", "≤": "≥", "≥": "≤", "=": "=", "≠": "≠"}
 _BELOW = {"<": False, "≤": True}
-"""Signs with the smaller side on the left, and whether they allow equality."""
+"""Signs with the smaller side on the left; the value tells whether they allow equality."""
 
 
-def interval(low: Expression, low_closed: bool, high: Expression, high_closed: bool) -> Interval:
-    """The interval; an infinite end is never closed."""
-    return Interval(low, low_closed and not _infinite(low), high, high_closed and not _infinite(high))
+def make_interval(low: Expression, low_closed: bool, high: Expression, high_closed: bool) -> Interval:
+    """Return the interval; an infinite end is never closed."""
+    return Interval(low, low_closed and not _is_infinite(low), high, high_closed and not _is_infinite(high))
 
 
 def as_union(value: Value) -> Union | None:
-    """The set of real numbers that a value describes; None where it describes none.
+    """Return the set of real numbers that a value describes, or None.
 
-    A pair in parentheses is an open interval here, and an inequality of one variable is its solutions.
+    A pair in parentheses is an open interval, and an inequality of one variable is the set of its solutions.
     """
     match value:
         case Union():
@@ -36,79 +36,81 @@ def as_union(value: Value) -> Union | None:
         case Interval():
             return Union((value,))
         case Group("tuple" | "square" as kind, (Scalar(low, "", _), Scalar(high, "", _))):
-            return Union((interval(low, kind == "square", high, kind == "square"),))
+            return Union((make_interval(low, kind == "square", high, kind == "square"),))
         case Group("set", items):
-            points = tuple(item.expression for item in items if isinstance(item, Scalar))
-            return Union(tuple(interval(at, True, at, True) for at in points)) if len(points) == len(items) else None
+            ends = tuple(item.expression for item in items if isinstance(item, Scalar))
+            return (
+                Union(tuple(make_interval(end, True, end, True) for end in ends)) if len(ends) == len(items) else None
+            )
         case Relation():
-            return solutions(value)
+            return solve(value)
         case _:
             return None
 
 
-def variable(relation: Relation) -> str | None:
-    """The one variable of an inequality that says between what it lies; None for any other relation."""
+def find_variable(relation: Relation) -> str | None:
+    """Return the variable that an inequality bounds; None for any other relation."""
     names = [
         side.expression.name
         for side in relation.sides
-        if isinstance(side, Scalar) and isinstance(side.expression, Symbol) and variables(side.expression) - {"∞"}
+        if isinstance(side, Scalar) and isinstance(side.expression, Symbol) and find_variables(side.expression) - {"∞"}
     ]
     return names[0] if len(names) == 1 and "=" not in relation.signs else None
 
 
-def solutions(relation: Relation) -> Union | None:
-    """What an inequality such as `x<2` or `-2≤x<5` allows; None where it is not of that form."""
-    name = variable(relation)
+def solve(relation: Relation) -> Union | None:
+    """Return the solutions of an inequality such as `x<2` or `-2≤x<5`; None for any other form."""
+    name = find_variable(relation)
     sides = [side.expression for side in relation.sides if isinstance(side, Scalar)]
     if name is None or len(sides) != len(relation.sides) or len(sides) > 3:
         return None
     at = sides.index(Symbol(name))
-    if any(variables(side) - {"∞"} for side in sides if side != sides[at]):
+    if any(find_variables(side) - {"∞"} for side in sides if side != sides[at]):
         return None
     signs = relation.signs
     if len(sides) == 2:
-        sign, bound = (signs[0], sides[1]) if at == 0 else (FLIPPED[signs[0]], sides[0])
+        sign, bound = (signs[0], sides[1]) if at == 0 else (FLIPPED_SIGNS[signs[0]], sides[0])
         return _half_line(sign, bound)
     if at != 1:
         return None
     if signs[0] in (">", "≥"):
-        sides, signs = sides[::-1], tuple(FLIPPED[sign] for sign in signs[::-1])
+        sides, signs = sides[::-1], tuple(FLIPPED_SIGNS[sign] for sign in signs[::-1])
     if not all(sign in _BELOW for sign in signs):
         return None
-    return Union((interval(sides[0], _BELOW[signs[0]], sides[2], _BELOW[signs[1]]),))
+    return Union((make_interval(sides[0], _BELOW[signs[0]], sides[2], _BELOW[signs[1]]),))
 
 
-def intersection(unions: Sequence[Union]) -> Union | None:
-    """What intervals have in common; None where that is nothing, or there is more than one in a set."""
+def intersect(unions: Sequence[Union]) -> Union | None:
+    """Return the intersection of intervals; None if it is empty, or a set has several intervals."""
     low, low_closed, high, high_closed = REALS
     for union in unions:
         if len(union.parts) != 1:
             return None
         part = union.parts[0]
-        ends = [real(end) for end in (low, high, part.low, part.high)]
+        ends = [to_float(end) for end in (low, high, part.low, part.high)]
         if None in ends:
             return None
-        least, most, own_least, own_most = (end or 0.0 for end in ends)
-        if own_least > least or (own_least == least and not part.low_closed):
+        low_value, high_value, part_low, part_high = (end or 0.0 for end in ends)
+        if part_low > low_value or (part_low == low_value and not part.low_closed):
             low, low_closed = part.low, part.low_closed
-        if own_most < most or (own_most == most and not part.high_closed):
+        if part_high < high_value or (part_high == high_value and not part.high_closed):
             high, high_closed = part.high, part.high_closed
-    least, most = real(low), real(high)
-    if least is None or most is None or least >= most:
+    low_value, high_value = to_float(low), to_float(high)
+    if low_value is None or high_value is None or low_value >= high_value:
         return None
     return Union((Interval(low, low_closed, high, high_closed),))
 
 
-def without(whole: Union, removed: Union) -> Union | None:
-    """A set without some points of it; None where more than points is removed, or an end is no real constant."""
-    points = [(part.low, real(part.low)) for part in removed.parts if part.low == part.high]
+def subtract_points(union: Union, removed: Union) -> Union | None:
+    """Remove points from a set; None if `removed` has intervals, or an end is no real constant."""
+    points = [(part.low, to_float(part.low)) for part in removed.parts if part.low == part.high]
     if len(points) != len(removed.parts):
         return None
-    parts = list(whole.parts)
+    parts = list(union.parts)
     for point, at in points:
         remaining: list[Interval] = []
         for part in parts:
-            low, high = real(part.low), real(part.high)
+            low, high = to_float(part.low), to_float(part.high)
             if at is None or low is None or high is None:
                 return None
             if not low <= at <= high:
@@ -122,26 +124,26 @@ def without(whole: Union, removed: Union) -> Union | None:
     return Union(tuple(parts))
 
 
-def same(left: Union, right: Union, evaluate: Evaluator) -> Verdict:
-    """Whether two sets are one; None where that cannot be told."""
-    ones, others = normal(left).parts, normal(right).parts
-    if len(ones) != len(others):
+def compare_unions(left: Union, right: Union, evaluate: Evaluator) -> Verdict:
+    """Compare two sets; None if undecided."""
+    left_parts, right_parts = normalise(left).parts, normalise(right).parts
+    if len(left_parts) != len(right_parts):
         return False
     verdict: Verdict = True
-    for one, other in zip(ones, others, strict=True):
-        if (one.low_closed, one.high_closed) != (other.low_closed, other.high_closed):
+    for left_part, right_part in zip(left_parts, right_parts, strict=True):
+        if (left_part.low_closed, left_part.high_closed) != (right_part.low_closed, right_part.high_closed):
             return False
-        for end, other_end in ((one.low, other.low), (one.high, other.high)):
-            truth = equal(end, other_end, evaluate)
-            if truth is False:
+        for left_end, right_end in ((left_part.low, right_part.low), (left_part.high, right_part.high)):
+            is_equal = compare_expressions(left_end, right_end, evaluate)
+            if is_equal is False:
                 return False
-            verdict = verdict and truth
+            verdict = verdict and is_equal
     return verdict
 
 
-def normal(union: Union) -> Union:
-    """Its parts in order, those that touch as one; as it is where an end is no real constant."""
-    ends = [(real(part.low), real(part.high), part) for part in union.parts]
+def normalise(union: Union) -> Union:
+    """Sort the parts and join those that touch; unchanged if an end is no real constant."""
+    ends = [(to_float(part.low), to_float(part.high), part) for part in union.parts]
     keyed = [(low, not part.low_closed, high, part) for low, high, part in ends if low is not None and high is not None]
     if len(keyed) != len(ends) or any(low > high for low, _, high, _ in keyed):
         return union
@@ -163,16 +165,18 @@ def normal(union: Union) -> Union:
 def _half_line(sign: str, bound: Expression) -> Union | None:
     match sign:
         case "<" | "≤":
-            return Union((interval(MINUS_INFINITY, False, bound, sign == "≤"),))
+            return Union((make_interval(MINUS_INFINITY, False, bound, sign == "≤"),))
         case ">" | "≥":
-            return Union((interval(bound, sign == "≥", INFINITY, False),))
+            return Union((make_interval(bound, sign == "≥", INFINITY, False),))
         case "≠":
-            return Union((interval(MINUS_INFINITY, False, bound, False), interval(bound, False, INFINITY, False)))
+            return Union(
+                (make_interval(MINUS_INFINITY, False, bound, False), make_interval(bound, False, INFINITY, False))
+            )
         case _:
             return None
 
 
-def _infinite(value: Expression) -> bool:
+def _is_infinite(value: Expression) -> bool:
     match value:
         case Symbol("∞") | Product((Number(), Symbol("∞"))):
             return True

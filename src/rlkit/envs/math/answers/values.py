@@ -1,6 +1,6 @@
-"""What an answer can be: the types that are compared, none of which ever equals another by accident.
+"""Types of answers.
 
-Invariant: frozen data; a list of several is never a scalar.
+Invariant: frozen data; a list of several items is never a scalar.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ type Kind = Literal["list", "set", "tuple", "square", "braces"]
 
 
 class Scalar(NamedTuple):
-    """One expression.
+    """Expression with suffix and unit.
 
     Args:
-        expression: its value without what stands behind it.
-        suffix: a percent or a degree sign.
-        unit: the measure, where it is a known one.
-        raw: as it is written, squeezed.
-        loose: the same read with its last letter as a unit: `12h`.
+        expression: value without suffix and unit.
+        suffix: percent or degree sign.
+        unit: measure, if it is in the table of units.
+        raw: normalised text, see `words.squeeze`.
+        loose: second reading with the last letter as a unit: `12h`.
     """
 
     expression: Expression
@@ -34,9 +34,9 @@ class Scalar(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Values with commas between them: bare, in braces, in parentheses, or in square brackets.
+    """Values separated by commas: without brackets, in braces, in parentheses, or in square brackets.
 
-    One value in `braces` is an item of a bare list, in braces that may be TeX's own or those of a set: `{1}, {2}`.
+    A group of kind `braces` is an item of a list without brackets. Its braces may be TeX's own or a set's: `{1}, {2}`.
     """
 
     kind: Kind
@@ -44,7 +44,7 @@ class Group(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The real numbers between two, and which ends are closed."""
+    """Interval of real numbers, open or closed at each end."""
 
     low: Expression
     low_closed: bool
@@ -53,16 +53,16 @@ class Interval(NamedTuple):
 
 
 class Union(NamedTuple):
-    """Intervals and single points; none is the empty set."""
+    """Union of intervals and single points; without parts, the empty set."""
 
     parts: tuple[Interval, ...]
 
 
 class Relation(NamedTuple):
-    """Expressions with relation signs between them, one less than there are sides.
+    """Chain of sides with relation signs between them.
 
     Args:
-        named: the first side may be the name of the second one, and no formula: `p(t+1)`, `|z|`, `f(1)+f(2)`.
+        named: whether the first side may be a name of the second one: `p(t+1)`, `|z|`, `f(1)+f(2)`.
     """
 
     signs: tuple[str, ...]
@@ -71,19 +71,19 @@ class Relation(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """Rows of expressions, all of one length."""
+    """Matrix with rows of equal length."""
 
     rows: tuple[tuple[Expression, ...], ...]
 
 
 class Text(NamedTuple):
-    """Words, squeezed."""
+    """Words, normalised by `words.squeeze`."""
 
     raw: str
 
 
 class Based(NamedTuple):
-    """Digits in a base other than ten, and the value."""
+    """Digits in a base other than ten, with the value."""
 
     digits: str
     base: int
@@ -91,6 +91,6 @@ class Based(NamedTuple):
 
 
 class Ratio(NamedTuple):
-    """Expressions with colons between them."""
+    """Expressions separated by colons."""
 
     terms: tuple[Expression, ...]

@@ -1,1 +1,1 @@
-"""From the text of an answer to tokens."""
+"""Lexer of answers."""

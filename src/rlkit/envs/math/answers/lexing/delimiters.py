@@ -1,73 +1,73 @@
-r"""Delimiters that TeX sizes: `\left`, `\right`, `\bigl` and their like, and the empty ones, `\left.` and `\right.`.
+r"""Delimiters sized by TeX, with `\left`, `\right` or `\bigl`, and the empty ones, `\left.` and `\right.`.
 
-Invariant: an empty delimiter leaves nothing behind, least of all its point; what stands between two is as it was.
+Invariant: an empty delimiter is removed together with its point; the text between two delimiters is unchanged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlkit.envs.math.answers.lexing.faults import Malformed, Unreadable
-from rlkit.envs.math.answers.lexing.lexemes import after_blanks
+from rlkit.envs.math.answers.lexing.lexemes import skip_blanks
 from rlkit.envs.math.answers.lexing.notation import SIZES
+from rlkit.envs.math.answers.lexing.parse_errors import MalformedError, UnsupportedError
 
 _BARS = frozenset({"|", r"\vert", r"\rvert", r"\mid", r"\|"})
 _BRACES = frozenset({r"\{", r"\lbrace"})
-_EMPTY = "."
+_POINT = "."
 
 
-def without_empty_delimiters(lexemes: Sequence[str]) -> list[str]:
-    r"""The lexemes without the sizes of delimiters, and without delimiters that are only a point.
+def remove_empty_delimiters(lexemes: Sequence[str]) -> list[str]:
+    r"""Return the lexemes without sizes of delimiters and without empty delimiters.
 
     Raises:
-        Malformed: a `\left.` without its `\right`, or the other way round.
-        Unreadable: a value at a place, `\left. x^2 \right|_{x=3}`, or a system of equations, `\left\{ … \right.`.
+        MalformedError: a `\left.` without its `\right`, or the other way round.
+        UnsupportedError: an evaluation, `\left. x^2 \right|_{x=3}`, or a system of equations, `\left\{ … \right.`.
     """
     if SIZES.isdisjoint(lexemes):
         return list(lexemes)
-    waiting: list[str] = []
-    remaining: list[str] = []
-    rest = list(lexemes)
+    open_delimiters: list[str] = []
+    output: list[str] = []
+    pending = list(lexemes)
     at = 0
-    while at < len(rest):
-        lexeme = rest[at]
+    while at < len(pending):
+        lexeme = pending[at]
         at += 1
         if lexeme not in SIZES:
-            remaining.append(lexeme)
+            output.append(lexeme)
             continue
-        at = after_blanks(rest, at)
-        delimiter = rest[at][0] if at < len(rest) and rest[at][0] == _EMPTY else "".join(rest[at : at + 1])
-        if delimiter in ("", _EMPTY):
-            at = _drop_point(rest, at)
+        at = skip_blanks(pending, at)
+        delimiter = pending[at][0] if at < len(pending) and pending[at][0] == _POINT else "".join(pending[at : at + 1])
+        if delimiter in ("", _POINT):
+            at = _drop_point(pending, at)
         if lexeme == r"\left":
-            waiting.append(delimiter)
-        elif lexeme == r"\right" and waiting:
-            _match(waiting.pop(), delimiter)
-        elif lexeme == r"\right" and delimiter in ("", _EMPTY):
-            raise Malformed(r"a \right. without its \left")
-    if not {"", _EMPTY}.isdisjoint(waiting):
-        raise Malformed(r"a \left. without its \right")
-    return remaining
+            open_delimiters.append(delimiter)
+        elif lexeme == r"\right" and open_delimiters:
+            _check_pair(open_delimiters.pop(), delimiter)
+        elif lexeme == r"\right" and delimiter in ("", _POINT):
+            raise MalformedError(r"a \right. without its \left")
+    if not {"", _POINT}.isdisjoint(open_delimiters):
+        raise MalformedError(r"a \left. without its \right")
+    return output
 
 
 def _drop_point(lexemes: list[str], at: int) -> int:
-    """Take the point off the lexeme at a place, and give the place of what is read next: of `.3`, `.5` it is `3.5`."""
+    """Remove the point of the lexeme at an index, and return the next index; `.3`, `.5` becomes `3.5`."""
     if at >= len(lexemes):
         return at
     after = lexemes[at][1:]
     if not after:
         return at + 1
     following = "".join(lexemes[at + 1 : at + 2])
-    if after.isdecimal() and following[:1] == _EMPTY and following[1:].isdecimal():
+    if after.isdecimal() and following[:1] == _POINT and following[1:].isdecimal():
         lexemes[at + 1] = after + following
         return at + 1
     lexemes[at] = after
     return at
 
 
-def _match(opening: str, closing: str) -> None:
-    empty = closing in ("", _EMPTY)  # a full stop at the end of an answer is taken off before
-    if opening == _EMPTY and closing in _BARS:
-        raise Unreadable("a value at a place")
-    if opening in _BRACES and empty:
-        raise Unreadable("a system of equations")
+def _check_pair(opening: str, closing: str) -> None:
+    is_empty = closing in ("", _POINT)  # cleaning has removed a full stop at the end
+    if opening == _POINT and closing in _BARS:
+        raise UnsupportedError("an evaluation at a point")
+    if opening in _BRACES and is_empty:
+        raise UnsupportedError("a system of equations")

@@ -1,4 +1,4 @@
-r"""What commands, signs and words of LaTeX, ASCII and Unicode stand for: the tables of the lexer.
+r"""Tables of the lexer: commands, signs and words of LaTeX, ASCII and Unicode.
 
 Invariant: data only.
 """
@@ -36,7 +36,7 @@ SIZES = frozenset(
         r"\Bigr", r"\biggl", r"\biggr", r"\Biggl", r"\Biggr", r"\bigm", r"\Bigm",
     }
 )  # fmt: skip
-"""Commands that a delimiter follows."""
+"""Commands before a delimiter."""
 
 DROPPED = frozenset(
     {
@@ -90,7 +90,7 @@ WORDS = {"oo": "∞", "inf": "∞", "infty": "∞", "infinity": "∞", "Infinity
 ENVIRONMENTS = frozenset({"pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array"})
 ELLIPSES = frozenset({r"\dots", r"\ldots", r"\cdots", r"\dotsc", r"\dotsb", r"\dotsm", r"\dotso"})
 NAMES = frozenset("gcd lcm max min det deg dim ker arg sup inf rank tr Var Cov Pr".split())  # noqa: SIM905  reads better
-r"""Functions of which only the name is known, as it stands before the value in `\gcd(4,6) = 2`."""
+r"""Functions that are labels of a value, as in `\gcd(4,6) = 2`, and are never evaluated."""
 
 CURRENCY_COMMANDS = {
     r"\$": "$", r"\textdollar": "$", r"\pounds": "£", r"\textsterling": "£", r"\euro": "€", r"\texteuro": "€",
@@ -99,4 +99,4 @@ CURRENCY_COMMANDS = {
 SKIPPED = frozenset(
     {r"\color", r"\textcolor", r"\phantom", r"\hphantom", r"\vphantom", r"\hspace", r"\vspace", r"\tag"}
 )
-"""Commands whose first argument says nothing about the answer."""
+"""Commands whose first argument is layout."""

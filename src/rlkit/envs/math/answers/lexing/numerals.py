@@ -1,6 +1,6 @@
-r"""Numbers as they are written: thousands, powers of ten, and the periods of decimals that never end.
+r"""Numerals with thousands, powers of ten, and repeating decimals.
 
-Invariant: a value is exact; what may be a number as well as something else is not decided here.
+Invariant: a value is exact; ambiguous notation is not decided here.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from rlkit.envs.math.answers.lexing.faults import Monstrous, Unreadable
-from rlkit.envs.math.answers.lexing.lexemes import group
+from rlkit.envs.math.answers.lexing.lexemes import read_group
+from rlkit.envs.math.answers.lexing.parse_errors import LimitError, UnsupportedError
 
 MAX_DIGITS = 1_000
 MAX_EXPONENT = 1_000
 
 OVERLINES = (r"\overline", r"\bar")
-_MARKED = (*OVERLINES, r"\dot")
+_PERIOD_MARKS = (*OVERLINES, r"\dot")
 _THOUSANDS = re.compile(r"[0-9]{3}(?:\.[0-9]+)?")
 
 
 class Numeral(NamedTuple):
-    """A number that was read.
+    """Number with its position in the text.
 
     Args:
-        text: its digits, those of a period in parentheses.
-        grouped: commas stand between its thousands, which may also make it a list.
-        whole: no point is in it.
-        end: the place behind it.
+        text: digits, with the period in parentheses.
+        grouped: whether commas separate its thousands, so that it may also be a list.
+        whole: whether it has no point.
+        end: index after it.
     """
 
     text: str
@@ -38,66 +38,66 @@ class Numeral(NamedTuple):
     end: int
 
 
-def starts_period(lexemes: Sequence[str], at: int) -> bool:
-    r"""Whether a period may stand at a place right after a decimal point: `\overline{3}`, `\dot{3}`, `(3)`."""
-    return lexemes[at : at + 1] != [] and (lexemes[at] in _MARKED or _parenthesised(lexemes, at) != "")
+def starts_repeating_decimal(lexemes: Sequence[str], at: int) -> bool:
+    r"""Tell whether a period may begin at an index after a decimal point: `\overline{3}`, `\dot{3}`, `(3)`."""
+    return lexemes[at : at + 1] != [] and (lexemes[at] in _PERIOD_MARKS or _read_parenthesised(lexemes, at) != "")
 
 
-def numeral(lexemes: Sequence[str], at: int, *, thousands: bool, opened: bool) -> Numeral:
+def read_numeral(lexemes: Sequence[str], at: int, *, thousands: bool, is_opened: bool) -> Numeral:
     """Read a number.
 
     Args:
-        at: the place of its digits, or of the point that a period follows.
-        thousands: `1,234` is one number; otherwise only `1` is read.
-        opened: a bracket stands right before it: `(12,345)` is a pair of numbers.
+        at: index of its digits, or of the point before a period.
+        thousands: read `1,234` as one number; otherwise read only `1`.
+        is_opened: whether a bracket precedes it: `(12,345)` is a pair of numbers.
 
     Raises:
-        Monstrous: it has too many digits, or too large a power of ten.
-        Unreadable: it is a product or has a period in parentheses: `0.1(6)`.
+        LimitError: it has too many digits, or too large a power of ten.
+        UnsupportedError: it is a product or has a period in parentheses: `0.1(6)`.
     """
     digits, at = lexemes[at], at + 1
     grouped = False
     if digits == ".":
         digits = "0."
     elif thousands and "." not in digits and len(digits) <= 3 and digits != "0":
-        digits, at, grouped = _with_thousands(lexemes, digits, at, opened=opened)
-    if "." not in digits and lexemes[at : at + 1] == ["."] and starts_period(lexemes, at + 1):
+        digits, at, grouped = _read_thousands(lexemes, digits, at, is_opened=is_opened)
+    if "." not in digits and lexemes[at : at + 1] == ["."] and starts_repeating_decimal(lexemes, at + 1):
         digits, at = digits + ".", at + 1
-    before, period, at = _period(lexemes, at, pointed=digits.endswith(".")) if "." in digits else ("", "", at)
+    before, period, at = _read_period(lexemes, at, pointed=digits.endswith(".")) if "." in digits else ("", "", at)
     digits += before
     if len(digits) + len(period) > MAX_DIGITS:
-        raise Monstrous(f"a number of more than {MAX_DIGITS} digits")
+        raise LimitError(f"a number of more than {MAX_DIGITS} digits")
     value = Fraction(digits)
     if period:
         places = len(digits) - digits.index(".") - 1
         value += Fraction(int(period), (10 ** len(period) - 1) * 10**places)
-    exponent, at = _power_of_ten(lexemes, at)
+    exponent, at = _read_exponent(lexemes, at)
     text = f"{digits}({period})" if period else digits
     return Numeral(text, value * Fraction(10) ** exponent, grouped, "." not in digits, at)
 
 
-def _period(lexemes: Sequence[str], at: int, *, pointed: bool) -> tuple[str, str, int]:
-    """The digits before the period, the period, and the place behind it; empty texts where there is none."""
-    none = "", "", at
+def _read_period(lexemes: Sequence[str], at: int, *, pointed: bool) -> tuple[str, str, int]:
+    """Return the digits before the period, the period, and the index after it; both are empty without a period."""
+    no_period = "", "", at
     if at >= len(lexemes):
-        return none
-    if inside := _parenthesised(lexemes, at):
+        return no_period
+    if digits := _read_parenthesised(lexemes, at):
         if not pointed:
-            raise Unreadable("a period in parentheses, or a product")
-        return "", inside, at + 3
+            raise UnsupportedError("a period in parentheses, or a product")
+        return "", digits, at + 3
     if lexemes[at] in OVERLINES:
-        period, end = group(lexemes, at + 1)
-        return ("", period.strip(), end) if _is_digits(period.strip()) else none
-    return _dotted(lexemes, at)
+        period, end = read_group(lexemes, at + 1)
+        return ("", period.strip(), end) if _is_digits(period.strip()) else no_period
+    return _read_dotted(lexemes, at)
 
 
-def _parenthesised(lexemes: Sequence[str], at: int) -> str:
+def _read_parenthesised(lexemes: Sequence[str], at: int) -> str:
     opening, digits, closing = (*lexemes[at : at + 3], "", "", "")[:3]
     return digits if opening == "(" and closing == ")" and _is_digits(digits) else ""
 
 
-def _dotted(lexemes: Sequence[str], at: int) -> tuple[str, str, int]:
-    r"""The period from the first digit with a dot to the last: `\dot{1}4285\dot{7}`."""
+def _read_dotted(lexemes: Sequence[str], at: int) -> tuple[str, str, int]:
+    r"""Read the period from the first digit with a dot to the last: `\dot{1}4285\dot{7}`."""
     period, end = "", at
     while True:
         between = ""
@@ -105,7 +105,7 @@ def _dotted(lexemes: Sequence[str], at: int) -> tuple[str, str, int]:
             between, at = lexemes[at], at + 1
         if lexemes[at : at + 1] != [r"\dot"]:
             return "", period, end
-        digit, at = group(lexemes, at + 1)
+        digit, at = read_group(lexemes, at + 1)
         if not _is_digits(digit.strip()):
             return "", period, end
         period, end = period + between + digit.strip(), at
@@ -115,22 +115,22 @@ def _is_digits(text: str) -> bool:
     return text.isdecimal() and text.isascii()
 
 
-def _with_thousands(lexemes: Sequence[str], digits: str, at: int, *, opened: bool) -> tuple[str, int, bool]:
+def _read_thousands(lexemes: Sequence[str], digits: str, at: int, *, is_opened: bool) -> tuple[str, int, bool]:
     whole, end, grouped = digits, at, False
-    while "." not in whole and (more := _more_thousands(lexemes, end)) is not None:
-        thousands, end, comma = more
+    while "." not in whole and (group := _read_next_thousands(lexemes, end)) is not None:
+        thousands, end, comma = group
         whole += thousands
         grouped = grouped or comma
-    if grouped and opened and lexemes[end : end + 1] in ([")"], ["]"]):
+    if grouped and is_opened and lexemes[end : end + 1] in ([")"], ["]"]):
         return digits, at, False
     return whole, end, grouped
 
 
-def _more_thousands(lexemes: Sequence[str], at: int) -> tuple[str, int, bool] | None:
-    """Three more digits, the place behind them, and whether a comma stands before them."""
+def _read_next_thousands(lexemes: Sequence[str], at: int) -> tuple[str, int, bool] | None:
+    """Return the next three digits, the index after them, and whether a comma precedes them."""
     rest = lexemes[at : at + 5]
     if rest[:1] and rest[0][0].isspace():
-        return _spaced_thousands(rest, at)
+        return _read_spaced_thousands(rest, at)
     for separator in ([","], [r"\,"], [r"\!"], [",", r"\!"], [",", r"\!", " "], ["{", ",", "}"], ["{", r"\,", "}"]):
         size = len(separator)
         if rest[:size] == separator and len(rest) > size and _THOUSANDS.fullmatch(rest[size]):
@@ -138,22 +138,22 @@ def _more_thousands(lexemes: Sequence[str], at: int) -> tuple[str, int, bool] | 
     return None
 
 
-def _spaced_thousands(rest: Sequence[str], at: int) -> tuple[str, int, bool] | None:
-    """Of `10 000`; in `3 125/1000` the second is no part of the first."""
+def _read_spaced_thousands(rest: Sequence[str], at: int) -> tuple[str, int, bool] | None:
+    """Read the thousands of `10 000`, but not of `3 125/1000`."""
     following = [lexeme for lexeme in rest[2:4] if not lexeme[0].isspace()]
     if len(rest) < 2 or not _THOUSANDS.fullmatch(rest[1]) or following[:1] == ["/"]:
         return None
     return rest[1], at + 2, False
 
 
-def _power_of_ten(lexemes: Sequence[str], at: int) -> tuple[int, int]:
-    """Of `e5`, `E-5`, `e+5` right after a number, and the place behind it."""
+def _read_exponent(lexemes: Sequence[str], at: int) -> tuple[int, int]:
+    """Return the exponent of `e5`, `E-5` or `e+5` after a number, and the index after it."""
     if at >= len(lexemes) or lexemes[at] not in ("e", "E"):
         return 0, at
     signed = at + 1 < len(lexemes) and lexemes[at + 1] in ("+", "-")
-    last = at + 1 + signed
-    if last >= len(lexemes) or not _is_digits(lexemes[last]):
+    digits_at = at + 1 + signed
+    if digits_at >= len(lexemes) or not _is_digits(lexemes[digits_at]):
         return 0, at
-    if len(lexemes[last]) > 4 or int(lexemes[last]) > MAX_EXPONENT:
-        raise Monstrous("a power of ten that is too large")
-    return -int(lexemes[last]) if signed and lexemes[at + 1] == "-" else int(lexemes[last]), last + 1
+    if len(lexemes[digits_at]) > 4 or int(lexemes[digits_at]) > MAX_EXPONENT:
+        raise LimitError("a power of ten that is too large")
+    return -int(lexemes[digits_at]) if signed and lexemes[at + 1] == "-" else int(lexemes[digits_at]), digits_at + 1

@@ -1,6 +1,6 @@
-"""Words in answers: units, numbers, phrases. Tables, and what reads them.
+"""Words in answers: units, numbers, phrases.
 
-Invariant: a unit that is not in the table is a word like any other, and two of those are never in conflict.
+Invariant: a unit outside of the table is an ordinary word, and ordinary words never conflict.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Unit(NamedTuple):
-    """A measure: what it measures, and how many of the dimension's base unit it is."""
+    """Measure with its dimension, and its size in the base unit of the dimension."""
 
     dimension: str
     factor: Fraction
@@ -73,19 +73,21 @@ CURRENCIES: Mapping[str, str] = {
     "$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee", "₩": "won", "₽": "ruble", "¢": "cent",
 }  # fmt: skip
 TEMPERATURES: Mapping[str, str] = {"F": "fahrenheit", "C": "celsius"}
-"""Of letters after a degree sign."""
+"""Scales by the letter after a degree sign."""
 
 CURRENCY_CODES = frozenset("USD EUR GBP JPY CNY RMB INR CHF KRW RUB CAD AUD".split())  # noqa: SIM905  reads better
 
-EMPTY = frozenset({"nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset", "none", "nullset"})
-REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "setofallrealnumbers", "reals"})
-"""Phrases for the empty set and for all real numbers, as `squeezed` writes them."""
+EMPTY_SETS = frozenset(
+    {"nosolution", "nosolutions", "norealsolution", "norealsolutions", "emptyset", "none", "nullset"}
+)
+ALL_REALS = frozenset({"allrealnumbers", "allreals", "realnumbers", "allrealx", "setofallrealnumbers", "reals"})
+"""Phrases for the empty set and for all real numbers, as `squeeze` returns them."""
 
 LEAD_INS = (
     "the final answer is", "final answer is", "the correct answer is", "the answer is", "final answer",
     "correct answer", "answer is", "answer", "therefore", "thus", "so", "hence", "option", "choice",
 )  # fmt: skip
-"""What may stand before an answer; none is the beginning of a later one."""
+"""Phrases before an answer; none is a prefix of a later one."""
 
 _UNITS_OF_COUNT = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
 _SMALL = [*_UNITS_OF_COUNT.split(), "sixteen", "seventeen", "eighteen", "nineteen"]
@@ -111,74 +113,74 @@ _WORDS = re.compile(r"[a-z]+(?:-[a-z]+)*")
 _ARTICLES = ("the ", "an ", "a ")
 
 
-def squeezed(text: str) -> str:
-    """The text in lower case, its letters and digits only, with the points and signs between digits."""
+def squeeze(text: str) -> str:
+    """Return the text in lower case, reduced to letters, digits, and the points and signs between digits."""
     lower = text.lower().strip()
     for article in _ARTICLES:
         lower = lower.removeprefix(article)
     return "".join(char for char in lower if char.isalnum() or char in ":.-+/").replace(".m", "m").strip(".:")
 
 
-def unit(text: str, power: int = 1) -> Unit | None:
-    """The measure that a text names, to a power; None for a word that is none: `square cm` and `cm`, 2 are one."""
+def parse_unit(text: str, power: int = 1) -> Unit | None:
+    """Return the measure that a text names, to a power, or None; `square cm` equals `cm` with power 2."""
     words = text.lower().replace(".", " ").replace("/", " per ").split()
     if words.count("per") == 1:
-        cut = words.index("per")
-        above, below = (unit(" ".join(part)) for part in (words[:cut], words[cut + 1 :]))
-        if above is None or below is None:
+        split_at = words.index("per")
+        top, bottom = (parse_unit(" ".join(part)) for part in (words[:split_at], words[split_at + 1 :]))
+        if top is None or bottom is None:
             return None
-        return _raised(Unit(f"{above.dimension} per {below.dimension}", above.factor / below.factor), power)
+        return _raise_unit(Unit(f"{top.dimension} per {bottom.dimension}", top.factor / bottom.factor), power)
     for word in [*words]:
         if word in _POWERS:
             power *= _POWERS[word]
             words.remove(word)
     name = "".join(words)
-    found = UNITS.get(name) or UNITS.get(name.removesuffix("s"))
-    if found is None and len(words) > 1:
-        found = UNITS.get(words[0].removesuffix("s") + "s" + "".join(words[1:]))
-    return None if found is None else _raised(found, power)
+    unit = UNITS.get(name) or UNITS.get(name.removesuffix("s"))
+    if unit is None and len(words) > 1:
+        unit = UNITS.get(words[0].removesuffix("s") + "s" + "".join(words[1:]))
+    return None if unit is None else _raise_unit(unit, power)
 
 
-def _raised(unit: Unit, power: int) -> Unit:
+def _raise_unit(unit: Unit, power: int) -> Unit:
     return unit if power == 1 else Unit(f"{unit.dimension} to the power of {power}", unit.factor**power)
 
 
-def alike(one: Unit, other: Unit) -> bool | None:
-    """Whether two measures may be compared; None where their names do not tell: dollars, and those of Canada."""
-    if one.dimension == other.dimension:
+def compare_dimensions(first: Unit, second: Unit) -> bool | None:
+    """Tell whether two measures may be compared; None if their names leave it open: dollars, and those of Canada."""
+    if first.dimension == second.dimension:
         return True
-    dollars = all(unit.dimension.startswith("dollars") for unit in (one, other))
-    return None if dollars and one.factor == other.factor else False
+    are_dollars = all(unit.dimension.startswith("dollars") for unit in (first, second))
+    return None if are_dollars and first.factor == second.factor else False
 
 
-def are_pounds(one: Unit | None, other: Unit | None) -> bool:
-    """Whether one is the currency and the other, by its name, either the currency or the weight."""
-    return {one, other} == {UNITS["pound"], UNITS["poundsterling"]}
+def are_pounds(first: Unit | None, second: Unit | None) -> bool:
+    """Tell whether one unit is the currency and the other, by its name, either the currency or the weight."""
+    return {first, second} == {UNITS["pound"], UNITS["poundsterling"]}
 
 
-def scale(text: str) -> int | None:
-    """What a word such as `million` multiplies by."""
+def parse_scale(text: str) -> int | None:
+    """Return the factor of a word such as `million`, or None."""
     return _SCALES.get(text.strip().lower())
 
 
-def alters(text: str, *, leading: bool = False) -> bool:
-    """Whether words beside a value may make another one of it, unlike a unit: `or 6`, `at least`, `squared`.
+def alters_value(text: str, *, leading: bool = False) -> bool:
+    """Tell whether words beside a value may change it, unlike a unit: `or 6`, `at least`, `squared`.
 
     Args:
-        leading: they stand before the value, which is in the text as well.
+        leading: whether they precede the value, which is in the text as well.
     """
-    if unit(text) is not None:
+    if parse_unit(text) is not None:
         return False
     return (not leading and _DIGITS.search(text) is not None) or not _ALTERING.isdisjoint(_WORDS.findall(text.lower()))
 
 
 def is_measure(text: str) -> bool:
-    """Whether the text is a unit or a multiple such as `million`."""
-    return unit(text) is not None or scale(text) is not None
+    """Tell whether the text is a unit or a factor such as `million`."""
+    return parse_unit(text) is not None or parse_scale(text) is not None
 
 
-def number(text: str) -> int | None:
-    """The number that English words spell; None where they spell none: `twenty-one`, `two hundred and five`."""
+def parse_number(text: str) -> int | None:
+    """Return the number that English words spell, `twenty-one`, `two hundred and five`, or None."""
     words = text.lower().replace("-", " ").split()
     if not words or len(words) > _MAX_NUMBER_WORDS or words[0] == "and":
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlkit.envs.math.grader import GoldError, Grade, Grader
-from rlkit.envs.math.workers import Workers, shared
+from rlkit.envs.math.math_verify_pool import MathVerifyPool, shared_pool
 from tests.limits import HANG_S
 
 HANGING = r"99999999!"
@@ -15,19 +15,19 @@ LIMIT_S = 1.0
 
 
 @pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    pool = shared(1, LIMIT_S)
+def pool() -> Iterator[MathVerifyPool]:
+    pool = shared_pool(1, LIMIT_S)
     yield pool
     pool.close()
 
 
-def test_math_verify_is_asked_and_killed_when_it_hangs(workers: Workers) -> None:
+def test_math_verify_is_asked_and_killed_when_it_hangs(pool: MathVerifyPool) -> None:
     questions = [("6", r"1+2+3"), (HANGING, r"\sqrt{2}"), ("7", "6"), ("1", "")]
-    said = [workers.ask(*question) for question in questions]
+    said = [pool.ask(*question) for question in questions]
     assert [future.result() for future in said] == ["yes", "timeout", "no", "gold unread"]
 
 
-def test_what_rlkit_does_not_know_math_verify_decides(workers: Workers) -> None:
+def test_what_rlkit_does_not_know_math_verify_decides(pool: MathVerifyPool) -> None:
     grader = Grader(limit_s=LIMIT_S, processes=1)
 
     async def grades() -> list[Grade]:
@@ -39,7 +39,7 @@ def test_what_rlkit_does_not_know_math_verify_decides(workers: Workers) -> None:
         asyncio.run(grader.grade("6", ""))
 
 
-def test_math_verify_is_asked_about_a_whole_answer_and_no_number_in_it(workers: Workers) -> None:
+def test_math_verify_is_asked_about_a_whole_answer_and_no_number_in_it(pool: MathVerifyPool) -> None:
     answers = (r"41 \star 42", r"\undefinedmacro 41, 42", r"x \in \{41, 42\} \in S", r"41, 42, \dots", "41, 42, ...")
     grader = Grader(limit_s=LIMIT_S, processes=1)
 
@@ -47,13 +47,13 @@ def test_math_verify_is_asked_about_a_whole_answer_and_no_number_in_it(workers: 
         return [await grader.grade(answer, "42") for answer in answers]
 
     assert not any(grade.correct for grade in asyncio.run(grades()))
-    assert workers.ask(r"\gcd(42, 84)", "42").result() == "yes"
+    assert pool.ask(r"\gcd(42, 84)", "42").result() == "yes"
 
 
-def test_a_fork_gets_processes_of_its_own(workers: Workers) -> None:
-    workers.ask("1", "1").result()
+def test_a_fork_gets_processes_of_its_own(pool: MathVerifyPool) -> None:
+    pool.ask("1", "1").result()
     if (pid := os.fork()) == 0:
-        answer = workers.ask("1", "1").result(timeout=HANG_S)
-        workers.close()
+        answer = pool.ask("1", "1").result(timeout=HANG_S)
+        pool.close()
         os._exit(0 if answer == "yes" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

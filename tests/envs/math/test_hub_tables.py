@@ -15,11 +15,11 @@ from pyarrow import parquet
 
 from rlkit.envs.math import maths
 from rlkit.envs.math.catalogue import DATASETS, Columns, Table
-from rlkit.envs.math.files import read_rows
+from rlkit.envs.math.hub_tables import table_rows
 from rlkit.envs.math.problems import read_problems
-from rlkit.envs.math.tables import table_rows
+from rlkit.envs.math.table_files import read_rows
 from rlkit.errors import MissingError, UsageError
-from tests.envs.math.fake_hub import Wanted, fake_hub, load, one_table
+from tests.envs.math.fake_hub import LoadRequest, fake_hub, load, one_table
 
 ROWS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unused": "x"} for n in range(5)]
 COLUMNS = Columns("question", "answer")
@@ -66,7 +66,7 @@ def test_a_table_is_fetched_once_with_its_columns_and_then_needs_no_hub(
 @pytest.mark.usefixtures("reachable")
 def test_what_the_hub_cannot_give_is_one_line_and_leaves_nothing(tmp_path: Path, cache: Path) -> None:
     table = Table(str(tmp_path / "nothing-here"), "0" * 40, "train", COLUMNS)
-    with pytest.raises(MissingError, match="cannot be had from the hub") as caught:
+    with pytest.raises(MissingError, match="cannot be downloaded from the hub") as caught:
         table_rows(table, note=lambda message: None)
     assert "\n" not in str(caught.value)
     assert not [path for path in (cache / "datasets").iterdir() if path.suffix != ".lock"]
@@ -90,14 +90,14 @@ def test_a_dataset_without_a_known_commit_is_read_at_the_one_that_the_run_began_
         for commit, answer in ((OLD, "1"), (NEW, "2"))
     }
     with fake_hub({OLMO: {OLD: files[OLD]}}) as hub:
-        (first,) = load(hub, Wanted(here, olmo))
+        (first,) = load(hub, LoadRequest(here, olmo))
         hub.repositories = {OLMO: files}
         later = load(
             hub,
-            Wanted(here, olmo),
-            Wanted(there, olmo, begun={OLMO: OLD}),
-            Wanted(there, olmo),
-            Wanted(there, olmo | {"revision": OLD}),
+            LoadRequest(here, olmo),
+            LoadRequest(there, olmo, begun={OLMO: OLD}),
+            LoadRequest(there, olmo),
+            LoadRequest(there, olmo | {"revision": OLD}),
         )
     # A machine goes on with what it has; another takes the newest, unless the run began with another.
     commits = [(one.answers, one.recorded) for one in (first, *later)]
@@ -111,11 +111,13 @@ def test_a_known_commit_is_read_whatever_is_newer_and_what_is_missing_is_named(t
     row = {"problem": "What is it?", "difficulty": "3/8"}
     files = {commit: one_table([row | {"answer": answer}]) for commit, answer in ((known, "1"), (NEW, "2"))}
     with fake_hub({POLARIS: files}) as hub:
-        polaris, minerva = load(hub, Wanted(tmp_path, {"dataset": "polaris"}), Wanted(tmp_path, {"dataset": "minerva"}))
+        polaris, minerva = load(
+            hub, LoadRequest(tmp_path, {"dataset": "polaris"}), LoadRequest(tmp_path, {"dataset": "minerva"})
+        )
     assert polaris.answers == ["1"]
     assert set(hub.read) == {known}
     assert (minerva.error or "").startswith(
-        "MissingError: math-ai/minervamath cannot be had from the hub: RepositoryNotFoundError"
+        "MissingError: math-ai/minervamath cannot be downloaded from the hub: RepositoryNotFoundError"
     )
 
 
@@ -124,7 +126,7 @@ def test_a_known_commit_is_read_whatever_is_newer_and_what_is_missing_is_named(t
     [
         ({"dataset": "minerva", "revision": "main"}, "revision: 'main' is no commit, which has 40 digits"),
         ({"path": Path("x.jsonl"), "revision": OLD}, "revision: has no effect on a file"),
-        ({"dataset": "aime", "revision": OLD}, "revision: aime is of several repositories: HuggingFaceH4/aime_2024, "),
+        ({"dataset": "aime", "revision": OLD}, "revision: aime has several repositories: HuggingFaceH4/aime_2024, "),
     ],
 )
 def test_a_revision_that_makes_no_sense_is_refused(arguments: dict[str, object], message: str) -> None:

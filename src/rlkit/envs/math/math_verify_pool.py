@@ -1,7 +1,7 @@
-"""Processes that ask math-verify, and are killed when it takes too long.
+"""Pool of processes that run math-verify, and are killed when it takes too long.
 
-Invariant: every question is answered within its limit once its turn has come; the caller's event loop never waits for
-one; a process that hangs is killed and replaced.
+Invariant: a process answers each question within the limit; the caller's event loop never waits for an answer; a
+process that hangs is killed and replaced.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-type Said = Literal["yes", "no", "gold unread", "timeout"]
+type MathVerifyReply = Literal["yes", "no", "gold unread", "timeout"]
 
 START_S = 120.0
-"""A process that has not loaded math-verify by then is taken for broken."""
+"""Limit for loading math-verify; a slower process counts as broken."""
 
 GRACE_S = 1.0
-"""The process ends itself so much later than it is killed: in case nobody kills it."""
+"""Delay after the limit at which a process ends itself, in case nobody kills it."""
 
-_PROGRAM = Path(__file__).with_name("oracle.py")
+_WORKER_PATH = Path(__file__).with_name("math_verify_worker.py")
 _CHUNK_BYTES = 65_536
 
 
 @cache
-def installed() -> bool:
-    """Whether math-verify is there."""
+def is_installed() -> bool:
+    """Tell whether math-verify is installed."""
     return importlib.util.find_spec("math_verify") is not None
 
 
-type _Question = tuple[str, str, Future[Said]]
-"""An answer, the gold one, and what becomes known of them."""
+type _Question = tuple[str, str, Future[MathVerifyReply]]
+"""Answer, gold answer and future reply."""
 
 
-class Workers:
-    """A fixed number of processes, each with a thread that talks to it; started with the first question.
+class MathVerifyPool:
+    """Fixed number of processes, each with a thread that talks to it; started with the first question.
 
     Args:
-        limit_s: seconds that one question may take.
+        limit_s: limit of one question in seconds.
     """
 
     def __init__(self, count: int, *, limit_s: float) -> None:
@@ -56,14 +56,14 @@ class Workers:
         self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._owner = os.getpid()
+        self._pid = os.getpid()
 
-    def ask(self, answer: str, gold: str) -> Future[Said]:
-        """What math-verify says; returns at once."""
-        future: Future[Said] = Future()
+    def ask(self, answer: str, gold: str) -> Future[MathVerifyReply]:
+        """Return the future reply of math-verify."""
+        future: Future[MathVerifyReply] = Future()
         with self._lock:
-            if self._owner != os.getpid():  # a fork has none of its parent's threads
-                self._questions, self._threads, self._owner = queue.SimpleQueue(), [], os.getpid()
+            if self._pid != os.getpid():  # a fork has none of its parent's threads
+                self._questions, self._threads, self._pid = queue.SimpleQueue(), [], os.getpid()
             if len(self._threads) < self._count:
                 thread = threading.Thread(target=self._serve, args=(self._questions,), name="math-verify", daemon=True)
                 self._threads.append(thread)
@@ -72,7 +72,7 @@ class Workers:
         return future
 
     def close(self) -> None:
-        """End the processes once what was asked is answered; a later question starts them anew."""
+        """End the processes after the pending questions; a later question starts new ones."""
         with self._lock:
             threads, self._threads = self._threads, []
             for _ in threads:
@@ -86,40 +86,40 @@ class Workers:
             answer, gold, future = question
             if not future.set_running_or_notify_cancel():
                 continue
-            said: Said = "timeout"
+            reply: MathVerifyReply = "timeout"
             try:
                 process = process or _Process(self._limit_s)
-                said = process.ask(answer, gold)
-            except OSError:  # it ended by itself: out of memory, or out of time
+                reply = process.ask(answer, gold)
+            except OSError:  # the process ended by itself: out of memory or time
                 pass
-            if said == "timeout" and process is not None:
+            if reply == "timeout" and process is not None:
                 process.kill()
                 process = None
-            future.set_result(said)
+            future.set_result(reply)
         if process is not None:
             process.kill()
 
 
 class _Process:
-    """Run math-verify in a process; its methods raise `OSError` once that has ended."""
+    """Process that runs math-verify; methods raise `OSError` after it ended."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        command = [sys.executable, "-P", str(_PROGRAM), str(limit_s + GRACE_S)]
+        command = [sys.executable, "-P", str(_WORKER_PATH), str(limit_s + GRACE_S)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self._buffer = b""
-        if not self._line(START_S):
+        if not self._read_line(START_S):
             self.kill()
             raise OSError("math-verify does not start")
 
-    def ask(self, answer: str, gold: str) -> Said:
+    def ask(self, answer: str, gold: str) -> MathVerifyReply:
         stdin = self._process.stdin
         assert stdin is not None
         stdin.write(json.dumps([answer, gold]).encode() + b"\n")
         stdin.flush()
-        line = self._line(self._limit_s)
+        line = self._read_line(self._limit_s)
         if not line:
             return "timeout"
         verdict: bool | None = json.loads(line)
@@ -130,11 +130,11 @@ class _Process:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # of what was not written yet
+            with suppress(OSError):  # unwritten data
                 pipe.close()
 
-    def _line(self, limit_s: float) -> bytes:
-        """Return the next line; nothing where it does not come in time, or the process ended."""
+    def _read_line(self, limit_s: float) -> bytes:
+        """Return the next line; nothing after the limit, or if the process ended."""
         stdout = self._process.stdout
         assert stdout is not None
         deadline = time.monotonic() + limit_s
@@ -151,6 +151,6 @@ class _Process:
 
 
 @cache
-def shared(count: int, limit_s: float) -> Workers:
-    """The workers of this process with these settings, whoever asks: graders come and go with their tasks."""
-    return Workers(count, limit_s=limit_s)
+def shared_pool(count: int, limit_s: float) -> MathVerifyPool:
+    """Return the pool of this process with these settings; it outlives graders, which come and go with tasks."""
+    return MathVerifyPool(count, limit_s=limit_s)

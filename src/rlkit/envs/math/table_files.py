@@ -1,6 +1,6 @@
-"""Rows of a table in a file: JSON lines, JSON, Parquet, CSV or TSV.
+"""Tables in files: JSON lines, JSON, Parquet, CSV or TSV.
 
-Invariant: a row is a mapping from column to value, whatever the format, and what cannot be read is one line that names
+Invariant: a row is a mapping from column to value, whatever the format; an error is one line that names
 the file and the place in it.
 """
 
@@ -18,13 +18,13 @@ type Row = Mapping[str, object]
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """The rows of a file, whose format its name tells.
+    """Yield the rows of a file, whose suffix gives the format.
 
     Args:
         path: `.jsonl`, `.ndjson`, `.json` (a list of objects), `.parquet`, `.csv` or `.tsv`.
 
     Raises:
-        UsageError: there is no such file, its name tells no format, or it cannot be read.
+        UsageError: there is no such file, its suffix is unknown, or it cannot be read.
     """
     path = path.expanduser()
     reader = _READERS.get(path.suffix.lower())
@@ -40,33 +40,33 @@ def read_rows(path: Path) -> Iterator[Row]:
         raise UsageError(f"path: {path} cannot be read: {error}") from error
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _read_json_lines(path: Path) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                yield _object(line, f"{path}:{number}")
+                yield _parse_row(line, f"{path}:{number}")
 
 
-def _json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[Row]:
     try:
-        found: object = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows: object = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"path: {path} is no JSON: {error}") from None
-    if not isinstance(found, list):
+    if not isinstance(rows, list):
         raise UsageError(f"path: {path} must hold a list of objects; for an object a line, name it .jsonl")
-    for number, row in enumerate(cast("list[object]", found)):
+    for number, row in enumerate(cast("list[object]", rows)):
         if not isinstance(row, dict):
             raise UsageError(f"path: item {number} of {path} is no JSON object")
         yield cast("Row", row)
 
 
-def _object(text: str, place: str) -> Row:
+def _parse_row(text: str, where: str) -> Row:
     try:
         row: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"path: {place}: no JSON: {error}") from None
+        raise UsageError(f"path: {where}: no JSON: {error}") from None
     if not isinstance(row, dict):
-        raise UsageError(f"path: {place}: no JSON object")
+        raise UsageError(f"path: {where}: no JSON object")
     return cast("Row", row)
 
 
@@ -75,12 +75,12 @@ class _Batch(Protocol):
 
 
 class _Batches(Protocol):
-    """A file of `pyarrow.parquet`, which has no types."""
+    """`ParquetFile` of `pyarrow`, which has no types."""
 
     def iter_batches(self) -> Iterable[_Batch]: ...
 
 
-def _parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[Row]:
     import pyarrow
     from pyarrow import parquet
 
@@ -92,16 +92,16 @@ def _parquet(path: Path) -> Iterator[Row]:
         yield from batch.to_pylist()
 
 
-def _separated(path: Path, delimiter: str) -> Iterator[Row]:
+def _read_csv(path: Path, delimiter: str) -> Iterator[Row]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
         yield from csv.DictReader(lines, delimiter=delimiter)
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[Row]]] = {
-    ".jsonl": _json_lines,
-    ".ndjson": _json_lines,
-    ".json": _json,
-    ".parquet": _parquet,
-    ".csv": lambda path: _separated(path, ","),
-    ".tsv": lambda path: _separated(path, "\t"),
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
+    ".json": _read_json,
+    ".parquet": _read_parquet,
+    ".csv": lambda path: _read_csv(path, ","),
+    ".tsv": lambda path: _read_csv(path, "\t"),
 }

@@ -1,6 +1,6 @@
-r"""A problem with an answer that can be checked, as a task.
+r"""Task of a maths problem with a checkable answer.
 
-Invariant: the reward is a function of the reply alone. A grader that fails, or a right answer that cannot be graded,
+Invariant: the reward is a function of the reply alone. A grader that fails, or a gold answer that cannot be graded,
 fails the episode and never becomes a reward.
 """
 
@@ -12,41 +12,41 @@ from functools import cache
 
 from rlkit.env import Env
 from rlkit.envs.math.grader import Grader, Policies, final_answer
-from rlkit.envs.math.problems import Problem, normalised
+from rlkit.envs.math.problems import Problem, normalise_question
 from rlkit.envs.math.prompts import Template
 from rlkit.policy import Policy, Reply
 from rlkit.types import Json, Message, Outcome
 
-type OwnGrader = Callable[[str, str], float]
-"""A user's own: the reply's text and the right answer in, the reward out."""
+type RewardFunction = Callable[[str, str], float]
+"""User's function from the reply's text and the gold answer to the reward."""
 
-_LONGEST_SHOWN = 1_000
-"""Characters of an answer that are recorded: a model may put pages in a box."""
+MAX_RECORDED_CHARS = 1_000
+"""Limit of a recorded answer: a model may put pages in a box."""
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """What is paid for.
+    """Rule for rewards.
 
     Args:
-        format_weight: what is taken off for a reply that has no boxed answer, or was cut off before its end.
-        grader: instead of both, a function of the reply's text and the right answer.
+        format_weight: deducted from the reward of a truncated reply, or one without a boxed answer.
+        grader: computes the reward in place of the other two.
     """
 
     format_weight: float = 0.0
     policies: Policies = field(default_factory=Policies)
-    grader: OwnGrader | None = None
+    grader: RewardFunction | None = None
 
 
 @dataclass(frozen=True)
 class MathProblem(Env):
-    r"""A question with one right answer, which the model is to put into `\\boxed{}`.
+    r"""Question with one right answer, which the model puts into `\\boxed{}`.
 
-    The reward is 1 for the right answer and 0 for any other, less `scoring.format_weight` for bad form. Its metrics are
-    `correct` and `format`; its info has the answer, how it was compared, and the labels `level` and `subject`.
+    The reward is 1 for the right answer and 0 for any other, less `scoring.format_weight` for bad form. The metrics are
+    `correct` and `format`; the info has the answer, the grading method, and the labels `level` and `subject`.
 
     Args:
-        source: the dataset, in the names of tasks.
+        source: name of the dataset, used in task ids.
     """
 
     problem: Problem
@@ -56,7 +56,7 @@ class MathProblem(Env):
 
     @property
     def task_id(self) -> str:
-        """The dataset and the row."""
+        """Dataset and row."""
         return f"{self.source}/{self.problem.place}"
 
     @property
@@ -66,50 +66,50 @@ class MathProblem(Env):
 
     @property
     def content(self) -> str:
-        """The question without its looks: two tasks that ask the same have the same."""
-        return normalised(self.problem.question)
+        """Normalised question, equal for two tasks that ask the same."""
+        return normalise_question(self.problem.question)
 
     def prompt(self) -> list[Message]:
-        """The conversation that the model is given."""
+        """Return the conversation that asks the question."""
         return self.template.messages(self.problem.question)
 
     async def rollout(self, policy: Policy) -> Outcome:
-        """Ask once, grade once."""
+        """Ask the question and grade the reply."""
         return await self.grade(await policy.chat(self.prompt()))
 
     async def grade(self, reply: Reply) -> Outcome:
-        """The outcome of a reply.
+        """Return the outcome of a reply.
 
         Raises:
-            EnvironmentFault: the right answer cannot be graded, or the grader failed.
+            EnvironmentFault: the gold answer cannot be graded, or the grader failed.
         """
         gold = self.problem.answer
         answer = final_answer(reply.text)
         formatted = not reply.truncated and final_answer(reply.text, boxed_only=True) is not None
-        how, right = "no answer", False
         if self.scoring.grader is not None:
             reward = self.scoring.grader(reply.text, gold)
             metrics = {"format": float(formatted)}
             return Outcome(reward, metrics, self._info(answer, "own grader"), truncated=reply.truncated)
+        method, is_correct = "no answer", False
         if answer is not None:
             grade = await _grader(self.scoring.policies).grade(answer, gold)
-            how, right = grade.how, grade.correct
-        reward = float(right) - self.scoring.format_weight * (not formatted)
-        metrics = {"correct": float(right), "format": float(formatted)}
+            method, is_correct = grade.how, grade.correct
+        reward = float(is_correct) - self.scoring.format_weight * (not formatted)
+        metrics = {"correct": float(is_correct), "format": float(formatted)}
         # Right answers in different notations are one answer, where votes are counted.
-        return Outcome(reward, metrics, self._info(gold if right else answer, how), truncated=reply.truncated)
+        return Outcome(reward, metrics, self._info(gold if is_correct else answer, method), truncated=reply.truncated)
 
-    def _info(self, answer: str | None, how: str) -> dict[str, Json]:
+    def _info(self, answer: str | None, method: str) -> dict[str, Json]:
         labels = {"level": self.problem.level, "subject": self.problem.subject}
         return {
-            "answer": None if answer is None else " ".join(answer.split())[:_LONGEST_SHOWN],
+            "answer": None if answer is None else " ".join(answer.split())[:MAX_RECORDED_CHARS],
             "gold": self.problem.answer,
-            "graded": how,
+            "graded": method,
             "labels": {name: label for name, label in labels.items() if label is not None},
         }
 
 
 @cache
 def _grader(policies: Policies) -> Grader:
-    """One for all tasks: it counts what it does, and a task must not change."""
+    """Return the grader that all tasks share: it counts grades, and tasks are immutable."""
     return Grader(policies=policies)

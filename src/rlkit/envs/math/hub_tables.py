@@ -1,0 +1,170 @@
+"""Tables of the catalogue: downloaded from the Hugging Face hub, and cached.
+
+Invariant: a table is read at one commit. It is downloaded once; afterwards it is read from rlkit's cache, with or
+without a network. Only the columns in use are cached, and a table that lacks one of them is not cached.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from rlkit._util import files
+from rlkit._util.files import make_folder
+from rlkit._util.paths import cache_dir
+from rlkit.chat.hub import hub_problem
+from rlkit.envs.math.catalogue import Table
+from rlkit.envs.math.table_files import Row, read_rows
+from rlkit.errors import MissingError, RlkitError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_FILE_HINT = "path to the file beside dataset (or, for a set that is kept apart, apart to a list with the file)"
+
+_PROGRESS_S = 15.0
+"""Interval between reports on a download."""
+
+
+def newest_commit(repository: str) -> str:
+    """Return the commit that was newest when this machine first asked the hub, or raise `MissingError`."""
+    path = _folder() / f"{_escape(repository)}.commit"
+    if not path.is_file():
+        _check_hub(repository)
+        with _translate_errors(repository):
+            from huggingface_hub import HfApi
+
+            commit = HfApi().dataset_info(repository).sha
+            assert commit is not None
+        files.write_text(path, commit)
+    return path.read_text(encoding="utf-8").strip()
+
+
+def table_rows(table: Table, *, note: Callable[[str], None]) -> Iterator[Row]:
+    """Yield the rows of a table, downloaded first if it is not cached.
+
+    Raises:
+        MissingError: the table is not cached and cannot be downloaded; the message says how to use a file instead.
+    """
+    path = _cache_path(table)
+    if not path.is_file():
+        _check_hub(table.repository)
+        name = f"{table.repository} ({table.config})" if table.config else table.repository
+        note(f"reading {name} at {table.revision} from the Hugging Face hub")
+        _download(table, path, note=lambda rows: note(f"reading {name}: {rows:,} rows so far"))
+    return read_rows(path)
+
+
+def _check_hub(repository: str) -> None:
+    if (problem := hub_problem()) is not None:
+        raise MissingError(
+            f"{repository} is not on this machine, and {problem}: download it where there is a network, "
+            f"and set {_FILE_HINT}"
+        )
+
+
+def _folder() -> Path:
+    return cache_dir() / "datasets"
+
+
+def _escape(name: str) -> str:
+    return re.sub(r"[^\w.\-]", "--", name)
+
+
+def _cache_path(table: Table) -> Path:
+    assert table.revision is not None, "pinned"
+    parts = [table.repository, table.config, table.split, table.revision, table.rows_max]
+    name = "--".join(str(part) for part in parts if part is not None)
+    return _folder() / f"{_escape(name)}.jsonl"
+
+
+def _download(table: Table, path: Path, *, note: Callable[[int], None]) -> None:
+    """Download a table into a file, which is either complete or absent."""
+    from filelock import FileLock
+
+    make_folder(path.parent)
+    with FileLock(path.with_suffix(".lock")):  # concurrent processes wait for the first
+        if path.is_file():
+            return
+        unfinished = path.with_suffix(".unfinished")
+        try:
+            with _translate_errors(table.repository):
+                _write_rows(_stream_rows(table), table, unfinished, note)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+class _Stream(Protocol):
+    """`IterableDataset` of `datasets`, which has no types."""
+
+    column_names: Sequence[str] | None
+
+    def __iter__(self) -> Iterator[Row]: ...
+
+
+class _Builder(Protocol):
+    config: object
+
+    def as_streaming_dataset(self, split: str) -> _Stream: ...
+
+
+def _builder(table: Table, **settings: Sequence[str]) -> _Builder:
+    import datasets
+
+    load = cast("Callable[..., _Builder]", datasets.load_dataset_builder)
+    return load(table.repository, table.config, revision=table.revision, **settings)
+
+
+def _stream_rows(table: Table) -> Iterable[Row]:
+    """Stream the rows of a table; Parquet allows to download only the columns in use."""
+    builder = _builder(table)
+    stream = builder.as_streaming_dataset(split=table.split)
+    if stream.column_names is not None:
+        _check_columns(table, stream.column_names)
+    if hasattr(builder.config, "columns"):
+        return _builder(table, columns=table.columns.names).as_streaming_dataset(split=table.split)
+    return stream  # without Parquet, rows have all columns
+
+
+def _check_columns(table: Table, names: Sequence[str]) -> None:
+    missing = [name for name in table.columns.names if name not in names]
+    if missing:
+        raise UsageError(
+            f"dataset: {table.repository} at {table.revision} has no column {missing[0]!r}; it has {', '.join(names)}. "
+            f"Its form has changed: set revision to an earlier commit, or path to a file, with question and answer"
+        )
+
+
+def _write_rows(rows: Iterable[Row], table: Table, path: Path, note: Callable[[int], None]) -> None:
+    due_s = time.monotonic() + _PROGRESS_S
+    with path.open("w", encoding="utf-8") as file:
+        for number, row in enumerate(islice(rows, table.rows_max)):
+            if number == 0:
+                _check_columns(table, list(row))
+            used = {name: row.get(name) for name in table.columns.names}
+            file.write(json.dumps(used, ensure_ascii=False, default=str) + "\n")
+            if time.monotonic() >= due_s:
+                note(number + 1)
+                due_s = time.monotonic() + _PROGRESS_S
+
+
+@contextmanager
+def _translate_errors(repository: str) -> Generator[None]:
+    """Raise any error of the hub's libraries as a `MissingError` of one line: they have many kinds."""
+    try:
+        yield
+    except RlkitError:
+        raise
+    except Exception as error:
+        summary = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MissingError(
+            f"{repository} cannot be downloaded from the hub: {type(error).__name__}: {summary}. "
+            f"To use a file instead, set {_FILE_HINT}"
+        ) from error
