@@ -11,7 +11,7 @@ from tinker import types
 
 from rlkit.engine import EngineServer
 from rlkit.engine.decode.requests import SampleResult
-from rlkit.engine.server import runtime
+from rlkit.engine.server import wire_format
 from rlkit.engine.server.samplers import Samplers
 from rlkit.engine.storage import snapshots
 
@@ -70,8 +70,8 @@ def test_as_many_adapters_are_kept_merged_as_there_are_bytes_for(
     merged: int,
 ) -> None:
     seen: list[int] = []
-    make = samplers._make  # pyright: ignore[reportPrivateUsage] as above
-    monkeypatch.setattr(samplers, "_make", lambda ref: (seen.append(len(samplers._served)), make(ref))[1])  # pyright: ignore[reportPrivateUsage] as above
+    make = samplers._load  # pyright: ignore[reportPrivateUsage] as above
+    monkeypatch.setattr(samplers, "_load", lambda ref: (seen.append(len(samplers._served)), make(ref))[1])  # pyright: ignore[reportPrivateUsage] as above
     samplers._served_bytes = adapters_bytes  # pyright: ignore[reportPrivateUsage] as above
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
     clients = [trainer.save_weights_and_get_sampling_client().result() for _ in range(6)]
@@ -86,14 +86,14 @@ def test_as_many_adapters_are_kept_merged_as_there_are_bytes_for(
 def test_an_answer_that_cannot_be_encoded_fails_alone(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode = runtime.encode_sample
+    encode = wire_format.encode_sample
 
     def failing(result: SampleResult, request: types.SampleRequest) -> bytes:
         if request.seq_id == 1:
             raise ValueError("on purpose")
         return encode(result, request)
 
-    monkeypatch.setattr(runtime, "encode_sample", failing)
+    monkeypatch.setattr(wire_format, "encode_sample", failing)
     session = {"session_id": open_session(server), "sampling_session_seq_id": 0, "base_model": "llama"}
     sampler_id = ask(server, "create_sampling_session", session).json["sampling_session_id"]
     chunks = {"chunks": [{"type": "encoded_text", "tokens": TEXT}]}

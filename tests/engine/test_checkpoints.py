@@ -326,7 +326,7 @@ def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(
     snapshots.put("s:3", made[0])
     assert snapshots.get("s:0") is None
     assert len(list(folder.glob("*.safetensors"))) == 2
-    snapshots.drop("s:")
+    snapshots.remove_prefix("s:")
     assert snapshots.get("s:1") is None
     snapshots.close()
     assert not folder.exists()
@@ -355,9 +355,9 @@ def test_the_snapshots_of_a_killed_server_are_swept(tmp_path: Path) -> None:
 def test_an_answer_is_given_again_and_only_delivered_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(promises_module, "_DELIVERED_BYTES_MAX", 2 * (8 + promises_module._OVERHEAD_BYTES))
     promises = Promises()
-    first, new = promises.make("a")
+    first, new = promises.get_or_make("a")
     assert new
-    assert promises.make("a") == (first, False)
+    assert promises.get_or_make("a") == (first, False)
 
     async def ask() -> None:
         assert await first.wait(0.01) is None
@@ -368,11 +368,11 @@ def test_an_answer_is_given_again_and_only_delivered_ones_are_forgotten(monkeypa
         assert answer.body == b'{"n": 1}'
 
     asyncio.run(ask())
-    promises.make("b")
-    promises.delivered(first, 8)
+    promises.get_or_make("b")
+    promises.mark_delivered(first, 8)
     assert promises.get("a") is first
     for name in ("c", "d"):
-        promises.delivered(promises.make(name)[0], 8)
+        promises.mark_delivered(promises.get_or_make(name)[0], 8)
     assert promises.get("a") is None
     assert promises.get("b") is not None
 

@@ -157,7 +157,7 @@ def test_a_sampler_knows_its_base_model(client: tinker.ServiceClient, rest: tink
 def test_an_answer_that_takes_long_is_408_and_comes_later(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_HOLD_S", 0.01)
+    monkeypatch.setattr(routes, "_LONG_POLL_S", 0.01)
     model_id = open_model(server, open_session(server))
     waiting = ask(server, "save_weights", {"model_id": model_id, "seq_id": 2, "path": "later"})
     reply = ask(server, "retrieve_future", {"request_id": waiting.json["request_id"]})

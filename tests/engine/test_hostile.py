@@ -286,7 +286,7 @@ def works(client: tinker.ServiceClient) -> tuple[object, ...]:
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_no_request_harms_the_server(server: EngineServer, session: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routes, "_HOLD_S", 0.05)  # answers that never come are asked for too
+    monkeypatch.setattr(routes, "_LONG_POLL_S", 0.05)  # answers that never come are asked for too
     wire = Wire(server)
     with connect(server) as client:
         expected = works(client)
@@ -321,12 +321,12 @@ def test_no_request_harms_the_server(server: EngineServer, session: str, monkeyp
     assert sum(asked.values()) >= REQUESTS
     assert {200, 400, 404, 422} <= asked.keys()
     service = server._service  # pyright: ignore[reportPrivateUsage] what is left is seen nowhere else
-    answers = [promise._future.result().body for promise in service.promises.of(session) if promise.done]  # pyright: ignore[reportPrivateUsage] as above
+    answers = [promise._future.result().body for promise in service.promises.with_prefix(session) if promise.done]  # pyright: ignore[reportPrivateUsage] as above
     assert [raw for raw in answers if b'"category": "server"' in raw] == []
     wire.ask("POST", f"sessions/{session}/finish", b"{}", {})
     wire.close()
     gc.collect()
-    assert service.promises.of(session) == []
+    assert service.promises.with_prefix(session) == []
     assert threading.active_count() <= threads[0] + THREADS
     assert resident_bytes() - memory[0] < 64 << 20
 
@@ -372,10 +372,10 @@ TWICE = {
     [
         ({"num_samples": 256, "topk_sample_logprobs": 1024}, {"max_tokens": 400}, "topk_sample_logprobs 1024"),
         ({"target_prompt_logprobs": TWICE}, {}, "a column is listed twice in a row"),
-        ({}, {"stop": ["a"] * 65}, "65 stop strings are given, and at most 64"),
-        ({}, {"stop": ["a" * 1025]}, "a stop string has 1025 characters, and at most 1024"),
-        ({}, {"stop": "a" * 1025}, "a stop string has 1025 characters, and at most 1024"),
-        ({}, {"stop": [0] * 4097}, "4097 stop tokens are given, and at most 4096"),
+        ({}, {"stop": ["a"] * 65}, "at most 64 stop strings are allowed, not 65"),
+        ({}, {"stop": ["a" * 1025]}, "a stop string may have at most 1024 characters, not 1025"),
+        ({}, {"stop": "a" * 1025}, "a stop string may have at most 1024 characters, not 1025"),
+        ({}, {"stop": [0] * 4097}, "at most 4096 stop tokens are allowed, not 4097"),
         ({}, {"stop": [-5]}, "the stop token -5 is outside 0 … 258"),
         ({}, {"stop": [10**30]}, "the stop token 1000000000000000000000000000000 is outside"),
     ],

@@ -289,24 +289,24 @@ def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are
             self.decoder.submit(request, self.found.append)
 
         @property
-        def should_give_way(self) -> bool:
+        def should_yield(self) -> bool:
             return self.decoder.busy
 
-        def give_way(self) -> None:
+        def let_others_run(self) -> None:
             self.decoder.step()
             self.decoder.step()
 
     sampling, alone = Sampling(), Sampling()
     while alone.decoder.busy:
-        alone.give_way()
+        alone.let_others_run()
     gradients: list[torch.Tensor] = []
-    for others in (None, sampling):
+    for scheduler in (None, sampling):
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
-        learner.forward_backward(examples, loss, others=others)
+        learner.forward_backward(examples, loss, scheduler=scheduler)
         gradients.append(learner.gradients)
     assert len(sampling.decoder._batch) > 0  # pyright: ignore[reportPrivateUsage] they are in the middle
     while sampling.decoder.busy:
-        sampling.give_way()
+        sampling.let_others_run()
     lanes.close()
     assert torch.equal(*gradients)
     for drawn, expected in zip(sampling.found[0].samples, alone.found[0].samples, strict=True):

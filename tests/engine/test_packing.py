@@ -28,7 +28,7 @@ def sequences(draw: st.DrawFn) -> list[np.ndarray]:
 def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequences: list[np.ndarray]) -> None:
     shares = micro_batches([sequence.astype(np.int64) for sequence in all_sequences], 256, 2)
     batches = [batch for share in shares for batch in share]
-    members = [(batch, member) for batch in batches for member in batch.members]
+    members = [(batch, member) for batch in batches for member in batch.examples]
     assert sorted(member.index for _, member in members) == list(range(len(all_sequences)))
     for batch, member in members:
         np.testing.assert_array_equal(batch.tokens[member.rows], all_sequences[member.index])
@@ -38,7 +38,7 @@ def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequ
     for batch in batches:
         covered = [row for span in batch.spans for row in range(span.start, span.start + span.length)]
         assert covered == list(range(len(batch.tokens)))
-        longest = max(len(all_sequences[member.index]) for member in batch.members)
+        longest = max(len(all_sequences[member.index]) for member in batch.examples)
         assert len(batch.tokens) <= max(288, 3 * longest)
 
 
@@ -52,7 +52,7 @@ def test_the_copies_of_a_prefix_are_bounded() -> None:
     prompt = np.arange(256)
     group = [np.concatenate([prompt, [1000 + i]]) for i in range(256)]
     (batches,) = micro_batches(group, 256)
-    assert max(len(batch.members) for batch in batches) <= 32
+    assert max(len(batch.examples) for batch in batches) <= 32
 
 
 def test_a_large_group_is_cut_into_parts_of_one_size() -> None:

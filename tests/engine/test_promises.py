@@ -22,21 +22,21 @@ def test_the_newest_answer_is_kept_however_large_it_is(monkeypatch: pytest.Monke
     monkeypatch.setattr(futures, "_DELIVERED_BYTES_MAX", 100)
     table = Promises()
     for name in ("a", "b"):
-        promise, _ = table.make(name)
+        promise, _ = table.get_or_make(name)
         promise.resolve(json_answer({"n": "x" * 1000}))
-        table.delivered(promise, 1000)
+        table.mark_delivered(promise, 1000)
         assert table.get(name) is promise
     assert table.get("a") is None
 
 
 def test_an_answer_counts_with_what_its_promise_takes_up() -> None:
     table = Promises()
-    made = [table.make(f"s:train:0#{i}")[0] for i in range(1000)]
+    made = [table.get_or_make(f"s:train:0#{i}")[0] for i in range(1000)]
     for promise in made:
         promise.resolve(json_answer({}))
     assert made[0].unfetched.bytes >= 1000 * 2000
     for promise in made[:500]:
-        table.delivered(promise, 2)
+        table.mark_delivered(promise, 2)
     for promise in made[500:]:
         table.forget(promise.request_id)
     assert made[0].unfetched.bytes == 0
@@ -46,7 +46,7 @@ def test_an_answer_counts_with_what_its_promise_takes_up() -> None:
 def test_an_answer_counts_as_delivered_only_if_somebody_was_there_to_get_it(server: EngineServer, leaves: bool) -> None:
     session_id, service = open_session(server), service_of(server)
     name = f"{session_id}:never"
-    promise, _ = on_server(server, lambda: service.promises.make(name))
+    promise, _ = on_server(server, lambda: service.promises.get_or_make(name))
     wanted, address = json.dumps({"request_id": name}), urlsplit(server.url)
     head = ["POST /api/v1/retrieve_future HTTP/1.1", "Host: x", f"X-API-Key: {server.api_key}"]
     with socket.create_connection((str(address.hostname), address.port), timeout=HANG_S) as asking:

@@ -18,9 +18,9 @@ from rlkit.engine.kernels.devices import batch_limits
 from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import make_sampling_weights
 from rlkit.engine.model.weights import load_weights
-from rlkit.engine.server.base_models import Base
+from rlkit.engine.server.base_models import LoadedBase
 from rlkit.engine.server.futures import Promise
-from rlkit.engine.server.samplers import Samplers, Served
+from rlkit.engine.server.samplers import Samplers, ServedWeights
 from rlkit.engine.server.sessions import SamplerRef, Target
 
 
@@ -36,9 +36,9 @@ def samplers(models: Mapping[str, Path], decoders: dict[str, Decoder]) -> Iterat
     base = load_weights(models["llama"])
     three = replace(batch_limits(torch.device("cpu")), kv_bytes=3 * kv_bytes(base.config, 64, 4))
 
-    def make(ref: SamplerRef) -> Served:
+    def make(ref: SamplerRef) -> ServedWeights:
         decoders[ref.base_model] = Decoder(make_sampling_weights(base, None, lanes.run), lanes, size=three)
-        return Served(decoders[ref.base_model], 1, Base(ref.base_model, models["llama"], base))
+        return ServedWeights(decoders[ref.base_model], 1, LoadedBase(ref.base_model, models["llama"], base))
 
     yield Samplers(make, served_bytes=0)
     lanes.close()

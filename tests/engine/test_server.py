@@ -276,7 +276,7 @@ def test_stop_answers_what_is_open(
     with EngineServer(root=tmp_path, resolve=resolve) as server:
         service = server._service  # pyright: ignore[reportPrivateUsage]
         name = f"{service.sessions.open().session_id}:never"
-        waiting, _ = service.promises.make(name)
+        waiting, _ = service.promises.get_or_make(name)
         answers: list[bytes] = []
 
         def ask() -> None:

@@ -24,10 +24,9 @@ from tinker.proto import tinker_public_pb2 as pb
 from tinker.proto.request_conv import forward_backward_request_to_proto
 
 from rlkit.engine import EngineServer
-from rlkit.engine.server import futures, request_body, request_order, routes, sessions
+from rlkit.engine.server import futures, http_requests, request_order, routes, sessions, wire_format
 from rlkit.engine.server.runtime import Runtime
 from rlkit.engine.server.service import Service
-from rlkit.engine.wire import training_format
 from rlkit.errors import UsageError
 from tests.limits import HANG_S, wait_until
 
@@ -110,7 +109,7 @@ def left_of(server: EngineServer, session_id: str) -> list[str]:
     runtime = service._runtime  # pyright: ignore[reportPrivateUsage] as above
     snapshots = runtime._snapshots  # pyright: ignore[reportPrivateUsage] as above
     names = [session.session_id for session in service.sessions]
-    names += [promise.request_id for promise in service.promises.of("")]
+    names += [promise.request_id for promise in service.promises.with_prefix("")]
     names += list(runtime._models)  # pyright: ignore[reportPrivateUsage] as above
     served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
     names += [ref.snapshot or "" for ref in served]
@@ -132,7 +131,7 @@ def test_a_silent_session_ends_and_nothing_of_it_is_left(server: EngineServer, c
     service = service_of(server)
     session = service.sessions.get(session_id)
     promise = service.promise(f"{trainer.model_id}#9")
-    traces = [weakref.ref(x) for x in (session, promise, *session.lines.values())]
+    traces = [weakref.ref(x) for x in (session, promise, *session.queues.values())]
     del session, promise
     assert len(left_of(server, session_id)) > 3
     with later(server, sessions.SILENCE_S + 10):
@@ -153,7 +152,7 @@ def test_a_session_whose_job_is_running_is_not_silent(server: EngineServer, clie
     expected = sampler.sample(prompt(*TEXT), 1, ONE).result().sequences[0].tokens
     with busy_worker(server):
         future = sampler.sample(prompt(*TEXT), 1, ONE)
-        while not any(p.running and not p.done for p in service_of(server).promises.of("")):
+        while not any(p.is_submitted and not p.done for p in service_of(server).promises.with_prefix("")):
             time.sleep(0.01)
         with later(server, 2 * sessions.SILENCE_S):
             on_server(server, service_of(server).end_silent_sessions)
@@ -172,7 +171,13 @@ def test_a_sample_does_not_wait_for_the_training_that_is_queued(
     with busy_worker(server):
         training = [trainer.forward([ce_datum(TEXT)], "cross_entropy") for _ in range(3)]
         asked = sampler.sample(prompt(*TEXT), 1, ONE)
-        while sum(p.running and not p.done for p in on_server(server, lambda: service_of(server).promises.of(""))) < 4:
+        while (
+            sum(
+                p.is_submitted and not p.done
+                for p in on_server(server, lambda: service_of(server).promises.with_prefix(""))
+            )
+            < 4
+        ):
             time.sleep(0.01)
     assert len(asked.result().sequences[0].tokens) == 3
     for future in training:
@@ -261,7 +266,7 @@ def test_an_answer_that_is_not_there_yet_is_408_and_a_failure_is_200(
     server: EngineServer, client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
-    monkeypatch.setattr(routes, "_HOLD_S", 0.05)
+    monkeypatch.setattr(routes, "_LONG_POLL_S", 0.05)
     request_id = f"{trainer.model_id}#1"
     with busy_worker(server):
         body = {"model_id": trainer.model_id, "seq_id": 1, "adam_params": {"learning_rate": -1}}
@@ -387,13 +392,13 @@ def test_a_compressed_body_is_read_and_a_bomb_is_not(server: EngineServer, monke
         return types.ClientConfigResponse(proto_compress_fwdbwd=True)
 
     seen: list[int] = []
-    unpack = request_body.unpack_body
+    unpack = http_requests.unpack_body
 
     def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
         seen.append(len(body))
         return unpack(body, bytes_max=bytes_max)
 
-    monkeypatch.setattr(request_body, "unpack_body", unpack_body)
+    monkeypatch.setattr(http_requests, "unpack_body", unpack_body)
     losses: list[float] = []
     for _ in range(2):
         with connect(server) as client:
@@ -427,7 +432,7 @@ def test_sparse_and_two_dimensional_tensors_become_dense_arrays() -> None:
     weights = torch.where(targets > 0, 0.5, 0.0)
     for make in (types.TensorData.from_torch, lambda t: types.TensorData.from_torch_sparse(t, pad_value=0)):
         data = encoded(target_tokens=make(targets), weights=make(weights))
-        (example,) = training_format.decode_examples(data)
+        (example,) = wire_format.decode_examples(data)
         np.testing.assert_array_equal(example.targets, targets.numpy())
         np.testing.assert_array_equal(example.inputs["weights"], weights.numpy())
         assert example.targets.dtype == np.int64
@@ -457,11 +462,11 @@ def test_a_malformed_tensor_is_refused_by_its_field() -> None:
     for field, changes in cases.items():
         for change in changes:
             with pytest.raises(UsageError, match=field):
-                training_format.decode_examples(broken(change))
+                wire_format.decode_examples(broken(change))
     dense = encoded(target_tokens=types.TensorData(data=[1, 2, 3, 4], dtype="int64"))
     dense[0].loss_fn_inputs["target_tokens"].shape[:] = [2, 3]
     with pytest.raises(UsageError, match="shape"):
-        training_format.decode_examples(dense)
+        wire_format.decode_examples(dense)
 
 
 def test_sequence_ids_are_unique_in_a_session(client: tinker.ServiceClient) -> None:
@@ -521,7 +526,7 @@ def test_what_waits_for_its_turn_has_a_limit_in_bytes_for_each_session(
     ids = [f"{one}#{seq_id}" for seq_id in range(1, 7)]
     errors = [post(server, "retrieve_future", {"request_id": request_id})[1].get("error") for request_id in ids]
     assert [error is None for error in errors] == [True, True, True, False, True, True]
-    assert "wait for their turn" in str(errors[3])
+    assert "wait for earlier ones" in str(errors[3])
 
 
 def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
@@ -544,7 +549,7 @@ def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
         stranger.create_lora_training_client("llama", rank=2, seed=0).result()
     answers = [answer(seq_id) for seq_id in range(1, 6)]
     assert ["error" in text for text in answers] == [False, False, True, True, True]
-    assert "fetch those that are there" in answers[-1]
+    assert "fetch the finished ones first" in answers[-1]
     step(6)
     assert "error" not in answer(6)
 
@@ -552,10 +557,10 @@ def test_answers_that_nobody_fetches_have_a_limit_in_bytes_for_each_session(
 def test_a_client_that_asks_again_and_again_leaves_nothing_behind(
     server: EngineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(routes, "_HOLD_S", 0.01)
+    monkeypatch.setattr(routes, "_LONG_POLL_S", 0.01)
     service = service_of(server)
     name = f"{on_server(server, service.sessions.open).session_id}:never"
-    promise, _ = on_server(server, lambda: service.promises.make(name))
+    promise, _ = on_server(server, lambda: service.promises.get_or_make(name))
     for _ in range(5):
         assert post(server, "retrieve_future", {"request_id": name})[0] == 408
     assert not promise._wakers  # pyright: ignore[reportPrivateUsage] as above
@@ -582,7 +587,7 @@ def test_a_request_that_cannot_be_read_takes_its_turn_and_fails(
     assert post(server, "forward_backward", body[2])[0] == 200
     assert post(server, "forward_backward", body[0][:-5])[0] == 200
     with monkeypatch.context() as patch:
-        patch.setattr(request_body, "_BODY_BYTES_MAX", 100)
+        patch.setattr(http_requests, "_BODY_BYTES_MAX", 100)
         assert post(server, "forward_backward", body[1])[0] == 200
     errors = [post(server, "retrieve_future", {"request_id": f"{model}#{i}"})[1].get("error") for i in (1, 2, 3)]
     assert "protobuf" in str(errors[0])
@@ -647,7 +652,7 @@ def test_what_waits_when_a_model_is_unloaded_is_answered(server: EngineServer, c
     assert post(server, "optim_step", body | {"seq_id": 2})[0] == 200
     assert post(server, "unload_model", {"model_id": trainer.model_id})[0] == 200
     _, reply = post(server, "retrieve_future", {"request_id": early})
-    assert reply == {"error": "the model was unloaded before the request's turn came", "category": "user"}
+    assert reply == {"error": "the model was unloaded before this request was due", "category": "user"}
     assert post(server, "optim_step", body | {"seq_id": 1})[0] == 404
 
 

@@ -91,5 +91,5 @@ def test_removing_a_snapshot_leaves_those_whose_names_begin_alike(config: ModelC
     snapshots.remove("s:sample:1")
     assert snapshots.get("s:sample:1") is None
     assert snapshots.get("s:sample:10") is not None
-    snapshots.drop("s:")
+    snapshots.remove_prefix("s:")
     assert snapshots.get("s:sample:10") is None

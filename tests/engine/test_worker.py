@@ -71,7 +71,7 @@ def test_what_is_to_run_soon_runs_before_what_was_given_earlier() -> None:
     worker = Worker(lambda: False)
     for name in ("first", "second"):
         worker.submit(lambda name=name: seen.append(name))
-    worker.submit_soon(lambda: seen.append("soon"))
+    worker.submit_first(lambda: seen.append("soon"))
     worker.submit(ended.set)
     worker.start()
     assert ended.wait(HANG_S)
@@ -99,9 +99,9 @@ def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
             now += 0.1
             seen.append(("part", now))
             if part == 0:
-                worker.submit_soon(begin)
-            if worker.should_give_way:
-                worker.give_way()
+                worker.submit_first(begin)
+            if worker.should_yield:
+                worker.let_others_run()
 
     worker = Worker(token, clock=lambda: now)
     worker.submit(long_job)
@@ -122,7 +122,7 @@ def test_what_is_to_run_soon_and_came_during_a_job_runs_and_advances_before_the_
         now += 1.0
         seen.append(name)
         if name == "first":
-            worker.submit_soon(lambda: seen.append("soon"))
+            worker.submit_first(lambda: seen.append("soon"))
 
     def token() -> bool:
         nonlocal now

@@ -1,6 +1,6 @@
 """A Tinker-compatible engine for small models, in this process, on the CPU or a GPU.
 
-Invariant: importing this package loads neither torch nor the Tinker SDK; that happens when `EngineServer` is asked for.
+Invariant: importing this package loads neither torch nor the Tinker SDK; the first use of `EngineServer` does.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineServer"]
 
-# A thread of torch's that waits for another spins, by default for so long that anything else on the same cores
-# makes the engine twenty times slower (8 tokens a second where this gives 150). On idle cores it costs nothing. Both
-# settings take effect only before torch, or the Tinker SDK, which loads torch, is imported.
+# Torch's threads spin while they wait for each other, by default for so long that another program on the same cores
+# makes the engine twenty times slower: 8 tokens a second instead of 150. On idle cores a short spin costs nothing. Both
+# settings have an effect only before torch, or the Tinker SDK, which loads torch, is imported.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-# torch asks for large pages then: new memory costs a fault for every page, and a micro-batch's is new each time.
+# With large pages torch has fewer page faults: each micro-batch uses new memory, with a fault for every page.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 

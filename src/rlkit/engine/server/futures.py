@@ -1,8 +1,8 @@
-"""Answers that are not there yet.
+"""Promises of answers: pending results of requests, retrievable by request id (the futures of the Tinker protocol).
 
-Invariant: a request id has at most one promise, and its answer, once given, is given again on every later question;
-only answers that were delivered, cancelled or belong to a session that has ended are ever forgotten. The answers that a
-session has not fetched come to no more than a gibibyte: one that would be too much becomes an error.
+Invariant: a request id has at most one promise, which gives the same answer to every later question. A promise is
+forgotten only when its answer was delivered or cancelled, or when its session has ended. The unfetched answers of a
+session come to at most a gibibyte: an answer beyond that becomes an error.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rlkit.errors import MissingError, RlkitError, UsageError
 
 _DELIVERED_BYTES_MAX = 64 << 20
 _UNFETCHED_BYTES_MAX = 1 << 30
-# What a promise takes up besides its answer's body: for most answers, nearly all of it.
+# Memory of a promise besides its answer's body: for most answers, nearly all of it.
 _OVERHEAD_BYTES = 2048
 
 type Category = Literal["user", "server"]
 
 
 class GoneError(UsageError):
-    """What is asked for was here and is not any more."""
+    """The requested object existed and does not any more."""
 
 
-class NotYet(Exception):
-    """Raised by a job that cannot begin before `ready` is done; it has changed nothing and runs anew then."""
+class NotReady(Exception):
+    """Raised by a job that cannot start before `ready` is done; the job has changed nothing and runs again then."""
 
     def __init__(self, ready: Future[None]) -> None:
-        super().__init__("what the job needs is not there yet")
+        super().__init__("the job waits for something that is not ready")
         self.ready = ready
 
 
@@ -50,12 +50,12 @@ class Answer:
 
 
 def json_answer(value: Mapping[str, object]) -> Answer:
-    """An answer in JSON."""
+    """Encode an answer as JSON."""
     return Answer(json.dumps(value).encode(), "application/json")
 
 
 def proto_answer(body: bytes) -> Answer:
-    """An answer in protobuf."""
+    """Wrap an answer that is encoded as protobuf."""
     return Answer(body, "application/x-protobuf")
 
 
@@ -63,64 +63,70 @@ def _size_bytes(answer: Answer) -> int:
     return len(answer.body) + _OVERHEAD_BYTES
 
 
-class Tally:
-    """What things of one kind come to that a session has here. May be used from any thread."""
+class ByteCounter:
+    """Total size of the objects of one kind that a session has here. May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.bytes = 0
 
     def add(self, size_bytes: int) -> None:
-        """Count a thing, or a negative size once it is gone."""
+        """Add the size of an object; a negative size removes it."""
         with self._lock:
             self.bytes += size_bytes
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Promise:
-    """One answer to come. `resolve` and `fail` may be called from any thread; the first call counts."""
+    """A pending answer. `resolve` and `fail` may be called from any thread; the first call counts.
+
+    Args:
+        fingerprint: hash of the request, which tells it from another one under the same id.
+        is_submitted: the worker has got the request's job.
+        is_started: the worker has started the job.
+        outlives_session: the job runs even if the session ends, because it saves or a submitted save depends on it.
+        unfetched: shared counter of the session's unfetched answers.
+    """
 
     request_id: str
-    fingerprint: bytes = b""  # tells the request from another one under the same id
-    running: bool = False  # whether the request's turn has come
-    begun: bool = False  # whether the worker has begun with it
-    # Whether its session's end leaves it alone, because it saves or a save that was asked for needs it
-    outlives: bool = False
-    unfetched: Tally = field(default_factory=Tally)  # what all of its session count their answers in
+    fingerprint: bytes = b""
+    is_submitted: bool = False
+    is_started: bool = False
+    outlives_session: bool = False
+    unfetched: ByteCounter = field(default_factory=ByteCounter)
     _future: Future[Answer] = field(default_factory=Future[Answer])
     _wakers: set[Callable[[], object]] = field(default_factory=set[Callable[[], object]])
 
     @property
     def done(self) -> bool:
-        """Whether the answer is there."""
+        """True once the answer exists."""
         return self._future.done()
 
     def resolve(self, answer: Answer) -> None:
-        """Give the answer, or an error where the session has not fetched too many others."""
+        """Set the answer, or an error if the session has too many unfetched ones."""
         if self.unfetched.bytes + _size_bytes(answer) <= _UNFETCHED_BYTES_MAX:
             self._settle(answer)
         else:
-            most = f"{_UNFETCHED_BYTES_MAX >> 20} MiB"
-            self.fail(f"an answer was thrown away: fetch those that are there, which come to almost {most}", "user")
+            limit = f"{_UNFETCHED_BYTES_MAX >> 20} MiB"
+            self.fail(f"the answer was dropped: fetch the finished ones first, which come to almost {limit}", "user")
 
     def fail(self, message: str, category: Category) -> None:
-        """Give an error for an answer."""
+        """Set an error as the answer."""
         self._settle(json_answer({"error": message, "category": category}))
 
-    def fail_with(self, error: Exception) -> None:
-        """Answer with an error: the client's own mistakes as such, everything else as the server's."""
-        known = isinstance(error, RlkitError)
-        users = isinstance(error, UsageError | MissingError)
-        self.fail(str(error) if known else f"{type(error).__name__}: {error}", "user" if users else "server")
+    def fail_from(self, error: Exception) -> None:
+        """Set an exception as the answer: of category "user" for the client's own mistakes, else "server"."""
+        message = str(error) if isinstance(error, RlkitError) else f"{type(error).__name__}: {error}"
+        self.fail(message, "user" if isinstance(error, UsageError | MissingError) else "server")
 
-    def when_done(self, call: Callable[[], None]) -> None:
-        """Call something once the answer is there, on the thread that gives it."""
+    def on_done(self, call: Callable[[], None]) -> None:
+        """Call a function once the answer exists, on the thread that sets it."""
         self._future.add_done_callback(lambda _: call())
 
     async def wait(self, timeout_s: float) -> Answer | None:
-        """The answer, or None if it takes longer than `timeout_s`."""
+        """Wait for the answer; None after `timeout_s`."""
         loop, arrived = asyncio.get_running_loop(), asyncio.Event()
-        # No callback of the future's: those cannot be taken back, and a client asks again and again.
+        # No callback of the future's: those cannot be removed, and a client polls again and again.
         waker = partial(loop.call_soon_threadsafe, arrived.set)
         self._wakers.add(waker)
         try:
@@ -132,15 +138,15 @@ class Promise:
             self._wakers.discard(waker)
         return self._future.result() if self._future.done() else None
 
-    def forget_answer(self) -> None:
-        """Count the answer no more, if there is one: it was fetched, or nobody will."""
+    def uncount_answer(self) -> None:
+        """Stop counting the answer, if there is one, as unfetched."""
         if self._future.done():
             self.unfetched.add(-_size_bytes(self._future.result()))
 
     def _settle(self, answer: Answer) -> None:
         try:
             self._future.set_result(answer)
-        except InvalidStateError:  # somebody was first
+        except InvalidStateError:  # another call was first
             return
         self.unfetched.add(_size_bytes(answer))
         for waker in list(self._wakers):
@@ -155,39 +161,39 @@ class Promises:
         self._all: dict[str, Promise] = {}
         self._delivered: OrderedDict[str, int] = OrderedDict()
         self._delivered_bytes = 0
-        self._unfetched: WeakValueDictionary[str, Tally] = WeakValueDictionary()
-        self._closed = ""
+        self._unfetched: WeakValueDictionary[str, ByteCounter] = WeakValueDictionary()
+        self._shutdown_message = ""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of promises."""
         return len(self._all)
 
-    def make(self, request_id: str, fingerprint: bytes = b"") -> tuple[Promise, bool]:
-        """Return the promise of a request, and whether it is new: a client resends what it got no reply to."""
-        known = self.get(request_id)
-        if known is None:
-            unfetched = self._unfetched.setdefault(request_id.partition(":")[0], Tally())
+    def get_or_make(self, request_id: str, fingerprint: bytes = b"") -> tuple[Promise, bool]:
+        """Return the promise of a request, and whether it is new: a client resends a request that got no reply."""
+        promise = self.get(request_id)
+        if promise is None:
+            unfetched = self._unfetched.setdefault(request_id.partition(":")[0], ByteCounter())
             self._all[request_id] = promise = Promise(request_id, fingerprint, unfetched=unfetched)
-            if self._closed:
-                promise.fail(self._closed, "server")
+            if self._shutdown_message:
+                promise.fail(self._shutdown_message, "server")
             return promise, True
-        if known.fingerprint != fingerprint:
-            raise UsageError(f"request {request_id!r} came before with another content: use a new seq_id")
-        return known, False
+        if promise.fingerprint != fingerprint:
+            raise UsageError(f"request {request_id!r} was sent before with another content: use a new seq_id")
+        return promise, False
 
     def get(self, request_id: str) -> Promise | None:
-        """The promise of a request, if there is one."""
+        """Return the promise of a request, if there is one."""
         return self._all.get(request_id)
 
-    def of(self, prefix: str) -> list[Promise]:
-        """The promises whose request id starts with `prefix`."""
+    def with_prefix(self, prefix: str) -> list[Promise]:
+        """Return the promises whose request id starts with `prefix`."""
         return [promise for request_id, promise in self._all.items() if request_id.startswith(prefix)]
 
-    def delivered(self, promise: Promise, size_bytes: int) -> None:
-        """Note that the answer was sent, so that it can be forgotten once many others were."""
+    def mark_delivered(self, promise: Promise, size_bytes: int) -> None:
+        """Note that the answer was sent, so that it can be forgotten once many later ones were."""
         if promise.request_id in self._delivered or self._all.get(promise.request_id) is not promise:
             return
-        promise.forget_answer()
+        promise.uncount_answer()
         self._delivered[promise.request_id] = size_bytes + _OVERHEAD_BYTES
         self._delivered_bytes += size_bytes + _OVERHEAD_BYTES
         # Never this one, however large: it went out just now, and its client may not have all of it yet.
@@ -195,14 +201,14 @@ class Promises:
             self.forget(next(iter(self._delivered)))
 
     def forget(self, request_id: str) -> None:
-        """Drop a promise; whoever waits for it still gets its answer."""
+        """Drop a promise; a client that waits for it still gets its answer."""
         promise = self._all.pop(request_id, None)
         if promise is not None and request_id not in self._delivered:
-            promise.forget_answer()
+            promise.uncount_answer()
         self._delivered_bytes -= self._delivered.pop(request_id, 0)
 
     def fail_all(self, message: str) -> None:
-        """Answer every open promise with an error, and those to come too."""
-        self._closed = message
+        """Fail every pending promise, and every new one from now on."""
+        self._shutdown_message = message
         for promise in list(self._all.values()):
             promise.fail(message, "server")

@@ -1,8 +1,8 @@
 """The models of a server: base weights, models in training, weights for sampling.
 
-Invariant: everything here runs on the worker thread, one call at a time, but for `halt`, which any thread may call,
-and what `bases` allows, and for samples, which go on inside `train`: no weights change there. A method that fails
-leaves the rest usable.
+Invariant: everything here runs on the worker thread, one call at a time. There are three exceptions: any thread may
+call `halt`; `base_models` has rules of its own; samples advance inside `train`, where no weights change. A method that
+fails leaves the rest usable.
 """
 
 from __future__ import annotations
@@ -26,40 +26,39 @@ from rlkit.engine.kernels.threads import Lanes
 from rlkit.engine.model.lora import Adapter, LoraSettings, make_adapter, make_sampling_weights, merged_bytes
 from rlkit.engine.model.model_files import load_tokenizer
 from rlkit.engine.model.weights import Weights
-from rlkit.engine.server.base_models import Base, Bases
+from rlkit.engine.server import wire_format
+from rlkit.engine.server.base_models import BaseModels, LoadedBase
 from rlkit.engine.server.futures import Promise
-from rlkit.engine.server.samplers import Samplers, Served
+from rlkit.engine.server.samplers import Samplers, ServedWeights
 from rlkit.engine.server.sessions import ModelInfo, SamplerRef, Target
 from rlkit.engine.storage.checkpoints import CheckpointInfo, CheckpointStore
 from rlkit.engine.storage.peft import save_external
 from rlkit.engine.storage.snapshots import Snapshots
-from rlkit.engine.training.learner import AdamSettings, Learner, Others
+from rlkit.engine.training.learner import AdamSettings, Learner, Scheduler
 from rlkit.engine.training.losses import make_loss
-from rlkit.engine.wire import training_format
-from rlkit.engine.wire.sampling_format import decode_sample, encode_sample
 from rlkit.errors import MissingError, UsageError
 
-# A model whose products take microseconds only loses by handing half of them to another thread.
+# With a smaller hidden size, matrix products take microseconds: a second thread costs more than it saves.
 _ONE_LANE_BELOW = 256
 # Four adapters on a model of 135 million parameters.
 _SERVED_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Model:
-    base: Base
+class _TrainedModel:
+    base: LoadedBase
     learner: Learner
 
 
 class Runtime:
     """Loads, trains, saves and samples.
 
-    `create`, `load` and `sample` raise `NotYet`, before they change anything, while a base model is being looked for.
+    `create`, `load` and `sample` raise `NotReady`, before they change anything, while a base model's lookup is pending.
 
     Args:
-        resolve: a base model's name to its directory; called on other threads.
-        scratch: a `scratch_folder` of this server's own, removed by `close`.
-        threads: how many cores to use; by default one for a tiny model and all of them for others.
+        resolve: maps a base model's name to its directory; called on other threads.
+        scratch: this server's `scratch_folder`, removed by `close`.
+        threads: number of cores to use; by default one for a tiny model and all of them for others.
     """
 
     def __init__(
@@ -78,16 +77,16 @@ class Runtime:
         self._narrow = self._wide if threads else Lanes(1)
         self._store = store
         self._snapshots = Snapshots(scratch)
-        self.bases = Bases(resolve, device)
-        self._models: dict[str, _Model] = {}
-        # A GPU's memory holds the cache and what is trained besides: two sets are what can be counted on.
+        self.base_models = BaseModels(resolve, device)
+        self._models: dict[str, _TrainedModel] = {}
+        # A GPU's memory also holds the cache and the models in training: there may be no room for more than two sets.
         self._samplers = Samplers(
-            self._serve, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0, activity=activity
+            self._load_served, served_bytes=_SERVED_BYTES if device.type == "cpu" else 0, activity=activity
         )
 
     def create(self, model_id: str, base_model: str, settings: LoraSettings, seed: int | None) -> ModelInfo:
         """Make a model with a fresh adapter."""
-        base = self.bases.load(base_model)
+        base = self.base_models.load(base_model)
         seed = secrets.randbits(62) if seed is None else seed
         return self._add_model(model_id, base, make_adapter(base.weights.config, settings, seed=seed))
 
@@ -96,7 +95,7 @@ class Runtime:
         info = self._store.get(path).info
         if base_model not in (None, info.base_model):
             raise UsageError(f"{path} was trained from {info.base_model!r} and cannot be loaded into {base_model!r}")
-        base = self.bases.load(info.base_model)
+        base = self.base_models.load(info.base_model)
         adapter, moments = self._store.load(path, base.weights.config)
         if optimiser and moments is None:
             raise UsageError(f"{path} holds no optimiser state: save it with save_state, or load the weights only")
@@ -104,16 +103,16 @@ class Runtime:
             return self._add_model(model_id, base, adapter, moments=moments, steps=info.steps)
         return self._add_model(model_id, base, adapter)
 
-    def train(self, request: training_format.TrainRequest, others: Others) -> bytes:
-        """Run a forward or forward-backward request, in which `sample` and `advance` may be called to let others on."""
+    def train(self, request: wire_format.TrainRequest, scheduler: Scheduler) -> bytes:
+        """Run a forward or forward-backward request; `scheduler` may call `sample` and `advance` meanwhile."""
         learner = self._model(request.model_id).learner
         loss = make_loss(request.loss, request.settings)
-        examples = training_format.decode_examples(request.data)
+        examples = wire_format.decode_examples(request.data)
         run = learner.forward if request.forward_only else learner.forward_backward
-        return training_format.encode_loss(run(examples, loss, others=others))
+        return wire_format.encode_loss(run(examples, loss, scheduler=scheduler))
 
     def optim_step(self, model_id: str, settings: AdamSettings) -> float:
-        """Apply the accumulated gradient; its norm before clipping."""
+        """Apply the accumulated gradient, and return its norm before clipping."""
         return self._model(model_id).learner.step(settings)
 
     def save(
@@ -126,7 +125,7 @@ class Runtime:
         ttl_s: int | None,
         user_metadata: Mapping[str, str] | None,
     ) -> str:
-        """Write a training state, with Adam's moments, or sampler weights; return their tinker:// path."""
+        """Write a training state, with Adam's moments, or sampler weights, and return their tinker:// path."""
         model = self._model(model_id)
         return self._store.save(
             model_id,
@@ -141,62 +140,64 @@ class Runtime:
         )
 
     def save_external(self, model_id: str, name: str, *, ttl_s: int | None, recipients: Sequence[str]) -> str:
-        """Write a PEFT adapter for downloading; its tinker:// path."""
+        """Write a PEFT adapter for download, and return its tinker:// path."""
         model = self._model(model_id)
         adapter = model.learner.adapter
         return save_external(self._store, model_id, name, _info(model), adapter, ttl_s=ttl_s, recipients=recipients)
 
     def snapshot(self, model_id: str, key: str) -> SamplerRef:
-        """Keep a copy of the weights as they are now."""
+        """Keep a copy of the current weights under `key`."""
         model = self._model(model_id)
         self._snapshots.put(key, model.learner.adapter.snapshot())
         return SamplerRef(model.base.name, snapshot=key)
 
     def drop_snapshot(self, ref: SamplerRef) -> None:
-        """Forget a copy from which no new samples will be asked for; those that are running go on."""
+        """Remove a copy to which no new request refers; running samples continue."""
         if ref.snapshot is not None:
             self._snapshots.remove(ref.snapshot)
 
     def sample(self, target: Target, request: types.SampleRequest, promise: Promise) -> None:
-        """Queue a sampling request; its promise is kept by a later `advance`, unless it has an answer before."""
-        base = self.bases.find(target.ref.base_model)
+        """Queue a sampling request; a later `advance` resolves its promise, unless it is settled before."""
+        location = self.base_models.locate(target.ref.base_model)
 
-        def rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
+        def make_stop_rule(tokens: Sequence[int] | None, strings: Sequence[str]) -> StopRule:
             if tokens is None:
-                return StopRule(base.config.eos)
-            return StopRule(frozenset(tokens), tuple(strings), _decoder_of(base.directory) if strings else None)
+                return StopRule(location.config.eos)
+            return StopRule(frozenset(tokens), tuple(strings), _text_decoder(location.directory) if strings else None)
 
-        decoded = decode_sample(request, rule)
+        sample_request = wire_format.decode_sample(request, make_stop_rule)
         if target.ref.snapshot is not None:
-            self._snapshots.use(target.ref.snapshot)  # while its merged weights are kept, nothing else asks for it
-        self._samplers.submit(target, decoded, lambda result: encode_sample(result, request), promise)
+            self._snapshots.touch(target.ref.snapshot)  # served weights do not read it again, and so do not touch it
+        self._samplers.submit(
+            target, sample_request, lambda result: wire_format.encode_sample(result, request), promise
+        )
 
     def advance(self) -> bool:
-        """Decode one token for every running sample; whether there is more to do."""
+        """Decode one token for every running sample, and return True while there is more to do."""
         self._samplers.advance()
         return self._samplers.busy
 
     def release(self, session_id: str) -> None:
-        """Forget the models and snapshots of a session, whose requests have their answers."""
-        for model_id in [m for m in self._models if m.startswith(f"{session_id}:")]:
+        """Release the models and snapshots of an ended session, whose requests have their answers."""
+        for model_id in [model_id for model_id in self._models if model_id.startswith(f"{session_id}:")]:
             del self._models[model_id]
         self._samplers.release(session_id)
-        self._snapshots.drop(f"{session_id}:")
+        self._snapshots.remove_prefix(f"{session_id}:")
 
     def unload(self, model_id: str) -> None:
-        """Forget a model in training."""
+        """Release a model in training."""
         self._model(model_id)
         del self._models[model_id]
 
     def halt(self) -> None:
-        """Let the call that runs end early. May be called from any thread."""
+        """End the running call early. May be called from any thread."""
         self._narrow.halt()
         self._wide.halt()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Release everything."""
         self._models.clear()
-        self.bases.close()
+        self.base_models.close()
         self._samplers.clear()
         self._snapshots.close()
         self._narrow.close()
@@ -204,36 +205,36 @@ class Runtime:
 
     @cached_property
     def _size(self) -> BatchLimits:
-        """What decoders share, found out when the first is made: on a GPU it depends on what is free."""
+        """Batch sizes of all decoders, fixed when the first one is made: on a GPU they depend on the free memory."""
         return batch_limits(self._device)
 
     def _lanes(self, weights: Weights) -> Lanes:
         return self._narrow if weights.config.hidden_size < _ONE_LANE_BELOW else self._wide
 
     def _add_model(
-        self, model_id: str, base: Base, adapter: Adapter, *, moments: Tensor | None = None, steps: int = 0
+        self, model_id: str, base: LoadedBase, adapter: Adapter, *, moments: Tensor | None = None, steps: int = 0
     ) -> ModelInfo:
         lanes = self._lanes(base.weights)
         learner = Learner(base.weights, adapter, lanes, moments=moments, steps=steps, activity=self._activity)
-        self._models[model_id] = _Model(base, learner)
+        self._models[model_id] = _TrainedModel(base, learner)
         return ModelInfo(base.name, base.directory, adapter.settings.rank)
 
-    def _model(self, model_id: str) -> _Model:
+    def _model(self, model_id: str) -> _TrainedModel:
         if model_id not in self._models:
             raise UsageError(f"there is no model {model_id!r} on this server: it was never made, or its session ended")
         return self._models[model_id]
 
-    def _serve(self, ref: SamplerRef) -> Served:
-        base = self.bases.load(ref.base_model)
+    def _load_served(self, ref: SamplerRef) -> ServedWeights:
+        base = self.base_models.load(ref.base_model)
         lanes = self._lanes(base.weights)
-        weights = make_sampling_weights(base.weights, self._adapter(ref, base), lanes.run)
+        weights = make_sampling_weights(base.weights, self._load_adapter(ref, base), lanes.run)
         decoder = Decoder(weights, lanes, size=self._size, activity=self._activity)
-        return Served(decoder, merged_bytes(weights, base.weights), base)
+        return ServedWeights(decoder, merged_bytes(weights, base.weights), base)
 
-    def _adapter(self, ref: SamplerRef, base: Base) -> Adapter | None:
+    def _load_adapter(self, ref: SamplerRef, base: LoadedBase) -> Adapter | None:
         if ref.path is not None:
             adapter = self._store.load(ref.path, base.weights.config)[0]
-            check_save(self._store, ref)  # afterwards: what another save has taken the place of was not read
+            check_checkpoint(self._store, ref)  # after the load: it did not read what another save put there
             return adapter.to(self._device)
         if ref.snapshot is None:
             return None
@@ -246,21 +247,21 @@ class Runtime:
         return adapter.to(self._device)
 
 
-def check_save(store: CheckpointStore, ref: SamplerRef) -> None:
-    """Raise `MissingError` where the checkpoint to sample from, if it is one, is not there as it was saved."""
+def check_checkpoint(store: CheckpointStore, ref: SamplerRef) -> None:
+    """Raise `MissingError` if `ref` is a checkpoint that was deleted or replaced since."""
     if ref.path is not None and store.get(ref.path).data.name != ref.save:
         raise MissingError(
             f"{ref.path}: these weights were deleted, and others saved under their name: make a new sampling client"
         )
 
 
-def _info(model: _Model) -> CheckpointInfo:
+def _info(model: _TrainedModel) -> CheckpointInfo:
     return CheckpointInfo(model.base.name, model.learner.adapter.settings, model.learner.steps)
 
 
 @lru_cache(maxsize=4)
-def _decoder_of(directory: Path) -> Callable[[Sequence[int]], str]:
-    """The tokeniser's own decoding, special tokens kept: a stop string may be one."""
+def _text_decoder(directory: Path) -> Callable[[Sequence[int]], str]:
+    """Return the tokeniser's `decode`, which keeps special tokens: a stop string may be one."""
     tokenizer = load_tokenizer(directory)
 
     def decode(tokens: Sequence[int]) -> str:

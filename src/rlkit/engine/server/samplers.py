@@ -1,9 +1,9 @@
-"""Which weights are sampled from at a time, and whose turn it is.
+"""The sets of weights that are sampled from, and the order of sampling requests.
 
 Invariant: another set of weights is merged and packed, or becomes busy, only while there are fewer than two of them, or
-fewer than 32 that come to less than `served_bytes`. The request that has waited longest begins next, and with it all
-that wait for the same sampling session, or for the same in-flight weights. While it waits for room, without weights of
-its own, all others wait behind it, also those for weights that are there. Runs on the worker thread.
+fewer than 32 of less than `served_bytes` together. The request that has waited longest starts next, and with it all
+that wait for the same sampling session, or for the same in-flight weights. While it waits for room for its weights, all
+others wait behind it, also those whose weights are loaded. Runs on the worker thread.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rlkit._util.activity import Activity
 from rlkit.engine.decode.decoder import Decoder
 from rlkit.engine.decode.requests import SampleRequest, SampleResult, Ticket
-from rlkit.engine.server.base_models import Base
+from rlkit.engine.server.base_models import LoadedBase
 from rlkit.engine.server.futures import Promise, proto_answer
 from rlkit.engine.server.sessions import SamplerRef, Target
 from rlkit.errors import RlkitError
@@ -25,22 +25,22 @@ _log = logging.getLogger(__name__)
 
 # One client samples from the newest weights while another, or an evaluation, samples from its own.
 _SERVED_MIN = 2
-# All of them are looked through for every token.
+# Each token is preceded by a pass over all of them.
 _SERVED_MAX = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """Weights that can be sampled from, and the requests that they are sampled for."""
+class ServedWeights:
+    """Weights to sample from, and the requests that are sampled from them."""
 
     decoder: Decoder
-    size_bytes: int  # what is theirs alone
-    base: Base  # held, so that it is not loaded anew for the next adapter
+    size_bytes: int  # without the memory shared with the base model
+    base: LoadedBase  # referenced so that it is not loaded again for the next adapter
     tickets: dict[Promise, Ticket] = field(default_factory=dict[Promise, Ticket])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Wanted:
+class _WaitingRequest:
     target: Target
     request: SampleRequest
     encode: Callable[[SampleResult], bytes]
@@ -48,41 +48,42 @@ class _Wanted:
 
 
 class Samplers:
-    """The weights that are served, and the requests that they work on or that wait for some.
+    """The served weights, the requests sampled from them, and the requests that wait.
 
     Args:
-        served_bytes: more weights than two are served while they come to less.
+        load: merges and packs the weights of a reference.
+        served_bytes: more than two sets of weights are served while they take less.
     """
 
     def __init__(
-        self, make: Callable[[SamplerRef], Served], *, served_bytes: int, activity: Activity | None = None
+        self, load: Callable[[SamplerRef], ServedWeights], *, served_bytes: int, activity: Activity | None = None
     ) -> None:
-        self._make = make
+        self._load = load
         self._served_bytes = served_bytes
         self._activity = activity or Activity()
-        self._served: OrderedDict[SamplerRef, Served] = OrderedDict()
-        self._waiting: dict[Promise, _Wanted] = {}
+        self._served: OrderedDict[SamplerRef, ServedWeights] = OrderedDict()
+        self._waiting: dict[Promise, _WaitingRequest] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to decode."""
+        """True while there is something to decode."""
         return bool(self._waiting) or any(served.decoder.busy for served in self._served.values())
 
     def submit(
         self, target: Target, request: SampleRequest, encode: Callable[[SampleResult], bytes], promise: Promise
     ) -> None:
-        """Queue a request; its promise is kept by a later `advance`."""
-        self._waiting[promise] = _Wanted(target, request, encode, promise)
+        """Queue a request; a later `advance` resolves its promise."""
+        self._waiting[promise] = _WaitingRequest(target, request, encode, promise)
         self._admit()
 
     def advance(self) -> None:
-        """Decode one token for every running sample that is still wanted."""
-        self._drop_unwanted()
+        """Decode one token for every running sample whose promise is pending."""
+        self._drop_answered_requests()
         self._report()
         for ref, served in list(self._served.items()):
             if not served.decoder.busy:
                 continue
-            others = [one.decoder for one in self._served.values() if one is not served and one.decoder.busy]
+            others = [other.decoder for other in self._served.values() if other is not served and other.decoder.busy]
             try:
                 served.decoder.step(others=others)
             except Exception as error:
@@ -90,19 +91,19 @@ class Samplers:
                     _log.exception("sampling failed")
                 del self._served[ref]
                 for promise in served.tickets:
-                    promise.fail_with(error)
+                    promise.fail_from(error)
         self._admit()
         self._report()
 
     def release(self, session_id: str) -> None:
-        """Forget the unnamed weights of a session; its requests have their answer, that it has ended."""
-        self._drop_unwanted()
+        """Release the unnamed weights of an ended session, whose requests have failed already."""
+        self._drop_answered_requests()
         prefix = f"{session_id}:"
         for ref in [ref for ref in self._served if (ref.snapshot or "").startswith(prefix)]:
             del self._served[ref]
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Drop all requests and release all weights."""
         self._waiting.clear()
         self._served.clear()
 
@@ -112,11 +113,11 @@ class Samplers:
         self._activity.put("replies in progress", sum(decoder.running_count for decoder in decoders))
         self._activity.put("tokens in them", sum(decoder.drawn_tokens for decoder in decoders))
         self._activity.put(
-            "replies queued", queued + sum(wanted.request.num_samples for wanted in self._waiting.values())
+            "replies queued", queued + sum(entry.request.num_samples for entry in self._waiting.values())
         )
 
-    def _drop_unwanted(self) -> None:
-        """Forget requests that have their answer already: they were cancelled, or their session has ended."""
+    def _drop_answered_requests(self) -> None:
+        """Drop requests whose promise is settled: they were cancelled, or their session has ended."""
         for promise in [promise for promise in self._waiting if promise.done]:
             del self._waiting[promise]
         for served in self._served.values():
@@ -124,51 +125,51 @@ class Samplers:
                 served.decoder.cancel(served.tickets.pop(promise))
 
     def _admit(self) -> None:
-        """Begin requests while there is room: the one that waits longest, and those of its target."""
+        """Start requests while there is room: the one that has waited longest, with all of its target."""
         while self._waiting:
             target = next(iter(self._waiting.values())).target
             served = self._served.get(target.ref)
             busy = [other for other in self._served.values() if other.decoder.busy]
-            if served not in busy and not self._room(busy):
+            if served not in busy and not self._has_room(busy):
                 return
-            together = [wanted for wanted in self._waiting.values() if wanted.target is target]
-            for wanted in together:
-                del self._waiting[wanted.promise]
+            entries = [entry for entry in self._waiting.values() if entry.target is target]
+            for entry in entries:
+                del self._waiting[entry.promise]
             try:
                 served = served or self._serve(target.ref)
             except Exception as error:
-                for wanted in together:
-                    wanted.promise.fail_with(error)
+                for entry in entries:
+                    entry.promise.fail_from(error)
             else:
                 self._served.move_to_end(target.ref)
-                for wanted in together:
-                    _begin(served, wanted)
+                for entry in entries:
+                    _start(served, entry)
 
-    def _room(self, there: Collection[Served]) -> bool:
-        few, size_bytes = len(there) < _SERVED_MIN, sum(served.size_bytes for served in there)
-        return few or (len(there) < _SERVED_MAX and size_bytes < self._served_bytes)
+    def _has_room(self, served: Collection[ServedWeights]) -> bool:
+        count, size_bytes = len(served), sum(weights.size_bytes for weights in served)
+        return count < _SERVED_MIN or (count < _SERVED_MAX and size_bytes < self._served_bytes)
 
-    def _serve(self, ref: SamplerRef) -> Served:
-        """Merge and pack weights; idle ones that were not used for longest make room."""
+    def _serve(self, ref: SamplerRef) -> ServedWeights:
+        """Load weights; the least recently used idle ones make room."""
         idle = [ref for ref, served in self._served.items() if not served.decoder.busy]
-        while idle and not self._room(self._served.values()):
+        while idle and not self._has_room(self._served.values()):
             del self._served[idle.pop(0)]
-        self._served[ref] = served = self._make(ref)
+        self._served[ref] = served = self._load(ref)
         return served
 
 
-def _begin(served: Served, wanted: _Wanted) -> None:
-    def done(result: SampleResult) -> None:
-        served.tickets.pop(wanted.promise, None)
+def _start(served: ServedWeights, entry: _WaitingRequest) -> None:
+    def finish(result: SampleResult) -> None:
+        served.tickets.pop(entry.promise, None)
         try:
-            answer = proto_answer(wanted.encode(result))
+            answer = proto_answer(entry.encode(result))
         except Exception as error:
-            _log.exception("the answer to %s cannot be encoded", wanted.promise.request_id)
-            wanted.promise.fail_with(error)
+            _log.exception("the answer to %s cannot be encoded", entry.promise.request_id)
+            entry.promise.fail_from(error)
         else:
-            wanted.promise.resolve(answer)
+            entry.promise.resolve(answer)
 
     try:
-        served.tickets[wanted.promise] = served.decoder.submit(wanted.request, done)
+        served.tickets[entry.promise] = served.decoder.submit(entry.request, finish)
     except Exception as error:
-        wanted.promise.fail_with(error)
+        entry.promise.fail_from(error)

@@ -19,8 +19,7 @@ import uvicorn
 from rlkit._util.activity import Activity
 from rlkit._util.paths import engine_dir
 from rlkit.engine.model.model_files import resolve_model
-from rlkit.engine.server.http_limits import LimitedHttpProtocol
-from rlkit.engine.server.request_body import Bodies
+from rlkit.engine.server.http_requests import BodyReader, LimitedHttpProtocol
 from rlkit.engine.server.routes import make_app
 from rlkit.engine.server.service import Service
 from rlkit.errors import UsageError
@@ -45,12 +44,12 @@ class EngineServer:
         host: the address to listen on.
         port: 0 for any free one.
         api_key: the key that clients must send; a random one by default. It must start with `tml-`, as the SDK checks.
-        threads: how many cores torch uses; by default one for a tiny model and all of them for others.
+        threads: number of cores that torch uses; by default one for a tiny model and all of them for others.
         device: "cpu" or "cuda"; by default the GPU if torch finds one.
-        root: where checkpoints are kept, across servers; by default `rlkit._util.paths.engine_dir()`.
-        resolve: a model's name to its directory; by default `rlkit.engine.model.model_files.resolve_model`.
+        root: directory of the checkpoints, across servers; by default `rlkit._util.paths.engine_dir()`.
+        resolve: maps a model's name to its directory; by default `rlkit.engine.model.model_files.resolve_model`.
         models: names to advertise; others can be used too.
-        activity: told of what is being computed; by default one that nobody reads.
+        activity: counts the work in progress; by default one that nobody reads.
     """
 
     def __init__(
@@ -74,9 +73,9 @@ class EngineServer:
         if threads is not None and not 1 <= threads <= _THREADS_MAX:
             raise UsageError(f"threads must be between 1 and {_THREADS_MAX}, not {threads}")
         if not host:
-            raise UsageError("host is empty, which would be every address there is: use 127.0.0.1, or 0.0.0.0 if meant")
+            raise UsageError("host is empty, which means every address: use 127.0.0.1, or 0.0.0.0 if that is intended")
         self._address = (host, port)
-        self._root = (root or engine_dir()).absolute()  # whatever becomes of the working directory
+        self._root = (root or engine_dir()).absolute()  # the working directory may change
         self._service = Service(
             resolve=resolve or resolve_model,
             root=self._root,
@@ -84,7 +83,7 @@ class EngineServer:
             device=device,
             activity=activity,
         )
-        self._bodies = Bodies()
+        self._bodies = BodyReader()
         app = make_app(self._service, self._bodies, api_key=self.api_key, models=models)
         self._server = uvicorn.Server(
             uvicorn.Config(
@@ -111,7 +110,7 @@ class EngineServer:
         return self._url
 
     def start(self) -> Self:
-        """Listen, and return once requests are answered.
+        """Start listening, and return once requests are answered.
 
         Raises:
             UsageError: the address cannot be listened on, or the server was started before.
@@ -131,8 +130,8 @@ class EngineServer:
             raise UsageError(
                 f"cannot listen on {address} ({error.strerror}): choose another port, 0 for any, or another host"
             ) from error
-        # Connections inherit it. Without, the body of each reply waits 40 ms for its headers to be acknowledged:
-        # asyncio itself sets it only where the protocol of the listening socket was named.
+        # Connections inherit it. Without it, the body of each reply waits 40 ms for its headers to be acknowledged:
+        # asyncio itself sets it only if the listening socket was made with an explicit protocol.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         host, port = listener.getsockname()[:2]
         self._url = f"http://{host}:{port}"
@@ -146,9 +145,9 @@ class EngineServer:
         return self
 
     def stop(self) -> None:
-        """Answer what is open with an error and end both threads; checkpoints stay. May be called twice.
+        """Fail pending requests and end both threads; checkpoints stay. May be called twice.
 
-        Training that runs is given up after its micro-batch, a save is finished.
+        Running training ends after its micro-batch; a running save is completed.
         """
         if self._thread is None:
             return

@@ -1,6 +1,6 @@
-"""What each request becomes: what the worker does for it, and its answer.
+"""The requests of the protocol: the worker's job for each, and its answer.
 
-Invariant: everything here runs on the server's own thread except the jobs that it hands to the worker, and only those
+Invariant: everything here runs on the server's own thread except the jobs that it submits to the worker, and only those
 touch a model.
 """
 
@@ -12,7 +12,6 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -20,21 +19,21 @@ from tinker import types
 
 from rlkit._util.activity import Activity
 from rlkit.engine.kernels.devices import select_device
+from rlkit.engine.server import wire_format
 from rlkit.engine.server.futures import Answer, GoneError, Promise, Promises, json_answer, proto_answer
-from rlkit.engine.server.request_order import Turns, fingerprint_of, new_id, refuse
-from rlkit.engine.server.runtime import Runtime, check_save
-from rlkit.engine.server.sessions import Line, ModelInfo, SamplerRef, Sessions, Target
+from rlkit.engine.server.request_order import RequestQueues, failing_job, fingerprint_of, new_id
+from rlkit.engine.server.runtime import Runtime, check_checkpoint
+from rlkit.engine.server.sessions import ModelInfo, ModelQueue, SamplerRef, Sessions, Target
 from rlkit.engine.server.worker import Worker
 from rlkit.engine.storage.checkpoints import CheckpointStore
 from rlkit.engine.storage.session_log import Run, strings
 from rlkit.engine.storage.snapshots import scratch_folder
-from rlkit.engine.wire import training_format
 from rlkit.errors import MissingError, UsageError
 
 _log = logging.getLogger(__name__)
 
 _SWEEP_S = 60.0
-_INSTEAD = {
+_SUBSTITUTES = {
     "stable_reinforce": "use importance_sampling, ppo or cispo with the sampler's log-probabilities",
     "custom": "use forward_backward_custom with a function, which runs on the client",
 }
@@ -42,7 +41,7 @@ _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class Service:
-    """Everything a server does, without HTTP; silent sessions end by `clock`, in seconds from any start."""
+    """The server without HTTP; silent sessions end by `clock`, in seconds from any start."""
 
     def __init__(
         self,
@@ -61,56 +60,56 @@ class Service:
             resolve, self.store, scratch_folder(root), threads, select_device(device), activity=activity or Activity()
         )
         self._worker = Worker(self._runtime.advance)
-        self._turns = Turns(self.sessions, self.promises, self._worker.submit, self._worker.submit_soon)
+        self._queues = RequestQueues(self.sessions, self.promises, self._worker.submit, self._worker.submit_first)
 
     def start(self) -> None:
-        """Clear away what a killed server left, and start the worker."""
+        """Remove the remains of killed servers, and start the worker."""
         self.store.sweep()
         self._worker.start()
 
     def halt(self) -> None:
-        """Answer what is open, and what is yet to come, with an error, and let the job that runs end early."""
+        """Fail pending and later requests, and end the running job early."""
         self.promises.fail_all("the engine was stopped")
         self._runtime.halt()
 
     def stop(self) -> None:
-        """Stop the worker and free everything. May be called from any thread once no request comes in any more."""
+        """Stop the worker and release everything. May be called from any thread once there are no more requests."""
         self._runtime.halt()
         self._worker.stop()
         self._runtime.close()
 
-    def contexts(self) -> Mapping[str, int]:
-        """The longest context of each base model in use, in tokens, where it is known. Waits a little for look-ups."""
+    def context_lengths(self) -> Mapping[str, int]:
+        """Return the longest context, in tokens, of each base model in use, as `BaseModels.context_lengths`."""
         targets = [target for session in self.sessions for target in list(session.samplers.values())]
-        return self._runtime.bases.contexts(target.ref.base_model for target in targets)
+        return self._runtime.base_models.context_lengths(target.ref.base_model for target in targets)
 
     def finish_session(self, session_id: str) -> None:
-        """End a session: its models, unnamed sampler weights and answers go.
+        """End a session and release its models, unnamed sampler weights and answers.
 
-        What the worker has begun and saves, with the steps before them, are still done.
+        Jobs that the worker has started still run, as do submitted saves with the requests before them.
         """
         session = self.sessions.end(session_id)
         if session is None:
             return
-        for promise in self.promises.of(f"{session_id}:"):
-            # A save that was asked for is still made; samples and what nobody will ask about are dropped.
+        for promise in self.promises.with_prefix(f"{session_id}:"):
             is_sample = promise.request_id.rpartition("#")[0] in session.samplers
-            if is_sample or not (promise.begun or promise.outlives):
+            if is_sample or not (promise.is_started or promise.outlives_session):
                 promise.fail("the session has ended", "user")
             self.promises.forget(promise.request_id)
-        for line in session.lines.values():
-            line.waiting.clear()
-        self._turns.after(session.lines.values(), lambda: self._runtime.release(session_id))
+        for queue in session.queues.values():
+            queue.early.clear()
+        self._queues.run_after(session.queues.values(), lambda: self._runtime.release(session_id))
 
     def end_silent_sessions(self) -> None:
-        """End the sessions of clients that are gone; one that waits for a job which is running is not silent."""
+        """End the sessions of clients that are gone; a session with a submitted, unfinished job is not silent."""
         for session in self.sessions.silent():
-            if not any(p.running and not p.done for p in self.promises.of(f"{session.session_id}:")):
-                _log.info("session %s ends: nothing was heard of its client", session.session_id)
+            promises = self.promises.with_prefix(f"{session.session_id}:")
+            if not any(promise.is_submitted and not promise.done for promise in promises):
+                _log.info("session %s ends: its client has sent nothing for long", session.session_id)
                 self.finish_session(session.session_id)
 
     async def watch_sessions(self) -> None:
-        """End silent sessions, for ever."""
+        """End silent sessions until cancelled."""
         while True:
             await asyncio.sleep(_SWEEP_S)
             self.end_silent_sessions()
@@ -119,62 +118,64 @@ class Service:
         """Make a model with a new adapter."""
 
         def job(_: Promise) -> Answer:
-            settings = training_format.lora_settings(request)
+            settings = wire_format.lora_settings(request)
             seed = None if request.lora_config is None else request.lora_config.seed
-            line.info = self._runtime.create(model_id, request.base_model, settings, seed)
-            self._note_run(model_id, line.info, request.user_metadata)
+            queue.info = self._runtime.create(model_id, request.base_model, settings, seed)
+            self._record_run(model_id, queue.info, request.user_metadata)
             return json_answer({"model_id": model_id, "type": "create_model"})
 
-        model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
-        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
+        model_id, queue = self._queues.add_model(request.session_id, request.model_seq_id)
+        return self._queues.run_once(f"{model_id}#create", fingerprint_of(request), job, queue)
 
     def load_weights(self, request: types.LoadWeightsRequest) -> Promise:
         """Make a model from a checkpoint, or load a checkpoint into a model."""
 
         def job(_: Promise) -> Answer:
-            training_format.check_optimizer(request.optimizer_config)
+            wire_format.check_optimizer(request.optimizer_config)
             base = request.base_model
-            line.info = self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
+            queue.info = self._runtime.load(model_id, request.path, optimiser=request.optimizer, base_model=base)
             if request.model_id is None:
-                self._note_run(model_id, line.info, request.user_metadata)
+                self._record_run(model_id, queue.info, request.user_metadata)
             return json_answer({"path": request.path, "model_id": model_id, "type": "load_weights"})
 
         if request.model_id is not None and request.seq_id is not None:
             model_id = request.model_id
-            line = self._turns.line(model_id)
-            return self._turns.in_turn(model_id, request.seq_id, fingerprint_of(request), job)
+            queue = self._queues.queue_of(model_id)
+            return self._queues.run_in_order(model_id, request.seq_id, fingerprint_of(request), job)
         if request.session_id is None or request.model_seq_id is None:
             raise UsageError("load_weights: session_id and model_seq_id, or model_id and seq_id, are needed")
-        model_id, line = self._turns.new_line(request.session_id, request.model_seq_id)
-        return self._turns.once(f"{model_id}#create", fingerprint_of(request), job, line)
+        model_id, queue = self._queues.add_model(request.session_id, request.model_seq_id)
+        return self._queues.run_once(f"{model_id}#create", fingerprint_of(request), job, queue)
 
-    def train(self, request: training_format.TrainRequest) -> Promise:
-        """Forward, or forward and backward."""
+    def train(self, request: wire_format.TrainRequest) -> Promise:
+        """Run a forward pass, or a forward and a backward pass."""
 
         def job(_: Promise) -> Answer:
-            if request.loss in _INSTEAD:
+            if request.loss in _SUBSTITUTES:
                 raise UsageError(
-                    f"loss_fn {request.loss!r} is not supported by the embedded engine: {_INSTEAD[request.loss]}"
+                    f"loss_fn {request.loss!r} is not supported by the embedded engine: {_SUBSTITUTES[request.loss]}"
                 )
             return proto_answer(self._runtime.train(request, self._worker))
 
         size_bytes = sum(datum.ByteSize() for datum in request.data)
-        return self._turns.in_turn(request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes)
+        return self._queues.run_in_order(
+            request.model_id, request.seq_id, request.fingerprint, job, size_bytes=size_bytes
+        )
 
-    def refuse(self, model_id: str, seq_id: int, message: str) -> Promise:
-        """Fail a request that could not be read, when its turn comes, so that those after it are not held up."""
-        # Of what could not be read, not the same part may have been kept when it is sent again.
+    def fail_in_order(self, model_id: str, seq_id: int, message: str) -> Promise:
+        """Fail an unreadable request when its `seq_id` is due, so that later ones do not wait for it."""
+        # Not a hash of the body: when it is sent again, another part of it may have been read.
         fingerprint = blake2b(message.encode(), digest_size=16).digest()
-        return self._turns.in_turn(model_id, seq_id, fingerprint, partial(refuse, message))
+        return self._queues.run_in_order(model_id, seq_id, fingerprint, failing_job(message))
 
     def optim_step(self, request: types.OptimStepRequest) -> Promise:
-        """Apply the gradient."""
+        """Apply the accumulated gradient."""
 
         def job(_: Promise) -> Answer:
-            norm = self._runtime.optim_step(request.model_id, training_format.adam_settings(request))
+            norm = self._runtime.optim_step(request.model_id, wire_format.adam_settings(request))
             return json_answer({"metrics": {"unclipped_grad_l2:mean": norm}, "type": "optim_step"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job)
+        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job)
 
     def save_weights(self, request: types.SaveWeightsRequest) -> Promise:
         """Write a training state."""
@@ -192,11 +193,11 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
+        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
 
     def save_weights_for_sampler(self, request: types.SaveWeightsForSamplerRequest) -> Promise:
         """Write sampler weights, or keep an unnamed copy of them for a new sampling session."""
-        session, line = self.sessions.of(request.model_id), self._turns.line(request.model_id)
+        session, queue = self.sessions.owner_of(request.model_id), self._queues.queue_of(request.model_id)
 
         def job(_: Promise) -> Answer:
             if request.path is not None:
@@ -216,16 +217,16 @@ class Service:
             if sampler_id in session.samplers:
                 raise UsageError(f"save_weights_for_sampler: sampling session {sampler_id!r} exists already")
             if request.kind == "inflight":
-                session.samplers[sampler_id] = self._publish(request.model_id, line)
+                session.samplers[sampler_id] = self._update_inflight(request.model_id, queue)
             else:
                 session.samplers[sampler_id] = Target(self._runtime.snapshot(request.model_id, sampler_id))
             return json_answer({"sampling_session_id": sampler_id, "type": "save_weights_for_sampler"})
 
         saves = request.path is not None  # unnamed weights go with the session
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=saves)
+        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job, saves=saves)
 
     def save_weights_external(self, request: types.SaveWeightsExternalRequest) -> Promise:
-        """Write an adapter in the layout of `peft`, for downloading."""
+        """Write an adapter in the layout of `peft`, for download."""
 
         def job(_: Promise) -> Answer:
             recipients = request.age_encryption_recipients or ()
@@ -234,62 +235,62 @@ class Service:
             )
             return json_answer({"path": path, "type": "save_weights_external"})
 
-        return self._turns.in_turn(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
+        return self._queues.run_in_order(request.model_id, request.seq_id, fingerprint_of(request), job, saves=True)
 
     def unload_model(self, request: types.UnloadModelRequest) -> Promise:
-        """Forget a model in training."""
-        session = self.sessions.of(request.model_id)
+        """Release a model in training."""
+        session = self.sessions.owner_of(request.model_id)
 
         def job(_: Promise) -> Answer:
             self._runtime.unload(request.model_id)
             return json_answer({"model_id": request.model_id, "type": "unload_model"})
 
-        line = None
+        queue = None
         request_id = f"{request.model_id}#unload"
         if self.promises.get(request_id) is None:
-            if self._turns.line(request.model_id).info is None:
-                raise MissingError(f"model {request.model_id!r} is not ready")
-            for promise in self.promises.of(f"{request.model_id}#"):
-                if not promise.running:
-                    promise.fail("the model was unloaded before the request's turn came", "user")
+            self.model_info(request.model_id)
+            for promise in self.promises.with_prefix(f"{request.model_id}#"):
+                if not promise.is_submitted:
+                    promise.fail("the model was unloaded before this request was due", "user")
             self.promises.forget(f"{request.model_id}#create")
-            line = session.lines.pop(request.model_id)
+            queue = session.queues.pop(request.model_id)
             session.unloaded.add(request.model_id)
-        return self._turns.once(request_id, fingerprint_of(request), job, line)
+        return self._queues.run_once(request_id, fingerprint_of(request), job, queue)
 
     def model_info(self, model_id: str) -> ModelInfo:
-        """What is known of a model that was made."""
-        info = self._turns.line(model_id).info
+        """Return the public facts of a model; `MissingError` until it is made."""
+        info = self._queues.queue_of(model_id).info
         if info is None:
             raise MissingError(f"model {model_id!r} is not ready")
         return info
 
     def create_sampling_session(self, request: types.CreateSamplingSessionRequest) -> str:
-        """A sampling session over a base model or a checkpoint; its id."""
+        """Open a sampling session on a base model or a checkpoint, and return its id."""
         session = self.sessions.get(request.session_id)
         if request.model_path is not None:
             if "/sampler_weights/" not in request.model_path:
                 raise UsageError(f"{request.model_path}: sample from weights saved by save_weights_for_sampler")
             checkpoint = self.store.get(request.model_path)
             if request.base_model not in (None, checkpoint.info.base_model):
-                trained = f"{request.model_path} was trained from {checkpoint.info.base_model!r}"
-                raise UsageError(f"create_sampling_session: {trained}, not from {request.base_model!r}")
+                raise UsageError(
+                    f"create_sampling_session: {request.model_path} was trained from {checkpoint.info.base_model!r}, "
+                    f"not from {request.base_model!r}"
+                )
             ref = SamplerRef(checkpoint.info.base_model, path=request.model_path, save=checkpoint.data.name)
         elif request.base_model is not None:
             ref = SamplerRef(request.base_model)
         else:
             raise UsageError("create_sampling_session: base_model or model_path is needed")
         sampler_id = new_id(request.session_id, "sample", request.sampling_session_seq_id)
-        known = session.samplers.setdefault(sampler_id, Target(ref))
-        if known.ref != ref:
+        if session.samplers.setdefault(sampler_id, Target(ref)).ref != ref:
             raise UsageError(f"create_sampling_session: {sampler_id!r} exists already and samples from other weights")
-        # Soon there will be samples to take, and its context may be asked for.
-        self._runtime.bases.look_for(ref.base_model)
+        # Sampling requests will follow, and the client may ask for the context length.
+        self._runtime.base_models.start_lookup(ref.base_model)
         return sampler_id
 
-    def sampler(self, sampler_id: str) -> Target:
-        """What a sampling session samples from."""
-        target = self.sessions.of(sampler_id).samplers.get(sampler_id)
+    def target_of(self, sampler_id: str) -> Target:
+        """Return the target of a sampling session."""
+        target = self.sessions.owner_of(sampler_id).samplers.get(sampler_id)
         if target is None:
             raise MissingError(f"there is no sampling session {sampler_id!r}")
         return target
@@ -298,33 +299,33 @@ class Service:
         """Sample from a sampling session; equal requests have equal fingerprints."""
         if request.sampling_session_id is None or request.seq_id is None:
             raise UsageError("asample: sampling_session_id and seq_id are needed")
-        target = self.sampler(request.sampling_session_id)
-        for name, own in (("base_model", target.ref.base_model), ("model_path", target.ref.path)):
-            if getattr(request, name) not in (None, own):
-                raise UsageError(f"asample: {name} is not what the sampling session samples from: leave it out")
-        check_save(self.store, target.ref)
+        target = self.target_of(request.sampling_session_id)
+        for name, value in (("base_model", target.ref.base_model), ("model_path", target.ref.path)):
+            if getattr(request, name) not in (None, value):
+                raise UsageError(f"asample: {name} differs from that of the sampling session: leave it out")
+        check_checkpoint(self.store, target.ref)
 
         def job(promise: Promise) -> None:
             self._runtime.sample(target, request, promise)
 
-        return self._turns.once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint, job)
+        return self._queues.run_once(f"{request.sampling_session_id}#{request.seq_id}", fingerprint, job)
 
     def promise(self, request_id: str) -> Promise:
-        """Return the promise of a request; `GoneError` where the answer was there and is forgotten."""
-        session = self.sessions.of(request_id)
+        """Return the promise of a request; `GoneError` if the answer existed and is forgotten."""
+        session = self.sessions.owner_of(request_id)
         promise = self.promises.get(request_id)
         if promise is not None:
             return promise
         owner, _, number = request_id.rpartition("#")
-        line = session.lines.get(owner)
+        queue = session.queues.get(owner)
         seq_id = int(number) if _NUMBER.fullmatch(number) else None
-        if seq_id is not None and (owner in session.samplers or (line and seq_id < line.next_seq)):
+        if seq_id is not None and (owner in session.samplers or (queue and seq_id < queue.next_seq_id)):
             raise GoneError(f"the answer to request {request_id!r} is forgotten")
         raise MissingError(f"there is no request {request_id!r}")
 
     def cancel(self, request_id: str) -> None:
-        """Give up a sampling request, which may be known no more; it frees its place in the batch."""
-        session = self.sessions.of(request_id)
+        """Cancel a sampling request, which frees its rows in the batch; a forgotten request is ignored."""
+        session = self.sessions.owner_of(request_id)
         if request_id.rpartition("#")[0] not in session.samplers:
             raise UsageError("cancel_future: only sampling requests can be cancelled")
         promise = self.promises.get(request_id)
@@ -332,16 +333,16 @@ class Service:
             promise.fail("the request was cancelled", "user")
             self.promises.forget(request_id)
 
-    def _note_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
+    def _record_run(self, model_id: str, info: ModelInfo, user_metadata: Mapping[str, object] | None) -> None:
         now = self.store.clock()
         self.store.records.add_run(Run(model_id, info.base_model, info.rank, now, strings(user_metadata)))
 
-    def _publish(self, model_id: str, line: Line) -> Target:
-        """Give the model's in-flight sampling sessions its weights as they are now. Runs on the worker."""
+    def _update_inflight(self, model_id: str, queue: ModelQueue) -> Target:
+        """Point the model's in-flight sampling sessions to its current weights. Runs on the worker."""
         ref = self._runtime.snapshot(model_id, f"{model_id}:inflight:{secrets.token_hex(8)}")
-        if line.inflight is None:
-            line.inflight = Target(ref)
+        if queue.inflight is None:
+            queue.inflight = Target(ref)
         else:
-            self._runtime.drop_snapshot(line.inflight.ref)
-            line.inflight.ref = ref
-        return line.inflight
+            self._runtime.drop_snapshot(queue.inflight.ref)
+            queue.inflight.ref = ref
+        return queue.inflight

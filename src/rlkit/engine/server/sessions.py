@@ -1,8 +1,7 @@
-"""What a client has on this server, and for how long.
+"""Sessions: the models and sampling sessions of a client, and how long they live.
 
-Invariant: all that a client makes hangs on its session, under an id that starts with the session's, so that one
-client's cannot be taken for another's, and it goes when the session ends: by `end`, or by itself once nothing was heard
-of the client for a while.
+Invariant: each object that a client makes belongs to its session, under an id that starts with the session's, so that
+clients cannot mix up their objects. It goes when the session ends: by `end`, or after `SILENCE_S` without a request.
 """
 
 from __future__ import annotations
@@ -13,27 +12,27 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlkit.engine.server.futures import GoneError, Tally
+from rlkit.engine.server.futures import ByteCounter, GoneError
 from rlkit.errors import MissingError
 
-# Clients send a heartbeat every 10 s and say after two minutes without a reply that their session may be terminated.
+# Clients send a heartbeat every 10 s, and warn after two minutes without a reply that their session may be terminated.
 SILENCE_S = 30 * 60.0
 _ENDED_MAX = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerRef:
-    """Which weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`."""
+    """Reference to the weights to sample from: the base model's, a checkpoint (`path`) or an unnamed `snapshot`."""
 
     base_model: str
     path: str | None = None
-    save: str | None = None  # which save of the path: it can be deleted, and other weights saved under its name
+    save: str | None = None  # the save of `path`: it can be deleted, and other weights saved under its name
     snapshot: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a client may know of a model in training; `directory` holds the base model and its tokeniser."""
+    """Public facts of a model in training; `directory` holds the base model and its tokeniser."""
 
     base_model: str
     directory: Path
@@ -42,96 +41,107 @@ class ModelInfo:
 
 @dataclass(slots=True, eq=False)
 class Target:
-    """What sampling sessions sample from; an in-flight save gives all that share it another `ref`."""
+    """Weights of sampling sessions; an in-flight save gives all sessions that share it another `ref`."""
 
     ref: SamplerRef
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Early:
-    """A request that came before its turn: what starts it, and what its body comes to."""
+class EarlyRequest:
+    """A request that arrived before its `seq_id` was due: a function that submits it, and the size of its body."""
 
-    start: Callable[[], None]
+    submit: Callable[[], None]
     size_bytes: int
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Line:
-    """The requests of one model, waiting for their turn."""
+class ModelQueue:
+    """The requests of one model, in order.
 
-    next_seq: int = 1  # the `seq_id` that runs next
-    # The requests that came early, by their `seq_id`
-    waiting: dict[int, Early] = field(default_factory=dict[int, Early])
-    info: ModelInfo | None = None  # known once the model is made
-    inflight: Target | None = None  # what the model's in-flight sampling sessions share
-    # What comes after a job that cannot begin yet; None while there is no such job. Used by the worker only.
-    held: deque[Callable[[], None]] | None = None
+    Args:
+        next_seq_id: the `seq_id` to submit next.
+        early: requests that arrived early, by `seq_id`.
+        info: None until the model is made.
+        inflight: target that the model's in-flight sampling sessions share.
+        blocked: work queued behind a job that is not ready; None while there is no such job. Used by the worker only.
+    """
+
+    next_seq_id: int = 1
+    early: dict[int, EarlyRequest] = field(default_factory=dict[int, EarlyRequest])
+    info: ModelInfo | None = None
+    inflight: Target | None = None
+    blocked: deque[Callable[[], None]] | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
-    """A client's models and sampling sessions by id; `seen_s` is when it was last heard of."""
+    """A client's models and sampling sessions by id.
+
+    Args:
+        last_request_s: time of the last request, by the clock of `Sessions`.
+        unloaded: ids of unloaded models; no other model gets one of them.
+        queued: size of the requests that were submitted to the worker and have not run.
+    """
 
     session_id: str
-    seen_s: float
-    lines: dict[str, Line] = field(default_factory=dict[str, Line])
-    # The ids of models that were unloaded, none of which is given to another model
+    last_request_s: float
+    queues: dict[str, ModelQueue] = field(default_factory=dict[str, ModelQueue])
     unloaded: set[str] = field(default_factory=set[str])
     samplers: dict[str, Target] = field(default_factory=dict[str, Target])
-    queued: Tally = field(default_factory=Tally)  # what the requests come to whose turn has come and that have not run
+    queued: ByteCounter = field(default_factory=ByteCounter)
 
 
 class Sessions:
-    """The open sessions."""
+    """The open sessions; `clock` counts seconds from any start."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[str, Session] = {}
-        self._ended: deque[str] = deque(maxlen=_ENDED_MAX)
+        self._ended_ids: deque[str] = deque(maxlen=_ENDED_MAX)
 
     def __iter__(self) -> Iterator[Session]:
-        """The open sessions, as they are now."""
+        """Iterate over a copy of the open sessions."""
         return iter(list(self._open.values()))
 
     def open(self) -> Session:
-        """A new session. Its id cannot be guessed, and no other server has it: checkpoints are named after it."""
+        """Open a session. Its id cannot be guessed and is unique among servers: checkpoints are named after it."""
         session = Session(secrets.token_hex(8), self._clock())
         self._open[session.session_id] = session
         return session
 
     def get(self, session_id: str) -> Session:
-        """Return the session of an id; being asked for keeps it open."""
+        """Return an open session, and keep it from ending as silent."""
         session = self._open.get(session_id)
         if session is None:
             raise MissingError(f"there is no session {session_id!r}: it ended, or was never opened")
-        session.seen_s = self._clock()
+        session.last_request_s = self._clock()
         return session
 
-    def of(self, name: str) -> Session:
-        """The session of a model, sampling session or request; as `get`."""
-        return self.get(name.partition(":")[0])
+    def owner_of(self, object_id: str) -> Session:
+        """Return the session of a model, sampling session or request; as `get`."""
+        return self.get(object_id.partition(":")[0])
 
     def beat(self, session_id: str) -> None:
-        """Keep a session open; `GoneError` where there is none, so that the client need not go on beating."""
+        """Keep a session open; `GoneError` if there is none, so that the client stops sending heartbeats."""
         try:
             self.get(session_id)
         except MissingError as error:
             raise GoneError(str(error)) from error
 
     def end(self, session_id: str) -> Session | None:
-        """Take a session out; None if it was ended already, `MissingError` if there never was one."""
-        if session_id in self._ended:
+        """Remove a session; None if it has ended before, `MissingError` if there never was one."""
+        if session_id in self._ended_ids:
             return None
         session = self.get(session_id)
         del self._open[session_id]
-        self._ended.append(session_id)
+        self._ended_ids.append(session_id)
         return session
 
-    def has_ended(self, name: str) -> bool:
-        """Whether the session of a model, sampling session or request was here, and has ended."""
-        return name.partition(":")[0] in self._ended
+    def has_ended(self, object_id: str) -> bool:
+        """Return True if the session of a model, sampling session or request has ended."""
+        return object_id.partition(":")[0] in self._ended_ids
 
     def silent(self) -> list[Session]:
-        """The sessions of which nothing was heard for `SILENCE_S`."""
+        """Return the sessions without a request for `SILENCE_S`."""
         limit_s = self._clock() - SILENCE_S
-        return [session for session in self if session.seen_s < limit_s]
+        return [session for session in self if session.last_request_s < limit_s]

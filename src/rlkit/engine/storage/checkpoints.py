@@ -1,7 +1,7 @@
-"""Saved weights and training states, on disk.
+"""Checkpoints on disk: saved weights and training states.
 
-Invariant: a checkpoint is there whole or not at all. It exists from the moment its `checkpoint.json` does, which is
-written last and replaced by one rename; and no name a client gives can lead outside the root.
+Invariant: a checkpoint exists whole or not at all. It exists as soon as its `checkpoint.json` does, which is written
+last and replaced by one rename. No name of a client can lead outside the root.
 
     <root>/<model id>/weights/<name>/            tinker://<model id>/weights/<name>: adapter, Adam's moments, step
     <root>/<model id>/sampler_weights/<name>/    tinker://<model id>/sampler_weights/<name>: adapter only
@@ -11,9 +11,9 @@ A checkpoint's folder holds `checkpoint.json` and the folder that this names, wi
 matrix by name; `adam.mean` and `adam.square`, flat) or the files of a PEFT adapter. Beside them in the root are the
 records of `session_log.py` and the scratch folders of `snapshots.py`.
 
-Several servers may share a root. Who reads or writes tensors holds the root's lock shared, who changes or removes a
-checkpoint holds it exclusively, and the lock of a killed process is free at once: what has no name in any
-`checkpoint.json` while nobody holds the lock was left by a killed server.
+Several servers may share a root. A server that reads or writes tensors holds the root's lock shared, one that changes
+or removes a checkpoint holds it exclusively, and the lock of a killed process is free at once: while the lock is free,
+files that no `checkpoint.json` names are the remains of killed servers.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from torch import Tensor
 
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings, parameter_slots
-from rlkit.engine.storage.files import locked, read_tensors, sync, write_json, write_tensors
+from rlkit.engine.storage.files import hold_lock, read_tensors, sync, write_json, write_tensors
 from rlkit.engine.storage.session_log import MODEL_ID, Records, Run, SessionRecord
 from rlkit.engine.storage.snapshots import sweep_scratch
 from rlkit.errors import MissingError, UsageError
 
 FORMAT = 3
 TTL_S = (3600, 10 * 365 * 24 * 3600)
-"""The shortest and the longest life of a checkpoint that has an end."""
+"""The shortest and the longest life of a checkpoint that expires."""
 
 type Kind = Literal["weights", "sampler_weights", "external_weights"]
 
@@ -56,7 +56,7 @@ _DATA = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What a checkpoint was trained from, and for how many steps."""
+    """Base model, adapter settings and number of training steps of a checkpoint."""
 
     base_model: str
     settings: LoraSettings
@@ -65,7 +65,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """All that is known of a checkpoint without reading its tensors; times are seconds since 1970."""
+    """Metadata of a checkpoint; times are seconds since 1970."""
 
     path: str
     info: CheckpointInfo
@@ -81,15 +81,17 @@ class Checkpoint:
         """`<kind>/<name>`, unique in its run."""
         return "/".join(self.path.split("/")[3:])
 
+    @property
+    def kind(self) -> str:
+        """`weights`, `sampler_weights` or `external_weights`."""
+        return self.path.split("/")[3]
+
 
 _CHECKPOINT = TypeAdapter(Checkpoint)
 
 
 class CheckpointStore:
-    """The checkpoints below a root folder, and the `records` of the runs that they belong to.
-
-    `clock` counts seconds since 1970.
-    """
+    """The checkpoints below a root folder, and the `records` of their runs; `clock` counts seconds since 1970."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.time) -> None:
         self._root = root
@@ -136,40 +138,40 @@ class CheckpointStore:
         ttl_s: int | None = None,
         user_metadata: Mapping[str, str] | None = None,
     ) -> str:
-        """Write a checkpoint of the files that `fill` puts into the folder it is given; as `save`."""
+        """Write a checkpoint of the files that `fill` puts into a folder; as `save`."""
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"checkpoint name {name!r}: use up to 128 letters, digits, '.', '_' and '-', not starting with '.'"
             )
-        entry = self._entry(f"tinker://{model_id}/{kind}/{name}", info, ttl_s, user_metadata)
+        checkpoint = self._new_checkpoint(f"tinker://{model_id}/{kind}/{name}", info, ttl_s, user_metadata)
         self._sweep(model_id)
-        with locked(self._root, fcntl.LOCK_SH):
-            if not overwrite and (entry.data.parent / "checkpoint.json").exists():
-                raise UsageError(f"{entry.path} exists already: choose another name or set overwrite")
-            self._commit(entry, fill)
+        with hold_lock(self._root, fcntl.LOCK_SH):
+            if not overwrite and (checkpoint.data.parent / "checkpoint.json").exists():
+                raise UsageError(f"{checkpoint.path} exists already: choose another name or set overwrite")
+            self._commit(checkpoint, fill)
         self._sweep(model_id)
-        return entry.path
+        return checkpoint.path
 
     def copy(self, path: str, session_id: str, *, model_seq_id: int = 0, ttl_s: int | None = None) -> str:
-        """Copy a checkpoint into a run of its own, sharing the files; the copy's tinker:// path.
+        """Copy a checkpoint into a run of its own, sharing the files, and return the copy's tinker:// path.
 
-        The same copy made again is the same: a client resends what it got no reply to.
+        Repeating a copy changes nothing: a client resends a request that got no reply.
         """
         model_id = f"{session_id}:train:{model_seq_id}"
-        with locked(self._root, fcntl.LOCK_SH):
+        with hold_lock(self._root, fcntl.LOCK_SH):
             source = self.get(path)
-            copy = self._entry(f"tinker://{model_id}/{source.id}", source.info, ttl_s, source.user_metadata)
+            copy = self._new_checkpoint(f"tinker://{model_id}/{source.id}", source.info, ttl_s, source.user_metadata)
             if not (copy.data.parent / "checkpoint.json").exists():
-                self._commit(copy, lambda data: _link(source.data, data))
+                self._commit(copy, lambda data: _link_files(source.data, data))
         self.records.add_session(SessionRecord(session_id, copy.created))
         self.records.add_run(Run(model_id, source.info.base_model, source.info.settings.rank, copy.created))
         return copy.path
 
     def get(self, path: str) -> Checkpoint:
-        """What is known of the checkpoint at a tinker:// path.
+        """Return the metadata of the checkpoint at a tinker:// path.
 
         Raises:
-            UsageError: the path is malformed or the checkpoint is of another format.
+            UsageError: the path is malformed or the checkpoint has another format.
             MissingError: there is no such checkpoint, or it has expired.
         """
         file = self._folder(path) / "checkpoint.json"
@@ -177,16 +179,16 @@ class CheckpointStore:
             checkpoint = _decode(path, file)
         except (FileNotFoundError, NotADirectoryError):
             raise MissingError(f"{path}: there is no such checkpoint in {self._root} (any more)") from None
-        if self._expired(checkpoint):
-            raise MissingError(f"{path}: this checkpoint has expired: its ttl_seconds are over")
+        if self._is_expired(checkpoint):
+            raise MissingError(f"{path}: this checkpoint has expired, by its ttl_seconds")
         return checkpoint
 
     def load(self, path: str, config: ModelConfig) -> tuple[Adapter, Tensor | None]:
-        """Return the adapter, and Adam's moments [2, P] where they were saved; raises as `get`."""
-        with locked(self._root, fcntl.LOCK_SH):
+        """Return the adapter, and Adam's moments [2, P] if they were saved; errors are those of `get`."""
+        with hold_lock(self._root, fcntl.LOCK_SH):
             checkpoint = self.get(path)
-            if checkpoint.id.startswith("external_weights/"):
-                raise UsageError(f"{path}: external weights are for downloading; load what save_state wrote")
+            if checkpoint.kind == "external_weights":
+                raise UsageError(f"{path}: external weights are for download; load a checkpoint of save_state")
             tensors = read_tensors(checkpoint.data / "tensors.safetensors")
         settings = checkpoint.info.settings
         flat = _flatten(path, tensors, config, settings)
@@ -195,46 +197,50 @@ class CheckpointStore:
         return Adapter(config, settings, flat), moments
 
     def checkpoints(self, owner: str | None = None) -> list[Checkpoint]:
-        """The checkpoints of a model, of a session or of all, newest first, but those that this version cannot read."""
+        """Return the readable checkpoints of a model, of a session or, without `owner`, of all, newest first."""
         self._sweep(owner)
-        found = [c for folder in self._folders(owner) if (c := self._read(folder)) and not self._expired(c)]
-        return sorted(found, key=lambda checkpoint: (-checkpoint.created, checkpoint.path))
+        checkpoints = [
+            checkpoint
+            for folder in self._folders(owner)
+            if (checkpoint := self._read(folder)) and not self._is_expired(checkpoint)
+        ]
+        return sorted(checkpoints, key=lambda checkpoint: (-checkpoint.created, checkpoint.path))
 
     def delete(self, path: str) -> None:
-        """Remove a checkpoint; raises as `get`."""
-        with locked(self._root, fcntl.LOCK_EX):
+        """Remove a checkpoint; errors are those of `get`."""
+        with hold_lock(self._root, fcntl.LOCK_EX):
             _remove(self.get(path))
 
     def set_ttl(self, path: str, ttl_s: int | None) -> None:
-        """Let a checkpoint expire in `ttl_s` seconds from now, or never; raises as `get`."""
+        """Let a checkpoint expire `ttl_s` seconds from now, or never; errors are those of `get`."""
         expires = self._expiry(ttl_s)
-        self._amend(path, lambda checkpoint: replace(checkpoint, expires=expires))
+        self._update(path, lambda checkpoint: replace(checkpoint, expires=expires))
 
     def set_public(self, path: str, public: bool) -> None:
-        """Note whether a checkpoint is published; raises as `get`."""
-        self._amend(path, lambda checkpoint: replace(checkpoint, public=public))
+        """Mark a checkpoint as public or private; errors are those of `get`."""
+        self._update(path, lambda checkpoint: replace(checkpoint, public=public))
 
     def sweep(self) -> None:
-        """Remove what has expired, old records, and all that killed servers left in the root, when a server starts.
+        """Remove expired checkpoints, old records and the remains of killed servers, when a server starts.
 
-        Nothing is done while any server on this root reads or writes: the next sweep will find it.
+        Does nothing while a server on this root reads or writes; a later sweep will.
         """
         self._sweep(None)
-        with suppress(BlockingIOError), locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        with suppress(BlockingIOError), hold_lock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
             self.records.sweep(self.clock())
             sweep_scratch(self._root)
 
     def _sweep(self, owner: str | None) -> None:
-        """Remove what has expired and what is half-written, of a model, of a session or of all; as `sweep`."""
-        with suppress(BlockingIOError), locked(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        """Remove expired and half-written checkpoints of a model, of a session or of all; as `sweep`."""
+        with suppress(BlockingIOError), hold_lock(self._root, fcntl.LOCK_EX | fcntl.LOCK_NB):
             for folder in self._folders(owner):
-                self._sweep_one(folder)
+                self._sweep_folder(folder)
 
-    def _sweep_one(self, folder: Path) -> None:
+    def _sweep_folder(self, folder: Path) -> None:
         if not (folder / "checkpoint.json").exists():
             shutil.rmtree(folder)
         elif checkpoint := self._read(folder):
-            if self._expired(checkpoint):
+            if self._is_expired(checkpoint):
                 return _remove(checkpoint)
             for entry in folder.iterdir():
                 if entry.is_dir() and entry != checkpoint.data:
@@ -243,31 +249,31 @@ class CheckpointStore:
                     entry.unlink()
         return None
 
-    def _entry(
+    def _new_checkpoint(
         self, path: str, info: CheckpointInfo, ttl_s: int | None, user_metadata: Mapping[str, str] | None
     ) -> Checkpoint:
         data = self._folder(path) / secrets.token_hex(8)
         return Checkpoint(path, info, self.clock(), self._expiry(ttl_s), False, user_metadata, data)
 
-    def _commit(self, entry: Checkpoint, fill: Callable[[Path], None]) -> None:
-        folder = entry.data.parent
-        entry.data.mkdir(parents=True)
+    def _commit(self, checkpoint: Checkpoint, fill: Callable[[Path], None]) -> None:
+        data, folder = checkpoint.data, checkpoint.data.parent
+        data.mkdir(parents=True)
         try:
-            fill(entry.data)
-            files = list(entry.data.iterdir())
-            for file in (*files, entry.data):
+            fill(data)
+            files = list(data.iterdir())
+            for file in (*files, data):
                 sync(file)
             size_bytes = sum(file.stat().st_size for file in files)
-            write_json(folder / "checkpoint.json", _encode(replace(entry, size_bytes=size_bytes)))
+            write_json(folder / "checkpoint.json", _encode(replace(checkpoint, size_bytes=size_bytes)))
         except BaseException:
-            shutil.rmtree(entry.data, ignore_errors=True)
+            shutil.rmtree(data, ignore_errors=True)
             if not any(folder.iterdir()):
                 folder.rmdir()
             raise
         sync(folder.parent)
 
-    def _amend(self, path: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
-        with locked(self._root, fcntl.LOCK_EX):
+    def _update(self, path: str, change: Callable[[Checkpoint], Checkpoint]) -> None:
+        with hold_lock(self._root, fcntl.LOCK_EX):
             write_json(self._folder(path) / "checkpoint.json", _encode(change(self.get(path))))
 
     def _expiry(self, ttl_s: int | None) -> float | None:
@@ -277,7 +283,7 @@ class CheckpointStore:
             raise UsageError(f"ttl_seconds must be {TTL_S[0]} (an hour) … {TTL_S[1]} (ten years), not {ttl_s}")
         return self.clock() + ttl_s
 
-    def _expired(self, checkpoint: Checkpoint) -> bool:
+    def _is_expired(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.expires is not None and checkpoint.expires <= self.clock()
 
     def _read(self, folder: Path) -> Checkpoint | None:
@@ -292,7 +298,7 @@ class CheckpointStore:
             raise UsageError(f"{path!r} is not a checkpoint path: tinker://<model id>/weights/<name> is expected")
         folder = self.records.folder(match[1]) / match[2] / match[3]
         if any(part.is_symlink() for part in (folder, *folder.parents[:2])):
-            raise MissingError(f"{path}: there is no such checkpoint in {self._root}: a link is not followed")
+            raise MissingError(f"{path}: there is no such checkpoint in {self._root}: links are not followed")
         return folder
 
     def _folders(self, owner: str | None) -> Iterator[Path]:
@@ -309,19 +315,19 @@ def _path_of(folder: Path) -> str:
 
 
 def _encode(checkpoint: Checkpoint) -> dict[str, object]:
-    known = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
-    return {**known, "format": FORMAT, "data": checkpoint.data.name}
+    fields = {key: value for key, value in asdict(checkpoint).items() if key != "path"}
+    return {**fields, "format": FORMAT, "data": checkpoint.data.name}
 
 
 def _decode(path: str, file: Path) -> Checkpoint:
-    """Read a `checkpoint.json`; where it says anything but what would be written it is refused, never believed."""
+    """Read a `checkpoint.json`; `UsageError` if `_encode` could not have written it."""
     text = file.read_text(encoding="utf-8")
     try:
         raw: dict[str, object] = json.loads(text)
-        found = _CHECKPOINT.validate_python({**raw, "path": path, "data": file.parent / str(raw["data"])})
-        if not _DATA.fullmatch(found.data.name) or _encode(found) != raw:
+        checkpoint = _CHECKPOINT.validate_python({**raw, "path": path, "data": file.parent / str(raw["data"])})
+        if not _DATA.fullmatch(checkpoint.data.name) or _encode(checkpoint) != raw:
             raise ValueError(FORMAT)
-        return found
+        return checkpoint
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"{file}: damaged, or written by another version of rlkit (this reads format {FORMAT})"
@@ -333,7 +339,7 @@ def _remove(checkpoint: Checkpoint) -> None:
     shutil.rmtree(checkpoint.data.parent)
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_files(source: Path, target: Path) -> None:
     for file in source.iterdir():
         try:
             os.link(file, target / file.name)
@@ -342,9 +348,9 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _flatten(path: str, tensors: Mapping[str, Tensor], config: ModelConfig, settings: LoraSettings) -> Tensor:
-    parts: list[Tensor] = []
+    matrices: list[Tensor] = []
     for name, _, shape in parameter_slots(config, settings):
         if name not in tensors or tuple(tensors[name].shape) != shape:
             raise UsageError(f"{path}: the saved adapter does not fit the base model ({name} should be {shape})")
-        parts.append(tensors[name].flatten())
-    return torch.cat(parts)
+        matrices.append(tensors[name].flatten())
+    return torch.cat(matrices)

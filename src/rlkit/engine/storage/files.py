@@ -1,6 +1,6 @@
 """The files of checkpoints and snapshots: JSON, named tensors, and the lock of a folder.
 
-Invariant: who reads a JSON file sees the old content or the new one, whatever is killed and whenever.
+Invariant: a reader of a JSON file sees the old content or the new one, whichever process is killed at any time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlkit._util import files
 
 
 def read_json[T](file: Path, kind: TypeAdapter[T]) -> T | None:
-    """Return what a file holds, or None if the file is absent, damaged or holds something else."""
+    """Return the content of a file, or None if the file is absent, damaged or of another kind."""
     try:
         return kind.validate_json(file.read_bytes())
     except (OSError, ValueError):
@@ -28,12 +28,12 @@ def read_json[T](file: Path, kind: TypeAdapter[T]) -> T | None:
 
 
 def write_json(file: Path, value: object) -> None:
-    """Replace a file, on the disk when this returns; its folder is made if it is missing."""
+    """Replace a file, flushed to the disk; a missing folder is made."""
     files.write_text(file, json.dumps(value, indent=1))
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write contiguous tensors that share no memory as safetensors."""
+    """Write contiguous tensors without shared memory as safetensors."""
     save_file(dict(tensors), str(path))
 
 
@@ -52,7 +52,7 @@ def sync(path: Path) -> None:
 
 
 def lock(folder: Path, mode: int) -> int:
-    """Lock a folder, which is made if it is missing, by a `mode` of `fcntl.flock`; closing the result unlocks it."""
+    """Lock a folder, made if missing, in a `mode` of `fcntl.flock`; return the descriptor, whose `close` unlocks it."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -64,8 +64,8 @@ def lock(folder: Path, mode: int) -> int:
 
 
 @contextmanager
-def locked(folder: Path, mode: int) -> Generator[None]:
-    """Hold the lock of a folder for a while; arguments as `lock`."""
+def hold_lock(folder: Path, mode: int) -> Generator[None]:
+    """Hold the lock of a folder; arguments as `lock`."""
     descriptor = lock(folder, mode)
     try:
         yield

@@ -1,9 +1,9 @@
-"""Adapters in the layout of the `peft` package: what a client downloads.
+"""Adapters in the layout of the `peft` package, for download.
 
 Invariant: `peft.PeftModel.from_pretrained` on the base model gives the log-probabilities of the model in training.
 
 The output layer is `lm_head`. On a model whose embedding is tied to it, `peft` adapts the output alone, as training
-did, and warns that a merge into the one matrix would change the input as well: untie before merging.
+did, and warns that a merge into the shared matrix would change the input as well: untie before merging.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ def save_external(
     ttl_s: int | None = None,
     recipients: Sequence[str] = (),
 ) -> str:
-    """Write a checkpoint that is for downloading only, and return its tinker:// path.
+    """Write a checkpoint for download only, and return its tinker:// path.
 
     Args:
-        recipients: `age` or SSH public keys; with any, each file is encrypted to them and gets the suffix `.age`.
+        recipients: `age` or SSH public keys to encrypt the files to, which then get the suffix `.age`.
     """
     if adapter.config.fused:
         raise UsageError(
             f"save_weights_external: the matrices of {info.base_model} are fused, and its adapter has no form in peft"
         )
-    encrypt = _encryption(recipients)
+    encrypt = _make_encryption(recipients)
 
     def fill(folder: Path) -> None:
         for file, content in _files(info, adapter):
@@ -66,7 +66,10 @@ def save_external(
 
 
 def peft_tensors(adapter: Adapter) -> dict[str, Tensor]:
-    """The adapter's matrices by their names in peft, as `torch.nn.Linear` has them: A `[r, in]` and B `[out, r]`."""
+    """Return the adapter's matrices by their names in peft, in the layout of `torch.nn.Linear`.
+
+    A is `[r, in]`, B `[out, r]`.
+    """
     rank = adapter.settings.rank
     tensors: dict[str, Tensor] = {}
     for name in [name for name in adapter.views if name.endswith(".lora_A")]:
@@ -100,8 +103,8 @@ def _files(info: CheckpointInfo, adapter: Adapter) -> Iterator[tuple[str, bytes]
     yield "adapter_config.json", json.dumps(config, indent=1).encode()
 
 
-def _encryption(recipients: Sequence[str]) -> Callable[[bytes], bytes] | None:
-    """What encrypts a file to public keys, None without any."""
+def _make_encryption(recipients: Sequence[str]) -> Callable[[bytes], bytes] | None:
+    """Return a function that encrypts a file to public keys; None without keys."""
     if not recipients:
         return None
     if len(recipients) > _RECIPIENTS_MAX:

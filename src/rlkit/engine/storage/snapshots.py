@@ -1,9 +1,9 @@
-"""Sampler weights that have no name: what `save_weights_and_get_sampling_client` makes.
+"""Snapshots: unnamed sampler weights, as `save_weights_and_get_sampling_client` makes them.
 
-Invariant: a snapshot never changes. Those that were used last stay in memory; others wait on disk, because a long run
-makes thousands and a client never says that it is done with one; of these the ones that were not used for longest go
-when they would fill it, and one for which there is no room is refused rather than an older one lost. They wait in a
-folder that the server holds locked: one that nobody holds was left by a killed server.
+Invariant: a snapshot never changes. The most recently used ones stay in memory, others on disk, because a long run
+makes thousands and a client never releases one. Beyond a limit on disk the least recently used ones go; a snapshot that
+cannot be written is refused, and no other one is lost for it. The server keeps its folder locked: an unlocked one is
+the remains of a killed server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 
 from rlkit.engine.model.config import ModelConfig
 from rlkit.engine.model.lora import Adapter, LoraSettings
-from rlkit.engine.storage.files import lock, locked, read_tensors, write_tensors
+from rlkit.engine.storage.files import hold_lock, lock, read_tensors, write_tensors
 from rlkit.errors import UsageError
 
 _MEMORY_BYTES_MAX = 256 << 20
@@ -29,7 +29,7 @@ _PREFIX = ".scratch-"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Spilled:
+class _SpilledSnapshot:
     config: ModelConfig
     settings: LoraSettings
     path: Path
@@ -37,31 +37,31 @@ class _Spilled:
 
 
 class Snapshots:
-    """Frozen adapters by id, spilled to `folder`, which is a `scratch_folder` and goes with `close`."""
+    """Frozen adapters by id, spilled to `folder`, a `scratch_folder` that `close` removes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._lock: int | None = None
         self._recent: OrderedDict[str, Adapter] = OrderedDict()
-        self._spilled: OrderedDict[str, _Spilled] = OrderedDict()
+        self._spilled: OrderedDict[str, _SpilledSnapshot] = OrderedDict()
 
     def put(self, key: str, adapter: Adapter) -> None:
-        """Keep a frozen adapter under a new key; `UsageError` where an older one cannot be written to disk."""
-        while self._recent and sum(map(_bytes, (adapter, *self._recent.values()))) > _MEMORY_BYTES_MAX:
+        """Store a frozen adapter under a new key; `UsageError` if an older one cannot be written to disk."""
+        while self._recent and sum(map(_size_bytes, (adapter, *self._recent.values()))) > _MEMORY_BYTES_MAX:
             oldest = next(iter(self._recent))
             self._spill(oldest, self._recent[oldest])
             del self._recent[oldest]
         self._recent[key] = adapter
 
-    def use(self, key: str) -> None:
-        """Note that a snapshot is sampled from, if it is there: those that are not go first."""
-        for kept in (self._recent, self._spilled):
-            if key in kept:
-                kept.move_to_end(key)
+    def touch(self, key: str) -> None:
+        """Mark a snapshot, if it exists, as the most recently used."""
+        for snapshots in (self._recent, self._spilled):
+            if key in snapshots:
+                snapshots.move_to_end(key)
 
     def get(self, key: str) -> Adapter | None:
-        """The adapter of `key`, or None if its session has ended or others took its place."""
-        self.use(key)
+        """Return the adapter of `key`; None if its session has ended or newer ones replaced it."""
+        self.touch(key)
         if key in self._recent:
             return self._recent[key]
         if key not in self._spilled:
@@ -70,18 +70,18 @@ class Snapshots:
         return Adapter(spilled.config, spilled.settings, read_tensors(spilled.path)["flat"])
 
     def remove(self, key: str) -> None:
-        """Forget one snapshot."""
+        """Remove a snapshot, if it exists."""
         self._recent.pop(key, None)
         if (spilled := self._spilled.pop(key, None)) is not None:
             spilled.path.unlink(missing_ok=True)
 
-    def drop(self, prefix: str) -> None:
-        """Forget every snapshot whose key starts with `prefix`."""
+    def remove_prefix(self, prefix: str) -> None:
+        """Remove every snapshot whose key starts with `prefix`."""
         for key in [key for key in (*self._recent, *self._spilled) if key.startswith(prefix)]:
             self.remove(key)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove all snapshots and the folder."""
         self._recent.clear()
         self._spilled.clear()
         if self._lock is not None:
@@ -91,11 +91,10 @@ class Snapshots:
 
     def _spill(self, key: str, adapter: Adapter) -> None:
         if self._lock is None:
-            with locked(self._folder.parent, fcntl.LOCK_SH):  # no sweep comes between its making and its lock
+            with hold_lock(self._folder.parent, fcntl.LOCK_SH):  # no sweep removes the folder before it is locked
                 self._lock = lock(self._folder, fcntl.LOCK_EX)
-        spilled = _Spilled(
-            adapter.config, adapter.settings, self._folder / f"{key.replace(':', '_')}.safetensors", _bytes(adapter)
-        )
+        path = self._folder / f"{key.replace(':', '_')}.safetensors"
+        spilled = _SpilledSnapshot(adapter.config, adapter.settings, path, _size_bytes(adapter))
         try:
             write_tensors(spilled.path, {"flat": adapter.flat})
         except (OSError, SafetensorError) as error:
@@ -109,19 +108,19 @@ class Snapshots:
 
 
 def scratch_folder(root: Path) -> Path:
-    """A folder for one server's snapshots; it is made when it is needed."""
+    """Return a new path for a server's snapshots; the folder is made when it is needed."""
     return root / f"{_PREFIX}{secrets.token_hex(8)}"
 
 
 def sweep_scratch(root: Path) -> None:
-    """Remove the scratch folders of servers that are dead; the caller holds the root's lock exclusively."""
+    """Remove the scratch folders of killed servers; the caller holds the root's lock exclusively."""
     for folder in root.glob(f"{_PREFIX}*"):
         try:
-            with locked(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with hold_lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
-            continue  # its server lives, or it is no folder
+            continue  # its server is running, or it is no folder
 
 
-def _bytes(adapter: Adapter) -> int:
+def _size_bytes(adapter: Adapter) -> int:
     return adapter.flat.numel() * adapter.flat.element_size()

@@ -1,11 +1,11 @@
 """Gradients and optimiser steps of one LoRA model.
 
 Invariant: the gradient accumulates over `forward_backward` calls until `step`, which applies and clears it; the same
-calls in the same order give the same bits, however many lanes there are. A call that fails half-way leaves part of its
-gradient behind: no step is taken with that.
+calls in the same order give the same bits, however many lanes there are. After a call that fails half-way, whose
+gradient is partial, `step` refuses to run.
 
-Memory stays bounded whatever the batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, each of
-which goes through the model and back before the next one of its share.
+Memory is bounded for any batch: sequences are packed into micro-batches, of about 512 tokens on a CPU, and each one's
+backward pass ends before the next one of its share starts.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rlkit.engine.training.losses import LOSSES, SEQUENCE, Loss, sequence_log_ra
 from rlkit.engine.training.packing import Example, MicroBatch, micro_batches
 from rlkit.errors import UsageError
 
-# Micro-batches are dealt out to so many shares, each with a gradient of its own, whether or not as many lanes run them.
+# Shares of the micro-batches, each with its own gradient, however many lanes run them: the sum has the same bits.
 _SHARES = 2
 _TO_GO = "training sequences to go"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LossOutput:
-    """Log-probabilities, one float32 array of the shape of its targets for each example, and the summed loss."""
+    """Summed loss, and log-probabilities: for each example a float32 array of the shape of its targets."""
 
     logprobs: list[NDArray[np.float32]]
     loss: float
@@ -49,7 +49,7 @@ class LossOutput:
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
-    """One optimiser step; weight decay is decoupled, a `grad_clip_norm` of 0 clips nothing."""
+    """Settings of an optimiser step; weight decay is decoupled, a `grad_clip_norm` of 0 clips nothing."""
 
     learning_rate: float
     beta1: float
@@ -59,16 +59,16 @@ class AdamSettings:
     grad_clip_norm: float
 
 
-class Others(Protocol):
-    """Those who would compute while a long request runs: between micro-batches it asks, and gives way."""
+class Scheduler(Protocol):
+    """Cooperative scheduler that a long request yields to between micro-batches."""
 
     @property
-    def should_give_way(self) -> bool:
-        """Whether it is time to; asked from any thread."""
+    def should_yield(self) -> bool:
+        """True when other work is due; read from any thread."""
         ...
 
-    def give_way(self) -> None:
-        """Let them compute a while."""
+    def let_others_run(self) -> None:
+        """Run other work for a while."""
         ...
 
 
@@ -76,8 +76,8 @@ class Learner:
     """A model in training.
 
     Args:
-        moments: [2, P], Adam's running averages of the gradient and of its square; zeros for a new model.
-        steps: optimiser steps taken.
+        moments: [2, P], Adam's running averages of the gradient and of its square; zeros by default.
+        steps: number of optimiser steps behind `adapter`.
     """
 
     def __init__(
@@ -97,45 +97,48 @@ class Learner:
         self.steps = steps
         self._activity = activity or Activity()
         self.gradients = torch.zeros(_SHARES, len(adapter.flat), device=device)
-        self._torn = False
+        self._gradient_is_partial = False
         self._output = weights.output  # made here, not by each lane
         self._lanes = lanes
-        self._tokens = batch_limits(device).train_tokens
-        self._shares = [self._share(gradient) for gradient in self.gradients]
+        self._batch_tokens = batch_limits(device).train_tokens
+        self._adapters = [self._share_adapter(gradient) for gradient in self.gradients]
 
-    def _share(self, gradient: Tensor) -> Adapter:
-        """The adapter's own numbers, as leaves for autograd whose gradients are windows into `gradient [P]`."""
+    def _share_adapter(self, gradient: Tensor) -> Adapter:
+        """Make an adapter on the same memory whose matrices are autograd leaves with gradients in `gradient [P]`."""
         config, settings = self.adapter.config, self.adapter.settings
         share = Adapter(config, settings, self.adapter.flat, trainable=True)
         for name, place, shape in parameter_slots(config, settings):
             share.views[name].grad = gradient[place].view(shape)
         return share
 
-    def forward(self, examples: Sequence[Example], loss: Loss, *, others: Others | None = None) -> LossOutput:
-        """Losses and log-probabilities without a gradient."""
-        return self._run(examples, loss, others, backward=False)
+    def forward(self, examples: Sequence[Example], loss: Loss, *, scheduler: Scheduler | None = None) -> LossOutput:
+        """Compute the loss and log-probabilities without a gradient."""
+        return self._run(examples, loss, scheduler, backward=False)
 
-    def forward_backward(self, examples: Sequence[Example], loss: Loss, *, others: Others | None = None) -> LossOutput:
-        """As `forward`, and the gradient of the summed loss is added to what has accumulated."""
-        return self._run(examples, loss, others, backward=True)
+    def forward_backward(
+        self, examples: Sequence[Example], loss: Loss, *, scheduler: Scheduler | None = None
+    ) -> LossOutput:
+        """Compute the loss and log-probabilities, and add the gradient of the summed loss to the accumulated one."""
+        return self._run(examples, loss, scheduler, backward=True)
 
     def step(self, settings: AdamSettings) -> float:
         """Take a step of AdamW (Loshchilov and Hutter 2019); return the gradient's norm before clipping.
 
-        `UsageError` where the gradient is not whole or not finite, or the weights would not be: they stay as they were.
+        Raises:
+            UsageError: the gradient is partial or not finite, or the new weights are not; the weights do not change.
         """
-        gradient, torn = self.gradients.sum(0), self._torn
+        gradient, is_partial = self.gradients.sum(0), self._gradient_is_partial
         self.gradients.zero_()
-        self._torn = False
-        if torn:
+        self._gradient_is_partial = False
+        if is_partial:
             raise UsageError(
-                "optim_step: a forward_backward before it failed half-way, so the weights were left alone and the "
+                "optim_step: a forward_backward before it failed half-way, so the weights were not changed and the "
                 "gradient was cleared; send all forward_backward requests of this step again"
             )
         norm = float(gradient.square().sum(dtype=torch.float64).sqrt())
         if not math.isfinite(norm):
             raise UsageError(
-                "optim_step: the accumulated gradient is not finite, so the weights were left alone and the gradient "
+                "optim_step: the accumulated gradient is not finite, so the weights were not changed and the gradient "
                 "was cleared; check advantages and log-probabilities for extreme values"
             )
         if 0 < settings.grad_clip_norm < norm:
@@ -149,29 +152,31 @@ class Learner:
         if not bool(torch.isfinite(flat).all()) or not bool(torch.isfinite(square).all()):
             raise UsageError(
                 f"optim_step: with learning_rate {settings.learning_rate} and weight_decay {settings.weight_decay} the "
-                "weights would not be finite, so they were left alone; use smaller ones"
+                "weights would not be finite, so they were not changed; use smaller values"
             )
         self.steps = steps
         self.adapter.flat.copy_(flat)
         self.moments[0], self.moments[1] = mean, square
         return norm
 
-    def _run(self, examples: Sequence[Example], loss: Loss, others: Others | None, *, backward: bool) -> LossOutput:
+    def _run(
+        self, examples: Sequence[Example], loss: Loss, scheduler: Scheduler | None, *, backward: bool
+    ) -> LossOutput:
         _check_examples(examples, loss.name, self.weights.config)
-        packed = micro_batches([example.tokens for example in examples], self._tokens, _SHARES)
+        packed = micro_batches([example.tokens for example in examples], self._batch_tokens, _SHARES)
         shares = [
             _Share(adapter, deque(batches), head_scratch(self.weights))
-            for adapter, batches in zip(self._shares, packed, strict=True)
+            for adapter, batches in zip(self._adapters, packed, strict=True)
         ]
-        work = partial(self._run_share, examples=examples, loss=loss, others=others, backward=backward)
+        run_share = partial(self._run_share, examples=examples, loss=loss, scheduler=scheduler, backward=backward)
         self._activity.add(_TO_GO, len(examples))
         try:
             while any(share.waiting for share in shares):
-                if others is not None and others.should_give_way:
-                    others.give_way()
-                self._lanes.run([partial(work, share) for share in shares])
+                if scheduler is not None and scheduler.should_yield:
+                    scheduler.let_others_run()
+                self._lanes.run([partial(run_share, share) for share in shares])
         except Exception:
-            self._torn |= backward
+            self._gradient_is_partial |= backward
             raise
         finally:
             self._activity.add(_TO_GO, sum(len(share.logprobs) for share in shares) - len(examples))
@@ -180,28 +185,28 @@ class Learner:
         return LossOutput([logprobs[i] for i in range(len(examples))], total)
 
     def _run_share(
-        self, share: _Share, *, examples: Sequence[Example], loss: Loss, others: Others | None, backward: bool
+        self, share: _Share, *, examples: Sequence[Example], loss: Loss, scheduler: Scheduler | None, backward: bool
     ) -> None:
-        """Run what waits, or until others should be given way."""
+        """Run the share's waiting micro-batches until all are done or the scheduler asks to yield."""
         while share.waiting:
             self._lanes.raise_if_halted()
             batch = share.waiting.popleft()
             logp, losses = self._micro_batch(share, batch, examples, loss, backward=backward)
             share.losses.append(float(losses.sum(dtype=torch.float64)))
-            found, start = logp.cpu().numpy(), 0
-            for member in batch.members:
-                shape = examples[member.index].targets.shape
+            values, start = logp.cpu().numpy(), 0
+            for packed in batch.examples:
+                shape = examples[packed.index].targets.shape
                 end = start + math.prod(shape)
-                share.logprobs[member.index] = found[start:end].reshape(shape)
+                share.logprobs[packed.index] = values[start:end].reshape(shape)
                 start = end
-            self._activity.add(_TO_GO, -len(batch.members))
-            if others is not None and others.should_give_way:
+            self._activity.add(_TO_GO, -len(batch.examples))
+            if scheduler is not None and scheduler.should_yield:
                 return
 
     def _micro_batch(
         self, share: _Share, batch: MicroBatch, examples: Sequence[Example], loss: Loss, *, backward: bool
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and losses, [Q] each, of all targets of the micro-batch's members, one behind the other."""
+        """Return log-probabilities and losses, [Q] each, of the targets of the micro-batch's examples in order."""
         device = self.weights.embedding.device
         targets = _targets(batch, examples, device)
         # A group without contrast has advantage 0 everywhere: there is nothing to differentiate.
@@ -211,13 +216,13 @@ class Learner:
             hidden = compute_hidden(self.weights, tokens, batch.spans, adapter=share.adapter)
         with torch.no_grad():
             head = Head(self.weights.head, self._output, share.adapter.unembed(), share.scratch)
-            # The output layer wants the targets of one row together.
+            # The output layer needs the targets of a row side by side.
             order = torch.argsort(targets.rows, stable=True)
             if loss.by_sequence:
-                sorted_logp = head.logprobs(hidden, targets.reordered(order))
+                sorted_logp = head.logprobs(hidden, targets.reorder(order))
                 unsorted_logp = torch.empty_like(sorted_logp).index_copy_(0, order, sorted_logp)
                 targets = _with_sequence_ratio(targets, batch, examples, unsorted_logp)
-            sorted_targets = targets.reordered(order)
+            sorted_targets = targets.reorder(order)
             if backward:
                 logp, losses, upstream = head.backward(hidden.detach(), sorted_targets, loss)
             else:
@@ -232,7 +237,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Share:
-    """What one lane computes at a time: micro-batches, and of those that are done log-probabilities and losses."""
+    """A share of a request's micro-batches, computed one at a time, and the results so far."""
 
     adapter: Adapter
     waiting: deque[MicroBatch]
@@ -242,29 +247,29 @@ class _Share:
 
 
 def _targets(batch: MicroBatch, examples: Sequence[Example], device: torch.device) -> Targets:
-    members = [(member, examples[member.index]) for member in batch.members]
+    pairs = [(packed.rows, examples[packed.index]) for packed in batch.examples]
 
-    def joined(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
+    def concatenate(arrays: Sequence[NDArray[np.generic]]) -> Tensor:
         return torch.from_numpy(np.concatenate([array.reshape(-1) for array in arrays])).to(device)
 
-    rows = [np.repeat(member.rows, example.targets.size // len(member.rows)) for member, example in members]
-    inputs = {name: joined([example.inputs[name] for _, example in members]) for name in members[0][1].inputs}
-    return Targets(joined(rows), joined([example.targets for _, example in members]), inputs)
+    rows = [np.repeat(rows, example.targets.size // len(rows)) for rows, example in pairs]
+    inputs = {name: concatenate([example.inputs[name] for _, example in pairs]) for name in pairs[0][1].inputs}
+    return Targets(concatenate(rows), concatenate([example.targets for _, example in pairs]), inputs)
 
 
 def _with_sequence_ratio(targets: Targets, batch: MicroBatch, examples: Sequence[Example], logp: Tensor) -> Targets:
-    """The targets with what a loss by sequence needs to know of each sequence."""
-    sizes = [examples[member.index].targets.size for member in batch.members]
+    """Add the log ratio of its sequence to each target."""
+    sizes = [examples[packed.index].targets.size for packed in batch.examples]
     ends = np.cumsum(sizes).tolist()
     ratios: list[Tensor] = []
     for end, size in zip(ends, sizes, strict=True):
-        own = slice(end - size, end)
-        ratios.append(sequence_log_ratio(logp[own], {name: values[own] for name, values in targets.inputs.items()}))
+        span = slice(end - size, end)
+        ratios.append(sequence_log_ratio(logp[span], {name: values[span] for name, values in targets.inputs.items()}))
     return replace(targets, inputs={**targets.inputs, SEQUENCE: torch.cat(ratios)})
 
 
 def _check_examples(examples: Sequence[Example], loss: str, config: ModelConfig) -> None:
-    """Refuse what would give nonsense instead of an error, by example and field."""
+    """Raise `UsageError`, with example and field, for input that would give nonsense instead of an error."""
     spec = LOSSES[loss]
     names = examples[0].inputs.keys() if examples else ()
     for i, example in enumerate(examples):

@@ -1,7 +1,7 @@
 """The loss functions of the Tinker API: each a sum over tokens, never a mean.
 
-Invariant: given what is known of its sequence, a loss is a function of each token's own log-probability, so that its
-gradient can be had before the output layer's backward pass and no logits need be kept.
+Invariant: for a fixed `sequence_log_ratio`, a loss is a function of each token's own log-probability, so that its
+gradient is available before the output layer's backward pass and no logits have to be kept.
 
 With logp the trained model's log-probability of the target, q the sampler's, A the advantage, ratio = exp(logp − q):
 
@@ -37,7 +37,7 @@ type Inputs = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class LossSpec:
-    """What a loss needs: inputs that must be there, inputs that may be, settings with their defaults."""
+    """Inputs of a loss, required and optional, and its settings with their defaults."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...]
@@ -45,8 +45,8 @@ class LossSpec:
 
 
 SEQUENCE = "sequence_log_ratio"
-_LARGEST = 80.0
-"""Of log ratios: its exponential is still a number in 32 bits."""
+_LOG_RATIO_MAX = 80.0
+"""Its exponential is still finite in 32 bits."""
 _CLIPS = ("clip_low_threshold", "clip_high_threshold")
 
 LOSSES: Mapping[str, LossSpec] = {
@@ -70,20 +70,20 @@ class Loss:
 
     @property
     def by_sequence(self) -> bool:
-        """Whether the inputs must hold `SEQUENCE`, which `sequence_log_ratio` finds."""
+        """True if the inputs must hold `SEQUENCE`, the result of `sequence_log_ratio`."""
         return self.name == "gspo"
 
     def __call__(self, logp: Tensor, inputs: Inputs) -> Tensor:
-        """Each token's loss, [N], of `logp [N]`."""
+        """Return each token's loss [N] for `logp [N]`."""
         if self.name == "cross_entropy":
             return -inputs["weights"] * logp if "weights" in inputs else -logp
         advantage, q = inputs["advantages"], inputs["logprobs"]
         if self.name == "dro":
             return -(logp * advantage - 0.5 * self.settings["beta"] * (logp - q).square())
         log_ratio = inputs[SEQUENCE] + logp - logp.detach() if self.by_sequence else logp - q
-        if self.name in ("ppo", "gspo"):  # these clip it anyway, and the derivative of an infinite ratio is no number
-            log_ratio = torch.where(advantage > 0, log_ratio.clamp(max=_LARGEST), log_ratio)
-        # A token that was not sampled may have any q: its ratio may be infinite, and infinity times 0 is no number.
+        if self.name in ("ppo", "gspo"):  # these clip the ratio anyway, and the derivative of an infinite one is NaN
+            log_ratio = torch.where(advantage > 0, log_ratio.clamp(max=_LOG_RATIO_MAX), log_ratio)
+        # A token that was not sampled may have any q: its ratio may be infinite, and infinity times 0 is NaN.
         ratio = torch.exp(torch.where(advantage == 0, 0.0, log_ratio))
         if self.name == "importance_sampling":
             return -ratio * advantage
@@ -94,7 +94,7 @@ class Loss:
         return -clipped.detach() * logp * advantage
 
     def gradient(self, logp: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Each token's loss and its derivative with respect to `logp`, both [N]."""
+        """Return each token's loss and its derivative with respect to `logp`, both [N]."""
         leaf = logp.detach().requires_grad_(True)
         with torch.enable_grad():
             losses = self(leaf, inputs)
@@ -103,7 +103,7 @@ class Loss:
 
 
 def sequence_log_ratio(logp: Tensor, inputs: Inputs) -> Tensor:
-    """The mean of logp − q over the marked tokens of one sequence, once for each token: `logp` and the result [N]."""
+    """Return the mean of logp − q over the marked tokens of a sequence, for each token: `logp` and the result [N]."""
     marked = inputs["sequence_ratio_mask"] != 0
     if not marked.any():
         return torch.zeros_like(logp)
@@ -111,7 +111,7 @@ def sequence_log_ratio(logp: Tensor, inputs: Inputs) -> Tensor:
 
 
 def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:
-    """Make the loss called `name`; `UsageError` where it is unknown or does not take one of `settings`."""
+    """Make the loss called `name`; `UsageError` if the name or one of `settings` is unknown or invalid."""
     if name not in LOSSES:
         raise UsageError(
             f"loss_fn {name!r} is not supported by the embedded engine; it computes {', '.join(LOSSES)}."
@@ -121,8 +121,10 @@ def make_loss(name: str, settings: Mapping[str, float | str]) -> Loss:
     numbers = dict(defaults)
     for key, value in settings.items():
         if key not in defaults:
-            known = f"it takes {', '.join(defaults)}" if defaults else "it takes none"
-            raise UsageError(f"loss_fn_config: {name} has no setting {key!r}; {known}.{did_you_mean(key, defaults)}")
+            names = ", ".join(defaults) or "none"
+            raise UsageError(
+                f"loss_fn_config: {name} has no setting {key!r}; it takes {names}.{did_you_mean(key, defaults)}"
+            )
         if isinstance(value, str):
             raise UsageError(f"loss_fn_config: {key} must be a number, not {value!r}")
         if math.isnan(value) or (math.isinf(value) and key != "clip_high_threshold") or value < 0:

@@ -1,10 +1,10 @@
-"""Training sequences packed into micro-batches that share what the sequences have in common.
+"""Training sequences packed into micro-batches that compute common prefixes once.
 
-Invariant: every position of every example is in exactly one micro-batch, with all that comes before it; which examples
-stand together depends on the examples only.
+Invariant: every position of every example is in exactly one micro-batch, with all positions before it; the packing
+depends on the examples only.
 
-The samples of a group begin with one prompt. Its rows are computed once for all of them: the model sees a prefix and
-what follows it, each a span, and the output layer sees one row with several targets.
+The rollouts of a group begin with one prompt. Its rows are computed once for all of them: the model sees a prefix and
+the sequences that continue it, each as a span, and the output layer sees one row with several targets.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from rlkit.engine.model.attention import Span
 
 _SHARED_TOKENS_MIN = 8
-# Every sequence gets a copy of its prefix's keys and values: small beside a row's activations, but not for any number.
-_COPIES = 16
+# Every sequence gets a copy of its prefix's keys and values. A copy is small beside the activations; all copies of a
+# micro-batch have at most so many times its rows.
+_COPIES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Example:
-    """One training sequence: `tokens [N] int64`, `targets [N] or [N, K] int64`, loss inputs of that shape by name."""
+    """A training sequence: `tokens [N] int64`, `targets [N] or [N, K] int64`, loss inputs of that shape by name."""
 
     tokens: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -32,7 +33,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Member:
+class PackedExample:
     """An example in a micro-batch: its `index` in the request, and the row of each of its tokens."""
 
     index: int
@@ -41,123 +42,128 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Packed `tokens [R]`, laid out as `spans`, and the examples that they belong to."""
+    """Packed `tokens [R]`, their layout in `spans`, and the examples that they belong to."""
 
     tokens: NDArray[np.int64]
     spans: tuple[Span, ...]
-    members: tuple[Member, ...]
+    examples: tuple[PackedExample, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class _PrefixGroup:
     """Examples that begin with the same `shared` tokens."""
 
     shared: int
     indices: tuple[int, ...]
 
-    def size(self, lengths: Sequence[int]) -> int:
+    def row_count(self, lengths: Sequence[int]) -> int:
         return self.shared + sum(lengths[i] - self.shared for i in self.indices)
 
 
-def micro_batches(sequences: Sequence[NDArray[np.int64]], most: int, shares: int = 1) -> list[list[MicroBatch]]:
-    """Pack sequences, none empty, into micro-batches of about `most` rows (or one longer sequence), in even shares."""
+def micro_batches(sequences: Sequence[NDArray[np.int64]], rows_max: int, shares: int = 1) -> list[list[MicroBatch]]:
+    """Pack non-empty sequences into micro-batches of about `rows_max` rows, or one longer sequence, in even shares."""
     lengths = [len(sequence) for sequence in sequences]
-    families = [part for family in _families(sequences) for part in _split(family, lengths, most)]
-    families.sort(key=lambda family: (family.size(lengths), family.indices))
-    sizes = [family.size(lengths) for family in families]
-    # No more than there must be for each share, and all of about one size.
-    count = max(-(-sum(sizes) // (shares * most)), 1) * shares
-    batches = [_pack(sequences, chosen) for chosen in _fill(sizes, families, sum(sizes) / count, most + most // 8)]
-    shared: list[list[MicroBatch]] = [[] for _ in range(shares)]
+    groups = [part for group in _prefix_groups(sequences) for part in _split(group, lengths, rows_max)]
+    groups.sort(key=lambda group: (group.row_count(lengths), group.indices))
+    row_counts = [group.row_count(lengths) for group in groups]
+    # The smallest possible number for each share, all of about one size.
+    count = max(-(-sum(row_counts) // (shares * rows_max)), 1) * shares
+    batches = [
+        _pack(sequences, chunk)
+        for chunk in _chunk_groups(row_counts, groups, sum(row_counts) / count, rows_max + rows_max // 8)
+    ]
+    by_share: list[list[MicroBatch]] = [[] for _ in range(shares)]
     for batch in sorted(batches, key=lambda batch: -len(batch.tokens)):
-        min(shared, key=lambda batches: sum(len(other.tokens) for other in batches)).append(batch)
-    return shared
+        min(by_share, key=lambda share: sum(len(other.tokens) for other in share)).append(batch)
+    return by_share
 
 
-def _families(sequences: Sequence[NDArray[np.int64]]) -> Iterator[_Family]:
-    """Neighbours in lexicographic order, joined while sharing saves rows."""
+def _prefix_groups(sequences: Sequence[NDArray[np.int64]]) -> Iterator[_PrefixGroup]:
+    """Join neighbours in lexicographic order while sharing a prefix saves rows."""
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i8").tobytes())
-    members: list[int] = []
+    indices: list[int] = []
     shared = 0
     for index in order:
-        if members:
+        if indices:
             # A whole sequence cannot be a prefix: each example keeps at least one row of its own.
-            limit = min(len(sequences[index]) - 1, shared if len(members) > 1 else len(sequences[members[0]]) - 1)
-            common = _common(sequences[members[-1]], sequences[index], limit)
-            if common >= _SHARED_TOKENS_MIN and len(members) * common >= (len(members) - 1) * shared:
-                members.append(index)
+            limit = min(len(sequences[index]) - 1, shared if len(indices) > 1 else len(sequences[indices[0]]) - 1)
+            common = _common_prefix_length(sequences[indices[-1]], sequences[index], limit)
+            if common >= _SHARED_TOKENS_MIN and len(indices) * common >= (len(indices) - 1) * shared:
+                indices.append(index)
                 shared = common
                 continue
-            yield _Family(shared, tuple(members))
-        members, shared = [index], 0
-    if members:
-        yield _Family(shared, tuple(members))
+            yield _PrefixGroup(shared, tuple(indices))
+        indices, shared = [index], 0
+    if indices:
+        yield _PrefixGroup(shared, tuple(indices))
 
 
-def _common(one: NDArray[np.int64], other: NDArray[np.int64], limit: int) -> int:
-    """How many tokens, at most `limit`, both begin with."""
-    different = np.flatnonzero(one[:limit] != other[:limit])
-    return int(different[0]) if len(different) else max(limit, 0)
+def _common_prefix_length(a: NDArray[np.int64], b: NDArray[np.int64], limit: int) -> int:
+    """Return the number of tokens, at most `limit`, of the longest common prefix."""
+    differences = np.flatnonzero(a[:limit] != b[:limit])
+    return int(differences[0]) if len(differences) else max(limit, 0)
 
 
-def _split(family: _Family, lengths: Sequence[int], most: int) -> Iterator[_Family]:
-    """Parts of a family, of about one size, that fit a micro-batch.
+def _split(group: _PrefixGroup, lengths: Sequence[int], rows_max: int) -> Iterator[_PrefixGroup]:
+    """Split a group into parts of about one size that fit a micro-batch.
 
-    A long prefix is worth a larger one: each part computes it again.
+    A long prefix allows for larger parts: each part computes it again.
     """
-    most = max(most, 2 * family.shared)
-    all_own = family.size(lengths) - family.shared
-    even = all_own / max(-(-all_own // max(most - family.shared, 1)), 1)
+    rows_max = max(rows_max, 2 * group.shared)
+    all_tails = group.row_count(lengths) - group.shared
+    even = all_tails / max(-(-all_tails // max(rows_max - group.shared, 1)), 1)
     part: list[int] = []
-    rows, done, count = family.shared, 0, 0
-    for index in sorted(family.indices, key=lambda i: lengths[i]):
-        own = lengths[index] - family.shared
-        copied = (len(part) + 1) * family.shared
-        reached = done + rows - family.shared + own / 2
-        if part and (rows + own > most or copied > _COPIES * most or reached > (count + 1) * even):
-            yield _Family(family.shared, tuple(part))
-            done, count = done + rows - family.shared, count + 1
-            part, rows = [], family.shared
+    rows, done, count = group.shared, 0, 0
+    for index in sorted(group.indices, key=lambda i: lengths[i]):
+        tail = lengths[index] - group.shared
+        copied = (len(part) + 1) * group.shared
+        reached = done + rows - group.shared + tail / 2
+        if part and (rows + tail > rows_max or copied > _COPIES_MAX * rows_max or reached > (count + 1) * even):
+            yield _PrefixGroup(group.shared, tuple(part))
+            done, count = done + rows - group.shared, count + 1
+            part, rows = [], group.shared
         part.append(index)
-        rows += own
-    yield _Family(family.shared, tuple(part))
+        rows += tail
+    yield _PrefixGroup(group.shared, tuple(part))
 
 
-def _fill(sizes: Sequence[int], families: Sequence[_Family], even: float, limit: int) -> Iterator[list[_Family]]:
-    """Neighbours together, about `even` rows, and no more than `limit` unless one alone has."""
-    batch: list[_Family] = []
+def _chunk_groups(
+    row_counts: Sequence[int], groups: Sequence[_PrefixGroup], even: float, limit: int
+) -> Iterator[list[_PrefixGroup]]:
+    """Join neighbours to chunks of about `even` rows, and of at most `limit` except for a single larger group."""
+    chunk: list[_PrefixGroup] = []
     rows = done = count = 0
-    for size, family in zip(sizes, families, strict=True):
-        # Whichever comes nearer to where this batch should end: with the family, or without it.
-        if batch and (rows + size > limit or done + rows + size / 2 > (count + 1) * even):
-            yield batch
+    for size, group in zip(row_counts, groups, strict=True):
+        # End where the total is closer to a multiple of `even`: with the group or without it.
+        if chunk and (rows + size > limit or done + rows + size / 2 > (count + 1) * even):
+            yield chunk
             done, count = done + rows, count + 1
-            batch, rows = [], 0
-        batch.append(family)
+            chunk, rows = [], 0
+        chunk.append(group)
         rows += size
-    if batch:
-        yield batch
+    if chunk:
+        yield chunk
 
 
-def _pack(sequences: Sequence[NDArray[np.int64]], families: Sequence[_Family]) -> MicroBatch:
-    """Prefixes first, so that those of one length stand together, and then what follows each of them."""
+def _pack(sequences: Sequence[NDArray[np.int64]], groups: Sequence[_PrefixGroup]) -> MicroBatch:
+    """Lay out all prefixes, so that those of one length are adjacent, and then the tails of each."""
     tokens: list[NDArray[np.int64]] = []
     spans: list[Span] = []
     prefixes: list[Span | None] = []
     start = 0
-    for family in families:
-        prefixes.append(Span(start, family.shared) if family.shared else None)
-        if family.shared:
-            tokens.append(sequences[family.indices[0]][: family.shared])
-            spans.append(Span(start, family.shared))
-            start += family.shared
-    members: list[Member] = []
-    for family, prefix in zip(families, prefixes, strict=True):
-        before = np.arange(prefix.start, prefix.start + prefix.length) if prefix else np.arange(0)
-        for index in family.indices:
-            own = sequences[index][family.shared :]
-            tokens.append(own)
-            spans.append(Span(start, len(own), prefix))
-            members.append(Member(index, np.concatenate([before, np.arange(start, start + len(own))])))
-            start += len(own)
-    return MicroBatch(np.concatenate(tokens), tuple(spans), tuple(members))
+    for group in groups:
+        prefixes.append(Span(start, group.shared) if group.shared else None)
+        if group.shared:
+            tokens.append(sequences[group.indices[0]][: group.shared])
+            spans.append(Span(start, group.shared))
+            start += group.shared
+    examples: list[PackedExample] = []
+    for group, prefix in zip(groups, prefixes, strict=True):
+        prefix_rows = np.arange(prefix.start, prefix.start + prefix.length) if prefix else np.arange(0)
+        for index in group.indices:
+            tail = sequences[index][group.shared :]
+            tokens.append(tail)
+            spans.append(Span(start, len(tail), prefix))
+            examples.append(PackedExample(index, np.concatenate([prefix_rows, np.arange(start, start + len(tail))])))
+            start += len(tail)
+    return MicroBatch(np.concatenate(tokens), tuple(spans), tuple(examples))

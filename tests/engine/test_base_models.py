@@ -117,7 +117,7 @@ def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
     sampling = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "qwen2"}
     ask(server, "create_sampling_session", sampling)
     assert contexts() == {"advertised": None, "qwen2": 1024}
-    monkeypatch.setattr(base_models, "_LOOK_S", 0.1)
+    monkeypatch.setattr(base_models, "_LOOKUP_WAIT_S", 0.1)
     ask(server, "create_sampling_session", sampling | {"sampling_session_seq_id": 1, "base_model": "slow"})
     assert contexts() == {"advertised": None, "qwen2": 1024}
     assert slow.asked == ["qwen2", "slow"]
@@ -138,15 +138,15 @@ def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve:
             running[0] -= 1
         return resolve("llama")
 
-    found = base_models.Bases(slow, torch.device("cpu"))
-    looking = [found.look_for(f"hub/{i}") for i in range(50)]
+    found = base_models.BaseModels(slow, torch.device("cpu"))
+    looking = [found.start_lookup(f"hub/{i}") for i in range(50)]
     go_on.set()
     for future in looking:
         assert future is not None
         future.result(HANG_S)
     assert running[1] <= 4
     assert sorted(asked) == sorted(f"hub/{i}" for i in range(50))
-    again = found.look_for("hub/50")  # those that have looked have ended, and another begins
+    again = found.start_lookup("hub/50")  # those that have looked have ended, and another begins
     assert again is None or again.result(HANG_S) is None
 
 
@@ -160,8 +160,8 @@ def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
         assert go_on.wait(HANG_S)
         raise MissingError(name)
 
-    found = base_models.Bases(slow, torch.device("cpu"))
-    looking = [found.look_for(f"hub/{i}") for i in range(9)]
+    found = base_models.BaseModels(slow, torch.device("cpu"))
+    looking = [found.start_lookup(f"hub/{i}") for i in range(9)]
     for _ in range(4):
         assert begun.acquire(timeout=HANG_S)
     found.close()

@@ -1,11 +1,10 @@
 """The management routes: training runs, checkpoints, sessions, and the download of weights.
 
-Invariant: what these routes tell of runs, checkpoints and finished sessions is read from the disk, so that it is the
-same for every server on a root and after a restart. A server has one key and thus one user, who may see all of it.
+Invariant: runs, checkpoints and finished sessions are read from the disk, so that the answers are the same on every
+server of a root and after a restart. A server has one key and thus one user, who may see everything.
 
-Not offered, because one machine has no such thing: the audit log, billing events, projects of a session and trace
-exports. They answer 404 with the name of the route; the SDK would go on asking for minutes after a 501. `whoami` asks
-no server: it reads the user from a JWT, and there is none here.
+One machine has no audit log, billing events, projects of a session or trace exports. Their routes answer 404 with the
+name of the route; after a 501 the SDK would retry for minutes. `whoami` needs no server: it reads the user from a JWT.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ _TYPES = {"weights": "training", "sampler_weights": "sampler", "external_weights
 
 
 class TtlRequest(BaseModel):
-    """The body of `PUT …/ttl`; None lets the checkpoint live for ever."""
+    """The body of `PUT …/ttl`; with None the checkpoint never expires."""
 
     ttl_seconds: StrictInt | None
 
 
 class Management:
-    """One method for each route, called on any thread; of `sessions` it knows which are open."""
+    """Handlers of the management routes, called on any thread."""
 
     def __init__(self, store: CheckpointStore, sessions: Sessions) -> None:
         self._store = store
@@ -47,49 +46,49 @@ class Management:
         self._secret = secrets.token_bytes(32)
 
     def list_runs(self, request: Request) -> Response:
-        """The training runs of the root, newest first."""
+        """List the training runs of the root, newest first."""
         if "project_id" in request.query_params:
             raise UsageError("project_id: the embedded engine has no projects; leave it out")
         offset, limit = _page(request, 20)
         runs = self._store.records.runs()
-        page = [self._run_json(run) for run in runs[offset : offset + limit]]
+        page = [self._encode_run(run) for run in runs[offset : offset + limit]]
         return JSONResponse({"training_runs": page, "cursor": _cursor(offset, limit, len(runs))})
 
     def get_run(self, request: Request) -> Response:
-        """One training run."""
-        return JSONResponse(self._run_json(self._run(request.path_params["model_id"])))
+        """Return a training run."""
+        return JSONResponse(self._encode_run(self._run(request.path_params["model_id"])))
 
     def list_run_checkpoints(self, request: Request) -> Response:
-        """All checkpoints of a training run."""
+        """List all checkpoints of a training run."""
         run = self._run(request.path_params["model_id"])
         checkpoints = self._store.checkpoints(run.model_id)
-        return JSONResponse({"checkpoints": [_checkpoint_json(c) for c in checkpoints]})
+        return JSONResponse({"checkpoints": [_encode_checkpoint(checkpoint) for checkpoint in checkpoints]})
 
     def list_checkpoints(self, request: Request) -> Response:
-        """The checkpoints of the root, newest first."""
+        """List the checkpoints of the root, newest first."""
         offset, limit = _page(request, 100)
         checkpoints = self._store.checkpoints()
-        page = [_checkpoint_json(c) for c in checkpoints[offset : offset + limit]]
+        page = [_encode_checkpoint(checkpoint) for checkpoint in checkpoints[offset : offset + limit]]
         return JSONResponse({"checkpoints": page, "cursor": _cursor(offset, limit, len(checkpoints))})
 
     def delete_checkpoint(self, request: Request) -> Response:
-        """Remove a checkpoint."""
-        self._store.delete(_path(request))
+        """Delete a checkpoint."""
+        self._store.delete(_checkpoint_path(request))
         return Response(status_code=204)
 
     def publish(self, request: Request) -> Response:
-        """Note that a checkpoint is public (POST) or is not (DELETE); who has the key can read it either way."""
-        self._store.set_public(_path(request), request.method == "POST")
+        """Mark a checkpoint as public (POST) or private (DELETE); the key gives access to both."""
+        self._store.set_public(_checkpoint_path(request), request.method == "POST")
         return Response(status_code=204)
 
     def set_ttl(self, request: Request, body: TtlRequest) -> Response:
-        """Set or remove a checkpoint's end."""
-        self._store.set_ttl(_path(request), body.ttl_seconds)
+        """Set or remove the time at which a checkpoint expires."""
+        self._store.set_ttl(_checkpoint_path(request), body.ttl_seconds)
         return Response(status_code=204)
 
     def copy_weights(self, request: Request, body: types.CopyWeightsRequest) -> Response:
-        """Copy a checkpoint into a run of its own; the project is not asked for, there are none."""
-        if body.session_id is not None and (self._live(body.session_id) is None or body.model_seq_id is None):
+        """Copy a checkpoint into a run of its own; the project is ignored."""
+        if body.session_id is not None and (self._sampler_ids(body.session_id) is None or body.model_seq_id is None):
             raise MissingError(f"copy_weights: there is no session {body.session_id!r}, or model_seq_id is missing")
         # A resent request carries the same key, and must not make a second copy.
         key = request.headers.get("x-idempotency-key") or secrets.token_hex(8)
@@ -100,72 +99,76 @@ class Management:
         return JSONResponse({"tinker_path": path})
 
     def storage(self, _: Request) -> Response:
-        """What all checkpoints take on disk."""
+        """Return the number of checkpoints and their size on disk."""
         checkpoints = self._store.checkpoints()
         size_bytes = sum(checkpoint.size_bytes for checkpoint in checkpoints)
         usage = {"checkpoint_count": len(checkpoints), "size_bytes": size_bytes, "size_gigabytes": size_bytes / 1e9}
         return JSONResponse({"data": [usage]})
 
-    def note_session(self, session_id: str, body: types.CreateSessionRequest) -> None:
-        """Write down what a client says of the session that was opened for it."""
+    def record_session(self, session_id: str, body: types.CreateSessionRequest) -> None:
+        """Write the record of a new session."""
         record = SessionRecord(session_id, self._store.clock(), strings(body.user_metadata), body.display_name)
         self._store.records.add_session(record)
 
     def list_sessions(self, request: Request) -> Response:
-        """The ids of all sessions there ever were, newest first."""
+        """List the ids of all recorded sessions, newest first."""
         offset, limit = _page(request, 20)
         sessions = self._store.records.sessions()
         return JSONResponse({"sessions": [session.session_id for session in sessions[offset : offset + limit]]})
 
     def get_session(self, request: Request) -> Response:
-        """A session, its training runs and, while it is open, its sampling sessions."""
+        """Return a session, its training runs and, while it is open, its sampling sessions."""
         session_id = request.path_params["session_id"]
         session = self._store.records.session(session_id)
         if session is None:
             raise MissingError(f"there is no session {session_id!r}")
         runs = self._store.records.runs(session_id)
-        about = {"user_metadata": session.user_metadata, "display_name": session.display_name}
-        ids = [run.model_id for run in runs]
-        return JSONResponse({"training_run_ids": ids, "sampler_ids": self._live(session_id) or [], **about})
+        return JSONResponse(
+            {
+                "training_run_ids": [run.model_id for run in runs],
+                "sampler_ids": self._sampler_ids(session_id) or [],
+                "user_metadata": session.user_metadata,
+                "display_name": session.display_name,
+            }
+        )
 
     def search_sessions(self, _: Request, body: types.SessionSearchRequest) -> Response:
-        """A page of the sessions that fit, newest first; there are no projects and nobody else's sessions."""
-        sessions = self._store.records.sessions()
-        found = [session for session in sessions if self._fits(session, body)]
-        page = found[: body.limit]
-        following = None
-        if len(found) > len(page):
-            following = {"last_created_at": _time(page[-1].created), "last_session_id": page[-1].session_id}
-        return JSONResponse({"sessions": [self._summary(session) for session in page], "next_cursor": following})
+        """Return a page of the matching sessions, newest first."""
+        matches = [session for session in self._store.records.sessions() if self._is_match(session, body)]
+        page = matches[: body.limit]
+        cursor = None
+        if len(matches) > len(page):
+            cursor = {"last_created_at": _encode_time(page[-1].created), "last_session_id": page[-1].session_id}
+        return JSONResponse({"sessions": [self._encode_session(session) for session in page], "next_cursor": cursor})
 
     def external_urls(self, request: Request) -> Response:
-        """Where each file of an external checkpoint can be fetched without the key, for an hour."""
-        path = _path(request)
+        """Return a URL for each file of an external checkpoint, valid without the key for an hour."""
+        path = _checkpoint_path(request)
         checkpoint = self._store.get(path)
-        if not checkpoint.id.startswith("external_weights/"):
-            raise UsageError(f"{path}: only what save_weights_external wrote can be downloaded")
+        if checkpoint.kind != "external_weights":
+            raise UsageError(f"{path}: only checkpoints of save_weights_external can be downloaded")
         expires = int(time.time()) + _URL_S
         base = f"{str(request.base_url).rstrip('/')}/api/v1/downloads"
         urls = {
             file.name: f"{base}/{self._sign(path, file.name, expires)}/{expires}/{quote(path[9:])}/{file.name}"
             for file in sorted(checkpoint.data.iterdir())
         }
-        return JSONResponse({"urls": urls, "expires": _time(expires)})
+        return JSONResponse({"urls": urls, "expires": _encode_time(expires)})
 
     def download(self, request: Request) -> Response:
-        """One file of an external checkpoint; the signature in its URL stands for the key."""
-        part = request.path_params
-        path, name, expires = _path(request), str(part["file"]), int(part["expires"])
+        """Return a file of an external checkpoint; the signature in its URL replaces the key."""
+        params = request.path_params
+        path, name, expires = _checkpoint_path(request), str(params["file"]), int(params["expires"])
         signature = self._sign(path, name, expires)
-        if not hmac.compare_digest(str(part["signature"]).encode(), signature.encode()) or time.time() > expires:
-            raise MissingError("this download URL is wrong or over: ask for a new one with get_external_weights_urls")
+        if not hmac.compare_digest(str(params["signature"]).encode(), signature.encode()) or time.time() > expires:
+            raise MissingError("this download URL is invalid or expired: get a new one with get_external_weights_urls")
         file = self._store.get(path).data / name
         if not file.is_file() or file.is_symlink():
             raise MissingError(f"{path} has no file {name!r}")
         return FileResponse(file, media_type="application/octet-stream")
 
     def not_offered(self, request: Request) -> Response:
-        """The answer to a route of the hosted service that has no meaning here."""
+        """Refuse a route of the hosted service that has no meaning here."""
         raise MissingError(f"{request.method} {request.url.path} is not offered by the embedded engine")
 
     def _run(self, model_id: str) -> Run:
@@ -174,82 +177,82 @@ class Management:
             raise MissingError(f"there is no training run {model_id!r}")
         return run
 
-    def _run_json(self, run: Run) -> dict[str, object]:
-        own = self._store.checkpoints(run.model_id)
-        last = {kind: next((_checkpoint_json(c) for c in own if c.id.startswith(f"{kind}/")), None) for kind in _TYPES}
+    def _encode_run(self, run: Run) -> dict[str, object]:
+        checkpoints = self._store.checkpoints(run.model_id)
+        newest = {checkpoint.kind: _encode_checkpoint(checkpoint) for checkpoint in reversed(checkpoints)}
         return {
             "training_run_id": run.model_id,
             "base_model": run.base_model,
             "model_owner": _OWNER,
             "is_lora": True,
             "lora_rank": run.rank,
-            "last_request_time": _time(max([run.created, *(checkpoint.created for checkpoint in own)])),
-            "last_checkpoint": last["weights"],
-            "last_sampler_checkpoint": last["sampler_weights"],
+            "last_request_time": _encode_time(max([run.created, *(checkpoint.created for checkpoint in checkpoints)])),
+            "last_checkpoint": newest.get("weights"),
+            "last_sampler_checkpoint": newest.get("sampler_weights"),
             "user_metadata": run.user_metadata,
         }
 
-    def _live(self, session_id: str) -> list[str] | None:
-        """The sampling sessions of an open session; asking does not keep it open."""
+    def _sampler_ids(self, session_id: str) -> list[str] | None:
+        """Return the sampling sessions of a session, without keeping it open; None if it is not open."""
         return next((list(session.samplers) for session in self._sessions if session.session_id == session_id), None)
 
     def _sign(self, path: str, file: str, expires: int) -> str:
         return hmac.digest(self._secret, f"{expires} {path} {file}".encode(), "sha256").hex()
 
-    def _fits(self, session: SessionRecord, wanted: types.SessionSearchRequest) -> bool:
-        if wanted.session_id is not None or wanted.display_name is not None:
-            words = (wanted.display_name or "").lower().split()
+    def _is_match(self, session: SessionRecord, query: types.SessionSearchRequest) -> bool:
+        if query.session_id is not None or query.display_name is not None:
+            words = (query.display_name or "").lower().split()
             name = (session.display_name or "").lower()
-            if session.session_id != wanted.session_id and not (words and all(word in name for word in words)):
+            if session.session_id != query.session_id and not (words and all(word in name for word in words)):
                 return False
-        if wanted.project_ids is not None and _OWNER not in wanted.project_ids:
+        if query.project_ids is not None and _OWNER not in query.project_ids:
             return False
-        owner = wanted.owner
-        if isinstance(owner, types.UserSearchOwner) and _OWNER not in owner.owner_urns:
+        if isinstance(query.owner, types.UserSearchOwner) and _OWNER not in query.owner.owner_urns:
             return False
-        active = self._live(session.session_id) is not None
-        if wanted.statuses is not None and not (active and any(status.type == "active" for status in wanted.statuses)):
+        is_open = self._sampler_ids(session.session_id) is not None
+        if query.statuses is not None and not (is_open and any(status.type == "active" for status in query.statuses)):
             return False
-        if not wanted.user_metadata.items() <= (session.user_metadata or {}).items():
+        if not query.user_metadata.items() <= (session.user_metadata or {}).items():
             return False
-        after = wanted.cursor
+        after = query.cursor
         created = datetime.fromtimestamp(session.created, UTC)  # the cursor's precision
         return after is None or (after.last_created_at, session.session_id) > (created, after.last_session_id)
 
-    def _summary(self, session: SessionRecord) -> dict[str, object]:
-        own = self._store.checkpoints(session.session_id)
+    def _encode_session(self, session: SessionRecord) -> dict[str, object]:
+        checkpoints = self._store.checkpoints(session.session_id)
         return {
             "session_id": session.session_id,
-            "created_at": _time(session.created),
+            "created_at": _encode_time(session.created),
             "owner": _OWNER,
             "project_id": _OWNER,
-            "status": None if self._live(session.session_id) is None else {"type": "active"},
-            "checkpoints_count": len(own),
-            "checkpoint_storage_bytes": sum(checkpoint.size_bytes for checkpoint in own),
+            "status": None if self._sampler_ids(session.session_id) is None else {"type": "active"},
+            "checkpoints_count": len(checkpoints),
+            "checkpoint_storage_bytes": sum(checkpoint.size_bytes for checkpoint in checkpoints),
             "display_name": session.display_name,
             "user_metadata": session.user_metadata,
         }
 
 
-def _checkpoint_json(checkpoint: Checkpoint) -> dict[str, object]:
+def _encode_checkpoint(checkpoint: Checkpoint) -> dict[str, object]:
     return {
         "checkpoint_id": checkpoint.id,
-        "checkpoint_type": _TYPES[checkpoint.id.partition("/")[0]],
-        "time": _time(checkpoint.created),
+        "checkpoint_type": _TYPES[checkpoint.kind],
+        "time": _encode_time(checkpoint.created),
         "tinker_path": checkpoint.path,
         "size_bytes": checkpoint.size_bytes,
         "public": checkpoint.public,
         "user_metadata": checkpoint.user_metadata,
-        "expires_at": None if checkpoint.expires is None else _time(checkpoint.expires),
+        "expires_at": None if checkpoint.expires is None else _encode_time(checkpoint.expires),
     }
 
 
-def _path(request: Request) -> str:
-    part = request.path_params
-    return f"tinker://{part['model_id']}/{part['kind']}/{part['name']}"
+def _checkpoint_path(request: Request) -> str:
+    params = request.path_params
+    return f"tinker://{params['model_id']}/{params['kind']}/{params['name']}"
 
 
 def _page(request: Request, limit: int) -> tuple[int, int]:
+    """Return the offset and the limit of a list request."""
     values: list[int] = []
     for name, default in (("offset", 0), ("limit", limit)):
         text = request.query_params.get(name, str(default))
@@ -263,5 +266,5 @@ def _cursor(offset: int, limit: int, total: int) -> dict[str, int]:
     return {"offset": offset, "limit": limit, "total_count": total}
 
 
-def _time(seconds: float) -> str:
+def _encode_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()

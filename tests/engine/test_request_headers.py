@@ -14,7 +14,7 @@ import pytest
 import tinker
 
 from rlkit.engine import EngineServer
-from rlkit.engine.server import http_limits
+from rlkit.engine.server import http_requests
 
 HOST = b"host: engine\r\n"
 GET = b"GET /api/v1/healthz HTTP/1.1\r\n" + HOST
@@ -101,7 +101,7 @@ def test_a_body_whose_framing_never_ends_closes_the_connection(part: bytes, serv
 
 
 def test_headers_that_come_too_slowly_are_refused(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HEADER_S", 0.5)
+    monkeypatch.setattr(http_requests, "HEADER_S", 0.5)
     with connected(server) as connection:
         connection.sendall(GET)
         while not select.select([connection], [], [], 0.02)[0]:
@@ -110,7 +110,7 @@ def test_headers_that_come_too_slowly_are_refused(server: EngineServer, monkeypa
 
 
 def test_a_connection_that_asks_nothing_is_closed(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_limits, "HEADER_S", 0.2)
+    monkeypatch.setattr(http_requests, "HEADER_S", 0.2)
     with connected(server) as connection:
         assert rest_of(connection) == b""
 

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from rlkit.engine import EngineServer
-from rlkit.engine.server import request_body
-from rlkit.engine.server.request_body import Bodies, Refused, read_body
+from rlkit.engine.server import http_requests
+from rlkit.engine.server.http_requests import BodyReader, HttpError, read_body
 from rlkit.engine.server.service import Service
 from tests.limits import HANG_S
 
@@ -46,38 +46,38 @@ def cut(body: bytes, step: int) -> Iterator[bytes]:
 def test_what_is_kept_of_a_body_that_is_too_large_does_not_depend_on_how_it_comes(step: int) -> None:
     body = bytes(range(200)) * 5
     pieces = cut(body, step)
-    with pytest.raises(Refused, match="larger than 150 bytes") as refusal:
+    with pytest.raises(HttpError, match="larger than 150 bytes") as refusal:
         asyncio.run(read_body(coming(pieces), bytes_max=150))
     assert refusal.value.body == body[:150]
     assert next(pieces, None) is None  # all was read, so that the client comes to read the answer
 
 
 def test_a_body_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_body, "_DISCARDED_BYTES_MAX", 1000)
+    monkeypatch.setattr(http_requests, "_DISCARDED_BYTES_MAX", 1000)
 
     def endless() -> Iterator[bytes]:
         while True:
             yield bytes(100)
 
-    with pytest.raises(Refused, match="larger than 150 bytes"):
+    with pytest.raises(HttpError, match="larger than 150 bytes"):
         asyncio.run(read_body(coming(endless()), bytes_max=150))
 
 
 def test_a_request_that_is_too_large_may_be_sent_again(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
     model_id = open_model(server, open_session(server))
-    read = request_body.read_body
+    read = http_requests.read_body
 
     async def reading(request: Request, *, bytes_max: int) -> bytearray:
         try:
             return await read(request, bytes_max=bytes_max)
-        except Refused as refused:  # as much as had arrived, which is another part each time
+        except HttpError as refused:  # as much as had arrived, which is another part each time
             kept.append(len(refused.body) - 5 * len(kept))
-            raise Refused(refused.status, str(refused), refused.body[: kept[-1]]) from None
+            raise HttpError(refused.status, str(refused), refused.body[: kept[-1]]) from None
 
     kept: list[int] = []
-    monkeypatch.setattr(request_body, "read_body", reading)
+    monkeypatch.setattr(http_requests, "read_body", reading)
     with monkeypatch.context() as patch:
-        patch.setattr(request_body, "_BODY_BYTES_MAX", 100)
+        patch.setattr(http_requests, "_BODY_BYTES_MAX", 100)
         for _ in range(3):
             assert (
                 ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf").status
@@ -98,7 +98,7 @@ def test_json_may_be_less_large_than_other_bodies(server: EngineServer) -> None:
 
 def test_a_prompt_that_fills_the_longest_context_is_small_enough() -> None:
     tokens = json.dumps([151_643] * 131_072, separators=(",", ":"))
-    assert len(tokens) < request_body.JSON_BYTES_MAX / 2
+    assert len(tokens) < http_requests.JSON_BYTES_MAX / 2
 
 
 def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,15 +124,15 @@ def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, mo
 
 def test_a_compressed_body_is_unpacked_beside_the_servers_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
-    unpack = request_body.unpack_body
+    unpack = http_requests.unpack_body
 
     def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
         threads.append(threading.current_thread())
         return unpack(body, bytes_max=bytes_max)
 
-    monkeypatch.setattr(request_body, "unpack_body", unpack_body)
+    monkeypatch.setattr(http_requests, "unpack_body", unpack_body)
     request = coming(cut(zstandard.compress(b"hello"), 5), content_encoding="zstd")
-    assert asyncio.run(Bodies().read(request)) == b"hello"
+    assert asyncio.run(BodyReader().read(request)) == b"hello"
     assert threads[0] is not threading.current_thread()
 
 
@@ -144,7 +144,7 @@ def test_a_stalled_upload_does_not_hold_up_the_stop(
         with socket.create_connection((str(address.hostname), address.port), timeout=HANG_S) as upload:
             head = ["POST /api/v1/telemetry HTTP/1.1", "Host: x", f"X-API-Key: {server.api_key}", "Content-Length: 100"]
             upload.sendall("\r\n".join([*head, "", "abc"]).encode())
-            while not server._bodies._coming:  # pyright: ignore[reportPrivateUsage] that it is being read is not seen outside
+            while not server._bodies._timeouts:  # pyright: ignore[reportPrivateUsage] that it is being read is not seen outside
                 time.sleep(0.01)
             server.stop()
             assert upload.recv(1000).startswith(b"HTTP/1.1 503")

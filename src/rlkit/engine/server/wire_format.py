@@ -1,0 +1,381 @@
+"""The Tinker wire format: training and sampling requests and answers, to and from the engine's own types.
+
+Invariant: whatever a client sends, a decoder returns a valid value or raises `UsageError`, which names a malformed
+tensor, and no sparse tensor is made dense beyond `_SPARSE_VALUES_MAX` values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import secrets
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import groupby
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+from tinker import ModelInput, types
+from tinker.proto import tinker_public_pb2 as pb
+
+from rlkit.engine.decode.requests import SampleRequest, SampleResult, StopRule, TokenLogprobs
+from rlkit.engine.decode.token_sampling import DrawSettings
+from rlkit.engine.model.lora import LoraSettings
+from rlkit.engine.training.learner import AdamSettings, LossOutput
+from rlkit.engine.training.packing import Example
+from rlkit.errors import UsageError
+
+_SPARSE_VALUES_MAX = 16 << 20
+_RANK_MAX = 512
+# Larger steps are mistakes: they leave weights without meaning.
+_STEP_MAX = 1000.0
+_SEED_MAX = 1 << 63
+_DTYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
+SAMPLES_MAX = 4096
+_TOP_MAX = 1024
+# Every sample's text is searched for the strings at every token.
+_STOP_STRINGS_MAX, _STOP_STRING_CHARACTERS_MAX, _STOP_TOKENS_MAX = 64, 1024, 4096
+# Nothing else runs while they are drawn.
+_ALTERNATIVES_MAX = 16_384
+# The SDK's marker of an empty entry in a table of likeliest tokens.
+_NO_TOKEN, _NO_LOGPROB = 0, -99999.0
+
+type StopRules = Callable[[Sequence[int] | None, Sequence[str]], StopRule]
+"""Makes the rule for stop tokens, None for the model's own, and stop strings."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainRequest:
+    """A forward or forward-backward request; its data are still encoded, for `decode_examples`."""
+
+    model_id: str
+    seq_id: int
+    loss: str
+    settings: Mapping[str, float | str]
+    forward_only: bool
+    data: Sequence[pb.Datum]
+    fingerprint: bytes
+
+
+def decode_train(body: bytes) -> TrainRequest:
+    """Read a protobuf `ForwardBackwardRequest`."""
+    message = pb.ForwardBackwardRequest()
+    try:
+        message.ParseFromString(body)
+    except DecodeError as error:
+        raise UsageError("the body is not a ForwardBackwardRequest in protobuf") from error
+    settings: dict[str, float | str] = dict(message.loss_fn_config)
+    for key, value in message.loss_fn_config_v2.items():
+        settings[key] = value.text if value.WhichOneof("value") == "text" else value.number
+    fingerprint = blake2b(message.SerializeToString(deterministic=True), digest_size=16).digest()
+    loss, seq_id = message.loss_fn, message.seq_id
+    return TrainRequest(message.model_id, seq_id, loss, settings, message.forward_only, message.data, fingerprint)
+
+
+def train_request_position(body: bytes) -> tuple[str, int] | None:
+    """Return the model and `seq_id` of a damaged `ForwardBackwardRequest`; None if they are lost."""
+    message = pb.ForwardBackwardRequest()
+    with contextlib.suppress(DecodeError):
+        message.ParseFromString(body)
+    return (message.model_id, message.seq_id) if message.model_id and message.seq_id else None
+
+
+def decode_examples(data: Sequence[pb.Datum]) -> list[Example]:
+    """Read training sequences; unlisted values of a sparse tensor are 0. Errors name the datum."""
+    tensors = (tensor for datum in data for tensor in datum.loss_fn_inputs.values())
+    sparse = sum(abs(math.prod(t.shape)) for t in tensors if t.HasField("sparse_csr") and len(t.shape) == 2)
+    if sparse > _SPARSE_VALUES_MAX:
+        raise UsageError(
+            f"data: the sparse tensors come to {sparse} values, and at most {_SPARSE_VALUES_MAX} fit a request: "
+            "send fewer sequences or columns"
+        )
+    examples: list[Example] = []
+    for i, datum in enumerate(data):
+        chunks: list[NDArray[np.int64]] = []
+        for chunk in datum.model_input:
+            if chunk.WhichOneof("chunk") != "encoded_text":
+                raise UsageError(f"data[{i}]: the embedded engine takes text only, not {chunk.WhichOneof('chunk')}")
+            chunks.append(_array(f"data[{i}].model_input", chunk.encoded_text.tokens, np.int32).astype(np.int64))
+        inputs = {name: _tensor(f"data[{i}].{name}", tensor) for name, tensor in sorted(datum.loss_fn_inputs.items())}
+        if "target_tokens" not in inputs:
+            raise UsageError(f"data[{i}]: loss_fn_inputs['target_tokens'] is missing")
+        targets = inputs.pop("target_tokens")
+        if not np.issubdtype(targets.dtype, np.integer):
+            raise UsageError(f"data[{i}]: target_tokens must be integers")
+        if not targets.size:
+            raise UsageError(f"data[{i}]: target_tokens is empty")
+        floats = {name: values.astype(np.float32) for name, values in inputs.items()}
+        tokens = np.concatenate(chunks) if chunks else np.zeros(0, np.int64)
+        examples.append(Example(tokens, targets.astype(np.int64), floats))
+    return examples
+
+
+def lora_settings(request: types.CreateModelRequest) -> LoraSettings:
+    """Read the adapter settings of a new model."""
+    lora = request.lora_config
+    if lora is None:
+        raise UsageError("create_model: lora_config is missing; the embedded engine trains LoRA adapters only")
+    if not 1 <= lora.rank <= _RANK_MAX:
+        raise UsageError(f"lora_config: rank must be 1 … {_RANK_MAX}, not {lora.rank}")
+    if lora.seed is not None and not 0 <= lora.seed < _SEED_MAX:
+        raise UsageError(f"lora_config: seed must be 0 … {_SEED_MAX - 1}, not {lora.seed}")
+    check_optimizer(request.optimizer_config)
+    return LoraSettings(lora.rank, lora.train_attn, lora.train_mlp, lora.train_unembed)
+
+
+def check_optimizer(config: types.OptimizerConfig | None) -> None:
+    """Raise `UsageError` for an optimiser other than AdamW."""
+    if config is not None and config.type != "adamw":
+        raise UsageError(f"optimizer_config: {config.type!r} is not supported; use adamw")
+
+
+def adam_settings(request: types.OptimStepRequest) -> AdamSettings:
+    """Read the settings of an optimiser step."""
+    adam = request.optim_params
+    if not isinstance(adam, types.AdamParams):
+        raise UsageError(f"optim_step: {adam.type!r} is not supported; use AdamParams")
+    for name in ("learning_rate", "eps", "weight_decay", "grad_clip_norm"):
+        if not (math.isfinite(value := getattr(adam, name)) and value >= 0):
+            raise UsageError(f"optim_step: {name} must be a number ≥ 0, not {value}")
+    for name in ("learning_rate", "weight_decay"):
+        if (value := getattr(adam, name)) > _STEP_MAX:
+            raise UsageError(f"optim_step: {name} must be at most {_STEP_MAX:g}, not {value:g}")
+    if adam.eps == 0:
+        raise UsageError("optim_step: eps must be positive: where a gradient is 0, a step would be 0 / 0")
+    for name in ("beta1", "beta2"):
+        if not 0 <= (value := getattr(adam, name)) < 1:
+            raise UsageError(f"optim_step: {name} must be in [0, 1), not {value}")
+    return AdamSettings(adam.learning_rate, adam.beta1, adam.beta2, adam.eps, adam.weight_decay, adam.grad_clip_norm)
+
+
+def encode_loss(output: LossOutput) -> bytes:
+    """Encode a `ForwardBackwardOutput`: a record for each run of examples with equally many targets per token."""
+    message = pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
+    for trailing_shape, run in groupby(output.logprobs, key=lambda values: values.shape[1:]):
+        arrays = list(run)
+        record = message.loss_fn_outputs.add()
+        record.num_datums = len(arrays)
+        field = record.fields["logprobs"]
+        field.data = b"".join(values.astype(np.float32).tobytes() for values in arrays)
+        field.offsets = np.cumsum([0, *(4 * values.size for values in arrays)], dtype=np.int64).tobytes()
+        field.dtype = pb.DTYPE_FLOAT32
+        field.trailing_shape.extend(trailing_shape)
+    metrics: MutableMapping[str, float] = message.metrics
+    metrics["loss:sum"] = output.loss
+    return message.SerializeToString()
+
+
+def decode_sample(request: types.SampleRequest, make_stop_rule: StopRules) -> SampleRequest:
+    """Read a sampling request; `UsageError` if the engine cannot answer it."""
+    if request.record_stability_info:
+        raise UsageError("sample: record_stability_info is not supported by the embedded engine")
+    params, prompt = request.sampling_params, _prompt(request.prompt)
+    if not 1 <= request.num_samples <= SAMPLES_MAX:
+        raise UsageError(f"sample: num_samples must be 1 … {SAMPLES_MAX}, not {request.num_samples}")
+    if params.max_tokens is not None and params.max_tokens < 1:
+        raise UsageError(f"sample: max_tokens must be at least 1, not {params.max_tokens}")
+    if not 0 <= params.temperature < np.inf:
+        raise UsageError(f"sample: temperature must be a number ≥ 0, not {params.temperature}")
+    if not 0 < params.top_p <= 1:
+        raise UsageError(f"sample: top_p must be in (0, 1], not {params.top_p}")
+    if params.top_k < 1 and params.top_k not in (-1, 0):
+        raise UsageError(f"sample: top_k must be positive, or -1 for all tokens, not {params.top_k}")
+    for name in ("topk_prompt_logprobs", "topk_sample_logprobs", "prompt_alt_tokens_k"):
+        if not 0 <= getattr(request, name) <= _TOP_MAX:
+            raise UsageError(f"sample: {name} must be 0 … {_TOP_MAX}, not {getattr(request, name)}")
+    if request.prompt_alt_tokens_k * len(prompt) > _ALTERNATIVES_MAX:
+        raise UsageError(
+            f"sample: prompt_alt_tokens_k {request.prompt_alt_tokens_k} for {len(prompt)} tokens is more than "
+            f"{_ALTERNATIVES_MAX} draws: ask for fewer, or for parts of the prompt"
+        )
+    last = request.prompt_logprobs_last_n
+    if last is not None and last < 1:
+        raise UsageError(f"sample: prompt_logprobs_last_n must be at least 1, not {last}")
+    return SampleRequest(
+        prompt,
+        request.num_samples,
+        params.max_tokens,
+        secrets.randbits(64) if params.seed is None else params.seed,
+        DrawSettings(params.temperature, params.top_k, params.top_p),
+        make_stop_rule(*_stops(params.stop)),
+        top=request.topk_sample_logprobs,
+        prompt_logprobs=bool(request.prompt_logprobs),
+        prompt_top=request.topk_prompt_logprobs,
+        last_tokens=last,
+        targets=_targets(request),
+        alternatives=request.prompt_alt_tokens_k,
+    )
+
+
+def encode_sample(result: SampleResult, request: types.SampleRequest) -> bytes:
+    """Encode a `SampleResponse`; the scores of sparse targets are sparse in the same way."""
+    # Concatenated messages are one message: encoded in parts, a large answer takes less memory.
+    parts: list[bytes] = []
+    for sample in result.samples:
+        message = pb.SampleResponse()
+        sequence = message.sequences.add(
+            stop_reason=pb.STOP_REASON_STOP if sample.has_stopped else pb.STOP_REASON_LENGTH,
+            tokens=sample.tokens.tobytes(),
+            logprobs=sample.logprobs.tobytes(),
+        )
+        if sample.top is not None:
+            _set_top(sequence.topk_sampled_logprobs, sample.top)
+        parts.append(message.SerializeToString())
+    message = pb.SampleResponse()
+    scores = result.prompt_scores
+    if scores.logprobs is not None:
+        message.prompt_logprobs = scores.logprobs.tobytes()
+    if scores.top is not None:
+        _set_top(message.topk_prompt_logprobs, scores.top)
+    if scores.targets is not None and request.target_prompt_logprobs is not None:
+        message.target_prompt_logprobs.CopyFrom(_target_scores(scores.targets, request))
+    if scores.alternatives is not None:
+        ids, logprobs = scores.alternatives.ids.astype(np.int64), scores.alternatives.logprobs
+        message.prompt_alt_tokens.tokens.CopyFrom(pb.Tensor(dense=ids.tobytes(), dtype=pb.DTYPE_INT64, shape=ids.shape))
+        message.prompt_alt_tokens.logprobs.CopyFrom(_encode_floats(logprobs))
+    return b"".join([*parts, message.SerializeToString()])
+
+
+def _tensor(name: str, tensor: pb.Tensor) -> NDArray[np.generic]:
+    if tensor.dtype not in _DTYPES:
+        raise UsageError(f"{name}: dtype {tensor.dtype} is not supported; use float32 or int64")
+    dtype, shape = _DTYPES[tensor.dtype], tuple(tensor.shape)
+    if len(shape) > 2 or min(shape, default=0) < 0:
+        raise UsageError(f"{name}: shape {list(shape[:4])} is not supported; use [N] or [N, K]")
+    if tensor.WhichOneof("encoding") == "sparse_csr":
+        csr = tensor.sparse_csr
+        starts = _array(f"{name}.crow_indices", csr.crow_indices, np.int64).astype(np.int64)
+        columns = _array(f"{name}.col_indices", csr.col_indices, np.int64).astype(np.int64)
+        return _to_dense(name, _array(name, csr.values, dtype), starts, columns, shape)
+    values = _array(name, tensor.dense, dtype)
+    if not shape:
+        return values
+    if math.prod(shape) != len(values):
+        raise UsageError(f"{name}: shape {list(shape)} does not agree with {len(values)} values")
+    return values.reshape(shape)
+
+
+def _array(name: str, data: bytes, dtype: type[np.generic]) -> NDArray[np.generic]:
+    if len(data) % np.dtype(dtype).itemsize:
+        raise UsageError(f"{name}: {len(data)} bytes are no whole number of {np.dtype(dtype)} values")
+    return np.frombuffer(data, dtype=dtype)
+
+
+def _to_dense[T: np.generic](
+    name: str,
+    values: NDArray[T],
+    starts: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    shape: tuple[int, ...],
+    *,
+    pad: int = 0,
+) -> NDArray[T]:
+    """Convert a tensor [N, K] in compressed sparse rows to a dense one, with `pad` for unlisted values."""
+    if len(shape) != 2:
+        raise UsageError(f"{name}: a sparse tensor needs a shape [N, K], not {list(shape)}")
+    if not 0 <= shape[0] * shape[1] <= _SPARSE_VALUES_MAX:
+        raise UsageError(f"{name}: shape {list(shape)} is too large; at most {_SPARSE_VALUES_MAX} values are allowed")
+    if len(starts) != shape[0] + 1 or starts[0] != 0 or starts[-1] != len(values) or (starts[1:] < starts[:-1]).any():
+        raise UsageError(
+            f"{name}.crow_indices: {shape[0]} rows need {shape[0] + 1} ascending numbers from 0 to {len(values)}, "
+            "the number of values"
+        )
+    if len(columns) != len(values) or (len(columns) and not 0 <= columns.min() <= columns.max() < shape[1]):
+        raise UsageError(f"{name}.col_indices: {len(values)} numbers in 0 … {shape[1] - 1} are needed")
+    rows = np.repeat(np.arange(shape[0]), np.diff(starts))
+    filled = np.zeros(shape, dtype=np.bool_)
+    filled[rows, columns] = True
+    if np.count_nonzero(filled) != len(values):
+        raise UsageError(f"{name}.col_indices: a column is listed twice in a row")
+    dense = np.full(shape, pad, dtype=values.dtype)
+    dense[rows, columns] = values
+    return dense
+
+
+def _encode_floats(values: NDArray[np.float32]) -> pb.Tensor:
+    return pb.Tensor(dense=values.tobytes(), dtype=pb.DTYPE_FLOAT32, shape=values.shape)
+
+
+def _set_top(target: pb.TopkLogprobs, tokens: TokenLogprobs) -> None:
+    """Fill in a table in place: it may be large, and a message that is put into another is copied."""
+    is_token = tokens.ids >= 0
+    target.length, target.k = tokens.ids.shape
+    target.token_ids = np.where(is_token, tokens.ids, np.int32(_NO_TOKEN)).tobytes()
+    target.logprobs = np.where(is_token, tokens.logprobs, np.float32(_NO_LOGPROB)).tobytes()
+
+
+def _target_scores(scores: NDArray[np.float32], request: types.SampleRequest) -> pb.Tensor:
+    targets = request.target_prompt_logprobs
+    values = np.nan_to_num(scores, nan=0.0)
+    if targets is None or targets.sparse_crow_indices is None or targets.sparse_col_indices is None:
+        return _encode_floats(values)
+    starts = np.array(targets.sparse_crow_indices, np.int64)
+    columns = np.array(targets.sparse_col_indices, np.int64)
+    rows = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    csr = pb.SparseCsr(
+        values=values[rows, columns].tobytes(), crow_indices=starts.tobytes(), col_indices=columns.tobytes()
+    )
+    return pb.Tensor(sparse_csr=csr, dtype=pb.DTYPE_FLOAT32, shape=scores.shape)
+
+
+def _targets(request: types.SampleRequest) -> NDArray[np.int64] | None:
+    """Return the tokens to score at each position of the prompt, dense, −1 where there is none."""
+    tensor = request.target_prompt_logprobs
+    if tensor is None:
+        return None
+    name = "sample: target_prompt_logprobs"
+    shape = tuple(tensor.shape or ())
+    if tensor.dtype != "int64" or len(shape) != 2 or min(shape) < 0:
+        raise UsageError(f"{name} must be an int64 tensor [prompt tokens − 1, K]")
+    values = _integers(name, tensor.data)
+    if tensor.sparse_crow_indices is not None:
+        starts = _integers(name, tensor.sparse_crow_indices)
+        columns = _integers(name, tensor.sparse_col_indices or [])
+        return _to_dense(name, values, starts, columns, shape, pad=-1)
+    if values.size != shape[0] * shape[1]:
+        raise UsageError(f"{name}: shape {list(shape)} does not agree with {values.size} values")
+    return values.reshape(shape)
+
+
+def _prompt(prompt: ModelInput) -> NDArray[np.int64]:
+    tokens: list[int] = []
+    for chunk in prompt.chunks:
+        if not isinstance(chunk, types.EncodedTextChunk):
+            raise UsageError(f"sample: the embedded engine takes text only, not {chunk.type}")
+        tokens.extend(chunk.tokens)
+    return _integers("sample: prompt", tokens)
+
+
+def _integers(name: str, values: Sequence[float]) -> NDArray[np.int64]:
+    try:
+        integers = np.array(values, np.int64)
+    except (OverflowError, ValueError):
+        raise UsageError(f"{name} holds a number that is no 64-bit integer") from None
+    if np.any(integers != np.array(values)):
+        raise UsageError(f"{name} holds a number that is no integer")
+    return integers
+
+
+def _stops(stop: str | Sequence[str] | Sequence[int] | None) -> tuple[tuple[int, ...] | None, tuple[str, ...]]:
+    """Return stop tokens, None for the model's own, and stop strings."""
+    if stop is None:
+        return None, ()
+    if isinstance(stop, str):
+        stop = [stop]
+    tokens = tuple(entry for entry in stop if isinstance(entry, int))
+    strings = tuple(entry for entry in stop if isinstance(entry, str))
+    if "" in strings:
+        raise UsageError("sample: a stop string is empty")
+    if len(strings) > _STOP_STRINGS_MAX:
+        raise UsageError(f"sample: at most {_STOP_STRINGS_MAX} stop strings are allowed, not {len(strings)}")
+    longest = max(map(len, strings), default=0)
+    if longest > _STOP_STRING_CHARACTERS_MAX:
+        raise UsageError(
+            f"sample: a stop string may have at most {_STOP_STRING_CHARACTERS_MAX} characters, not {longest}"
+        )
+    if len(tokens) > _STOP_TOKENS_MAX:
+        raise UsageError(f"sample: at most {_STOP_TOKENS_MAX} stop tokens are allowed, not {len(tokens)}")
+    # Stop strings replace the model's own end tokens, as stop tokens do.
+    return tokens, strings
