@@ -67,7 +67,7 @@ WITH_ARRAYS = {
     "Group",
     "Datum",
 }
-WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_Estimated", "_Sequences", "_Playing"}
+WITH_ARRAYS |= {"Completion", "PendingStep", "_Submission", "History", "_Playing"}
 
 
 @pytest.mark.parametrize("module", MODULES)

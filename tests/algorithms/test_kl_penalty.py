@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rlkit.algorithms.advantages import BatchEstimator
 from rlkit.algorithms.datums import Preparation, PreparedGroup, episode_data
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.kl_penalty import KLPenalty, discounted
+from rlkit.algorithms.kl_penalty import KLPenalty, discounted_sums
 from rlkit.algorithms.shaping import LengthPenalty, Normalization
 from rlkit.errors import ServiceError
 from rlkit.testing.world import digest
@@ -72,7 +72,7 @@ def test_the_penalty_is_the_centred_drift_of_each_sampled_token(
 ) -> None:
     penalty = KLPenalty(score, coefficient, discount)
     asked = asyncio.run(penalty.drifts(data))
-    found = penalty.applied(data, asked)
+    found = penalty.apply(data, asked)
     rows, drifts = by_hand(data, coefficient, discount)
     for datum, row in zip(found, rows, strict=True):
         np.testing.assert_allclose(datum.advantages, row, rtol=1e-4, atol=1e-4)
@@ -90,7 +90,7 @@ def test_discounted_sums_are_those_of_their_definition(values: list[float], disc
     expected = [
         sum(discount**later * value for later, value in enumerate(values[place:])) for place in range(len(values))
     ]
-    np.testing.assert_allclose(discounted(np.array(values, np.float64), discount), expected, atol=1e-9)
+    np.testing.assert_allclose(discounted_sums(np.array(values, np.float64), discount), expected, atol=1e-9)
 
 
 def prepared(played: Group, **more: object) -> PreparedGroup:

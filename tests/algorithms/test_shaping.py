@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlkit.algorithms.datums import Preparation, PreparedGroup
 from rlkit.algorithms.estimators import GroupMean
-from rlkit.algorithms.shaping import LengthPenalty, Normalization, clipped
+from rlkit.algorithms.shaping import LengthPenalty, Normalization, clip_advantages
 from rlkit.types import Group
 from tests.builders import episode, group, turn
 
@@ -34,22 +34,22 @@ def groups(draw: st.DrawFn) -> Group:
 
 
 @given(st.floats(0.01, 10), st.integers(0, 50), st.integers(1, 50), st.integers(0, 200))
-def test_a_length_penalty_is_nothing_then_linear_then_whole(coefficient: float, start: int, ramp: int, n: int) -> None:
+def test_a_length_penalty_is_nothing_then_linear_then_full(coefficient: float, start: int, ramp: int, n: int) -> None:
     penalty = LengthPenalty(coefficient, start, start + ramp)
     if n <= start:
-        assert penalty.of(n) == 0
+        assert penalty.amount(n) == 0
     elif n >= start + ramp:
-        assert penalty.of(n) == coefficient
+        assert penalty.amount(n) == coefficient
     else:
-        assert penalty.of(n) == pytest.approx(coefficient * (n - start) / ramp)
-    assert penalty.of(n) <= penalty.of(n + 1) <= penalty.of(n) + coefficient / ramp * (1 + 1e-9)
+        assert penalty.amount(n) == pytest.approx(coefficient * (n - start) / ramp)
+    assert penalty.amount(n) <= penalty.amount(n + 1) <= penalty.amount(n) + coefficient / ramp * (1 + 1e-9)
 
 
 @given(st.integers(0, 40))
 def test_a_length_penalty_is_that_of_dapo(n: int) -> None:
     longest, cache = 30, 10
     soft = 0.0 if n <= longest - cache else ((longest - cache) - n) / cache if n <= longest else -1.0
-    assert -LengthPenalty(1.0, longest - cache, longest).of(n) == pytest.approx(soft)
+    assert -LengthPenalty(1.0, longest - cache, longest).amount(n) == pytest.approx(soft)
 
 
 @given(groups())
@@ -83,7 +83,7 @@ def test_an_environment_without_a_length_penalty_keeps_its_rewards() -> None:
 
 
 def test_advantages_are_clipped_and_it_is_told_how_many() -> None:
-    rows, share = clipped([np.array([-3.0, 0.5]), np.array([2.0])], 1.0)
+    rows, share = clip_advantages([np.array([-3.0, 0.5]), np.array([2.0])], 1.0)
     assert [row.tolist() for row in rows] == [[-1.0, 0.5], [1.0]]
     assert share == pytest.approx(2 / 3)
     prepared = prepare(Preparation({"env": GroupMean()}, clip=0.4), group([0, 1, 0.5]))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.chat.bundled_tokenizers import NATIVE, PackagedTokenizer, packaged
+from rlkit.chat.bundled_tokenizers import TML_TOKENIZERS, PackagedTokenizer, load_bundled_tokenizer
 from rlkit.chat.renderers import chat_format
 from rlkit.types import Message
 
@@ -19,13 +19,13 @@ ASKED: list[Message] = [{"role": "system", "content": "Be brief."}, {"role": "us
 
 @pytest.fixture(scope="module", params=["Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-V3.1"])
 def tokenizer(request: pytest.FixtureRequest) -> PackagedTokenizer:
-    found = packaged(request.param)
+    found = load_bundled_tokenizer(request.param)
     assert found is not None
     return found
 
 
 def qwen() -> PackagedTokenizer:
-    found = packaged("Qwen/Qwen3-8B")
+    found = load_bundled_tokenizer("Qwen/Qwen3-8B")
     assert found is not None
     return found
 
@@ -76,16 +76,16 @@ def test_a_conversation_is_written_by_the_recommended_renderer() -> None:
 
 def test_every_class_of_the_table_exists() -> None:
     module = importlib.import_module("tml_renderers.tokenizers")
-    assert all(hasattr(module, name) for name in NATIVE.values())
+    assert all(hasattr(module, name) for name in TML_TOKENIZERS.values())
 
 
 @pytest.mark.parametrize("model", ["me/my-model", "Qwen/Qwen2.5-7B", "Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3-8B"])
 def test_a_model_that_no_package_knows_has_none(model: str) -> None:
-    assert packaged(model) is None
+    assert load_bundled_tokenizer(model) is None
 
 
 def test_llama_3_comes_from_its_package_where_that_is_installed() -> None:
     pytest.importorskip("llama_models")
-    found = packaged("meta-llama/Llama-3.1-8B-Instruct")
+    found = load_bundled_tokenizer("meta-llama/Llama-3.1-8B-Instruct")
     assert found is not None
     assert found.encode("Hi<|eot_id|>") == [128000, 13347, 128009]

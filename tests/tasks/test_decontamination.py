@@ -10,7 +10,7 @@ import pytest
 
 import rlkit
 from rlkit.errors import UsageError
-from rlkit.tasks.decontamination import remove_evaluated, task_contents
+from rlkit.tasks.from_config import remove_evaluated, task_contents
 from tests.simulation import Simulation
 
 

@@ -21,7 +21,7 @@ from rlkit.dry_run.rehearse import rehearse
 from rlkit.errors import ConfigError, UsageError
 from rlkit.store.history import table_path
 from rlkit.store.table import read
-from rlkit.tasks.epochs import count_draws, with_steps
+from rlkit.tasks.from_config import count_draws, resolve_steps
 from rlkit.tasks.sources import Mixture, SequenceSource
 from rlkit.testing import ByteChat
 from tests.simulation import Ears, Simulation, Word
@@ -287,13 +287,13 @@ def of_epochs(**settings: object) -> Config:
 
 def test_an_estimate_counts_the_draws_and_not_the_places_of_the_steps() -> None:
     tasks = {"words": words(7)}
-    config = with_steps(of_epochs(), tasks)
+    config = resolve_steps(of_epochs(), tasks)
     free = Price(prefill=1.0, cached=1.0, sample=1.0, train=1.0)
     made = estimate(config, {"words": (one(), one())}, {}, price=free, speed=None, draws=count_draws(config, tasks))
     assert config.step_count == 4
     assert made.tokens.low == 14 * 3 * (10 + 5), "the least has nothing to train on"
     assert made.tokens.high == 14 * 3 * (10 + 5 + 15)
-    replacing = with_steps(of_epochs(batch={"groups": 4, "replace_uninformative": True, "max_replaced": 3}), tasks)
+    replacing = resolve_steps(of_epochs(batch={"groups": 4, "replace_uninformative": True, "max_replaced": 3}), tasks)
     assert [extent(replacing, count_draws(replacing, tasks), long=long).steps for long in (False, True)] == [2, 4]
 
 

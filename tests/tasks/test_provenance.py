@@ -56,9 +56,9 @@ def test_an_environment_is_told_what_was_recorded_when_the_run_began(tmp_path: P
 
 
 def test_nothing_is_left_of_another_run_where_there_is_nothing_to_record(tmp_path: Path) -> None:
-    made = TaskManifest()
-    made.recorded("envs.words")({"size": 1})
-    made.write(tmp_path)
+    manifest = TaskManifest()
+    manifest.pin("envs.words", {"size": 1})
+    manifest.write(tmp_path)
     TaskManifest().write(tmp_path)
     assert not (tmp_path / "tasks.json").exists()
 

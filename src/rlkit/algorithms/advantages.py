@@ -1,7 +1,7 @@
-"""Estimators of the user's own as `Estimator`, and from what an estimator gives to one advantage for each turn.
+"""Advantages of a user's estimator or a built-in one, checked and spread over turns.
 
-Invariants: what is trained on is finite, and of the number of the turns; an episode that failed or is masked gets 0
-whatever an estimator says. The formulas are in `rlkit.algorithms.estimators`.
+Invariants: what is trained on is finite, one number a turn; an episode that failed or is masked gets 0 whatever an
+estimator returns. The formulas are in `rlkit.algorithms.estimators`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlkit.algorithms.user_code import describe_error, describe_value
 from rlkit.errors import EnvironmentFault
 from rlkit.types import Group
 
-_LARGEST = float(np.finfo(np.float32).max)
+_ADVANTAGE_MAX = float(np.finfo(np.float32).max)
 
 
 class AdvantageEstimator(Protocol):
@@ -33,13 +33,13 @@ class AdvantageEstimator(Protocol):
     """
 
     def __call__(self, group: Group) -> Advantages:
-        """One advantage for each episode ([G] float64), or for each turn of each episode."""
+        """Return one advantage for each episode ([G] float64), or for each turn of each episode."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchEstimator:
-    """An estimator that sees all groups of a step that are of its environment; put it over a function of them.
+    """An estimator that sees all groups of its environment in a step; a decorator of a function of these groups.
 
     ::
 
@@ -48,8 +48,8 @@ class BatchEstimator:
             mean = np.nanmean(np.concatenate([group.rewards for group in groups]))
             return [np.nan_to_num(group.rewards - mean) for group in groups]
 
-    A group is played anew, where `batch.replace_uninformative` says so, if it gets nothing but 0 as the only one of its
-    step. The schedule `stream` computes gradients before a step is complete, so it has no use for such an estimator.
+    With `batch.replace_uninformative`, a group is replaced if it gets nothing but 0 as the only one of its step. The
+    schedule `stream` computes gradients before a step is complete, so it refuses such an estimator.
 
     Args:
         function: from the groups to the advantages of each, in their order.
@@ -58,7 +58,7 @@ class BatchEstimator:
     function: Callable[[Sequence[Group]], Sequence[Advantages]]
 
     def __call__(self, groups: Sequence[Group]) -> Sequence[Advantages]:
-        """The advantages of each group, in their order."""
+        """Return the advantages of each group, in their order."""
         return self.function(groups)
 
 
@@ -76,8 +76,8 @@ class FunctionEstimator(Estimator):
         """The function's name, and its file where it has one."""
         inner: object = self.function
         # of `BatchEstimator`, of a partial, of a decorated function
-        while below := [key for key in ("function", "func", "__wrapped__") if hasattr(inner, key)]:
-            inner = cast("object", getattr(inner, below[0]))
+        while wrappers := [key for key in ("function", "func", "__wrapped__") if hasattr(inner, key)]:
+            inner = cast("object", getattr(inner, wrappers[0]))
         name = getattr(inner, "__qualname__", type(inner).__name__).rpartition("<locals>.")[2]
         code = getattr(inner, "__code__", None)
         return name if code is None else f"{name} ({Path(code.co_filename).name}:{code.co_firstlineno})"
@@ -85,9 +85,6 @@ class FunctionEstimator(Estimator):
     @property
     def sees_steps(self) -> bool:  # noqa: D102  inherited
         return isinstance(self.function, BatchEstimator)
-
-    def advantages(self, group: Group) -> Advantages:  # noqa: D102  inherited
-        return self.step_advantages([group])[0]
 
     def step_advantages(self, groups: Sequence[Group]) -> Sequence[Advantages]:  # noqa: D102  inherited
         advantages = self.function(groups) if self.sees_steps else [self.function(group) for group in groups]
@@ -100,22 +97,15 @@ def as_estimator(estimator: AnyEstimator) -> Estimator:
 
 
 def estimate_advantages(estimator: AnyEstimator, groups: Sequence[Group]) -> list[list[NDArray[np.float64]]]:
-    """Return the advantages of each group, one for each turn of each episode, checked.
-
-    Args:
-        estimator: only one of whole steps compares groups.
-        groups: of one environment.
-
-    Returns:
-        for each group and each of its episodes, [turns] float64.
+    """Return for each group of one environment, and each of its episodes, [turns] float64.
 
     Raises:
-        EnvironmentFault: it raised, or gave something else than it must; the message names it.
+        EnvironmentFault: the estimator raised, or returned the wrong number or kind of values; the message names it.
     """
     formula, env = as_estimator(estimator), groups[0].env
-    with _attributed(formula, env):
+    with _name_in_errors(formula, env):
         advantages: object = formula.step_advantages(groups)
-        rows = _listed(advantages)
+        rows = _as_list(advantages)
         if rows is None or len(rows) != len(groups):
             count = f"advantages for {0 if rows is None else len(rows)} of {len(groups)}"
             answer = f"{describe_value(advantages)} for the" if rows is None else count
@@ -127,19 +117,15 @@ def estimate_advantages(estimator: AnyEstimator, groups: Sequence[Group]) -> lis
 
 
 def estimate_metrics(estimator: AnyEstimator, group: Group) -> Mapping[str, float]:
-    """Return an estimator's metrics of a group.
-
-    Raises:
-        EnvironmentFault: it raised.
-    """
+    """Return an estimator's metrics of a group; raise EnvironmentFault if it fails."""
     formula = as_estimator(estimator)
-    with _attributed(formula, group.env):
+    with _name_in_errors(formula, group.env):
         return formula.metrics(group)
 
 
 @contextmanager
-def _attributed(estimator: Estimator, env: str) -> Generator[None]:
-    """Name the estimator in what it raises."""
+def _name_in_errors(estimator: Estimator, env: str) -> Generator[None]:
+    """Turn an error of an estimator into an EnvironmentFault with its name."""
     try:
         yield
     except EnvironmentFault:
@@ -151,43 +137,41 @@ def _attributed(estimator: Estimator, env: str) -> Generator[None]:
 
 
 def advantages_by_turn(advantages: object, group: Group, *, title: str = "") -> list[NDArray[np.float64]]:
-    """Return advantages as one array for each episode with one value for each of its turns, checked.
+    """Return an estimator's advantages of a group as [turns] float64 for each episode, checked.
 
     Args:
-        advantages: what the estimator gave.
-        group: for this.
         title: the estimator's name in messages.
 
     Raises:
-        EnvironmentFault: they are none, their number is not that of the episodes or turns, or one is no number of 32
-            bits.
+        EnvironmentFault: these are no advantages, their number is not that of the episodes or turns, or one does not
+            fit into 32 bits.
     """
     count = len(group.episodes)
-    wanted = (
-        f"it must return {_counted(count, 'number')} for the {_counted(count, 'episode')} of a group of {group.env}, "
+    rule = (
+        f"it must return {_plural(count, 'number')} for the {_plural(count, 'episode')} of a group of {group.env}, "
         "or as many arrays with a number for each turn"
     )
 
-    def fault(returned: str, problem: str = wanted) -> EnvironmentFault:
-        return EnvironmentFault(f"{f'the advantage estimator {title}'.rstrip()} returned {returned}: {problem}")
+    def fault(value: str, problem: str = rule) -> EnvironmentFault:
+        return EnvironmentFault(f"{f'the advantage estimator {title}'.rstrip()} returned {value}: {problem}")
 
-    values = _listed(advantages)
+    values = _as_list(advantages)
     if values is None:
         raise fault(describe_value(advantages))
     if len(values) != count:
-        raise fault(_counted(len(values), "advantage"))
+        raise fault(_plural(len(values), "advantage"))
     rows = list[NDArray[np.float64]]()
     for place, (value, episode) in enumerate(zip(values, group.episodes, strict=True)):
-        row, turns = _numbers(value), len(episode.turns)
+        row, turns = _as_array(value), len(episode.turns)
         if row is None:
             raise fault(f"{describe_value(value)} for episode {place}")
         row = np.full(turns, float(row)) if row.ndim == 0 else row
         if row.shape != (turns,):
             shape = " × ".join(map(str, row.shape))
-            raise fault(f"{shape} advantages for the {_counted(turns, 'turn')} of episode {place}")
+            raise fault(f"{shape} advantages for the {_plural(turns, 'turn')} of episode {place}")
         if not np.isfinite(row).all():
-            raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {place}", f"{wanted}, all of them finite")
-        if np.abs(row).max(initial=0.0) > _LARGEST:
+            raise fault(f"{row[~np.isfinite(row)][0]:g} for episode {place}", f"{rule}, all of them finite")
+        if np.abs(row).max(initial=0.0) > _ADVANTAGE_MAX:
             raise fault(
                 f"an advantage of {row[np.abs(row).argmax()]:g} for a group of {group.env}, too large for the 32 bits "
                 "that it is trained with",
@@ -197,12 +181,12 @@ def advantages_by_turn(advantages: object, group: Group, *, title: str = "") -> 
     return rows
 
 
-def _counted(count: int, word: str) -> str:
+def _plural(count: int, word: str) -> str:
     return f"{count} {word}{'s' * (count != 1)}"
 
 
-def _listed(value: object) -> Sequence[object] | None:
-    """The items of an array or a sequence; None for anything else, such as a mapping, which would give its keys."""
+def _as_list(value: object) -> Sequence[object] | None:
+    """Return the items of an array or sequence; None for anything else, such as a mapping, which would give keys."""
     if isinstance(value, str | bytes | Mapping) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
         return None
     try:
@@ -211,8 +195,8 @@ def _listed(value: object) -> Sequence[object] | None:
         return None
 
 
-def _numbers(value: object) -> NDArray[np.float64] | None:
-    """A number or numbers as an array; None where they are none."""
+def _as_array(value: object) -> NDArray[np.float64] | None:
+    """Return a number or numbers as an array; None for anything else."""
     if isinstance(value, str | bytes | Mapping):
         return None
     try:

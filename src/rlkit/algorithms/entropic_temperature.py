@@ -1,4 +1,4 @@
-"""The temperature of the entropic estimators: which weights softmax(βr) are as far from equal ones as is asked for.
+"""The temperature of the entropic estimators: weights softmax(βr) at a set distance from equal ones.
 
 Invariant: KL(softmax(βr) ‖ uniform) grows with β, so that there is one β or none.
 """
@@ -9,16 +9,16 @@ import math
 
 import numpy as np
 
-from rlkit.algorithms.reward_scale import EQUAL, Values, exponent, settled
+from rlkit.algorithms.reward_scale import EQUAL, Values, exponent, merge_equal
 
 _REACH = 0.9  # of ln n, the divergence of all weight on one episode: near it a weight on the others is next to nothing
-_STEEPEST = 2.0**50  # past this, in 1/spread, only rewards that are equal would still share their weight
+_STEEPNESS_MAX = 2.0**50  # past this, in 1/spread, only rewards that are equal would still share their weight
 _BISECTIONS = 60  # as many as a float64 has bits to settle, and a few more
-_LEAST = -1e300  # stands for minus infinity, which could not be subtracted from itself
+_LOGIT_MIN = -1e300  # stands for minus infinity, which could not be subtracted from itself
 
 
-def adaptive(rewards: Values, *, kl: float, clip: float) -> Values:
-    """[n] advantages with the β at which KL(softmax(βr) ‖ uniform) is `kl`, or as near to it as weights can be.
+def adaptive_advantages(rewards: Values, *, kl: float, clip: float) -> Values:
+    """Return [n] advantages with the β at which KL(softmax(βr) ‖ uniform) is `kl`, or as near to it as can be.
 
     Args:
         rewards: [n], not all equal and in a unit in which none is above 1.
@@ -26,32 +26,24 @@ def adaptive(rewards: Values, *, kl: float, clip: float) -> Values:
         clip: largest advantage.
     """
     gaps = (rewards - rewards.max()) / (rewards.max() - rewards.min())
-    steepness = _steepness(gaps, divergence=_looked_for(len(gaps), kl))
-    return against_others(steepness * gaps, clip=clip)
+    return advantages_over_others(_steepness(gaps, divergence=_target(len(gaps), kl)) * gaps, clip=clip)
 
 
-def saturated(rewards: Values, *, kl: float) -> bool | None:
-    """Whether no β of `entropic_adaptive` gives the divergence that is looked for, as too many share the best reward.
+def is_saturated(rewards: Values, *, kl: float) -> bool | None:
+    """Return whether no β gives the divergence `kl`, as too many share the best reward; None if all rewards are equal.
 
-    With m of n at the best, weights can be no further than ln(n/m) from equal ones.
-
-    Args:
-        rewards: [n] that are compared, all finite.
-        kl: the divergence, in nats.
-
-    Returns:
-        None where nothing is looked for: the rewards are equal.
+    With m of the n finite rewards at the best, weights can be no further than ln(n/m) from equal ones.
     """
-    values = settled(np.ldexp(rewards, -exponent(rewards)))
+    values = merge_equal(np.ldexp(rewards, -exponent(rewards)))
     if not len(values) or values.min() == values.max():
         return None
     best = int(np.count_nonzero(values == values.max()))
-    return math.log(len(values) / best) < _looked_for(len(values), kl) * (1 - EQUAL)
+    return math.log(len(values) / best) < _target(len(values), kl) * (1 - EQUAL)
 
 
-def against_others(logits: Values, *, clip: float) -> Values:
-    """A_i = e^{x_i} / mean_{j≠i} e^{x_j} − 1, at most `clip`, of [n] logits x of which the largest is 0."""
-    logits = np.maximum(logits, _LEAST)
+def advantages_over_others(logits: Values, *, clip: float) -> Values:
+    """Return A_i = e^{x_i} / mean_{j≠i} e^{x_j} − 1, at most `clip`, of [n] logits x of which the largest is 0."""
+    logits = np.maximum(logits, _LOGIT_MIN)
     count, best = len(logits), int(np.argmax(logits))
     above = np.expm1(logits)  # keeps what differs by little from the best
     others = (above.sum() - above) / (count - 1)
@@ -63,20 +55,20 @@ def against_others(logits: Values, *, clip: float) -> Values:
     return np.minimum(np.expm1(np.minimum(logits - log_mean, math.log1p(clip))), clip)
 
 
-def _looked_for(count: int, kl: float) -> float:
-    """The divergence, in nats, that so many weights are to have."""
+def _target(count: int, kl: float) -> float:
+    """Return the divergence, in nats, that so many weights are to have."""
     return min(kl, _REACH * math.log(count))
 
 
 def _steepness(gaps: Values, *, divergence: float) -> float:
-    """The b ≥ 0 with KL(softmax(b·gaps) ‖ uniform) = divergence, by bisection; the steepest where none is enough.
+    """Return b ≥ 0 with KL(softmax(b·gaps) ‖ uniform) = divergence, by bisection; the steepest if none is enough.
 
     Args:
         gaps: [n] in [−1, 0], with 0 for the best.
         divergence: in nats; KL grows with b.
     """
     high = 1.0
-    while _divergence(high * gaps) < divergence and high < _STEEPEST:
+    while _divergence(high * gaps) < divergence and high < _STEEPNESS_MAX:
         high *= 2
     low = 0.0
     for _ in range(_BISECTIONS):
@@ -89,7 +81,7 @@ def _steepness(gaps: Values, *, divergence: float) -> float:
 
 
 def _divergence(logits: Values) -> float:
-    """KL(softmax(logits) ‖ uniform) in nats, of [n] logits of which the largest is 0."""
+    """Return KL(softmax(logits) ‖ uniform) in nats, of [n] logits of which the largest is 0."""
     weights = np.exp(logits)
     total = float(weights.sum())
     return math.log(len(logits)) - math.log(total) + float(weights @ logits) / total

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from rlkit._util.sections import NamedSection
-from rlkit.algorithms.reward_scale import Values, spread
+from rlkit.algorithms.reward_scale import Values, map_rewards
 
 if TYPE_CHECKING:
     from rlkit.types import Group
@@ -16,10 +16,10 @@ type Advantages = Values | Sequence[Values]
 
 
 class Estimator(NamedSection):
-    """An advantage estimator: its settings are its fields, its formula stands in its docstring.
+    """An advantage estimator: its settings are its fields, its formula is in its docstring.
 
-    The first paragraph of that docstring is what the reference of the configuration says. In `ESTIMATORS` of
-    `rlkit.algorithms.estimators` a configuration finds it by its name.
+    The first paragraph of the docstring is the reference of the configuration, which finds the class by its name in
+    `rlkit.algorithms.estimators.ESTIMATORS`.
     """
 
     kind: ClassVar = "estimator"
@@ -35,7 +35,7 @@ class Estimator(NamedSection):
 
     @property
     def sees_steps(self) -> bool:
-        """True where the advantages of a group may depend on the other groups of its step."""
+        """True if the advantages of a group may depend on the other groups of its step."""
         return False
 
     def advantages(self, group: Group) -> Advantages:
@@ -47,18 +47,18 @@ class Estimator(NamedSection):
         return [self.advantages(group) for group in groups]
 
     def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return numbers about how a group was estimated, for `env/<name>/advantage/<key>`, a mean over groups."""
+        """Return numbers about the estimate of a group, for `env/<name>/advantage/<key>`, a mean over groups."""
         return {}
 
     def size_problem(self, size: int) -> str | None:
-        """Return why groups of this size cannot be estimated; None where they can."""
+        """Return why groups of this size cannot be estimated; None if they can."""
         if size < 2:
             return f"a group of 1 has no baseline, so {self.name} would train nothing; set group_size to 2 or more"
         return None
 
     @property
     def stream_problem(self) -> str | None:
-        """Why the schedule `stream` has no use for it; None where it has."""
+        """The reason why the schedule `stream` cannot use the estimator; None if it can."""
         if not self.sees_steps:
             return None
         return (
@@ -80,17 +80,17 @@ class RewardEstimator(Estimator):
             r: [n] rewards of the episodes that have one, not all equal, in a unit in which none is above 1.
 
         Returns:
-            [n], in the same unit: twice the rewards give twice the advantages. Where `in_reward_units` is False, the
-            unit is not multiplied back, and rewards in another unit must give the same.
+            [n], in the same unit: twice the rewards give twice the advantages. If `in_reward_units` is False, the unit
+            is not multiplied back, and rewards in another unit must give the same.
         """
         raise NotImplementedError
 
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
-        return spread(group.rewards, self.formula, scaled=self.in_reward_units)
+        return map_rewards(group.rewards, self.formula, in_reward_units=self.in_reward_units)
 
 
 class StepEstimator(Estimator):
-    """An estimator that compares all groups of a step; the schedule `stream` has no use for it."""
+    """An estimator that compares all groups of a step; the schedule `stream` cannot use it."""
 
     @property
     def sees_steps(self) -> bool:  # noqa: D102  inherited

@@ -1,8 +1,8 @@
-"""The advantage estimators that have a name: from the rewards of a group to the advantages of its episodes.
+"""The advantage estimators with a name: from the rewards of a group to the advantages of its episodes.
 
 Invariants of each: an episode without a finite reward gets 0 and moves no one else's advantage; equal rewards give
-exactly 0, and so does an episode that has no other to be compared with; the order of the episodes does not matter;
-nothing that comes out is NaN or infinite.
+exactly 0, and so does an episode without another to compare it with; the order of the episodes does not matter; no
+advantage is NaN or infinite.
 
 `rlkit.algorithms.reward_scale` says which rewards are equal. Below, r are the rewards of the n episodes of a group that
 have one, and advantages are [G] float64 in the order of the episodes.
@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from rlkit.algorithms.entropic_temperature import adaptive, against_others, saturated
+from rlkit.algorithms.entropic_temperature import adaptive_advantages, advantages_over_others, is_saturated
 from rlkit.algorithms.estimator import Estimator, RewardEstimator, StepEstimator
-from rlkit.algorithms.reward_scale import EQUAL, Values, centred, exponent, in_unit, spread
+from rlkit.algorithms.reward_scale import EQUAL, Values, centre, exponent, in_unit, map_rewards
 from rlkit.errors import EnvironmentFault
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class GroupMean(RewardEstimator):
     name: ClassVar = "group_mean"
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        return centred(r)
+        return centre(r)
 
 
 class GRPO(RewardEstimator):
@@ -51,7 +51,7 @@ class GRPO(RewardEstimator):
     in_reward_units: ClassVar = False
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        return centred(r) / r.std()
+        return centre(r) / r.std()
 
 
 class RLOO(RewardEstimator):
@@ -63,7 +63,7 @@ class RLOO(RewardEstimator):
     name: ClassVar = "rloo"
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        return centred(r) * (len(r) / (len(r) - 1))
+        return centre(r) * (len(r) / (len(r) - 1))
 
 
 class BatchStd(StepEstimator):
@@ -114,7 +114,7 @@ class OPO(Estimator):
         lengths = lengths[np.isfinite(group.rewards)]
         if not lengths.any():  # nothing was sampled, so there is nothing to train
             return np.zeros(len(group.episodes))
-        return spread(group.rewards, lambda r: r - np.average(r, weights=lengths), scaled=True)
+        return map_rewards(group.rewards, lambda r: r - np.average(r, weights=lengths), in_reward_units=True)
 
 
 class MaxRL(RewardEstimator):
@@ -131,13 +131,13 @@ class MaxRL(RewardEstimator):
     in_reward_units: ClassVar = False
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        return centred(r) / r.mean()
+        return centre(r) / r.mean()
 
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
-        least = min(filter(math.isfinite, group.rewards), default=0.0)
-        if least < 0:  # equal ones too: that a group has none that differ is chance
+        lowest = min(filter(math.isfinite, group.rewards), default=0.0)
+        if lowest < 0:  # equal ones too: that a group has none that differ is chance
             raise EnvironmentFault(
-                f"maxrl needs rewards that are not negative, and a group of {group.env} has one of {least}: "
+                f"maxrl needs rewards that are not negative, and a group of {group.env} has one of {lowest}: "
                 "choose another advantage, shift the rewards, or leave out length_penalty"
             )
         return super().advantages(group)
@@ -222,7 +222,7 @@ class PKPO(RewardEstimator):
 
 
 class Entropic(Estimator):
-    """Weights exp(βr) against those of the others, with β as it is given.
+    """Weights exp(βr) against those of the others, with a constant β.
 
     A_i = e^{βr_i} / mean_{j≠i} e^{βr_j} − 1 ascends log E[e^{βr}], which prefers the chance of a great reward to a good
     mean. Shift invariant, at least −1; does not sum to zero. Source: Yuksekgonul et al. 2026, TTT-Discover
@@ -238,15 +238,15 @@ class Entropic(Estimator):
     def advantages(self, group: Group) -> Values:  # noqa: D102  inherited
         unit = exponent(group.rewards[np.isfinite(group.rewards)])
 
-        def weighed(r: Values) -> Values:
-            return against_others(np.ldexp(self.beta * (r - r.max()), unit), clip=self.clip)
+        def formula(r: Values) -> Values:
+            return advantages_over_others(np.ldexp(self.beta * (r - r.max()), unit), clip=self.clip)
 
         with np.errstate(over="ignore"):
-            return spread(group.rewards, weighed, scaled=False)
+            return map_rewards(group.rewards, formula, in_reward_units=False)
 
 
 class EntropicAdaptive(RewardEstimator):
-    """As `entropic`, with the β at which the weights are a set distance from equal ones.
+    """The formula of `entropic`, with the β at which the weights are a set distance from equal ones.
 
     β ≥ 0 is such that KL(softmax(βr) ‖ uniform) = `kl`, so that rewards of any scale will do. Weights of n episodes
     cannot be further than ln n from uniform ones: small groups take 0.9 ln n where that is less. Where more share the
@@ -263,20 +263,20 @@ class EntropicAdaptive(RewardEstimator):
     """Largest advantage."""
 
     def formula(self, r: Values) -> Values:  # noqa: D102  inherited
-        return adaptive(r, kl=self.kl, clip=self.clip)
+        return adaptive_advantages(r, kl=self.kl, clip=self.clip)
 
     def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return `saturated`: 1 where no β gives the divergence, 0 where one does; nothing where none is looked for."""
+        """Return `saturated`: 1 where no β gives the divergence, 0 where one does; nothing if all rewards are equal."""
         return _saturation(group.rewards[np.isfinite(group.rewards)], self.kl)
 
 
 class EntropicValidAware(Estimator):
-    """As `entropic_adaptive` among the episodes that gave something valid; the others are pushed down alike.
+    """The formula of `entropic_adaptive` among the valid episodes; the others get the same negative advantage.
 
-    Where many episodes give nothing valid, β would be spent on telling valid from invalid, and not good from better. An
-    episode is invalid if its metric `valid` is 0; where it has no such metric, if its reward is not above 0. Valid
-    episodes that cannot be ranked, as all are equal or there is one, share what the invalid ones lose. A group in which
-    none is valid gets 0.
+    If many episodes are invalid, `entropic_adaptive` spends β on telling valid from invalid, and not good from better.
+    An episode is invalid if its metric `valid` is 0; without such a metric, if its reward is not above 0. Valid
+    episodes that cannot be ranked, as all are equal or there is one, share what the invalid ones lose. A group without
+    a valid episode gets 0.
 
     With the metric, shift and scale invariant; does not sum to zero. Source: ours, over TTT-Discover's estimator.
     """
@@ -295,14 +295,18 @@ class EntropicValidAware(Estimator):
         invalid = np.isfinite(group.rewards) & ~valid
         if not valid.any():
             return np.zeros(len(group.episodes))
-        advantages = spread(group.rewards, lambda r: adaptive(r, kl=self.kl, clip=self.clip), scaled=False, valid=valid)
+
+        def formula(r: Values) -> Values:
+            return adaptive_advantages(r, kl=self.kl, clip=self.clip)
+
+        advantages = map_rewards(group.rewards, formula, in_reward_units=False, valid=valid)
         if not advantages.any():
             advantages[valid] = min(self.penalty * invalid.sum() / valid.sum(), self.clip)
         advantages[invalid] = -self.penalty
         return advantages
 
     def metrics(self, group: Group) -> Mapping[str, float]:
-        """Return what `EntropicAdaptive.metrics` does, of the valid episodes."""
+        """Return `saturated` as `EntropicAdaptive` does, of the valid episodes."""
         return _saturation(group.rewards[_valid_episodes(group)], self.kl)
 
 
@@ -325,44 +329,44 @@ class Quantile(RewardEstimator):
 
 
 class TurnReturns(Estimator):
-    """One advantage for each turn: what followed it, against what followed the same turn of the others.
+    """One advantage for each turn: its return against those of the same turn of the others.
 
-    A_it = R_it − mean_j R_jt with the return R_it = Σ_{s≥t} γ^{s−t} r_is over the turns of episode i. What of the
-    episode's reward its turns do not account for belongs to the last turn. The baseline of turn t is the mean over the
-    episodes that have a turn t; one that alone got so far has nothing to be compared with there, and gets 0. Sums to
-    zero at each turn. With γ = 1 and one turn it is `group_mean`. Source: returns with a baseline that depends on time,
-    Williams 1992; Sutton and Barto 2018, §13.4.
+    A_it = R_it − mean_j R_jt with the return R_it = Σ_{s≥t} γ^{s−t} r_is over the turns of episode i. The part of the
+    episode's reward that its turns do not account for belongs to the last turn. The baseline of turn t is the mean over
+    the episodes that have a turn t; an episode that alone has one gets 0 there. Sums to zero at each turn. With γ = 1
+    and one turn it is `group_mean`. Source: returns with a baseline that depends on time, Williams 1992; Sutton and
+    Barto 2018, §13.4.
     """
 
     name: ClassVar = "turn_returns"
     turn_settings: ClassVar = ("discount",)
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Factor for each turn that a reward comes later; 1 keeps to the episode's own reward as the aim."""
+    """Factor for each turn that a reward comes later; 1 keeps the episode's own reward as the objective."""
 
     def advantages(self, group: Group) -> list[Values]:
         """Return [turns] float64 for each episode."""
         graded = np.isfinite(group.rewards)
         advantages = [np.zeros(len(episode.turns)) for episode in group.episodes]
-        own = {place: episode for place, episode in enumerate(group.episodes) if graded[place]}
-        rewards = [turn.reward or 0.0 for episode in own.values() for turn in episode.turns]
+        episodes = {place: episode for place, episode in enumerate(group.episodes) if graded[place]}
+        rewards = [turn.reward or 0.0 for episode in episodes.values() for turn in episode.turns]
         unit = exponent(np.array([*rewards, *group.rewards[graded]]))
-        returns = {place: self._returns(episode, unit=unit) for place, episode in own.items()}
+        returns = {place: self._returns(episode, unit=unit) for place, episode in episodes.items()}
         for turn in range(max((len(row) for row in returns.values()), default=0)):
-            there = [place for place, row in returns.items() if len(row) > turn]
-            values = np.array([returns[place][turn] for place in there])
-            compared = spread(values, centred, scaled=True)
-            for place, advantage in zip(there, in_unit(compared, unit), strict=True):
+            members = [place for place, row in returns.items() if len(row) > turn]
+            values = np.array([returns[place][turn] for place in members])
+            compared = map_rewards(values, centre, in_reward_units=True)
+            for place, advantage in zip(members, in_unit(compared, unit), strict=True):
                 advantages[place][turn] = advantage
         return advantages
 
     def _returns(self, episode: Episode, *, unit: int) -> Values:
-        """[turns] discounted returns of an episode that has a reward, in the unit 2^unit."""
+        """Return [turns] discounted returns of an episode with a reward, in the unit 2^unit."""
         rewards = np.ldexp(np.array([turn.reward or 0.0 for turn in episode.turns], dtype=np.float64), -unit)
         if not len(rewards):
             return rewards
-        left = float(np.ldexp(episode.reward or 0.0, -unit)) - sum(rewards.tolist())
-        if abs(left) > EQUAL:  # otherwise it is what adding up left over
-            rewards[-1] += left
+        remainder = float(np.ldexp(episode.reward or 0.0, -unit)) - sum(rewards.tolist())
+        if abs(remainder) > EQUAL:  # otherwise it is a rounding error of the sum
+            rewards[-1] += remainder
         returns, following = np.zeros(len(rewards)), 0.0
         for place in reversed(range(len(rewards))):
             returns[place] = following = float(rewards[place]) + self.discount * following
@@ -370,29 +374,29 @@ class TurnReturns(Estimator):
 
 
 ESTIMATORS: dict[str, type[Estimator]] = {
-    each.name: each
-    for each in (
+    estimator.name: estimator
+    for estimator in (
         *(GroupMean, GRPO, RLOO, BatchStd, ReinforcePPBaseline, OPO, MaxRL, MedianMAD, BestVsSecond, Rank),
         *(PKPO, Entropic, EntropicAdaptive, EntropicValidAware, Quantile, TurnReturns),
     )
 }
-"""Estimators that a configuration's `advantage` names; a class of your own is known once it is put here."""
+"""Estimators that a configuration's `advantage` names; add a class of your own to make its name known."""
 
 
 def _centred_groups(groups: Sequence[Group]) -> tuple[Values, list[Values]]:
-    """All rewards of a step that are finite, and for each group [G] its rewards minus their mean, in one unit."""
+    """Return the finite rewards of a step, and for each group [G] its rewards minus their mean, in one unit."""
     rewards = np.concatenate([np.empty(0), *(group.rewards[np.isfinite(group.rewards)] for group in groups)])
     unit = exponent(rewards)
-    rows = [spread(np.ldexp(group.rewards, -unit), centred, scaled=True) for group in groups]
+    rows = [map_rewards(np.ldexp(group.rewards, -unit), centre, in_reward_units=True) for group in groups]
     return np.ldexp(rewards, -unit), rows
 
 
 def _saturation(rewards: Values, kl: float) -> Mapping[str, float]:
-    is_saturated = saturated(rewards, kl=kl)
-    return {} if is_saturated is None else {"saturated": float(is_saturated)}
+    saturated = is_saturated(rewards, kl=kl)
+    return {} if saturated is None else {"saturated": float(saturated)}
 
 
 def _valid_episodes(group: Group) -> Bools:
-    """[G]: those with a reward that gave something valid, as `entropic_valid_aware` understands it."""
-    said = [e.metrics["valid"] != 0 if "valid" in e.metrics else (e.reward or 0) > 0 for e in group.episodes]
-    return np.isfinite(group.rewards) & np.array(said, np.bool_)
+    """Return [G], True where an episode has a reward and is valid as `EntropicValidAware` defines it."""
+    valid = [e.metrics["valid"] != 0 if "valid" in e.metrics else (e.reward or 0) > 0 for e in group.episodes]
+    return np.isfinite(group.rewards) & np.array(valid, np.bool_)

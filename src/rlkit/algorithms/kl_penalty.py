@@ -1,4 +1,4 @@
-"""The penalty for being likelier than under a reference policy, token by token.
+"""The KL penalty against a reference policy, token by token.
 
 Invariant: a token that was not sampled never gets an advantage; the penalties of a group, without a discount, sum to 0.
 """
@@ -17,8 +17,7 @@ from rlkit.errors import ServiceError
 from rlkit.types import Datum, Floats, Prompt, as_prompt
 
 type Score = Callable[[Prompt, int], Awaitable[Floats]]
-"""Gives the reference's log-probabilities of the last so many tokens of a prompt, [last] float32."""
-
+"""Function from a prompt and a count to the reference's log-probabilities of that many last tokens, float32."""
 
 type Drifts = Sequence[NDArray[np.float64]]
 """For each sequence of a group, d = log q − log p_ref of its sampled tokens, [sampled] float64."""
@@ -26,15 +25,15 @@ type Drifts = Sequence[NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class KLPenalty:
-    """Adds λ · (mean(d) − d_t) to the advantage of each sampled token, with d = log q − log p_ref.
+    """A term λ · (mean(d) − d_t) in the advantage of each sampled token, with d = log q − log p_ref.
 
     The mean is over the sampled tokens of the group. With a discount γ, a token also answers for those after it in its
-    sequence: λ · Σ_k γ^k (mean(d) − d_{t+k}) over the sampled tokens from t on. The source is tinker-cookbook,
+    sequence: λ · Σ_k γ^k (mean(d) − d_{t+k}) over the sampled tokens from t on. Source: tinker-cookbook,
     `incorporate_kl_penalty`; its mean is over the batch, which is not complete when a group is prepared. Either mean is
-    a baseline, and but for the part that a token has in it moves no expected gradient.
+    a baseline, and moves no expected gradient but for the part that a token has in it.
 
     Args:
-        score: asks the reference.
+        score: the reference.
         coefficient: λ, above 0.
         discount: γ, from 0 to 1.
     """
@@ -44,30 +43,30 @@ class KLPenalty:
     discount: float = 0.0
 
     async def drifts(self, data: Sequence[Datum]) -> Drifts:
-        """Ask the reference for a group's sequences.
+        """Return the drifts of a group's sequences.
 
         Raises:
-            ServiceError: the service failed after retries, or has no log-probability for a token.
+            ServiceError: the service failed after retries, or gave no log-probability for a token.
         """
         return await run_together(self._drift(datum) for datum in data)
 
-    def applied(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
-        """A group's sequences with the penalty in their advantages."""
-        every = np.concatenate([np.empty(0), *drifts])
-        mean = float(every.mean()) if len(every) else 0.0
+    def apply(self, data: Sequence[Datum], drifts: Drifts) -> list[Datum]:
+        """Return a group's sequences with the penalty in their advantages."""
+        group_drifts = np.concatenate([np.empty(0), *drifts])
+        mean = float(group_drifts.mean()) if len(group_drifts) else 0.0
         penalized = list[Datum]()
         for datum, drift in zip(data, drifts, strict=True):
             advantages = datum.advantages.copy()
-            advantages[datum.mask] += self.coefficient * discounted(mean - drift, self.discount)
+            advantages[datum.mask] += self.coefficient * discounted_sums(mean - drift, self.discount)
             penalized.append(replace(datum, advantages=advantages))
         return penalized
 
     async def _drift(self, datum: Datum) -> NDArray[np.float64]:
-        """d of the sampled tokens of a sequence, [sampled] float64."""
+        """Return d of the sampled tokens of a sequence, [sampled] float64."""
         places = np.flatnonzero(datum.mask)
         if not len(places):
             return np.empty(0)
-        last = len(datum.targets) - int(places[0])  # of what comes before the first sampled token nobody asks
+        last = len(datum.targets) - int(places[0])  # from the first sampled token on
         scores = await self.score(datum.prompt + as_prompt(datum.targets[-1:]), last)
         drift = (datum.logprobs[-last:].astype(np.float64) - scores)[datum.mask[-last:]]
         if not np.isfinite(drift).all():
@@ -75,8 +74,8 @@ class KLPenalty:
         return drift
 
 
-def discounted(values: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
-    """Σ_k discount^k · values[t + k] for each t, both [N] float64."""
+def discounted_sums(values: NDArray[np.float64], discount: float) -> NDArray[np.float64]:
+    """Return Σ_k discount^k · values[t + k] for each t, both [N] float64."""
     if not discount:
         return values
 

@@ -1,4 +1,4 @@
-"""The losses of a run by name, with their settings: those of the Tinker service, and those of this machine.
+"""The losses of a run by name, with their settings; the Tinker service or this machine computes them.
 
 All are sums over tokens; scaling is in the advantages. Below, p is the trained model's probability of a token, q the
 sampler's, and A the advantage. Reading a configuration imports this module, so it loads no torch.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rlkit.algorithms.reward_scale import Values
     from rlkit.types import Bools, Datum
 
-type Computed = tuple[Tensor, Mapping[str, float]]
+type LossResult = tuple[Tensor, Mapping[str, float]]
 """A loss, as a scalar tensor, and metrics to report."""
 
 
@@ -35,44 +35,42 @@ class LossFunction(Protocol):
             return torch.stack(terms).sum(), {}
     """
 
-    def __call__(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:
-        """The loss, a scalar tensor, and metrics to report.
+    def __call__(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:
+        """Return the loss, a scalar tensor, and metrics to report.
 
         Args:
-            data: the batch.
             logprobs: for each datum, [N] float32, the trainer's log-probability of each target; differentiate these.
         """
         ...
 
 
 class Loss(NamedSection):
-    """A loss that the service computes: its settings are its fields, its formula stands in its docstring.
+    """A loss that the service computes: its settings are its fields, its formula is in its docstring.
 
-    The first paragraph of that docstring is what the reference of the configuration says. In `LOSSES` a configuration
-    finds it by its name.
+    The first paragraph of the docstring is the reference of the configuration, which finds the class by its name in
+    `LOSSES`.
     """
 
     kind: ClassVar = "loss"
     passes: ClassVar[int] = 1
-    """How often the service computes each sequence."""
+    """Passes of the service over each sequence."""
     needs_every_sequence: ClassVar[bool] = False
     """A sequence without advantage may still have a gradient."""
     by_sequence: ClassVar[bool] = False
-    """The ratio is one for a whole sequence, of the sampled tokens, which the service must be told."""
+    """One ratio holds for a whole sequence, over its sampled tokens, which the service must know."""
     normalize_problem: ClassVar[str | None] = None
-    """Why advantages may not be divided before it; None where they may."""
-
+    """The reason why advantages may not be normalised; None if they may."""
     service_name: ClassVar[str | None] = None
-    """The service's name of the loss, where it is another."""
+    """The service's name of the loss, if it is another."""
     clips_tokens: ClassVar[bool] = False
-    """`clips` says which; it serves the metric `optim/ratio/clipped` alone."""
+    """`clips` tells which, for the metric `optim/ratio/clipped`."""
 
     def service_loss(self) -> tuple[str, dict[str, float]]:
         """Return the service's name of the loss and its settings there."""
         return self.service_name or self.name, {}
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools | None:
-        """Return which sampled tokens of a sequence this loss clips, [S]; None for one that clips none.
+        """Return which sampled tokens of a sequence the loss clips, [S]; None if it never clips.
 
         Args:
             log_ratios: [S], log p(trainer) − log q(sampler).
@@ -82,7 +80,7 @@ class Loss(NamedSection):
 
 
 class ClippedLoss(Loss):
-    """A loss with bounds of the ratio p/q, which the service takes under their names; `clips` is the rule of PPO."""
+    """A loss with bounds of the ratio p/q; `clips` is the rule of PPO."""
 
     clips_tokens: ClassVar = True
     clip_low: float
@@ -93,12 +91,12 @@ class ClippedLoss(Loss):
         return self.service_name or self.name, bounds
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools:
-        """Return which tokens went so far already in the direction of their advantage that they have no gradient."""
+        """Return which ratios are past the bound in the direction of their advantage, and so have no gradient."""
         low, high = self._outside(log_ratios)
         return (low & (advantages < 0)) | (high & (advantages > 0))
 
     def _outside(self, log_ratios: Values) -> tuple[Bools, Bools]:
-        """Which ratios are below the lower bound, and which above the upper one."""
+        """Return which ratios are below the lower bound, and which above the upper one."""
         with np.errstate(over="ignore"):  # infinity is above any bound
             ratios = np.exp(log_ratios)
         return ratios < self.clip_low, ratios > self.clip_high
@@ -107,14 +105,14 @@ class ClippedLoss(Loss):
 class LocalLoss(Loss):
     """A loss that is differentiated on this machine, with a second pass over the batch.
 
-    The service is first asked for log-probabilities; what it is then sent is the gradient with respect to these.
+    The service first returns log-probabilities, and then takes the gradient with respect to them.
     """
 
     passes: ClassVar = 2
     needs_every_sequence: ClassVar = True
 
-    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:
-        """Return the loss and metrics, as `LossFunction` says."""
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:
+        """Return the loss and metrics as a `LossFunction` does."""
         raise NotImplementedError
 
 
@@ -155,8 +153,8 @@ class DRO(LocalLoss):
     """−Σ (A·log p − β/2·(log p − log q)²), which draws the policy towards the sampler's. Computed on this machine, with
     a second pass over the batch: the service's own would draw the tokens that were not sampled, too.
 
-    Source: Richemond et al. 2024 (arXiv:2405.19107). Where no token was sampled there is no q, and whatever number
-    stood for it would be trained towards.
+    Source: Richemond et al. 2024 (arXiv:2405.19107). Where no token was sampled there is no q, and any number in
+    its place would be trained towards.
     """
 
     name: ClassVar = "dro"
@@ -165,16 +163,16 @@ class DRO(LocalLoss):
         "or use another loss"
     )
     beta: Annotated[float, Field(gt=0)] = 0.05
-    """How strongly it draws, by default as in the service's documentation."""
+    """Strength of the pull, by default as in the service's documentation."""
 
-    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:  # noqa: D102  inherited
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:  # noqa: D102  inherited
         import torch
 
         terms = list[torch.Tensor]()
-        for datum, every in zip(data, logprobs, strict=True):
+        for datum, row in zip(data, logprobs, strict=True):
             sampled = torch.from_numpy(datum.mask)  # pyright: ignore[reportUnknownMemberType]  torch's own stub
             advantages, q = torch.tensor(datum.advantages)[sampled], torch.tensor(datum.logprobs)[sampled]
-            logp = every[sampled]
+            logp = row[sampled]
             terms.append(-(logp * advantages - self.beta / 2 * (logp - q).square()).sum())
         return torch.stack(terms).sum(), {}
 
@@ -191,13 +189,13 @@ class GSPO(PPO):
     """Upper bound of the sequence's ratio, by default that of the service; GSPO's authors clip at 1.0004."""
 
     def clips(self, log_ratios: Values, advantages: Values) -> Bools:
-        """Return which tokens are of a sequence that is clipped for their advantage."""
+        """Return which tokens have an advantage in whose direction the ratio of the sequence is past the bound."""
         mean = np.full_like(log_ratios, log_ratios.mean()) if len(log_ratios) else log_ratios
         return super().clips(mean, advantages)
 
 
-LOSSES: dict[str, type[Loss]] = {each.name: each for each in (ImportanceSampling, PPO, CISPO, DRO, GSPO)}
-"""What a configuration's `loss` finds by name; one of your own is found once it is put here."""
+LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in (ImportanceSampling, PPO, CISPO, DRO, GSPO)}
+"""Losses that a configuration's `loss` names; add a class of your own to make its name known."""
 
 
 class FunctionLoss(LocalLoss):
@@ -206,16 +204,12 @@ class FunctionLoss(LocalLoss):
     name: ClassVar = "custom"
     function: Callable[..., object]
 
-    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> Computed:  # noqa: D102  inherited
+    def compute(self, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> LossResult:  # noqa: D102  inherited
         return cast("LossFunction", self.function)(data, logprobs)
 
 
 def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
-    """Return what a loss of this machine gives, checked.
-
-    Raises:
-        UsageError: it raised, or gave something else than it must.
-    """
+    """Return the value and the metrics of a local loss, checked; raise UsageError if it fails or returns others."""
     import torch
 
     from rlkit.algorithms.user_code import describe_error, describe_value, safe_str
@@ -224,14 +218,14 @@ def compute_loss(loss: LocalLoss, data: Sequence[Datum], logprobs: Sequence[Tens
         return UsageError(f"{'loss.function' if loss.name == 'custom' else f'the loss {loss.name}'}: {problem}")
 
     try:
-        found = cast("object", loss.compute(data, logprobs))
+        result = cast("object", loss.compute(data, logprobs))
     except (Exception, SystemExit) as error:  # the user's own code; an exit would leave the SDK's thread without a word
         raise fault(describe_error(error)) from error
-    pair = cast("tuple[object, ...]", found) if isinstance(found, tuple) else ()
+    pair = cast("tuple[object, ...]", result) if isinstance(result, tuple) else ()
     value, metrics = pair if len(pair) == 2 else (None, None)
     if not isinstance(metrics, Mapping):
-        given = describe_value(cast("object", found))
-        raise fault(f"it returned {given}: it must return a pair, the loss and a mapping of metrics")
+        answer = describe_value(cast("object", result))
+        raise fault(f"it returned {answer}: it must return a pair, the loss and a mapping of metrics")
     if not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.requires_grad:
         raise fault("the loss must be one number, a tensor that depends on the log-probabilities")
     if not value.isfinite():

@@ -1,7 +1,7 @@
 """The learning rate of each step.
 
-Invariant: it is a function of the step's number and of the configuration alone, so that a step that is taken again is
-taken with the same rate.
+Invariant: it is a function of the step's number and of the configuration alone, so that a repeated step has the same
+rate.
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ from rlkit.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
-    """A rate that rises in equal parts over the warm-up, and falls until the end of the run.
+    """A learning rate that rises in equal parts over the warm-up, and falls until the end of the run.
 
-    With W warm-up steps of N in all, step s (from 1) has s/(W + 1) of the whole rate while s ≤ W, and after that, with
+    With W warm-up steps of N in all, step s (from 1) has s/(W + 1) of the peak while s ≤ W, and after that, with
     x = (s − W − 1) / (N − W) and f the final fraction,
 
         constant   1
         linear     1 − (1 − f) · x
         cosine     f + (1 − f) · (1 + cos πx) / 2     (Loshchilov and Hutter 2017, eq. 5, without restarts)
 
-    So step W + 1 has the whole rate, and the step after the last would have f of it: no step is taken with a rate of 0.
+    So step W + 1 has the peak, and the step after the last would have f of it: no step is taken with a rate of 0.
 
     Args:
-        peak: the rate after the warm-up.
-        shape: how it falls.
         warmup_steps: W.
         final_fraction: f, from 0 to below 1.
         steps: N, more than W.
@@ -42,7 +40,7 @@ class LearningRate:
     steps: int = 1
 
     def at(self, step: int) -> float:
-        """The rate of a step, 1 … N; all its substeps have it."""
+        """Return the rate of a step, 1 … N, and of all its substeps."""
         if step <= self.warmup_steps:
             return self.peak * step / (self.warmup_steps + 1)
         part = (step - self.warmup_steps - 1) / (self.steps - self.warmup_steps)
@@ -58,20 +56,21 @@ class LearningRate:
 
 
 def advised_learning_rate(model: str) -> float:
-    """The learning rate for LoRA that tinker-cookbook advises, `tinker_cookbook.hyperparam_utils.get_lr`.
+    """Return the learning rate for LoRA that tinker-cookbook advises, `tinker_cookbook.hyperparam_utils.get_lr`.
 
-    It goes by the model's family, which it reads off the name, and by its width, which it knows or reads from the
-    model's own configuration: in the directory that is named, in the cache of the hub, or on the hub.
+    It follows from the model's family, which the name tells, and from its width, which the cookbook knows or reads from
+    the model's configuration: in the directory `model`, in the cache of the hub, or on the hub.
 
     Raises:
-        ConfigError: it has no advice for this model.
+        ConfigError: the cookbook has no advice for this model.
     """
     from tinker_cookbook.hyperparam_utils import get_lr
 
+    folder = Path(model).expanduser()
     try:
-        if Path(model).expanduser().is_dir() and _family(model) != _family(Path(model).name):
+        if folder.is_dir() and _family(model) != _family(folder.name):
             raise ValueError("the name of the folder does not say of which family it is")
-        return float(get_lr(str(Path(model).expanduser()) if Path(model).expanduser().is_dir() else model))
+        return float(get_lr(str(folder) if folder.is_dir() else model))
     except Exception as error:  # of the cookbook, of transformers or of the hub, whose kinds are many
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -81,5 +80,5 @@ def advised_learning_rate(model: str) -> float:
 
 
 def _family(name: str) -> str | None:
-    """What `get_lr` goes by."""
+    """Return the family by which `get_lr` chooses."""
     return next((family for family in ("llama", "qwen") if family in name.lower()), None)

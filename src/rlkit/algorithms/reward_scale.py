@@ -1,7 +1,7 @@
-"""Rewards made fit to be compared: which are equal, and the unit in which they are computed with.
+"""Equality of rewards, and the unit that they are computed in.
 
-Invariants: changing the unit is exact, and sums and squares in it can neither overflow nor vanish; what differs only by
-rounding is equal.
+Invariants: changing the unit is exact, and sums and squares in it can neither overflow nor vanish; rewards that differ
+only by rounding are equal.
 """
 
 from __future__ import annotations
@@ -24,52 +24,54 @@ EQUAL = 1e-9
 no estimator divides by rounding errors, and far below what a grader means to tell apart."""
 
 
-def spread(rewards: Values, formula: Callable[[Values], Values], *, scaled: bool, valid: Bools | None = None) -> Values:
-    """[G]: what a formula makes of the rewards of the valid episodes; 0 for the others, and for all if they are equal.
+def map_rewards(
+    rewards: Values, formula: Callable[[Values], Values], *, in_reward_units: bool, valid: Bools | None = None
+) -> Values:
+    """Return [G] advantages by a formula of the valid rewards; 0 for other episodes, and for all if these are equal.
 
     Args:
         rewards: [G].
         formula: from rewards [n], not all equal and in a unit in which none is above 1, to advantages [n].
-        scaled: whether these grow with the rewards, and so are to be put back into their unit.
+        in_reward_units: the advantages grow with the rewards, and are put back into their unit.
         valid: [G]; None for those with a finite reward.
     """
     valid = np.isfinite(rewards) if valid is None else valid
     advantages = np.zeros(len(rewards))
     unit = exponent(rewards[valid])
-    values = settled(np.ldexp(rewards[valid], -unit))
+    values = merge_equal(np.ldexp(rewards[valid], -unit))
     if len(values) and values.min() < values.max():
-        found = formula(values)
-        advantages[valid] = in_unit(found, unit) if scaled else found
+        result = formula(values)
+        advantages[valid] = in_unit(result, unit) if in_reward_units else result
     return advantages
 
 
 def exponent(values: Values) -> int:
-    """e with |values| ≤ 2^e: in that unit sums and squares cannot overflow, and changing to it and back is exact."""
+    """Return e with |values| ≤ 2^e; a change to this unit and back is exact."""
     return int(np.frexp(np.abs(values).max(initial=0.0))[1])
 
 
 def in_unit(values: Values, unit: int) -> Values:
-    """Values times 2^unit; a difference of rewards near both ends of the range stays within it."""
+    """Return values times 2^unit, clipped to the range of float64."""
     with np.errstate(over="ignore"):
         return np.clip(np.ldexp(values, unit), -float_info.max, float_info.max)
 
 
-def settled(values: Values) -> Values:
-    """[n] values, of which those that are equal are made exactly so, to the least of them."""
+def merge_equal(values: Values) -> Values:
+    """Return [n] values in which equal ones are exactly so, as the least of them."""
     order = np.argsort(values, kind="stable")
     ascending = values[order]
-    new = np.diff(ascending, prepend=-np.inf) > EQUAL * np.abs(values).max(initial=0.0)
+    is_new = np.diff(ascending, prepend=-np.inf) > EQUAL * np.abs(values).max(initial=0.0)
     merged = np.empty_like(values)
-    merged[order] = ascending[new][np.cumsum(new) - 1]
+    merged[order] = ascending[is_new][np.cumsum(is_new) - 1]
     return merged
 
 
 def has_spread(values: Values) -> bool:
-    """Whether not all of [n] values are equal."""
-    found = settled(np.ldexp(values, -exponent(values)))
-    return len(found) > 0 and bool(found.min() < found.max())
+    """Return whether [n] values are not all equal."""
+    merged = merge_equal(np.ldexp(values, -exponent(values)))
+    return len(merged) > 0 and bool(merged.min() < merged.max())
 
 
-def centred(values: Values) -> Values:
-    """[n] values minus their mean."""
+def centre(values: Values) -> Values:
+    """Return [n] values minus their mean."""
     return values - values.mean()

@@ -1,6 +1,6 @@
 """Schedules: when groups are played, and when their gradients are computed.
 
-Invariant: whatever depends on the schedule of a run asks its class, so that a new one is one class here and its line in
+Invariant: all that depends on the schedule of a run asks its class, so that a new one is one class and its line in
 `SCHEDULES`. `rlkit.training.schedule` plays what a schedule allows.
 """
 
@@ -11,18 +11,18 @@ from typing import ClassVar, Literal
 from rlkit._util.sections import NamedSection, Positive
 
 type Streaming = Literal["each_group", "ready_groups"]
-"""Division of gradients that are requested while groups are in play.
+"""Division of the gradients that are requested while groups are in play.
 
-With `each_group`, every group is a request of its own, sent at once; given in the order of their draws, the requests
-are the same whatever the timing. With `ready_groups`, the groups that are ready share a request as soon as the service
-has answered the one before, since each request has a cost of its own.
+With `each_group`, every group is a request of its own, sent at once; in the order of the draws, the requests are the
+same whatever the timing. With `ready_groups`, the groups that are ready share a request as soon as the service has
+answered the last one, since each request has a cost of its own.
 """
 
 
 class Schedule(NamedSection):
-    """A schedule; this one plays the groups of a step, and then trains on them.
+    """The order of playing and training; by default, a step trains on its groups once all of them are played.
 
-    The first paragraph of a schedule's docstring is what the reference of the configuration says.
+    The first paragraph of a schedule's docstring is the reference of the configuration.
     """
 
     kind: ClassVar = "schedule"
@@ -30,16 +30,16 @@ class Schedule(NamedSection):
 
     @property
     def steps_ahead(self) -> int:
-        """Steps whose groups may be in play while an earlier one waits to be trained on; 0 is on-policy."""
+        """Number of steps that may be in play ahead of the one that is trained next; 0 is on-policy."""
         return 0
 
     @property
     def is_streaming(self) -> bool:
-        """Whether gradients are computed before all groups of a step are there."""
+        """True if gradients are computed before all groups of a step are there."""
         return False
 
     def streaming(self, *, is_repeatable: bool) -> Streaming | None:
-        """Return how the gradients that are requested early are divided; None where none is.
+        """Return the division of the gradients that are requested early; None if none is.
 
         Args:
             is_repeatable: the service gives the same answers to the same requests.
@@ -47,27 +47,23 @@ class Schedule(NamedSection):
         return None
 
     def is_in_draw_order(self, *, is_repeatable: bool) -> bool:
-        """Return whether a step takes the groups that were drawn first, and not those that were finished first."""
+        """Return whether a step takes the groups drawn first, instead of those finished first."""
         return True
 
     def oldest_version(self, step: int) -> int:
-        """Return the oldest weights that may have sampled a group, if it is trained on next.
-
-        Args:
-            step: the last one that is trained.
-        """
+        """Return the oldest version of the weights that a group may be sampled with and trained on after `step`."""
         return step - self.steps_ahead
 
 
 class Sync(Schedule):
-    """Plays the groups of a step, and then trains on them."""
+    """Play and training in turn: a step trains once all of its groups are played."""
 
     name: ClassVar = "sync"
 
 
 class Stream(Schedule):
-    """Computes gradients as groups are finished. A service that repeats its answers bit for bit gets them in the order
-    of the draws, so that a run can be repeated; any other gets them as groups finish.
+    """Gradients while groups are in play. A service that repeats its answers bit for bit gets groups in the order of
+    their draws, so that a run can be repeated; any other gets them as they finish.
     """
 
     name: ClassVar = "stream"
@@ -79,8 +75,8 @@ class Stream(Schedule):
     def streaming(self, *, is_repeatable: bool) -> Streaming:
         """Return the division of gradients, which depends on timing only where the service does anyway.
 
-        To a service that does not repeat its numbers, groups in the order of their draws would gain nothing, and a step
-        would wait for its slowest group before it computes the gradients of the groups drawn later.
+        With a service that does not repeat its numbers, the order of the draws gains nothing, and a step would wait for
+        a slow group before it computes the gradients of the groups drawn later.
         """
         return "each_group" if is_repeatable else "ready_groups"
 
@@ -89,7 +85,7 @@ class Stream(Schedule):
 
 
 class Async(Schedule):
-    """Plays the groups of later steps meanwhile, with weights that are some steps old."""
+    """Play of later steps during training, with weights that are some steps old."""
 
     name: ClassVar = "async"
     max_staleness: Positive = 1

@@ -1,4 +1,4 @@
-"""Messages about a user's own estimator or loss: what it raised, and what it returned instead."""
+"""Phrases for messages about a user's own estimator or loss: its error, or the value that it returned."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlkit._util.json_values import safe_str
 
 
 def describe_error(error: BaseException) -> str:
-    """Return `KeyError: 'mine' at file:line`."""
+    """Return an error and its place, such as `KeyError: 'mine' at file:line`."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return f"{type(error).__name__}: {safe_str(error)}{place}"

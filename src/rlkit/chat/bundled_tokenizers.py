@@ -1,7 +1,7 @@
-"""Tokenizers that come inside Python packages, and need no hub.
+"""Tokenizers that come with Python packages, and need no hub.
 
-Invariant: text with special tokens in it becomes the tokens that the model's own tokenizer makes of it, and every token
-becomes its text again.
+Invariant: text with special tokens becomes the tokens of the model's own tokenizer, and every token becomes its text
+again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from typing import Protocol, cast
 
-NATIVE = {
+TML_TOKENIZERS = {
     r"Qwen/Qwen3\.(5|6|8)-.+": "Qwen35Tokenizer",
     r"Qwen/Qwen3-(?!VL).+": "Qwen3Tokenizer",
     r"openai/gpt-oss-.+": "HarmonyTokenizer",
@@ -21,32 +21,29 @@ NATIVE = {
     r"zai-org/GLM-5\.3.*": "GlmTokenizer",
     r"nvidia/NVIDIA-Nemotron-3-.+": "Nemotron3Tokenizer",
 }
-"""Patterns of models' names, and the class in `tml_renderers.tokenizers` with their tokenizer."""
+"""Classes in `tml_renderers.tokenizers` by a pattern of the names of their models."""
 
-LLAMA = re.compile(r"meta-llama/(Meta-)?Llama-3.*")
-"""Models whose tokenizer the package llama-models carries."""
+_LLAMA = re.compile(r"meta-llama/(Meta-)?Llama-3.*")
+"""Models whose tokenizer is in the package llama-models."""
 
-_ENDS = {"HarmonyTokenizer": "<|return|>"}
-"""The token that ends a text, if it is not the one that the class names."""
+_EOS_OVERRIDES = {"HarmonyTokenizer": "<|return|>"}
+"""Tokens that end a text, for classes that name another one."""
 
-_KEPT = re.compile(r"</?(think|tool_call|tool_response|arg_key|arg_value)>")
+_REPLY_TOKENS = re.compile(r"</?(think|tool_call|tool_response|arg_key|arg_value)>")
 """Special tokens that are part of a reply's text; decoding without special tokens keeps them."""
 
 
 class Vocabulary(Protocol):
-    """The tokenizer of a package: text without special tokens as tokens, and any tokens as text."""
+    """The tokenizer of a package."""
 
-    def encode_ordinary(self, text: str, /) -> Sequence[int]: ...  # noqa: D102  the class says it
-
-    def decode(self, token_ids: Sequence[int], /) -> str: ...  # noqa: D102  the class says it
+    def encode_ordinary(self, text: str, /) -> Sequence[int]: ...  # noqa: D102  text without special tokens
+    def decode(self, token_ids: Sequence[int], /) -> str: ...  # noqa: D102  any tokens
 
 
 class PackagedTokenizer:
-    """The part of the interface of `transformers` that chat formats use, over a package's tokenizer.
+    """A package's tokenizer with the part of the interface of `transformers` that chat formats use.
 
     Args:
-        name: the model's name.
-        vocabulary: the package's tokenizer.
         special: ids of the special tokens by their texts.
         eos: text of the token that ends a text.
         bos: text of the token that begins one, if there is such a token.
@@ -63,23 +60,22 @@ class PackagedTokenizer:
         self.bos_token_id = None if bos is None else special[bos]
         self._vocabulary = vocabulary
         self._special = dict(special)
-        self._dropped = {token for text, token in special.items() if not _KEPT.fullmatch(text)}
+        self._dropped = {token for text, token in special.items() if not _REPLY_TOKENS.fullmatch(text)}
 
     def __len__(self) -> int:
         return max(self._special.values()) + 1
 
     @property
     def all_special_tokens(self) -> list[str]:
-        """Their texts."""
+        """Texts of the special tokens."""
         return list(self._special)
 
     def encode(self, text: str, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
-        """Return the tokens of a text, in which special tokens stand by their names.
+        """Return the tokens of a text with special tokens.
 
         Args:
-            text: any text.
-            add_special_tokens: put the model's token for the beginning of a text first, if it has one.
-            split_special_tokens: read the names of special tokens as ordinary text.
+            add_special_tokens: prepend the model's token for the beginning of a text, if it has one.
+            split_special_tokens: encode special tokens as ordinary text.
         """
         tokens = [self.bos_token_id] if add_special_tokens and self.bos_token_id is not None else list[int]()
         if split_special_tokens:
@@ -92,14 +88,14 @@ class PackagedTokenizer:
         return tokens
 
     def decode(self, token_ids: int | Sequence[int], skip_special_tokens: bool = False, **_: object) -> str:
-        """Return the text of tokens, with U+FFFD for bytes that are no whole character."""
+        """Return the text of tokens, with U+FFFD for incomplete characters."""
         tokens = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
             tokens = [token for token in tokens if token not in self._dropped]
         return self._vocabulary.decode(tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int] | None:
-        """Return the ids of special tokens; None for any other."""
+        """Return the id of a special token, or None for another text; for a list of special tokens, their ids."""
         if isinstance(tokens, str):
             return self._special.get(tokens)
         return [self._special[token] for token in tokens]
@@ -110,18 +106,18 @@ class PackagedTokenizer:
         return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
 
 
-def packaged(model: str) -> PackagedTokenizer | None:
+def load_bundled_tokenizer(model: str) -> PackagedTokenizer | None:
     """Return the tokenizer of a model from an installed package; None if no package has it."""
     model = model.split(":", 1)[0]
-    for pattern, name in NATIVE.items():
+    for pattern, name in TML_TOKENIZERS.items():
         if re.fullmatch(pattern, model):
-            return _native(model, name)
-    if LLAMA.fullmatch(model) and importlib.util.find_spec("llama_models") is not None:
-        return _llama(model)
+            return _load_tml(model, name)
+    if _LLAMA.fullmatch(model) and importlib.util.find_spec("llama_models") is not None:
+        return _load_llama(model)
     return None
 
 
-class _Native(Vocabulary, Protocol):
+class _TmlTokenizer(Vocabulary, Protocol):
     """A tokenizer of `tml_renderers`."""
 
     eos_token: str
@@ -133,12 +129,12 @@ class _Native(Vocabulary, Protocol):
 
 
 @cache
-def _native(model: str, name: str) -> PackagedTokenizer:
+def _load_tml(model: str, name: str) -> PackagedTokenizer:
     module = importlib.import_module("tml_renderers.tokenizers")
-    native = cast("Callable[[], _Native]", getattr(module, name))()
-    special = {native.decode([token]): token for token in map(native.encode_special, native.special_tokens())}
-    eos = _ENDS.get(name) or native.decode([native.encode_special(native.eos_token)])
-    return PackagedTokenizer(model, native, special, eos=eos)
+    tokenizer = cast("Callable[[], _TmlTokenizer]", getattr(module, name))()
+    special = {tokenizer.decode([token]): token for token in map(tokenizer.encode_special, tokenizer.special_tokens())}
+    eos = _EOS_OVERRIDES.get(name) or tokenizer.decode([tokenizer.encode_special(tokenizer.eos_token)])
+    return PackagedTokenizer(model, tokenizer, special, eos=eos)
 
 
 class _Llama(Protocol):
@@ -147,7 +143,7 @@ class _Llama(Protocol):
 
 
 @cache
-def _llama(model: str) -> PackagedTokenizer:
+def _load_llama(model: str) -> PackagedTokenizer:
     module = importlib.import_module("llama_models.llama3.tokenizer")
     get_instance = cast("Callable[[], _Llama]", module.Tokenizer.get_instance)
     llama = get_instance()

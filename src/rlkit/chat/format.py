@@ -1,7 +1,7 @@
-"""Conversations as tokens: how messages become a prompt and a completion becomes a message.
+"""The protocol of chat formats: messages become a prompt, and a completion becomes a message.
 
 Invariant: the prompt of a follow-up turn extends the exact tokens of the turn before it, or is refused. Text that was
-rendered, sampled and parsed is never tokenised again to stand for the tokens that were sampled.
+rendered, sampled and parsed is never tokenised again in the place of the sampled tokens.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.types import Json, Message, Prompt, Tokens, Tool, ToolCall, Turn
 
 TAIL_TOKENS = 32
-"""The end of a prompt that shows whether the model is thinking there."""
+"""Tokens at the end of a prompt that tell whether the model is thinking there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A completion as a message for the conversation, and the raw texts of tool calls that could not be parsed."""
+    """A completion as a message, and the raw texts of tool calls that could not be parsed."""
 
     message: Message
     malformed: tuple[str, ...] = ()
 
 
 class ChatFormat(Protocol):
-    """One model's way of writing conversations."""
+    """The notation of one model's conversations."""
 
     stop: tuple[str, ...] | tuple[int, ...]
     """Strings or tokens that end an assistant's turn."""
@@ -47,9 +47,9 @@ class ChatFormat(Protocol):
         ...
 
     def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
-        """Return what ends the thinking of a truncated reply and opens its answer; empty if that has begun."""
-        said = self.decode(np.concatenate([prompt.tokens[-TAIL_TOKENS:], completion]))
-        return self.encode(end_of_thinking(said, phrase))
+        """Return the tokens that end the thinking of a truncated reply and open its answer; none if it is answering."""
+        text = self.decode(np.concatenate([prompt.tokens[-TAIL_TOKENS:], completion]))
+        return self.encode(end_of_thinking(text, phrase))
 
     def encode(self, text: str) -> Tokens:
         """Return plain text as tokens, without special ones."""
@@ -61,42 +61,42 @@ class ChatFormat(Protocol):
 
 
 def extend(
-    chat: ChatFormat, known: Prompt, turn: Turn, messages: Sequence[Message], *, replied: int, tools: Sequence[Tool]
+    chat: ChatFormat, prefix: Prompt, turn: Turn, messages: Sequence[Message], *, replied: int, tools: Sequence[Tool]
 ) -> Prompt | None:
-    """Return the prompt for `messages` as an extension of the exact tokens `known`, or None if the format has none.
+    """Return the prompt for `messages` as an extension of the exact tokens `prefix`, or None if the format has none.
 
-    What a format writes after an assistant's message depends neither on that message nor on the texts before it. The
-    conversation is rendered twice with short texts, and with two different stand-ins for the sampled reply. The longest
-    common tail of the two is the end of the reply's turn, the new messages and the header of the next turn. It follows
-    `known` token for token.
+    The text that a format writes after an assistant's message depends neither on that message nor on the texts before
+    it. The conversation is rendered twice with short texts, and with two different replies in the place of the sampled
+    one. The longest common tail of the two is the end of the reply's turn, the new messages and the header of the next
+    turn. It follows `prefix` token for token.
 
     Args:
-        known: the prompt and completion of `turn`.
+        prefix: the prompt and completion of `turn`.
         messages: the whole conversation; message `replied` is the one that `turn` sampled.
         tools: the tools of `turn`.
     """
-    thought = any("thinking" in message for message in messages[: replied + 1])
-    if thought and not chat.keeps_thinking:
+    if not chat.keeps_thinking and any("thinking" in message for message in messages[: replied + 1]):
         return None
-    before = [_brief(message) if place else message for place, message in enumerate(messages[:replied])]
+    history = [_shorten(message) if index else message for index, message in enumerate(messages[:replied])]
     replies: list[Message] = [{"role": "assistant", "content": text} for text in ("0", "x")]
-    first, second = (chat.render([*before, reply, *messages[replied + 1 :]], tools) for reply in replies)
+    first, second = (chat.render([*history, reply, *messages[replied + 1 :]], tools) for reply in replies)
     tail = first.after(len(first) - _common_tail(first.tokens, second.tokens))
-    written = _overlap(turn.completion, tail.tokens) if turn.stop == "stop" else 0
-    return known + tail.after(written)
+    overlap = _overlap(turn.completion, tail.tokens) if turn.stop == "stop" else 0
+    return prefix + tail.after(overlap)
 
 
-def _brief(message: Message) -> Message:
-    """Return a message of the same kind that says next to nothing."""
+def _shorten(message: Message) -> Message:
+    """Return a message of the same kind with a text of one token."""
     if message["role"] == "system":  # some templates look for switches in it
         return message
-    brief: Message = {**message, "content": "0"}
-    if "thinking" in brief:
-        brief["thinking"] = "0"
-    return brief
+    short: Message = {**message, "content": "0"}
+    if "thinking" in short:
+        short["thinking"] = "0"
+    return short
 
 
 def _common_tail(a: Tokens, b: Tokens) -> int:
+    """Count the tokens at the end that both have."""
     count = min(len(a), len(b))
     differ = np.flatnonzero(a[::-1][:count] != b[::-1][:count])
     return int(differ[0]) if len(differ) else count
@@ -117,7 +117,7 @@ TOOL_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 """A tool call in the notation that most open chat templates share (Hermes)."""
 
 MAX_NESTING = 64
-"""Tool-call arguments nested deeper are malformed: what copies or writes them recurses, and stacks end."""
+"""Tool-call arguments nested deeper are malformed: copying or writing them recurses, and stacks end."""
 
 
 def parse_text(text: str) -> Parsed:
@@ -142,7 +142,7 @@ def parse_text(text: str) -> Parsed:
 def _read_call(block: str, *, number: int) -> ToolCall | None:
     try:
         call = json.loads(block)
-        # what cannot be written again would fail later, in a prompt or in the journal: NaN, infinity, a lone surrogate
+        # NaN, infinity and lone surrogates could not be written again, to a prompt or to the journal
         json.dumps(call, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError):  # a model may nest brackets deeper than the parser's stack
         return None

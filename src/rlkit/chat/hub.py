@@ -1,6 +1,6 @@
 """A quick check that the Hugging Face hub can be reached.
 
-Invariant: the check takes at most `LIMIT_S`; the hub's own libraries would try again for more than a minute.
+Invariant: the check takes at most `LIMIT_S`; the hub's own libraries would retry for more than a minute.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def hub_problem() -> str | None:
-    """Return why the hub cannot be asked, as a phrase; None if it can.
+    """Return why the hub cannot be reached, as a phrase; None if it can.
 
-    `HF_HUB_OFFLINE`, `HF_ENDPOINT` and the proxies of the environment are honoured.
+    `HF_HUB_OFFLINE`, `HF_ENDPOINT` and the proxies of the environment are respected.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _ON:
         return "HF_HUB_OFFLINE is set"
     endpoint = urlsplit(os.environ.get("HF_ENDPOINT") or _HUB)
     host = endpoint.hostname or ""
-    place = endpoint
+    server = endpoint
     proxy = getproxies().get(endpoint.scheme)
     if proxy and not proxy_bypass(host):
-        place = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    address = (place.hostname or "", place.port or _PORTS.get(place.scheme, 443))
-    through = "" if place is endpoint else f" through the proxy {address[0]}:{address[1]}"
-    problem = _connect(address)
-    return None if problem is None else f"{host} cannot be reached{through} ({problem})"
+        server = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    address = (server.hostname or "", server.port or _PORTS.get(server.scheme, 443))
+    route = "" if server is endpoint else f" through the proxy {address[0]}:{address[1]}"
+    problem = _connection_problem(address)
+    return None if problem is None else f"{host} cannot be reached{route} ({problem})"
 
 
-def _connect(address: tuple[str, int]) -> str | None:
-    answer: list[str | None] = []
+def _connection_problem(address: tuple[str, int]) -> str | None:
+    results: list[str | None] = []
 
-    def knock() -> None:
+    def connect() -> None:
         try:
             socket.create_connection(address, timeout=LIMIT_S).close()
-            answer.append(None)
+            results.append(None)
         except OSError as error:
-            answer.append(error.strerror or str(error) or type(error).__name__)
+            results.append(error.strerror or str(error) or type(error).__name__)
 
     # A daemon thread, because looking up a host name has no timeout of its own.
-    knocking = threading.Thread(target=knock, daemon=True)
-    knocking.start()
-    knocking.join(LIMIT_S)
-    return answer[0] if answer else f"no answer within {LIMIT_S:g} s"
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    return results[0] if results else f"no answer within {LIMIT_S:g} s"

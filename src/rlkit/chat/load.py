@@ -12,17 +12,16 @@ from rlkit.errors import MissingError
 
 
 def load_chat(config: Config, *, engine: bool, note: Callable[[str], None], fetch: bool = True) -> ChatFormat:
-    """Return the chat format of the configured model; with the embedded engine, make the model itself ready first.
+    """Return the chat format of the configured model; prepare the model first if the embedded engine runs it.
 
     Args:
-        config: the run's configuration.
         engine: the embedded engine runs the model.
-        note: receives what is being fetched or converted.
+        note: receives progress of downloads and conversions.
         fetch: download weights that the embedded engine needs and that are not on this machine.
 
     Raises:
-        UsageError: the configuration names a folder that has no tokenizer.
-        MissingError: the model or its tokenizer cannot be had.
+        UsageError: `chat.tokenizer` is a path without a tokenizer.
+        MissingError: the model or its tokenizer cannot be loaded.
     """
     try:
         tokenizer = load_tokenizer(

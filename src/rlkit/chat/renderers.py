@@ -1,6 +1,6 @@
-"""The chat formats: tinker-cookbook's renderers, and the chat template that a tokenizer brings.
+"""The chat formats: tinker-cookbook's renderers, and the chat template of a tokenizer.
 
-Invariant: both are used through `ChatFormat` alone; which one it is makes no difference to the rest of rlkit.
+Invariant: the rest of rlkit uses both through `ChatFormat` alone.
 """
 
 from __future__ import annotations
@@ -16,18 +16,7 @@ import numpy as np
 from rlkit.chat.format import TAIL_TOKENS, ChatFormat, Parsed, parse_text
 from rlkit.chat.thinking_budget import end_of_thinking
 from rlkit.errors import UsageError
-from rlkit.types import (
-    IMAGE_TOKEN,
-    Image,
-    Json,
-    Message,
-    Prompt,
-    Tokens,
-    Tool,
-    ToolCall,
-    as_prompt,
-    join,
-)
+from rlkit.types import IMAGE_TOKEN, Image, Json, Message, Prompt, Tokens, Tool, ToolCall, as_prompt, join
 
 if TYPE_CHECKING:
     from tinker_cookbook.renderers import Message as CookbookMessage
@@ -35,21 +24,19 @@ if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
 CHAT_TEMPLATE = "chat_template"
-"""The name under which a configuration asks for the tokenizer's own template."""
+"""Value of `chat.renderer` for the tokenizer's own template."""
 
 
 def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None) -> ChatFormat:
     """Return the format of a model's conversations.
 
     Args:
-        model: name of the model, for which tinker-cookbook recommends a renderer.
-        tokenizer: the model's tokenizer.
-        renderer: a renderer's name, `chat_template`, or None for the recommended one.
+        renderer: a renderer's name, `chat_template`, or None for the one that tinker-cookbook recommends for the model.
 
     Raises:
         UsageError: there is no such renderer.
     """
-    name = renderer or _recommended(model) or CHAT_TEMPLATE
+    name = renderer or _recommended_renderer(model) or CHAT_TEMPLATE
     if name == CHAT_TEMPLATE:
         return TemplateChat(tokenizer)
     from tinker_cookbook.exceptions import TinkerCookbookError
@@ -64,7 +51,7 @@ def chat_format(model: str, tokenizer: Tokenizer, *, renderer: str | None = None
     return CookbookChat(get_renderer(name, tokenizer, get_image_processor(model), model_name=model))
 
 
-def _recommended(model: str) -> str | None:
+def _recommended_renderer(model: str) -> str | None:
     from tinker_cookbook.exceptions import TinkerCookbookError
     from tinker_cookbook.model_info import get_recommended_renderer_name
 
@@ -91,9 +78,9 @@ class _TokenizerChat(ChatFormat):
     @override
     def last_words(self, prompt: Prompt, completion: Tokens, phrase: str) -> Tokens:
         tail = prompt.tokens[-TAIL_TOKENS:]
-        # with the special tokens, which tell where the model is
-        said = cast("str", self._tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
-        return self.encode(end_of_thinking(said, phrase))
+        # with the special tokens, which tell whether the model is thinking
+        text = cast("str", self._tokenizer.decode([*tail[tail != IMAGE_TOKEN].tolist(), *completion.tolist()]))
+        return self.encode(end_of_thinking(text, phrase))
 
 
 class TemplateChat(_TokenizerChat):
@@ -120,7 +107,6 @@ class TemplateChat(_TokenizerChat):
 
         if not _TOOL_WORDS.search(str(template)):
             messages, tools = _tools_as_text(messages, tools), ()
-
         try:
             text = self._tokenizer.apply_chat_template(
                 cast("list[dict[str, str]]", [_template_message(message) for message in messages]),
@@ -143,17 +129,17 @@ _TOOL_WORDS = re.compile(r"\btools?\b|\btool_calls\b")
 
 def _tools_as_text(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
     """Write the tools and calls of a conversation as text, in the notation that `parse_text` reads."""
-    written = [_calls_as_text(message) for message in messages]
+    plain = [_calls_as_text(message) for message in messages]
     if not tools:
-        return written
-    shown = "\n".join(json.dumps({"type": "function", "function": dict(tool)}) for tool in tools)
-    said = (
-        f"You may call one or more functions. These are the functions:\n<tools>\n{shown}\n</tools>\n"
+        return plain
+    functions = "\n".join(json.dumps({"type": "function", "function": dict(tool)}) for tool in tools)
+    text = (
+        f"You may call one or more functions. These are the functions:\n<tools>\n{functions}\n</tools>\n"
         'For each call, write: <tool_call>{"name": the function\'s name, "arguments": its arguments}</tool_call>'
     )
     if messages and messages[0]["role"] == "system" and isinstance(messages[0]["content"], str):
-        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{said}"}, *written[1:]]
-    return [{"role": "system", "content": said}, *written]
+        return [{"role": "system", "content": f"{messages[0]['content']}\n\n{text}"}, *plain[1:]]
+    return [{"role": "system", "content": text}, *plain]
 
 
 def _calls_as_text(message: Message) -> Message:
@@ -200,14 +186,14 @@ class CookbookChat(_TokenizerChat):
         conversation = [_cookbook_message(message) for message in messages]
         if tools:
             conversation = self._with_tools(conversation, tools)
-        contents = [content for message in messages if not isinstance(content := message["content"], str)]
-        images = sum(part["type"] == "image" for content in contents for part in content)
+        parts = [part for message in messages if not isinstance(message["content"], str) for part in message["content"]]
+        images = sum(part["type"] == "image" for part in parts)
         try:
             chunks = self._renderer.build_generation_prompt(conversation).chunks
         except (NotImplementedError, AssertionError, RendererError) as error:
             if not images:
                 raise
-            raise self._blind() from error
+            raise self._no_images_error() from error
         pieces = list[Prompt]()
         for chunk in chunks:
             if chunk.type == "encoded_text":
@@ -217,35 +203,32 @@ class CookbookChat(_TokenizerChat):
             else:
                 raise UsageError(f"a conversation holds a part of type {chunk.type!r}; rlkit knows text and images")
         prompt = join(pieces)
-        if len(prompt.images) < images:  # some leave them out and say nothing
-            raise self._blind()
+        if len(prompt.images) < images:  # some renderers drop them silently
+            raise self._no_images_error()
         return prompt
 
-    def _blind(self) -> UsageError:
+    def _no_images_error(self) -> UsageError:
         return UsageError(f"chat.renderer: {type(self._renderer).__name__} takes no images: choose one that does")
 
     @override
     def parse(self, completion: Tokens) -> Parsed:
         message, _ = self._renderer.parse_response(completion.tolist())
         content = message["content"]
-        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        ours: Message = {
-            "role": "assistant",
-            "content": "".join(str(part.get("text", "")) for part in parts if part["type"] == "text").strip(),
-        }
-        if thinking := "".join(str(part.get("thinking", "")) for part in parts if part["type"] == "thinking").strip():
-            ours["thinking"] = thinking
+        parts: Sequence[Mapping[str, object]] = _text_part(content) if isinstance(content, str) else content
+        reply: Message = {"role": "assistant", "content": _join_parts(parts, "text")}
+        if thinking := _join_parts(parts, "thinking"):
+            reply["thinking"] = thinking
         malformed = [call.raw_text for call in message.get("unparsed_tool_calls", [])]
         calls = list[ToolCall]()
         for number, call in enumerate(message.get("tool_calls", [])):
-            arguments = _arguments(call.function.arguments)
+            arguments = _parse_arguments(call.function.arguments)
             if arguments is None:
                 malformed.append(call.function.arguments)
             else:
                 calls.append({"id": call.id or f"call_{number}", "name": call.function.name, "arguments": arguments})
         if calls:
-            ours["tool_calls"] = calls
-        return Parsed(ours, tuple(malformed))
+            reply["tool_calls"] = calls
+        return Parsed(reply, tuple(malformed))
 
     def _with_tools(self, conversation: list[CookbookMessage], tools: Sequence[Tool]) -> list[CookbookMessage]:
         from tinker_cookbook.renderers import ToolSpec, ensure_text
@@ -274,25 +257,31 @@ def _cookbook_message(message: Message) -> CookbookMessage:
     from tinker_cookbook.renderers import ToolCall as CookbookToolCall
 
     content = message["content"]
-    parts: list[Mapping[str, object]] = [{"type": "text", "text": content}] if isinstance(content, str) else [*content]
+    converted: dict[str, object] = {k: v for k, v in message.items() if k in ("role", "tool_call_id", "name")}
+    converted["content"] = content
     if thinking := message.get("thinking"):
-        parts = [{"type": "thinking", "thinking": thinking}, *parts]
-    theirs: dict[str, object] = {
-        **{key: value for key, value in message.items() if key in ("role", "tool_call_id", "name")},
-        "content": content if isinstance(content, str) and not thinking else parts,
-    }
+        parts: Sequence[Mapping[str, object]] = _text_part(content) if isinstance(content, str) else content
+        converted["content"] = [{"type": "thinking", "thinking": thinking}, *parts]
     if calls := message.get("tool_calls"):
-        theirs["tool_calls"] = [
+        converted["tool_calls"] = [
             CookbookToolCall(
                 id=call["id"],
                 function=CookbookToolCall.FunctionBody(name=call["name"], arguments=json.dumps(call["arguments"])),
             )
             for call in calls
         ]
-    return cast("CookbookMessage", theirs)
+    return cast("CookbookMessage", converted)
 
 
-def _arguments(text: str) -> Mapping[str, Json] | None:
+def _text_part(text: str) -> list[Mapping[str, object]]:
+    return [{"type": "text", "text": text}]
+
+
+def _join_parts(parts: Sequence[Mapping[str, object]], kind: str) -> str:
+    return "".join(str(part.get(kind, "")) for part in parts if part["type"] == kind).strip()
+
+
+def _parse_arguments(text: str) -> Mapping[str, Json] | None:
     try:
         arguments: object = json.loads(text)
     except (ValueError, RecursionError):

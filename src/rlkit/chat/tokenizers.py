@@ -1,6 +1,6 @@
 """The tokenizer of a model, from the first place that has it.
 
-Invariant: places that need no network are tried first; if none has it, that is said within a second.
+Invariant: places that need no network come first; if none has the tokenizer, an error says so within a second.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from rlkit.chat.bundled_tokenizers import packaged
+from rlkit.chat.bundled_tokenizers import load_bundled_tokenizer
 from rlkit.chat.hub import hub_problem
 from rlkit.config.schema import DEFAULT_MODEL
 from rlkit.errors import MissingError, UsageError
@@ -17,7 +17,7 @@ from rlkit.errors import MissingError, UsageError
 if TYPE_CHECKING:
     from tinker_cookbook.tokenizer_utils import Tokenizer
 
-_WAYS = (
+_FIXES = (
     "Four ways: set chat.tokenizer to a folder that holds its tokenizer.json; take a model whose tokenizer comes with "
     "tml-renderers (Qwen3, Qwen3.5, gpt-oss, DeepSeek-V3.1, GLM-5.3, Nemotron 3); for Llama 3, "
     "`pip install llama-models`; or reach the hub once (HF_ENDPOINT names a mirror, HF_TOKEN opens what is private)"
@@ -40,13 +40,13 @@ def load_tokenizer(
     Args:
         model: a directory, or a name on the hub.
         with_weights: fetch the weights too, which the embedded engine needs.
-        note: receives what is being fetched or converted.
+        note: receives progress of downloads and conversions.
         tokenizer: a folder, or another name on the hub, to take the tokenizer from.
-        template: the tokenizer must have a chat template, and those of the packages have none.
+        template: the tokenizer must have a chat template; those of the packages have none.
 
     Raises:
         UsageError: `tokenizer` is a path without a tokenizer.
-        MissingError: the model or its tokenizer cannot be had.
+        MissingError: the model or its tokenizer cannot be loaded.
     """
     weights = _fetch_weights(model, note) if with_weights else None
     name = tokenizer or model
@@ -62,25 +62,25 @@ def load_tokenizer(
     from tinker_cookbook.tokenizer_utils import is_tokenizer_registered
 
     registered = is_tokenizer_registered(name)
-    if not template and not registered and (bundled := packaged(name)) is not None:
+    if not template and not registered and (bundled := load_bundled_tokenizer(name)) is not None:
         return cast("Tokenizer", bundled)
-    if registered or name.startswith("thinkingmachines/"):  # made without the hub
+    if registered or name.startswith("thinkingmachines/"):  # needs no hub
         return _load_by_cookbook(name)
     problem = hub_problem()
     return _load_by_cookbook(name) if problem is None else _load_cached(name, problem)
 
 
 def has_weights(model: str, note: Callable[[str], None]) -> bool:
-    """Return whether the weights of a model are on this machine; a GGUF file is converted, which `note` receives."""
+    """Return whether the weights of a model are on this machine; convert a GGUF file, with progress to `note`."""
     from rlkit.engine.model import model_files
 
-    return model_files.find_model(model, progress=_Milestones(note)) is not None
+    return model_files.find_model(model, progress=_ProgressNotes(note)) is not None
 
 
 def _fetch_weights(model: str, note: Callable[[str], None]) -> Path:
     from rlkit.engine.model import model_files
 
-    return model_files.resolve_model(model, progress=_Milestones(note))
+    return model_files.resolve_model(model, progress=_ProgressNotes(note))
 
 
 def _load_from_folder(folder: Path) -> Tokenizer:
@@ -95,8 +95,8 @@ def _load_by_cookbook(name: str) -> Tokenizer:
     try:
         return get_tokenizer(name)
     except OSError as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise MissingError(f"the tokenizer of {name} cannot be had from the hub: {first}. {_WAYS}") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MissingError(f"the tokenizer of {name} cannot be loaded from the hub: {reason}. {_FIXES}") from error
 
 
 def _load_cached(name: str, problem: str) -> Tokenizer:
@@ -108,26 +108,26 @@ def _load_cached(name: str, problem: str) -> Tokenizer:
     except HFValidationError as error:
         raise UsageError(f"{name!r} is neither a folder nor a model's name on the hub") from error
     if not cached:
-        raise MissingError(f"the tokenizer of {name} is not on this machine, and {problem}. {_WAYS}")
+        raise MissingError(f"the tokenizer of {name} is not on this machine, and {problem}. {_FIXES}")
     from transformers import AutoTokenizer
 
     try:
         return cast("Tokenizer", AutoTokenizer.from_pretrained(name, local_files_only=True))
     except (OSError, ValueError) as error:
         raise MissingError(
-            f"the tokenizer of {name} in the cache of the hub is not whole, and {problem}. {_WAYS}"
+            f"the tokenizer of {name} in the cache of the hub is incomplete, and {problem}. {_FIXES}"
         ) from error
 
 
-class _Milestones:
-    """Note each message once, and then each tenth of its progress."""
+class _ProgressNotes:
+    """A note of each message, and of each tenth of its progress."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
-        self._noted: tuple[str, int] = ("", -1)
+        self._newest: tuple[str, int] = ("", -1)
 
     def __call__(self, message: str, fraction: float | None) -> None:
         tenth = 0 if fraction is None else int(fraction * 10)
-        if (message, tenth) != self._noted:
-            self._noted = (message, tenth)
+        if (message, tenth) != self._newest:
+            self._newest = (message, tenth)
             self._note(message if fraction is None else f"{message} {tenth * 10} %")

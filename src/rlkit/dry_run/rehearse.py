@@ -37,9 +37,7 @@ from rlkit.rollout.player import Player
 from rlkit.rollout.settings import make_env_settings
 from rlkit.rollout.task_guard import stop_leftover_tasks
 from rlkit.service.connect import ServiceChoice, choose_service, describe_service
-from rlkit.tasks.decontamination import task_contents
-from rlkit.tasks.epochs import count_draws, with_steps
-from rlkit.tasks.from_config import run_tasks
+from rlkit.tasks.from_config import count_draws, resolve_steps, run_tasks, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.testing import ByteChat, Latency, SimulatedTinker, World
@@ -138,8 +136,8 @@ async def rehearse(
         parts.append(part)
     note("loading the environments")
     tests = eval_tasks(config.eval.envs, seed=config.seed, note=note)
-    tasks = run_tasks(config, envs or {}, tested=task_contents(tests), note=note, origins=TaskManifest())
-    config = with_steps(config, tasks, note=note)
+    tasks = run_tasks(config, envs or {}, evaluated=task_contents(tests), note=note, manifest=TaskManifest())
+    config = resolve_steps(config, tasks, note=note)
     learning_rate(config)
     stage = _Stage(in_small(config), chat, tasks, _states(tasks), tests, parts, note)
     rollouts = {name: await stage.play(name) for name in config.envs}

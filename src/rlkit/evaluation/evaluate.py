@@ -10,6 +10,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -252,7 +253,7 @@ def eval_tasks(
     tasks, origins = dict[str, Sequence[Env]](), origins or TaskManifest()
     for name, spec in specs.items():
         where = f"{field}.{name}"
-        made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=origins.recorded(where))
+        made = load_envs(name, spec, field=where, seed=seed, note=note, recorded=partial(origins.pin, where))
         if is_single_turn(made):
             refuse_turn_limit(spec, field=where)
         if isinstance(made, Sequence):

@@ -1,1 +1,1 @@
-"""Tasks of a run: sources that draw them, curricula, epochs, decontamination."""
+"""Tasks of a run: sources that draw them, curricula, decontamination."""

@@ -1,7 +1,7 @@
-"""Curricula: sources that choose the next task of an environment by how often each was solved of late.
+"""Curricula: sources that choose the next task of an environment by recent solve rates.
 
 Invariant: the order of tasks is a function of the seed and of the draws and observations so far, in their order; every
-task can come again, whatever its solve rate, and `next` always gives one.
+task can be drawn again, whatever its solve rate, and `next` always returns one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlkit.algorithms.reward_scale import EQUAL
+from rlkit.config.schema.envs import FilterCurriculum, TargetCurriculum
 from rlkit.env import Env, TaskSource, read_task_id
 from rlkit.errors import UsageError
 from rlkit.tasks.sources import epoch_order
@@ -20,29 +21,29 @@ from rlkit.types import Group, Json
 
 
 class SolveRates:
-    """How often each task was solved, with more weight on what was seen last.
+    """Solve rate of each task, an exponential moving mean.
 
-    A group's share of solved episodes is s: those with a reward of at least `solved`, among those that did not fail. A
-    task's rate p is the s of its first group, and then p + `newest` · (s − p): an exponential moving mean. A group in
-    which every episode failed says nothing about the task, and changes nothing.
+    A group's share s of solved episodes is that of rewards of at least `solved` among the episodes that did not fail. A
+    task's rate p is the s of its first group, and then p + `newest` · (s − p). A group in which every episode failed
+    changes nothing.
 
     Args:
         ids: ids of the tasks.
-        solved: reward from which on an episode counts as solved.
+        solved: lowest reward of a solved episode.
         newest: weight of the newest group, above 0 and up to 1.
     """
 
     def __init__(self, ids: Iterable[str], *, solved: float, newest: float) -> None:
         self._index = {name: index for index, name in enumerate(ids)}
-        self._solved = solved - EQUAL * abs(solved)  # a sum of rewards that is equal but for rounding counts
+        self._solved = solved - EQUAL * abs(solved)  # a sum of rewards may be less by rounding
         self._newest = newest
         self.rates: NDArray[np.float64] = np.zeros(len(self._index))
-        """[N] from 0 to 1; 0 where no group was seen."""
+        """[N] from 0 to 1; 0 without a group."""
         self.groups: NDArray[np.int64] = np.zeros(len(self._index), np.int64)
-        """[N] groups that were seen."""
+        """[N] groups that were observed."""
 
     def observe(self, group: Group) -> None:
-        """Learn from a finished group; a UsageError says that it is of none of the tasks."""
+        """Update the rate of a finished group's task; raise UsageError if the task is unknown."""
         index = self._index.get(group.task)
         if index is None:
             raise UsageError(
@@ -59,18 +60,18 @@ class SolveRates:
         self.groups[index] += 1
 
     def metrics(self) -> dict[str, float]:
-        """Return the share of the tasks of which a group was seen, and the mean solve rate of these."""
-        seen = self.groups > 0
-        share = {"seen": float(seen.mean())}
-        return share | {"solve_rate": float(self.rates[seen].mean())} if seen.any() else share
+        """Return the share of the tasks that were observed, and their mean solve rate."""
+        observed = self.groups > 0
+        share = {"seen": float(observed.mean())}
+        return share | {"solve_rate": float(self.rates[observed].mean())} if observed.any() else share
 
     def state(self) -> Mapping[str, Json]:
-        """Return the rate and the number of groups of each task of which one was seen."""
-        seen = ((name, index) for name, index in self._index.items() if self.groups[index])
-        return {name: [float(self.rates[index]), int(self.groups[index])] for name, index in seen}
+        """Return the rate and the number of groups of each observed task."""
+        observed = ((name, index) for name, index in self._index.items() if self.groups[index])
+        return {name: [float(self.rates[index]), int(self.groups[index])] for name, index in observed}
 
     def load(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state` gave; a UsageError names a task that is gone."""
+        """Restore a result of `state`; raise UsageError if a task no longer exists."""
         self.rates[:], self.groups[:] = 0, 0
         for name, entry in state.items():
             if name not in self._index:
@@ -80,16 +81,10 @@ class SolveRates:
 
 
 class RatedSource(TaskSource):
-    """A source that chooses among tasks by their solve rates, and learns the rates from finished groups.
-
-    Args:
-        envs: the tasks.
-        rates: the solve rates of these tasks.
-        seed: seed of the draws.
-    """
+    """A source that chooses among tasks by their solve rates, which it learns from finished groups."""
 
     count_name: ClassVar[str]
-    """Name in the state of the number of draws, or of what takes their place."""
+    """Key of the state for the number of draws, or of what replaces it."""
 
     def __init__(self, envs: Sequence[Env], rates: SolveRates, *, seed: int) -> None:
         self._envs = envs
@@ -114,50 +109,31 @@ class RatedSource(TaskSource):
 class FilterSource(RatedSource):
     """The tasks of a sequence in epochs, shuffled anew in each, without those that are too hard or too easy.
 
-    A task is left out while its solve rate lies outside [`low`, `high`] and `min_groups` of its groups were seen. The
-    task at place i of the sequence is played all the same in each epoch e where (e + i) is a multiple of `recheck`,
-    which keeps its rate up to date. Where all are left out, epochs go by without a draw until one of them has its turn,
-    within `recheck` of them. Filters of this kind: Bae et al., "Online Difficulty Filtering for Reasoning Oriented
+    A task is left out while its solve rate lies outside [`low`, `high`] and at least `min_groups` of its groups were
+    observed. The task at place i of the sequence is played all the same in each epoch e where (e + i) is a multiple of
+    `recheck`, to update its rate. If all are left out, epochs pass without a draw until the turn of one of them, within
+    `recheck` epochs. Filters of this kind: Bae et al., "Online Difficulty Filtering for Reasoning Oriented
     Reinforcement Learning", 2025 (arXiv 2504.03380).
-
-    Args:
-        envs: the tasks.
-        rates: the solve rates of these tasks.
-        low: least rate of a task that is played.
-        high: largest rate of a task that is played.
-        min_groups: groups that are seen before a task may be left out.
-        recheck: number of epochs, at least 1.
-        seed: seed of the shuffling.
     """
 
     count_name = "passed"  # places, over all epochs, whether or not their task was drawn
 
-    def __init__(
-        self,
-        envs: Sequence[Env],
-        rates: SolveRates,
-        *,
-        low: float,
-        high: float,
-        min_groups: int,
-        recheck: int,
-        seed: int,
-    ) -> None:
+    def __init__(self, envs: Sequence[Env], rates: SolveRates, settings: FilterCurriculum, *, seed: int) -> None:
         super().__init__(envs, rates, seed=seed)
-        self._low, self._high = low, high
-        self._min_groups = min_groups
-        self._recheck = recheck
+        self._settings = settings
         self._shuffle(epoch=0)
 
     def next(self) -> Env:  # noqa: D102  inherited
+        rule = self._settings
         while True:
             epoch, place = divmod(self._count, len(self._envs))
             if place == 0:
                 self._shuffle(epoch)
             self._count += 1
             index = self._order[place]
-            rate, is_rated = self._rates.rates[index], self._rates.groups[index] >= self._min_groups
-            if not is_rated or self._low <= rate <= self._high or (epoch + index) % self._recheck == 0:
+            is_recheck = (epoch + index) % rule.recheck == 0
+            rate, is_rated = self._rates.rates[index], self._rates.groups[index] >= rule.min_groups
+            if is_recheck or not is_rated or rule.low <= rate <= rule.high:
                 return self._envs[index]
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
@@ -166,8 +142,9 @@ class FilterSource(RatedSource):
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the rates, and the shares of tasks that are left out as too hard and as too easy."""
-        is_rated = self._rates.groups >= self._min_groups
-        hard, easy = is_rated & (self._rates.rates < self._low), is_rated & (self._rates.rates > self._high)
+        is_rated = self._rates.groups >= self._settings.min_groups
+        hard = is_rated & (self._rates.rates < self._settings.low)
+        easy = is_rated & (self._rates.rates > self._settings.high)
         return self._rates.metrics() | {"too_hard": float(hard.mean()), "too_easy": float(easy.mean())}
 
     def _shuffle(self, epoch: int) -> None:
@@ -175,74 +152,58 @@ class FilterSource(RatedSource):
 
 
 class TargetSource(RatedSource):
-    """Draws each time from all tasks, with weights that are the larger, the nearer the solve rate is to a target.
+    """Independent draws from all tasks, weighted by the distance of their solve rates from a target.
 
     The weight at solve rate p and target t is exp(−s · KL(t‖p)), with the divergence t ln(t/p) + (1−t) ln((1−t)/(1−p))
-    of two coins and the sharpness s: 1 at the target, and falling on either side of it to 0 at p = 0 and p = 1. With
-    t = ½ and s = 2 it is 4p(1−p), the learnability of Rutherford et al., "No Regrets", 2024 (arXiv 2408.15099), and of
-    Foster et al., "Learning to Reason at the Frontier of Learnability", 2025 (arXiv 2502.12272); as there, a share of
-    the draws takes any task alike. A task of which no group was seen has the weight 1. Where every weight is 0, all
-    draws take any task alike.
-
-    Args:
-        envs: the tasks.
-        rates: the solve rates of these tasks.
-        target: above 0 and below 1.
-        sharpness: above 0.
-        explore: share of the draws that take any task alike.
-        seed: seed of the draws.
+    of two coins and the sharpness s: 1 at the target, falling on either side of it to 0 at p = 0 and p = 1. With t = ½
+    and s = 2 it is 4p(1−p), the learnability of Rutherford et al., "No Regrets", 2024 (arXiv 2408.15099), and of
+    Foster et al., "Learning to Reason at the Frontier of Learnability", 2025 (arXiv 2502.12272); as there, the share
+    `explore` of the draws is uniform. A task without a group has the weight 1. If every weight is 0, all draws are
+    uniform.
     """
 
     count_name = "drawn"
 
-    def __init__(
-        self, envs: Sequence[Env], rates: SolveRates, *, target: float, sharpness: float, explore: float, seed: int
-    ) -> None:
+    def __init__(self, envs: Sequence[Env], rates: SolveRates, settings: TargetCurriculum, *, seed: int) -> None:
         super().__init__(envs, rates, seed=seed)
-        self._target = target
-        self._sharpness = sharpness
-        self._explore = explore
-        self._shares: NDArray[np.float64] | None = None  # summed up to each task; None when a rate has changed
+        self._settings = settings
+        self._cumulative: NDArray[np.float64] | None = None  # probabilities; None when a rate has changed
 
     def next(self) -> Env:  # noqa: D102  inherited
-        if self._shares is None:
-            summed: NDArray[np.float64] = self.probabilities().cumsum()
-            self._shares = cast("NDArray[np.float64]", summed / summed[-1])  # the last is 1 exactly, above every place
+        if self._cumulative is None:
+            sums: NDArray[np.float64] = self.probabilities().cumsum()
+            self._cumulative = cast("NDArray[np.float64]", sums / sums[-1])  # the last is 1 exactly, above every place
         place = np.random.default_rng([self._seed, self._count]).random()
         self._count += 1
-        return self._envs[int(self._shares.searchsorted(place, side="right"))]
+        return self._envs[int(self._cumulative.searchsorted(place, side="right"))]
 
     def probabilities(self) -> NDArray[np.float64]:
-        """Return [N] float64, the probability of each task to be drawn next."""
-        target, rates = self._target, self._rates.rates
+        """Return [N] float64, the probability of each task in the next draw."""
+        target, explore, rates = self._settings.target, self._settings.explore, self._rates.rates
         with np.errstate(divide="ignore"):  # the weight at a rate of 0 or 1 is 0
             divergence = target * (np.log(target) - np.log(rates))
             divergence += (1 - target) * (np.log1p(-target) - np.log1p(-rates))
-            weights = np.where(self._rates.groups > 0, np.exp(-self._sharpness * divergence), 1.0)
-        total, alike = weights.sum(), 1 / len(self._envs)
+            weights = np.where(self._rates.groups > 0, np.exp(-self._settings.sharpness * divergence), 1.0)
+        total, uniform = weights.sum(), 1 / len(self._envs)
         if total == 0:
-            return np.full(len(self._envs), alike)
-        return (1 - self._explore) * weights / total + self._explore * alike
+            return np.full(len(self._envs), uniform)
+        return (1 - explore) * weights / total + explore * uniform
 
     def observe(self, group: Group) -> None:  # noqa: D102  inherited
         super().observe(group)
-        self._shares = None
+        self._cumulative = None
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:  # noqa: D102  inherited
         super().load_state_dict(state)
-        self._shares = None
+        self._cumulative = None
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the rates, and how many of the tasks the draws go to: 1 / Σ p² of N."""
+        """Return the metrics of the rates, and the effective number of tasks, 1 / Σ p² of N."""
         return self._rates.metrics() | {"effective": float(1 / np.square(self.probabilities()).sum())}
 
 
 def distinct_ids(envs: Iterable[Env]) -> list[str]:
-    """Return the `task_id` of each task, by which a curriculum knows its groups.
-
-    Raises:
-        UsageError: a task has none, or two have the same.
-    """
+    """Return the `task_id` of each task; raise UsageError if a task has none, or two have the same."""
     first = dict[str, int]()
     for index, env in enumerate(envs):
         name = read_task_id(env)

@@ -1,67 +1,68 @@
-"""The tasks of a run's environments, and the sources that draw them, from the configuration."""
+"""The tasks of a run's environments, the sources that draw them, and the length of the run, from the configuration.
+
+Invariants: in a run of E epochs, every task of every environment is drawn E times, and none more often; of tasks that
+tell their content, none is trained on that has the content of a task of the evaluation.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from rlkit._util.seeds import derive_seed
 from rlkit.config import load_envs
 from rlkit.config.schema import Config
 from rlkit.config.schema.envs import CurriculumConfig, FilterCurriculum, TargetCurriculum, refuse_turn_limit
-from rlkit.env import SingleTurnEnv, TaskSource
-from rlkit.errors import UsageError
+from rlkit.env import Env, SingleTurnEnv, TaskSource
+from rlkit.errors import ConfigError, UsageError
 from rlkit.tasks.curriculum import FilterSource, SolveRates, TargetSource, distinct_ids
-from rlkit.tasks.decontamination import remove_evaluated
-from rlkit.tasks.epochs import countable_tasks
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Mixture, SequenceSource, Tasks, as_source, list_tasks
 
 
 def run_tasks(
     config: Config,
-    given: Mapping[str, Tasks],
+    envs: Mapping[str, Tasks],
     *,
-    tested: Mapping[str, str],
+    evaluated: Mapping[str, str],
     note: Callable[[str], None],
-    origins: TaskManifest,
+    manifest: TaskManifest,
 ) -> dict[str, Tasks]:
-    """Return the tasks of each environment of a run; those of a collection may be used again and again.
-
-    Tasks of a collection that are evaluated are left out; a source of the user's own is left as it is.
+    """Return the tasks of each environment of a run, those of a collection as a list without evaluated ones.
 
     Args:
-        config: the configuration of the run.
-        given: tasks made in Python, by name; the others are loaded as the configuration says.
-        tested: the result of `contents` for the evaluation.
+        envs: tasks made in Python, by name; the others are loaded as the configuration says.
+        evaluated: the result of `task_contents` for the evaluation.
         note: receives lines for the user.
-        origins: record of what the tasks were made of when the run began.
 
     Raises:
-        ConfigError: an environment cannot be loaded, or something is set that its tasks have no use for.
+        ConfigError: an environment cannot be loaded, or its tasks have no use for a setting.
         UsageError: all tasks of an environment are evaluated.
     """
-    loaded = dict[str, Tasks]()
+    tasks_by_env = dict[str, Tasks]()
     for name, spec in config.envs.items():
         field = f"envs.{name}"
-        if name in given:
-            made = given[name]
+        if name in envs:
+            tasks = envs[name]
         else:
-            made = load_envs(name, spec, field=field, seed=config.seed, note=note, recorded=origins.recorded(field))
-        loaded[name] = made
-        if not isinstance(made, TaskSource):
-            envs = list_tasks(made)
-            loaded[name] = kept = remove_evaluated(envs, tested, field=field) if tested else envs
-            if len(kept) < len(envs):
-                note(f"{field}: {len(envs) - len(kept)} tasks are evaluated, and not trained on")
-    single = [name for name, tasks in loaded.items() if is_single_turn(tasks)]
+            pin = partial(manifest.pin, field)
+            tasks = load_envs(name, spec, field=field, seed=config.seed, note=note, recorded=pin)
+        if not isinstance(tasks, TaskSource):
+            collection = list_tasks(tasks)
+            tasks = remove_evaluated(collection, evaluated, field=field)
+            if len(tasks) < len(collection):
+                note(f"{field}: {len(collection) - len(tasks)} tasks are evaluated, and not trained on")
+        tasks_by_env[name] = tasks
+    single = [name for name, tasks in tasks_by_env.items() if is_single_turn(tasks)]
     for name in single:
         refuse_turn_limit(config.envs[name], field=f"envs.{name}")
     config.refuse_turn_settings(set(single))
-    return loaded
+    return tasks_by_env
 
 
 def is_single_turn(tasks: Tasks) -> bool:
-    """Say whether each task is known to have a single turn; of a source of the user's own it is not."""
+    """Return whether each task is known to have a single turn; the tasks of a source are not known."""
     if isinstance(tasks, TaskSource):
         return False
     return all(
@@ -69,8 +70,74 @@ def is_single_turn(tasks: Tasks) -> bool:
     )
 
 
+def task_contents(tasks: Mapping[str, Sequence[Env]]) -> Mapping[str, str]:
+    """Map the content of each task that tells it to the name of its environment."""
+    return {content: name for name, envs in tasks.items() for env in envs if (content := _content(env)) is not None}
+
+
+def remove_evaluated[E: Env](envs: Sequence[E], evaluated: Mapping[str, str], *, field: str) -> Sequence[E]:
+    """Return the tasks whose content is not evaluated; raise UsageError if none is left.
+
+    Args:
+        evaluated: the result of `task_contents` for the evaluation.
+        field: the field of the environment, for messages.
+    """
+    contents = [_content(env) for env in envs]
+    trained = [env for env, content in zip(envs, contents, strict=True) if content not in evaluated]
+    if envs and not trained:
+        names = sorted({f"eval.envs.{evaluated[content]}" for content in contents if content is not None})
+        raise UsageError(
+            f"{field}: all of its {len(envs)} tasks are evaluated too, as {', '.join(names)}; choose another split, or "
+            "another dataset"
+        )
+    return trained
+
+
+def _content(env: Env) -> str | None:
+    content: object = getattr(env, "content", None)
+    return content if isinstance(content, str) else None
+
+
+def count_draws(config: Config, tasks: Mapping[str, Tasks]) -> dict[str, int] | None:
+    """Return the number of tasks that a run draws of each environment; None without `epochs`.
+
+    Raises:
+        UsageError: the number of tasks of an environment is not known.
+    """
+    if config.epochs is None:
+        return None
+    return {name: config.epochs * len(_countable_tasks(tasks[name], field=f"envs.{name}")) for name in tasks}
+
+
+def resolve_steps(
+    config: Config, tasks: Mapping[str, Tasks], *, note: Callable[[str], None] = lambda message: None
+) -> Config:
+    """Return the configuration with `epochs` as a number of steps, the last of which may have fewer groups.
+
+    Args:
+        note: receives the length of the run, in a line.
+
+    Raises:
+        ConfigError: the learning rate has no use for so few steps.
+        UsageError: the number of tasks of an environment is not known.
+    """
+    draws, epochs = count_draws(config, tasks), config.epochs
+    if draws is None or epochs is None:
+        return config
+    total, groups = sum(draws.values()), config.batch.groups
+    steps = math.ceil(total / groups)
+    try:
+        config.optimizer.check_steps(steps)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    last = f", the last of them with {total % groups}" if total % groups else ""
+    times = {1: "once", 2: "twice"}.get(epochs, f"{epochs} times")
+    note(f"epochs: {total // epochs} tasks, each drawn {times}, are {steps} steps of {groups}{last}")
+    return config.model_copy(update={"steps": steps})
+
+
 def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
-    """Return the source of a run's tasks, a mixture of those of its environments; errors as of `task_source`."""
+    """Return the mixture of the task sources of a run; errors as in `task_source`."""
     sources = {
         name: task_source(
             tasks[name],
@@ -86,25 +153,22 @@ def run_mixture(config: Config, tasks: Mapping[str, Tasks]) -> Mixture:
 
 
 def task_source(
-    tasks: Tasks, section: CurriculumConfig | None, *, field: str, seed: int, epochs: int | None = None
+    tasks: Tasks, curriculum: CurriculumConfig | None, *, field: str, seed: int, epochs: int | None = None
 ) -> TaskSource:
     """Return the source that chooses the next task of an environment.
 
     Args:
-        tasks: the tasks of the environment.
-        section: its curriculum.
         field: the field of the curriculum, for messages.
-        seed: seed of the draws.
         epochs: times that each task is drawn; None for ever, and with a curriculum.
 
     Raises:
         UsageError: these are no tasks, or a curriculum has no use for them.
     """
     if epochs is not None:
-        return SequenceSource(countable_tasks(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
-    if section is None:
+        return SequenceSource(_countable_tasks(tasks, field=field.rpartition(".")[0]), seed=seed, epochs=epochs)
+    if curriculum is None:
         return as_source(tasks, seed=seed)
-    if isinstance(tasks, TaskSource) and not isinstance(tasks, Sequence):
+    if _is_uncountable(tasks):
         raise UsageError(
             f"{field}: has no effect: a {type(tasks).__name__} is a task source, which has no list of tasks and "
             "chooses by itself; leave the curriculum out, or give a collection of tasks"
@@ -113,11 +177,25 @@ def task_source(
     if len(envs) < 2:
         raise UsageError(f"{field}: has no effect: it chooses between tasks, and needs two at least, not {len(envs)}")
     try:
-        rates = SolveRates(distinct_ids(envs), solved=section.solved, newest=section.newest)
+        rates = SolveRates(distinct_ids(envs), solved=curriculum.solved, newest=curriculum.newest)
     except UsageError as error:
         raise UsageError(f"{field}: {error}") from None
-    match section:
-        case FilterCurriculum(low=low, high=high, min_groups=least, recheck=epochs):
-            return FilterSource(envs, rates, low=low, high=high, min_groups=least, recheck=epochs, seed=seed)
-        case TargetCurriculum(target=target, sharpness=sharpness, explore=explore):
-            return TargetSource(envs, rates, target=target, sharpness=sharpness, explore=explore, seed=seed)
+    match curriculum:
+        case FilterCurriculum():
+            return FilterSource(envs, rates, curriculum, seed=seed)
+        case TargetCurriculum():
+            return TargetSource(envs, rates, curriculum, seed=seed)
+
+
+def _countable_tasks(tasks: Tasks, *, field: str) -> Sequence[Env]:
+    """Return the tasks of the environment in `field` as a list; raise UsageError for a source without one."""
+    if _is_uncountable(tasks):
+        raise UsageError(
+            f"epochs: how many tasks {field} has is not known, since a {type(tasks).__name__} is a task source; say "
+            "how long to train with `steps` instead"
+        )
+    return list_tasks(tasks)
+
+
+def _is_uncountable(tasks: Tasks) -> bool:
+    return isinstance(tasks, TaskSource) and not isinstance(tasks, Sequence)

@@ -1,6 +1,6 @@
 """Sources of tasks: a shuffled sequence, and a mixture of several sources.
 
-Invariant: the order of tasks is a function of the seed and of what `observe` was told, never of timing.
+Invariant: the order of tasks is a function of the seed and of the observed groups, never of timing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rlkit.errors import EnvironmentFault, MissingError, UsageError
 from rlkit.types import Group, Json
 
 type Tasks = TaskSource | Iterable[Env]
-"""Tasks as users give them: a source of their own, or any collection."""
+"""Tasks of a user: a source of their own, or any collection."""
 
 
 class SequenceSource(TaskSource):
-    """The tasks of a sequence, shuffled anew in each epoch, each task once an epoch; `epochs` None never ends."""
+    """The tasks of a collection, each once an epoch, shuffled anew in each; without end if `epochs` is None."""
 
     def __init__(self, envs: Iterable[Env], *, seed: int, epochs: int | None = None) -> None:
         self._envs = list(envs)
@@ -32,36 +32,36 @@ class SequenceSource(TaskSource):
             raise UsageError("there are no tasks: give at least one Env")
         self._seed = seed
         self._epochs = epochs
-        self._drawn = 0
+        self._draws = 0
         self._order = epoch_order(len(self._envs), seed=seed, epoch=0)
 
     @property
     def remaining(self) -> int | None:
-        """The number of draws that are left; None without an end."""
-        return None if self._epochs is None else max(0, self._epochs * len(self._envs) - self._drawn)
+        """Number of draws that are left; None without an end."""
+        return None if self._epochs is None else max(0, self._epochs * len(self._envs) - self._draws)
 
     def next(self) -> Env | None:  # noqa: D102  inherited
         if self.remaining == 0:
             return None
-        epoch, index = divmod(self._drawn, len(self._envs))
+        epoch, index = divmod(self._draws, len(self._envs))
         if index == 0:
             self._order = epoch_order(len(self._envs), seed=self._seed, epoch=epoch)
-        self._drawn += 1
+        self._draws += 1
         return self._envs[self._order[index]]
 
     def observe(self, group: Group) -> None:
-        """Nothing to learn: the order is fixed."""
+        """Ignore the group: the order is fixed."""
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
-        return {"drawn": self._drawn} if self._epochs is None else {"drawn": self._drawn, "tasks": len(self._envs)}
+        return {"drawn": self._draws} if self._epochs is None else {"drawn": self._draws, "tasks": len(self._envs)}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` gave; a UsageError says that another number of tasks changes the end."""
-        before, now = state.get("tasks"), len(self._envs)
-        if self._epochs is not None and before not in (None, now):
-            raise UsageError(f"there were {before} tasks when the run began, and now there are {now}")
-        self._drawn = cast("int", state["drawn"])
-        self._order = epoch_order(now, seed=self._seed, epoch=self._drawn // now)
+        """Restore a result of `state_dict`; raise UsageError if another number of tasks changes the end."""
+        recorded, count = state.get("tasks"), len(self._envs)
+        if self._epochs is not None and recorded not in (None, count):
+            raise UsageError(f"there were {recorded} tasks when the run began, and now there are {count}")
+        self._draws = cast("int", state["drawn"])
+        self._order = epoch_order(count, seed=self._seed, epoch=self._draws // count)
 
 
 def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
@@ -70,16 +70,12 @@ def epoch_order(count: int, *, seed: int, epoch: int) -> list[int]:
 
 
 def as_source(tasks: Tasks, *, seed: int) -> TaskSource:
-    """Return a source of these tasks, which may be one already."""
+    """Return the tasks themselves if they are a source, otherwise a `SequenceSource` of them."""
     return tasks if isinstance(tasks, TaskSource) else SequenceSource(list_tasks(tasks), seed=seed)
 
 
 def list_tasks(tasks: Tasks) -> list[Env]:
-    """Return the tasks of a collection; one task alone is a collection of one.
-
-    Raises:
-        UsageError: it is no collection, or something in it is no task.
-    """
+    """Return the tasks of a collection, or a single task; raise UsageError for anything else."""
     if is_env(tasks):
         return [cast("Env", tasks)]
     if isinstance(tasks, str) or not isinstance(tasks, Iterable):
@@ -93,104 +89,103 @@ def list_tasks(tasks: Tasks) -> list[Env]:
 
 
 def is_env(value: object) -> bool:
-    """Say whether a value can be played: an object, not a class, with a `rollout`."""
+    """Return whether a value is an object with a method `rollout`, and not a class."""
     return not isinstance(value, type) and callable(getattr(value, "rollout", None))
 
 
 class Mixture:
-    """Several sources, each drawn from in proportion to its weight.
+    """Draws from several sources in proportion to their weights.
 
     Args:
         sources: sources by name of the environment.
-        weights: weights by the same names; only their ratios count. None draws from each in proportion to what it has
-            left, as if all tasks were shuffled together; the sources are then of `SequenceSource` and have an end.
-        seed: seed of the choice between sources.
+        weights: weights by the same names; only their ratios count. None stands for the number of tasks that a source
+            has left, as if all tasks were shuffled together; all sources are then a `SequenceSource` with an end.
     """
 
     def __init__(self, sources: Mapping[str, TaskSource], *, weights: Mapping[str, float] | None, seed: int) -> None:
         self._sources = dict(sources)
         self._weights = None if weights is None else dict(weights)
         self._seed = seed
-        self.drawn = 0
-        """The number of tasks that were drawn."""
+        self.draws = 0
+        """Number of tasks that were drawn."""
         self._exhausted: set[str] = set()
 
     @property
     def is_exhausted(self) -> bool:
-        """True if every source is known to have run dry."""
+        """True if every source is known to have no more tasks."""
         return not self._names_left()
 
     def keep_in(self, folder: Path) -> None:
-        """Give each source a folder of its own in this one."""
+        """Give each source its own folder in `folder`."""
         for name, source in self._sources.items():
-            with _blamed(name):
+            with _name_in_errors(name):
                 source.keep_in(folder / name)
 
     def draw(self, count: int) -> Sequence[Task]:
-        """Draw the next tasks; fewer than `count` only when every source has run dry."""
+        """Draw the next tasks; fewer than `count` only if no source has more."""
         tasks = list[Task]()
         while len(tasks) < count and (names := self._names_left()):
             name = self._choose(names)
-            with _blamed(name):
+            with _name_in_errors(name):
                 env = self._sources[name].next()
             if env is None:
                 self._exhausted.add(name)
                 continue
-            tasks.append(Task(self.drawn, name, env))
-            self.drawn += 1
+            tasks.append(Task(self.draws, name, env))
+            self.draws += 1
         return tasks
 
     def observe(self, group: Group) -> None:
-        """Pass a finished group on to its source."""
-        with _blamed(group.env):
+        """Pass a finished group to its source."""
+        with _name_in_errors(group.env):
             self._sources[group.env].observe(group)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the sources, under `env/<name>/tasks/…`."""
         metrics = dict[str, float]()
         for name, source in self._sources.items():
-            with _blamed(name):
+            with _name_in_errors(name):
                 metrics |= {f"env/{name}/tasks/{key}": float(value) for key, value in source.metrics().items()}
         return metrics
 
     def state_dict(self) -> Mapping[str, Json]:
-        """Return the place in the sequence of draws, and every source's own state."""
+        """Return the number of draws, and the state of every source."""
         states = dict[str, Mapping[str, Json]]()
         for name, source in self._sources.items():
-            with _blamed(name):
+            with _name_in_errors(name):
                 states[name] = source.state_dict()
             try:
                 json.dumps(states[name])
             except (TypeError, ValueError) as error:
                 raise EnvironmentFault(f"the state of the task source of {name} is no JSON: {error}") from error
-        return {"drawn": self.drawn, "exhausted": sorted(self._exhausted), "sources": states}
+        return {"drawn": self.draws, "exhausted": sorted(self._exhausted), "sources": states}
 
     def load_state_dict(self, state: Mapping[str, Json]) -> None:
-        """Go on from a state that `state_dict` gave.
+        """Restore a result of `state_dict`.
 
         Raises:
-            UsageError: a source says that it cannot.
+            UsageError: a source refuses its state.
             EnvironmentFault: a source fails.
         """
-        self.drawn = cast("int", state["drawn"])
+        self.draws = cast("int", state["drawn"])
         self._exhausted = set(cast("Sequence[str]", state["exhausted"]))
-        for name, own in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
+        for name, source_state in cast("Mapping[str, Mapping[str, Json]]", state["sources"]).items():
             try:
-                with _blamed(name):
-                    self._sources[name].load_state_dict(own)
+                with _name_in_errors(name):
+                    self._sources[name].load_state_dict(source_state)
             except EnvironmentFault as error:
                 if isinstance(error.__cause__, UsageError):
                     raise UsageError(f"envs.{name}: {error.__cause__}") from error
                 raise
 
     def _names_left(self) -> list[str]:
-        """Return the sources that may give another task."""
+        """Return the names of the sources that may have another task."""
         if self._weights is None:
             return [name for name, count in self._remaining().items() if count]
         return [name for name in self._sources if name not in self._exhausted]
 
     def _remaining(self) -> dict[str, int]:
-        """Return how many tasks each source gives until its end."""
+        """Return the number of tasks that each source has left."""
         return {name: cast("SequenceSource", source).remaining or 0 for name, source in self._sources.items()}
 
     def _choose(self, names: list[str]) -> str:
@@ -199,13 +194,13 @@ class Mixture:
         shares = self._remaining() if self._weights is None else self._weights
         weights = np.array([shares[name] for name in names], np.float64)
         weights /= weights.max()  # or the sum of two large ones may be no number
-        rng = np.random.default_rng(derive_seed(self._seed, "mixture", self.drawn, len(names)))
+        rng = np.random.default_rng(derive_seed(self._seed, "mixture", self.draws, len(names)))
         return names[int(rng.choice(len(names), p=weights / weights.sum()))]
 
 
 @contextmanager
-def _blamed(name: str) -> Generator[None]:
-    """Raise the errors of a source as faults of the user's own, unless they say what is to be installed."""
+def _name_in_errors(name: str) -> Generator[None]:
+    """Turn an error of a source into an EnvironmentFault with its name; let a MissingError pass."""
     try:
         with attribute_holds(name):
             yield

@@ -237,7 +237,7 @@ class Groups:
     @property
     def rank_after_next_step(self) -> int:
         """Place in the queue for slots behind the groups of the next step, and before those of the steps after it."""
-        return self._sources.drawn + self._pace.groups
+        return self._sources.draws + self._pace.groups
 
     @property
     def pending_usage(self) -> Usage:

@@ -63,7 +63,7 @@ def redraw_tasks(history: History, tasks: Mixture) -> list[Task]:
     moved = False  # whether the sources are changed by a step since the last draw that is known
 
     def draw_what_is_lost(before: int) -> None:
-        while history.damaged and tasks.drawn < before and (drawn := tasks.draw(1)):
+        while history.damaged and tasks.draws < before and (drawn := tasks.draw(1)):
             task = drawn[0]
             lost[task.draw] = history.draws[task.draw] = DrawRecord(task.draw, task.name, task.id)
             if task.draw not in trained:

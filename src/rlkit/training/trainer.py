@@ -39,9 +39,7 @@ from rlkit.service.watch import ServiceWatch
 from rlkit.store import RunStore
 from rlkit.store.journal import make_write_error
 from rlkit.store.usage_log import UsageLog, read_usage
-from rlkit.tasks.decontamination import task_contents
-from rlkit.tasks.epochs import with_steps
-from rlkit.tasks.from_config import run_mixture, run_tasks
+from rlkit.tasks.from_config import resolve_steps, run_mixture, run_tasks, task_contents
 from rlkit.tasks.provenance import TaskManifest
 from rlkit.tasks.sources import Tasks
 from rlkit.trackers import Broadcast, RunInfo, RunResult, Tracker
@@ -123,8 +121,8 @@ class RLTrainer(Trainer):
         )
         note, origins = self._trackers.note, self._origins
         self._eval_tasks = eval_tasks(config.eval.envs, seed=config.seed, note=note, origins=origins)
-        tasks = run_tasks(config, given, tested=task_contents(self._eval_tasks), note=note, origins=origins)
-        self._config = config = with_steps(config, tasks, note=note)
+        tasks = run_tasks(config, given, evaluated=task_contents(self._eval_tasks), note=note, manifest=origins)
+        self._config = config = resolve_steps(config, tasks, note=note)
         self._sources = run_mixture(config, tasks)
         self._estimators = load_estimators(config, estimators or {})
         self._loss = load_loss(config.loss)

@@ -199,7 +199,7 @@ class Config(Section):
 
     @property
     def step_count(self) -> int:
-        """Optimiser steps of the run; with `epochs`, of a configuration from `rlkit.tasks.epochs.with_steps`."""
+        """Optimiser steps of the run; with `epochs`, of the result of `rlkit.tasks.from_config.resolve_steps`."""
         assert self.steps is not None, "the number of tasks is not known yet"
         return self.steps
 
