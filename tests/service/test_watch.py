@@ -120,7 +120,7 @@ def test_silence_is_reported_with_what_is_waited_for_and_what_the_client_said_le
     async def run() -> None:
         clock = asyncio.get_running_loop().time
         watch = ServiceWatch(lambda note: notes.append((clock(), note)), timeout_s=7200)
-        looking = asyncio.create_task(watch.notify_of_silence())
+        looking = asyncio.create_task(watch.note_silences())
         await asyncio.sleep(1000)  # nobody asks for anything: there is nothing to say
         asking = asyncio.create_task(watch.call(lambda: asyncio.sleep(3600), "sampling"))
         await asyncio.sleep(10)

@@ -1,4 +1,4 @@
-"""Where the model runs: the hosted Tinker service, a compatible server, or the engine that rlkit embeds.
+"""Protocols of a Tinker service: hosted, compatible, or the engine that rlkit embeds.
 
 Invariant: the three differ only by an address and a key. This folder is the only place that knows the Tinker SDK.
 """
@@ -23,8 +23,8 @@ class Gradient:
     """The result of a backward pass.
 
     Args:
-        logprobs: for each datum, [N] float32, the trainer's log-probability of each target.
-        metrics: reported by the service, under its own names.
+        logprobs: the trainer's log-probability of each target, [N] float32 for each datum.
+        metrics: metrics of the service, under its own names.
     """
 
     logprobs: Sequence[Floats]
@@ -34,54 +34,54 @@ class Gradient:
 class Learner(Protocol):
     """The weights that are trained.
 
-    Every method submits its request at once, and the service works in the order of submission; what comes back is to be
-    awaited. So a gradient, an optimiser step and the hand-over of the weights can stand in its queue together.
-    Awaiting raises `ServiceError` when the service fails after retries; what was applied is then not known.
+    Each method submits its request at once and returns an awaitable. The service works in the order of submission, so a
+    gradient, an optimiser step and a new sampler can queue together. Awaiting raises `ServiceError` if the service
+    fails after retries; whether the request was applied is then unknown.
     """
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:
-        """Add the gradient of the sum of the data's losses to what has accumulated since the last step."""
+        """Accumulate the gradient of the sum of the data's losses."""
         ...
 
     def step(self, optimizer: OptimizerConfig, *, learning_rate: float) -> Awaitable[Mapping[str, float]]:
-        """One optimiser step with the accumulated gradient, at this rate; what the service reported."""
+        """Take an optimiser step with the accumulated gradient; return the service's metrics."""
         ...
 
     def sampler(self, version: int) -> Awaitable[Sampler]:
-        """A sampler of the weights as they are when its turn comes, known as `version`."""
+        """Return a sampler of the weights after the requests submitted so far, numbered `version`."""
         ...
 
     def save(self, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:
-        """Save the training state and the sampler's weights; their `tinker://` paths."""
+        """Save the training state and the sampler's weights; return their `tinker://` paths."""
         ...
 
 
 class Scorer(Protocol):
-    """One version of the weights, to be asked how likely given tokens are."""
+    """One version of the weights, ready to score tokens."""
 
     async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:
-        """Return the log-probability of each of the last tokens of a prompt, given those before it.
+        """Return the log-probability of each of the last tokens of a prompt.
 
         Args:
             prompt: [P] tokens and images.
             last: number of tokens, 1 … P − 1.
 
         Returns:
-            [last] float32, NaN at what has no log-probability.
+            [last] float32, NaN for positions without a log-probability.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCheckpoint:
-    """A checkpoint that the service keeps.
+    """A checkpoint on the service.
 
     Args:
         path: `tinker://` path.
-        kind: training state with the optimiser, weights for sampling, or an adapter for downloading.
-        created: seconds since the epoch.
-        size_bytes: None where the service does not say.
-        expires: seconds since the epoch; None for never.
+        kind: training state with the optimiser, weights for sampling, or an adapter to download.
+        created: time in seconds since the epoch.
+        size_bytes: None if unknown.
+        expires: time in seconds since the epoch; None for never.
     """
 
     path: str
@@ -94,12 +94,12 @@ class StoredCheckpoint:
 class Service(Protocol):
     """A connection to a Tinker service.
 
-    Its methods raise `ServiceError` when the service fails after retries, and `UsageError` for a path of no checkpoint.
+    Its methods raise `ServiceError` if the service fails after retries, and `UsageError` if a checkpoint is missing.
     """
 
     @property
     def usage(self) -> Usage:
-        """Usage so far, of its learners, samplers and scorers too."""
+        """Usage so far, with that of its learners, samplers and scorers."""
         ...
 
     @property
@@ -108,7 +108,7 @@ class Service(Protocol):
         ...
 
     async def learner(self, *, model: str, lora: LoraConfig, seed: int, checkpoint: str | None = None) -> Learner:
-        """Return a fresh adapter, or the one that a checkpoint of training state holds, optimiser included."""
+        """Return a learner with a fresh adapter, or with that of a checkpoint, optimiser included."""
         ...
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:
@@ -116,11 +116,11 @@ class Service(Protocol):
         ...
 
     async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:
-        """Return a scorer, chosen as a sampler is."""
+        """Return a scorer of the base model, or of a checkpoint of sampler weights."""
         ...
 
     async def delete(self, path: str) -> None:
-        """Delete the checkpoint that a `tinker://` path names."""
+        """Delete a checkpoint by its `tinker://` path."""
         ...
 
     async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:
@@ -128,10 +128,10 @@ class Service(Protocol):
         ...
 
     async def set_ttl(self, path: str, ttl_s: int | None) -> None:
-        """Let a checkpoint expire so many seconds from now, an hour to ten years, or never.
+        """Let a checkpoint expire an hour to ten years from now, or never.
 
         Raises:
-            UsageError: there is no such checkpoint, or the service allows no such time.
+            UsageError: there is no such checkpoint, or the service refuses the time.
         """
         ...
 
@@ -140,5 +140,5 @@ class Service(Protocol):
         ...
 
     async def context_tokens(self, model: str) -> int | None:
-        """Return the longest context that the service offers for the model; None where it does not say."""
+        """Return the longest context that the service offers for the model; None if unknown."""
         ...

@@ -1,7 +1,4 @@
-"""The choice of a service, and the connection to it.
-
-Invariant: the hosted service, a compatible server and the embedded engine differ only by an address and a key.
-"""
+"""Choice of a service, and the connection to it."""
 
 from __future__ import annotations
 
@@ -24,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServiceChoice:
-    """Which service a run uses.
+    """The service that a run uses.
 
     Args:
-        kind: `url` is any server whose address was given.
-        base_url: None for the hosted service's own address and for the engine, which has none before it starts.
-        reason: one phrase that says why.
+        kind: `url` is a server with an address of the user's.
+        base_url: None for the hosted service and the engine.
+        reason: phrase that says why.
     """
 
     kind: Literal["hosted", "url", "engine"]
@@ -38,10 +35,10 @@ class ServiceChoice:
 
 
 def choose_service(config: ServiceConfig, *, environ: Mapping[str, str] = os.environ) -> ServiceChoice:
-    """Choose a given address first, then the hosted service, if there is a credential, then the embedded engine.
+    """Choose the user's address, else the hosted service if there is a credential, else the embedded engine.
 
     Raises:
-        ConfigError: something is set of the embedded engine, which is not the one that is chosen.
+        ConfigError: a setting of the embedded engine has no effect.
     """
     if config.base_url:
         choice = ServiceChoice("url", config.base_url, "service.base_url is set")
@@ -60,23 +57,23 @@ def choose_service(config: ServiceConfig, *, environ: Mapping[str, str] = os.env
 
 
 def find_credential(*, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return where the Tinker SDK would find a credential, or None; the credential itself is not read."""
+    """Return the place of the Tinker SDK's credential, or None, without reading the credential."""
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         if environ.get(name):
             return name
-    stored = Path.home() / ".tinker" / "credentials.json"
-    return str(stored) if stored.exists() else None
+    path = Path.home() / ".tinker" / "credentials.json"
+    return str(path) if path.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceAddress:
-    """Where a service is.
+    """The address of a service.
 
     Args:
-        base_url: None for the SDK's own default.
+        base_url: None for the SDK's default.
         api_key: None for the SDK's own look-up.
-        embedded: it is the engine that rlkit started, which ends with the connection.
-        connector: limits the time until it has opened a session; None for the engine, which is in this process.
+        embedded: it is the embedded engine.
+        connector: retries until a session is open; None for the engine.
     """
 
     base_url: str | None = None
@@ -89,27 +86,20 @@ class ServiceAddress:
 async def reach_service(
     config: ServiceConfig, *, choice: ServiceChoice | None = None, note: Callable[[str], None] = lambda message: None
 ) -> AsyncGenerator[ServiceAddress]:
-    """Wait until the chosen service answers, and yield where it is; the engine is started and stopped with it.
+    """Wait until the chosen service answers, and yield its address; the engine runs while the context is open.
 
-    Args:
-        config: says which service, and how long to wait for it.
-        choice: the service that was chosen already.
-        note: receives one line for the user while the service does not answer.
-
-    Raises:
-        ConfigError: its address is no URL.
-        MissingError: it does not answer within `connect_timeout_s`.
+    Arguments and errors are those of `connect`.
     """
-    chosen = choice or choose_service(config)
-    if chosen.kind != "engine":
+    choice = choice or choose_service(config)
+    if choice.kind != "engine":
         from tinker.lib.base_url import resolve_base_url
 
         from rlkit.service.connector import Connector
 
-        url = resolve_base_url(chosen.base_url)
-        connector = Connector(url, chosen.reason, config.connect_timeout_s, note)
+        url = resolve_base_url(choice.base_url)
+        connector = Connector(url, choice.reason, config.connect_timeout_s, note)
         await connector.wait_for_answer()
-        yield ServiceAddress(chosen.base_url, connector=connector)
+        yield ServiceAddress(choice.base_url, connector=connector)
         return
     note("starting the embedded engine")
     from rlkit.engine import EngineServer
@@ -130,37 +120,38 @@ async def connect(
     note: Callable[[str], None] = lambda message: None,
     session: bool = True,
 ) -> AsyncGenerator[Service]:
-    """Connect to the chosen service; the engine is started and stopped with the connection.
+    """Connect to the chosen service; the engine runs while the context is open.
 
     Args:
-        config: says which service, and how long to wait for it.
-        choice: the service that was chosen already.
+        config: settings of the service.
+        choice: a choice made earlier.
         note: receives one line for the user while the service does not answer.
         session: open a session for training or sampling; checkpoints need none.
 
     Raises:
         ConfigError: the address is no URL.
-        MissingError: the service cannot be reached within `connect_timeout_s`, or it refused the key.
+        MissingError: the service does not answer within `connect_timeout_s`, or refused the key.
     """
     from rlkit.service.sdk import TinkerService
 
     async with (
-        reach_service(config, choice=choice, note=note) as at,
+        reach_service(config, choice=choice, note=note) as address,
         TinkerService(
-            base_url=at.base_url, api_key=at.api_key, embedded=at.embedded, connector=at.connector
+            base_url=address.base_url,
+            api_key=address.api_key,
+            embedded=address.embedded,
+            connector=address.connector,
         ) as service,
     ):
-        if session and at.connector is not None:
+        if session and address.connector is not None:
             await service.open_session()
         yield service
 
 
 def describe_service(choice: ServiceChoice) -> str:
-    """Return the chosen service as a phrase for people."""
-    match choice.kind:
-        case "hosted":
-            return f"the hosted Tinker service ({choice.reason})"
-        case "url":
-            return f"the Tinker service at {choice.base_url} ({choice.reason})"
-        case "engine":
-            return f"the embedded engine ({choice.reason})"
+    """Describe the chosen service in a phrase."""
+    if choice.kind == "hosted":
+        return f"the hosted Tinker service ({choice.reason})"
+    if choice.kind == "url":
+        return f"the Tinker service at {choice.base_url} ({choice.reason})"
+    return f"the embedded engine ({choice.reason})"

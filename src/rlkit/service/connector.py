@@ -1,4 +1,4 @@
-"""The way to a service before it has opened a session: retries for a limited time, and one line if it fails.
+"""The wait for a service that has not opened a session yet: retries for a limited time.
 
 Invariant: nobody waits longer than `timeout_s` for a service that has not answered yet, the user reads its address
 while waiting, and the error names the address and the reason.
@@ -18,29 +18,29 @@ from rlkit._util.threads import in_thread
 from rlkit.errors import ConfigError, ServiceUnreachable
 
 _ATTEMPT_S = 10.0
-"""Limit of one request: one that was lost is repeated well before a minute is over."""
+"""Limit of one request, so that a lost one is repeated well before a minute is over."""
 
 _QUIET_S = 2.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 5.0
 _NOT_IMPLEMENTED = 501
 _MARGIN_S = 0.5
-"""An attempt that keeps its own limit says more than one that is cut off."""
+"""Grace for attempts that keep their own limit, since their errors say more than a cancellation."""
 
 
 class Unreachable(Exception):
-    """One attempt to reach a service failed; the text is the reason, in a phrase."""
+    """A failed attempt to reach a service. The text is a phrase with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Reaches a service that may not be there yet.
+    """Retries for a service that may not be running yet.
 
     Args:
         url: base URL of the service.
         source: phrase that says where the address comes from.
-        timeout_s: limit in seconds for each thing that is tried.
-        note: receives one line for the user while a service does not answer.
+        timeout_s: limit in seconds of all attempts.
+        note: receives one line for the user while the service does not answer.
     """
 
     url: str
@@ -48,13 +48,8 @@ class Connector:
     timeout_s: float
     note: Callable[[str], None]
 
-    @property
-    def address(self) -> str:
-        """The URL without a user name or a password, which may be a key."""
-        return public_address(self.url)
-
     async def wait_for_answer(self) -> None:
-        """Return once the service answers anything but a server error; errors as of `ask_health` and `retry`."""
+        """Wait until the service answers; errors are those of `ask_health` and `retry`."""
         await in_thread(import_module, "httpx")  # seconds on a busy machine, which are not the service's
         await self.retry(lambda limit_s: in_thread(ask_health, self.url, limit_s), "cannot be reached")
 
@@ -64,27 +59,27 @@ class Connector:
         """Return the result of the first attempt that succeeds.
 
         Args:
-            attempt: gets its limit in seconds, and raises `Unreachable` to be called again.
+            attempt: takes its limit in seconds, and raises `Unreachable` to be repeated.
             failure: predicate of the error, such as "cannot be reached".
-            hint: returns the reason where no attempt ended in time, and so none gave one.
+            hint: returns the reason if no attempt ended in time.
 
         Raises:
             ServiceUnreachable: no attempt succeeded in time.
         """
-        clock = asyncio.get_running_loop().time
-        until_s, delay_s = clock() + self.timeout_s, _BACKOFF_S
-        reason, told = "", False
+        loop = asyncio.get_running_loop()
+        until_s, delay_s = loop.time() + self.timeout_s, _BACKOFF_S
+        address, reason, is_noted = public_address(self.url), "", False
 
-        def tell() -> None:
-            nonlocal told
-            if not told:
-                told = True
-                why = reason or "no answer yet"
-                self.note(f"waiting up to {self.timeout_s:g} s for the service at {self.address}: {why}")
+        def note_wait() -> None:
+            nonlocal is_noted
+            if not is_noted:
+                is_noted = True
+                status = reason or "no answer yet"
+                self.note(f"waiting up to {self.timeout_s:g} s for the service at {address}: {status}")
 
-        timer = asyncio.get_running_loop().call_later(_QUIET_S, tell)
+        timer = loop.call_later(_QUIET_S, note_wait)
         try:
-            while (left_s := until_s - clock()) > 0:
+            while (left_s := until_s - loop.time()) > 0:
                 limit = asyncio.timeout(left_s + _MARGIN_S)
                 try:
                     async with limit:
@@ -95,19 +90,19 @@ class Connector:
                     if not limit.expired():
                         raise
                     break
-                tell()
-                await asyncio.sleep(min(delay_s, max(0.0, until_s - clock())))
+                note_wait()
+                await asyncio.sleep(min(delay_s, max(0.0, until_s - loop.time())))
                 delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
         finally:
             timer.cancel()
         raise ServiceUnreachable(
-            f"the service at {self.address} ({self.source}) {failure}: {reason or hint()}; gave up after "
+            f"the service at {address} ({self.source}) {failure}: {reason or hint()}; gave up after "
             f"{self.timeout_s:g} s (service.connect_timeout_s)"
         )
 
 
 def public_address(url: str) -> str:
-    """A URL without its user name, password, query and fragment."""
+    """Return a URL without user name, password, query and fragment, which may be keys."""
     try:
         parts = urlsplit(url)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl()
@@ -116,9 +111,7 @@ def public_address(url: str) -> str:
 
 
 def ask_health(url: str, timeout_s: float) -> None:
-    """Ask a service whether it is there, and wait for the answer.
-
-    Any answer but a server error will do: a service may want a key for this, or not know the question.
+    """Return once a service answers anything but a server error: it may want a key for this, or not know the path.
 
     Raises:
         ConfigError: the address is no URL.
@@ -157,7 +150,7 @@ def _reason(error: Exception, limit_s: float) -> str:
 
 
 def _system_reason(error: OSError) -> str:
-    """Return the reason that an error of the system gives, or an empty string."""
+    """Return the reason of a system error, or an empty string."""
     match error:
         case socket.gaierror():
             return f"its name cannot be resolved ({error.strerror})"

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 _PAGE = 100
-"""Checkpoints that are asked for at once."""
+"""Checkpoints of one request."""
 
 CLOSING_S = 10.0
-"""How long to wait for the service when leaving it; the SDK itself would retry for minutes."""
+"""Time limit for closing the session; the SDK itself would retry for minutes."""
 
 
 class TinkerService(Service):
@@ -43,8 +43,8 @@ class TinkerService(Service):
         base_url: None for the SDK's own default.
         api_key: None for the SDK's own look-up (TINKER_API_KEY and the like).
         client: client to use instead of a new one.
-        embedded: the server is rlkit's own engine: its answers repeat bit for bit, and it ends with this connection.
-        connector: limits the time until there is a session; None waits as long as the SDK does.
+        embedded: the server is the embedded engine, whose answers repeat bit for bit.
+        connector: retries until a session is open; None waits as long as the SDK does.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class TinkerService(Service):
                     await holder.run_coroutine_threadsafe(holder.aclose())
 
     async def open_session(self) -> None:
-        """Open the session that training and sampling need; without this, the first of them does.
+        """Open the session for training and sampling now, instead of at the first request.
 
         Raises:
-            MissingError: there is none within the connector's time, or the service refused the key.
+            MissingError: no session opened within the connector's time, or the service refused the key.
             ServiceError: the service failed, and there is no connector.
         """
         self._opening = True
@@ -113,23 +113,26 @@ class TinkerService(Service):
                 train_unembed=lora.train_unembed,
             )
 
-        what = f"loading {checkpoint}" if checkpoint else f"starting a training session for {model}"
-        return TinkerLearner(await _answered(await self._opened(create, what), what), self._usage)
+        activity = f"loading {checkpoint}" if checkpoint else f"starting a training session for {model}"
+        return TinkerLearner(await self._create(create, activity), self._usage)
 
     async def sampler(self, *, model: str, checkpoint: str | None = None) -> Sampler:  # noqa: D102  inherited
-        return await self._fixed(model, checkpoint)
+        return await self._load_sampler(model, checkpoint)
 
     async def scorer(self, *, model: str, checkpoint: str | None = None) -> Scorer:  # noqa: D102  inherited
-        return await self._fixed(model, checkpoint)
+        return await self._load_sampler(model, checkpoint)
 
-    async def _fixed(self, model: str, checkpoint: str | None) -> TinkerSampler:
+    async def _load_sampler(self, model: str, checkpoint: str | None) -> TinkerSampler:
         def create() -> Awaitable[tinker.SamplingClient]:
             if checkpoint is not None:
                 return self._client.create_sampling_client(model_path=checkpoint)
             return self._client.create_sampling_client(base_model=model)
 
-        what = f"preparing to sample from {checkpoint or model}"
-        return TinkerSampler(await _answered(await self._opened(create, what), what), self._usage, version=0)
+        activity = f"preparing to sample from {checkpoint or model}"
+        return TinkerSampler(await self._create(create, activity), self._usage, version=0)
+
+    async def _create[T](self, create: Callable[[], Awaitable[T]], activity: str) -> T:
+        return await _await_answer(await self._call_in_thread(create, activity), activity)
 
     async def context_tokens(self, model: str) -> int | None:  # noqa: D102  inherited
         offered = await self._ask(lambda rest: rest.get_server_capabilities(), "asking for the service's models")
@@ -139,15 +142,14 @@ class TinkerService(Service):
         await self._ask(lambda rest: rest.delete_checkpoint_from_tinker_path(path), f"deleting {path}")
 
     async def set_ttl(self, path: str, ttl_s: int | None) -> None:  # noqa: D102  inherited
-        what = f"changing when {path} expires"
-        await self._ask(lambda rest: rest.set_checkpoint_ttl_from_tinker_path(path, ttl_s), what)
+        await self._ask(
+            lambda rest: rest.set_checkpoint_ttl_from_tinker_path(path, ttl_s), f"changing when {path} expires"
+        )
 
     async def list_checkpoints(self) -> Sequence[StoredCheckpoint]:  # noqa: D102  inherited
-        what, stored, offset = "asking for the checkpoints", dict[str, StoredCheckpoint](), 0
+        activity, stored, offset = "asking for the checkpoints", dict[str, StoredCheckpoint](), 0
         while True:
-            page = await self._ask(
-                lambda rest, begin=offset: rest.list_user_checkpoints(limit=_PAGE, offset=begin), what
-            )
+            page = await self._ask(lambda rest, begin=offset: rest.list_user_checkpoints(_PAGE, begin), activity)
             for saved in page.checkpoints:  # one that is saved meanwhile moves the others to the next page
                 path, expires = saved.tinker_path, saved.expires_at
                 expires_s = None if expires is None else expires.timestamp()
@@ -162,21 +164,21 @@ class TinkerService(Service):
         info = await self._ask(lambda rest: rest.get_weights_info_by_tinker_path(path), f"asking for {path}")
         return info.base_model
 
-    async def _ask[T](self, request: Callable[[tinker.RestClient], Awaitable[T]], what: str) -> T:
+    async def _ask[T](self, request: Callable[[tinker.RestClient], Awaitable[T]], activity: str) -> T:
         if self._rest_client is None:
             self._rest_client = await self._connect(
-                lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), what
+                lambda: tinker.RestClient(base_url=self._base_url, api_key=self._api_key), activity
             )
-        return await _answered(request(self._rest_client), what)
+        return await _await_answer(request(self._rest_client), activity)
 
-    async def _connect[T](self, open_: Callable[[], T], what: str, *, failure: str = "does not answer") -> T:
-        """Call what connects, within the connector's time."""
+    async def _connect[T](self, make_client: Callable[[], T], activity: str, *, failure: str = "does not answer") -> T:
+        """Make a client of the SDK, with the connector's retries."""
         if self._connector is None:
-            return await self._opened(open_, what)
+            return await self._call_in_thread(make_client, activity)
 
         async def attempt(_: float) -> T:
             try:
-                return await self._opened(open_, what)
+                return await self._call_in_thread(make_client, activity)
             except ServiceError as error:
                 raise Unreachable(str(error)) from error
 
@@ -184,12 +186,12 @@ class TinkerService(Service):
         with capture_warnings(warnings.append):
             return await self._connector.retry(attempt, failure, hint=lambda: warnings[-1] if warnings else "no answer")
 
-    async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
-        """Call in a thread: the SDK connects there and then."""
+    async def _call_in_thread[T](self, make_client: Callable[[], T], activity: str) -> T:
+        """Make a client in a thread, since the SDK connects at once."""
         try:
-            return await in_thread(open_)
+            return await in_thread(make_client)
         except tinker.TinkerError as error:
-            raise translated(error, what) from error
+            raise translate_error(error, activity) from error
 
 
 class TinkerLearner(Learner):
@@ -200,13 +202,13 @@ class TinkerLearner(Learner):
         self._usage = usage
 
     def gradient(self, data: Sequence[Datum], loss: Loss) -> Awaitable[Gradient]:  # noqa: D102  inherited
-        wire = [_datum(datum, by_sequence=loss.by_sequence) for datum in data]
+        wire = [_to_datum(datum, by_sequence=loss.by_sequence) for datum in data]
         if isinstance(loss, LocalLoss):
             future = self._client.forward_backward_custom(wire, lambda _, logprobs: compute_loss(loss, data, logprobs))
         else:
             name, settings = loss.service_loss()
             future = self._client.forward_backward(wire, name, settings or None)  # pyright: ignore[reportArgumentType]  a name that the SDK knows
-        return _soon(self._gradient(future, data, passes=loss.passes))
+        return _start(self._await_gradient(future, data, passes=loss.passes))
 
     def step(  # noqa: D102  inherited
         self, optimizer: OptimizerConfig, *, learning_rate: float
@@ -219,48 +221,48 @@ class TinkerLearner(Learner):
             weight_decay=optimizer.weight_decay,
             grad_clip_norm=optimizer.grad_clip_norm,
         )
-        return _soon(_stepped(self._client.optim_step(settings)))
+        return _start(_await_step(self._client.optim_step(settings)))
 
     def sampler(self, version: int) -> Awaitable[Sampler]:  # noqa: D102  inherited
-        return _soon(self._handed_over(self._client.save_weights_and_get_sampling_client(), version))
+        return _start(self._await_sampler(self._client.save_weights_and_get_sampling_client(), version))
 
     def save(self, name: str, *, ttl_s: int | None) -> Awaitable[tuple[str, str]]:  # noqa: D102  inherited
         state = self._client.save_state(name, ttl_seconds=ttl_s)
         sampler = self._client.save_weights_for_sampler(name, ttl_seconds=ttl_s)
-        return _soon(_saved(state, sampler, f"saving the checkpoint {name}"))
+        return _start(_await_save(state, sampler, f"saving the checkpoint {name}"))
 
-    async def _gradient(
+    async def _await_gradient(
         self, future: Awaitable[types.ForwardBackwardOutput], data: Sequence[Datum], *, passes: int
     ) -> Gradient:
-        computed = await _answered(future, "computing a gradient")
+        computed = await _await_answer(future, "computing a gradient")
         self._usage.add_training(passes * sum(len(datum.targets) for datum in data))
         logprobs = [np.asarray(output["logprobs"].to_numpy(), np.float32) for output in computed.loss_fn_outputs]
         return Gradient(logprobs, computed.metrics)
 
-    async def _handed_over(self, future: Awaitable[tinker.SamplingClient], version: int) -> Sampler:
-        client = await _answered(future, "handing the weights to the sampler")
+    async def _await_sampler(self, future: Awaitable[tinker.SamplingClient], version: int) -> Sampler:
+        client = await _await_answer(future, "handing the weights to the sampler")
         return TinkerSampler(client, self._usage, version=version)
 
 
-async def _stepped(future: Awaitable[types.OptimStepResponse]) -> Mapping[str, float]:
-    return (await _answered(future, "taking an optimiser step")).metrics or {}
+async def _await_step(future: Awaitable[types.OptimStepResponse]) -> Mapping[str, float]:
+    return (await _await_answer(future, "taking an optimiser step")).metrics or {}
 
 
-async def _saved(
-    state: Awaitable[types.SaveWeightsResponse], sampler: Awaitable[types.SaveWeightsForSamplerResponse], what: str
+async def _await_save(
+    state: Awaitable[types.SaveWeightsResponse], sampler: Awaitable[types.SaveWeightsForSamplerResponse], activity: str
 ) -> tuple[str, str]:
-    return (await _answered(state, what)).path, (await _answered(sampler, what)).path
+    return (await _await_answer(state, activity)).path, (await _await_answer(sampler, activity)).path
 
 
-def _soon[T](answer: Coroutine[object, object, T]) -> asyncio.Task[T]:
-    """Wait for an answer from now on; an error that nobody asks for any more is nobody's."""
+def _start[T](answer: Coroutine[object, object, T]) -> asyncio.Task[T]:
+    """Start to wait for an answer; an error that nobody awaits is dropped."""
     task = asyncio.ensure_future(answer)
     task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
     return task
 
 
 class TinkerSampler(Sampler, Scorer):
-    """A sampling client of the SDK, which is bound to the weights that it was made from."""
+    """A sampling client of the SDK, for one version of the weights."""
 
     def __init__(self, client: tinker.SamplingClient, usage: Usage, *, version: int) -> None:
         self._client = client
@@ -286,8 +288,8 @@ class TinkerSampler(Sampler, Scorer):
                 top_k=sampling.top_k,
             ),
         )
-        response = await _answered(future, "sampling")
-        completions = [_completion(sequence) for sequence in response.sequences]
+        response = await _await_answer(future, "sampling")
+        completions = [_to_completion(sequence) for sequence in response.sequences]
         self._usage.add_sampling(
             prompt=len(prompt),
             cached=response.prompt_cache_hit_tokens,
@@ -296,17 +298,17 @@ class TinkerSampler(Sampler, Scorer):
         return completions
 
     async def logprobs(self, prompt: Prompt, *, last: int) -> Floats:  # noqa: D102  inherited
-        what = "asking for log-probabilities"
-        values = await _answered(self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last), what)
+        future = self._client.compute_logprobs(model_input(prompt), prompt_logprobs_last_n=last)
+        values = await _await_answer(future, "asking for log-probabilities")
         if len(values) != len(prompt):
-            raise ServiceError(f"{what}: the service gave {len(values)} for {len(prompt)} tokens")
+            raise ServiceError(f"log-probabilities: the service gave {len(values)} for {len(prompt)} tokens")
         self._usage.add_sampling(
             prompt=len(prompt), cached=0, completions=[1]
         )  # the SDK asks for one token, and says no more
         return np.array([math.nan if value is None else value for value in values[-last:]], np.float32)
 
 
-def _completion(sequence: types.SampledSequence) -> Completion:
+def _to_completion(sequence: types.SampledSequence) -> Completion:
     # What came as an array stays one: the SDK would make a list of it first.
     tokens = sequence.tokens if sequence.tokens_np is None else sequence.tokens_np
     logprobs = sequence.logprobs if sequence.logprobs_np is None else sequence.logprobs_np
@@ -317,19 +319,19 @@ def _completion(sequence: types.SampledSequence) -> Completion:
     )
 
 
-def _listed(tokens: Tokens) -> types.EncodedTextChunk:
+def _list_chunk(tokens: Tokens) -> types.EncodedTextChunk:
     return types.EncodedTextChunk.model_construct(tokens=tokens.tolist())  # they are numbers, and need no check
 
 
-def _packed(tokens: Tokens) -> types.EncodedTextChunk:
+def _array_chunk(tokens: Tokens) -> types.EncodedTextChunk:
     # Training data goes out as protobuf, which takes the array as it is: a list of numbers would be ten times as large.
     return types.EncodedTextChunk.model_construct(tokens=tokens)
 
 
 def model_input(
-    prompt: Prompt, *, text_chunk: Callable[[Tokens], types.EncodedTextChunk] = _listed
+    prompt: Prompt, *, text_chunk: Callable[[Tokens], types.EncodedTextChunk] = _list_chunk
 ) -> types.ModelInput:
-    """Return a prompt as the SDK's chunks: runs of tokens, and the images between them."""
+    """Return a prompt as chunks of the SDK: runs of tokens, and the images between them."""
     chunks, start = list[types.ModelInputChunk](), 0
     for image in prompt.images:
         if image.start > start:
@@ -341,7 +343,7 @@ def model_input(
     return types.ModelInput(chunks=chunks)
 
 
-def _datum(datum: Datum, *, by_sequence: bool) -> types.Datum:
+def _to_datum(datum: Datum, *, by_sequence: bool) -> types.Datum:
     inputs = {
         "target_tokens": types.TensorData.from_numpy(datum.targets.astype(np.int64)),
         "logprobs": types.TensorData.from_numpy(datum.logprobs),
@@ -349,42 +351,42 @@ def _datum(datum: Datum, *, by_sequence: bool) -> types.Datum:
     }
     if by_sequence:
         inputs["sequence_ratio_mask"] = types.TensorData.from_numpy(datum.mask.astype(np.float32))
-    return types.Datum(model_input=model_input(datum.prompt, text_chunk=_packed), loss_fn_inputs=inputs)
+    return types.Datum(model_input=model_input(datum.prompt, text_chunk=_array_chunk), loss_fn_inputs=inputs)
 
 
-async def _answered[T](future: Awaitable[T], what: str) -> T:
+async def _await_answer[T](future: Awaitable[T], activity: str) -> T:
     this = asyncio.current_task()
     try:
         return await future
     except tinker.TinkerError as error:
-        raise translated(error, what) from error
+        raise translate_error(error, activity) from error
     except asyncio.CancelledError:
         if this is not None and this.cancelling():
             raise
-        raise ServiceError(f"{what}: the SDK gave the request up") from None
+        raise ServiceError(f"{activity}: the SDK gave the request up") from None
     except (RlkitError, GeneratorExit):
         raise
     except Exception as error:  # a reply that the SDK cannot read, or a fault of its own: no better than no reply
-        raise ServiceError(f"{what}: {type(error).__name__}: {_plain(error)}") from error
+        raise ServiceError(f"{activity}: {type(error).__name__}: {_first_line(error)}") from error
 
 
-def translated(error: tinker.TinkerError, what: str) -> RlkitError:
-    """Return the SDK's exception as rlkit's; the SDK has already retried what can be retried."""
+def translate_error(error: tinker.TinkerError, activity: str) -> RlkitError:
+    """Return an exception of the SDK, which has done its retries, as one of rlkit."""
     headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", {})
     request_id = getattr(error, "request_id", None) or headers.get("x-request-id")
     match error:
         case _ if type(error) is tinker.TinkerError and "api_key" in str(error):
-            return MissingError(f"{what}: {_plain(error)}; check TINKER_API_KEY")
+            return MissingError(f"{activity}: {_first_line(error)}; check TINKER_API_KEY")
         case tinker.AuthenticationError() | tinker.PermissionDeniedError():
-            return MissingError(f"{what}: the Tinker service refused the key; check TINKER_API_KEY")
+            return MissingError(f"{activity}: the Tinker service refused the key; check TINKER_API_KEY")
         case tinker.RequestFailedError() if str(getattr(error, "category", "")).lower().endswith("user"):
-            return UsageError(f"{what}: {_plain(error)}")
+            return UsageError(f"{activity}: {_first_line(error)}")
         case tinker.BadRequestError() | tinker.UnprocessableEntityError() | tinker.NotFoundError():
-            return UsageError(f"{what}: the Tinker service refused the request: {_plain(error)}")
+            return UsageError(f"{activity}: the Tinker service refused the request: {_first_line(error)}")
         case _:
-            return ServiceError(f"{what}: {type(error).__name__}: {_plain(error)}", request_id=request_id)
+            return ServiceError(f"{activity}: {type(error).__name__}: {_first_line(error)}", request_id=request_id)
 
 
-def _plain(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     first = (str(getattr(error, "message", "") or error).strip().splitlines() or [repr(error)])[0]
     return first.split(" for self.request_id=")[0]  # the SDK's own words for what follows are of no use to a user

@@ -1,7 +1,7 @@
-"""Patience with a service: retries, time limits, and a word to the user when it goes silent.
+"""Watch over the requests to a service: retries, time limits, and notes to the user while it is silent.
 
-Invariant: no call waits longer than `timeout_s` for one answer, and none is retried once the service has answered
-nothing at all for that long. A request that may be lost is made a second time before that, where it can be.
+Invariant: no request waits longer than `timeout_s` for an answer, and none is retried once the service has answered
+nothing at all for that long. A request that may be lost is repeated before that, if it can be.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,15 +21,15 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.stopwatch import Request, request_wait
 from rlkit.errors import ServiceError
 from rlkit.policy import Sampler
-from rlkit.service.patience import Deadlines, NoAnswer, Patience
+from rlkit.service.deadlines import AnswerWait, Deadlines, NoAnswer
 from rlkit.types import Completion, Prompt, Sampling
 
 SILENCE_S = 45.0
-"""After so long without any answer the user is told."""
+"""Seconds without any answer after which the user gets a note."""
 
-_LOOK_S = 5.0
-_AGAIN_S = 60.0
-_AGAIN_MAX_S = 960.0
+_CHECK_S = 5.0
+_NOTE_AGAIN_S = 60.0
+_NOTE_AGAIN_MAX_S = 960.0
 _BACKOFF_S = 0.5
 _BACKOFF_MAX_S = 60.0
 _CALM_S = 2 * _BACKOFF_MAX_S
@@ -37,14 +37,14 @@ _CALM_S = 2 * _BACKOFF_MAX_S
 
 @dataclass(slots=True, eq=False)
 class ServiceWatch:
-    """Watches over the calls to a service.
+    """A watch over the requests to a service.
 
     Args:
         note: receives lines for the user.
         timeout_s: limit in seconds of a service's silence.
         seed: seed of the jitter between retries.
-        is_computing: says that the service works on an answer; the user is then not told that it is silent.
-        last_answer_s: when the service last answered anybody.
+        is_computing: returns whether the service works on an answer; its silence is then not noted.
+        last_answer_s: time at which the service last answered any request.
     """
 
     note: Callable[[str], None]
@@ -53,165 +53,168 @@ class ServiceWatch:
     is_computing: Callable[[], bool] = lambda: False
     _random: Random = field(init=False)
     _deadlines: Deadlines = field(default_factory=Deadlines)
-    _open: int = 0
-    _waiting: Counter[str] = field(default_factory=Counter[str])
+    _open: Counter[str] = field(default_factory=Counter[str])
     last_answer_s: float = 0.0
-    _silent_s: float = 0.0  # how long the service had answered nobody when the last call failed
-    _silences_s: float = 0.0
+    _last_silence_s: float = 0.0  # length of the service's silence when the last call failed
+    _past_silence_s: float = 0.0
     _failures: _Notice = field(init=False)
     _silence: _Notice = field(init=False)
-    _said: str = ""
+    _last_warning: str = ""
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
         self._failures, self._silence = _Notice(self.note), _Notice(self.note)
 
-    async def call[T](self, make: Callable[[], Awaitable[T]], what: str, *, retry: bool = False) -> T:
+    async def call[T](self, make: Callable[[], Awaitable[T]], activity: str, *, retry: bool = False) -> T:
         """Await an answer.
 
         Args:
             make: makes the request; called again for each retry.
-            what: the thing asked for, such as "sampling".
-            retry: the call changes nothing, and can be made again.
+            activity: phrase for messages, such as "sampling".
+            retry: the request changes nothing, and can be repeated.
 
         Raises:
-            ServiceError: the call failed, or took longer than `timeout_s`.
+            ServiceError: the request failed, or took longer than `timeout_s`.
         """
-        clock = _heard_s
-        delay, asked_s = _BACKOFF_S, clock()
-        if not self._open:
-            self.last_answer_s = max(self.last_answer_s, asked_s)  # silence counts from when somebody asks
-        self._open += 1
-        self._waiting[what] += 1
-        request = _Request(self, asked_s)
-        again = partial(self._until_it_answers, make, what) if retry else None
+        started_s, delays = _audible_s(), self._delays()
+        if not self._open.total():
+            self.last_answer_s = max(self.last_answer_s, started_s)  # silence counts from the first open request
+        self._open[activity] += 1
+        request = _Request(self, started_s)
+        repeat = partial(self._repeat, make, activity) if retry else None
         try:
             with request_wait(request):
                 while True:
                     try:
-                        answer = await Patience(self._deadlines, self.timeout_s, again=again).wait(make(), what)
-                        self._answer_came(clock())
+                        wait = AnswerWait(self._deadlines, self.timeout_s, repeat=repeat)
+                        answer = await wait.wait(make(), activity)
+                        self._hear_answer(_audible_s())
                         return answer
                     except ServiceError as error:
-                        left_s = self.last_answer_s + self.timeout_s - clock()
+                        left_s = self.last_answer_s + self.timeout_s - _audible_s()
                         if not retry or left_s <= 0 or isinstance(error, NoAnswer):
                             raise
-                        request.failed = True
-                        pause = min(self._random.uniform(0, delay), left_s)  # jitter: clients that fail together part
-                        self._failures.tell(f"{error}; trying again")
-                        await asyncio.sleep(pause)
-                        delay = min(2 * delay, _BACKOFF_MAX_S)
+                        request.has_failed = True
+                        pause_s = min(next(delays), left_s)
+                        self._failures.add(f"{error}; trying again")
+                        await asyncio.sleep(pause_s)
         except ServiceError:
-            self._silent_s = clock() - max(self.last_answer_s, asked_s)
+            self._last_silence_s = _audible_s() - max(self.last_answer_s, started_s)
             raise
         finally:
-            self._open -= 1
-            self._waiting[what] -= 1
+            self._open[activity] -= 1
 
     def total_silence_s(self, now_s: float) -> float:
-        """Seconds of all the times that the service answered nobody for `SILENCE_S` or more, up to now."""
-        silent_s = now_s - self.last_answer_s
-        return self._silences_s + (silent_s if silent_s >= SILENCE_S and self._open else 0.0)
+        """Return the seconds of all silences of `SILENCE_S` or more, up to now."""
+        silence_s = now_s - self.last_answer_s
+        return self._past_silence_s + (silence_s if silence_s >= SILENCE_S and self._open.total() else 0.0)
 
     @property
     def is_service_gone(self) -> bool:
-        """True if the service answered nobody, and not only not the last call that failed.
+        """True if the last call failed while the service answered no other request either.
 
-        One that falls silent has answered others for a while after that call was made: half of the time is enough.
+        A service that falls silent may have answered others after that call was made: half of the time is enough.
         """
-        return self._silent_s >= self.timeout_s / 2
+        return self._last_silence_s >= self.timeout_s / 2
 
     @asynccontextmanager
     async def watch_silence(self) -> AsyncGenerator[None]:
-        """Inside, the user is told when the service is silent."""
-        watching = asyncio.create_task(self.notify_of_silence())
+        """Note silences of the service while the context is open."""
+        watching = asyncio.create_task(self.note_silences())
         try:
             yield
         finally:
             watching.cancel()
 
-    async def notify_of_silence(self) -> None:
-        """Tell the user when the service is silent, for ever; run it beside the work."""
-        clock = _heard_s
+    async def note_silences(self) -> None:
+        """Note silences of the service, for ever."""
         with capture_warnings(self._remember):
             while True:
-                await asyncio.sleep(_LOOK_S)
-                silent_s = clock() - self.last_answer_s
-                if self._open and silent_s >= SILENCE_S and not self.is_computing():
-                    asked = ", ".join(f"{what} ({count})" for what, count in self._waiting.items() if count)
-                    said = f"; the Tinker client says: {self._said}" if self._said else ""
-                    self._silence.tell(f"no answer from the service for {silent_s:.0f} s; waiting for: {asked}{said}")
+                await asyncio.sleep(_CHECK_S)
+                silence_s = _audible_s() - self.last_answer_s
+                if self._open.total() and silence_s >= SILENCE_S and not self.is_computing():
+                    waits = ", ".join(f"{activity} ({count})" for activity, count in self._open.items() if count)
+                    warning = f"; the Tinker client says: {self._last_warning}" if self._last_warning else ""
+                    self._silence.add(
+                        f"no answer from the service for {silence_s:.0f} s; waiting for: {waits}{warning}"
+                    )
 
     def _remember(self, warning: str) -> None:
-        self._said = warning
+        self._last_warning = warning
 
-    async def _until_it_answers[T](self, make: Callable[[], Awaitable[T]], what: str) -> T:
-        """Beside the first request, which may only be slow; but it may also be lost."""
-        self._failures.tell(f"{what}: no answer yet; asking once more, in case the request was lost")
-        delay = _BACKOFF_S
+    async def _repeat[T](self, make: Callable[[], Awaitable[T]], activity: str) -> T:
+        """Repeat a request until it is answered: the first one may be slow, but it may also be lost."""
+        self._failures.add(f"{activity}: no answer yet; repeating the request, in case it was lost")
+        delays = self._delays()
         while True:
             try:
                 return await make()
             except ServiceError as error:
-                self._failures.tell(f"{error}; trying again")
-                await asyncio.sleep(self._random.uniform(0, delay))
-                delay = min(2 * delay, _BACKOFF_MAX_S)
+                self._failures.add(f"{error}; trying again")
+                await asyncio.sleep(next(delays))
 
-    def _answer_came(self, now_s: float) -> None:
-        self._silences_s = self.total_silence_s(now_s)
+    def _delays(self) -> Iterator[float]:
+        """Yield growing delays with jitter, so that clients that fail together spread out."""
+        delay_s = _BACKOFF_S
+        while True:
+            yield self._random.uniform(0, delay_s)
+            delay_s = min(2 * delay_s, _BACKOFF_MAX_S)
+
+    def _hear_answer(self, now_s: float) -> None:
+        self._past_silence_s = self.total_silence_s(now_s)
         self.last_answer_s = now_s
-        self._silent_s = 0.0
+        self._last_silence_s = 0.0
 
 
-def _heard_s() -> float:
-    """The time in which answers could be heard: nobody hears while a rollout holds the event loop."""
+def _audible_s() -> float:
+    """Return the time in which answers could be heard, without that for which a rollout held the event loop."""
     return loop_holds().now_s
 
 
 @dataclass(slots=True, eq=False)
 class _Notice:
-    """A kind of trouble that the user is told of, less and less often while it goes on, whatever else goes well."""
+    """Notes about one kind of trouble, less and less often while it goes on."""
 
     note: Callable[[str], None]
-    _told_s: float = -math.inf
-    _met_s: float = -math.inf
-    _again_s: float = 0.0
+    _noted_s: float = -math.inf
+    _last_s: float = -math.inf
+    _pause_s: float = 0.0
 
-    def tell(self, message: str) -> None:
-        """Say it, unless something like it was said a moment ago."""
-        now = asyncio.get_running_loop().time()
-        if now - self._met_s >= _CALM_S:  # the trouble was over: this is another
-            self._again_s = 0.0
-        self._met_s = now
-        if now - self._told_s >= self._again_s:
-            self._told_s = now
-            self._again_s = min(max(2 * self._again_s, _AGAIN_S), _AGAIN_MAX_S)
+    def add(self, message: str) -> None:
+        """Note a message, unless there was a similar one a moment ago."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._last_s >= _CALM_S:  # the trouble was over: this is another
+            self._pause_s = 0.0
+        self._last_s = now_s
+        if now_s - self._noted_s >= self._pause_s:
+            self._noted_s = now_s
+            self._pause_s = min(max(2 * self._pause_s, _NOTE_AGAIN_S), _NOTE_AGAIN_MAX_S)
             self.note(message)
 
 
 class _Request(Request):
-    """A call that is not answered yet; of one that failed, all the time that it is made again is the service's fault.
+    """A request without an answer yet. Once it has failed, all the time of its retries is the service's fault.
 
-    Where the service answers others and this one never, that ends after `timeout_s`, so that no rollout is immortal.
+    If the service answers others and this one never, that ends after `timeout_s`, so that no rollout is immortal.
     """
 
-    __slots__ = ("_asked_s", "_silences_s", "_watch", "failed")
+    __slots__ = ("_past_silence_s", "_started_s", "_watch", "has_failed")
 
-    def __init__(self, watch: ServiceWatch, asked_s: float) -> None:
+    def __init__(self, watch: ServiceWatch, started_s: float) -> None:
         self._watch = watch
-        self._asked_s = asked_s
-        self._silences_s = watch.total_silence_s(asked_s)
-        self.failed = False
+        self._started_s = started_s
+        self._past_silence_s = watch.total_silence_s(started_s)
+        self.has_failed = False
 
     @property
     def excused_s(self) -> float:
-        now_s = _heard_s()
-        excused_s = self._watch.timeout_s if self.failed else self._watch.total_silence_s(now_s) - self._silences_s
-        return min(now_s - self._asked_s, excused_s)
+        now_s = _audible_s()
+        silence_s = self._watch.total_silence_s(now_s) - self._past_silence_s
+        return min(now_s - self._started_s, self._watch.timeout_s if self.has_failed else silence_s)
 
     @property
     def silent_s(self) -> float:
-        return _heard_s() - max(self._asked_s, self._watch.last_answer_s)
+        return _audible_s() - max(self._started_s, self._watch.last_answer_s)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -244,22 +247,22 @@ class PatientSampler:
                     raise
 
 
-class _Listener(logging.Handler):
-    def __init__(self, remember: Callable[[str], None]) -> None:
+class _WarningHandler(logging.Handler):
+    def __init__(self, receive: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
-        self._remember = remember
+        self._receive = receive
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
-        self._remember(record.getMessage().splitlines()[0])
+        self._receive(record.getMessage().splitlines()[0])
 
 
 @contextmanager
-def capture_warnings(remember: Callable[[str], None]) -> Generator[None]:
-    """Give `remember` the first line of each warning of the client library, such as that a queue is paused."""
-    listener = _Listener(remember)
-    logging.getLogger("tinker").addHandler(listener)
+def capture_warnings(receive: Callable[[str], None]) -> Generator[None]:
+    """Pass on the first line of each warning of the client library, such as that a queue is paused."""
+    logger, handler = logging.getLogger("tinker"), _WarningHandler(receive)
+    logger.addHandler(handler)
     try:
         yield
     finally:
-        logging.getLogger("tinker").removeHandler(listener)
+        logger.removeHandler(handler)

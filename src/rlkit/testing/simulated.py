@@ -25,7 +25,7 @@ from tinker import types
 
 from rlkit.errors import ServiceError, UsageError
 from rlkit.service import StoredCheckpoint
-from rlkit.service.sdk import TinkerService, translated
+from rlkit.service.sdk import TinkerService, translate_error
 from rlkit.testing.answers import Answer, later, not_found, now
 from rlkit.testing.world import Latency, World, digest
 
@@ -80,7 +80,7 @@ class SimulatedTinker(TinkerService):
         try:
             return open_()
         except tinker.TinkerError as error:
-            raise translated(error, what) from error
+            raise translate_error(error, what) from error
 
     @override
     async def delete(self, path: str) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from rlkit.errors import ServiceError
-from rlkit.service.patience import Deadlines, NoAnswer, Patience
+from rlkit.service.deadlines import AnswerWait, Deadlines, NoAnswer
 from rlkit.testing import run_virtual
 
 WITHIN_S = 100.0
@@ -32,10 +32,10 @@ def waited(
         assert task is not None
         began, found = clock(), object()
         again = None if second is None else partial(after, *second)
-        patience = Patience[str](Deadlines(), WITHIN_S, again=again)
+        wait = AnswerWait[str](Deadlines(), WITHIN_S, repeat=again)
         try:
             async with asyncio.timeout(limit_s):
-                found = await patience.wait(first(), "sampling")
+                found = await wait.wait(first(), "sampling")
         except (ServiceError, TimeoutError) as error:
             found = error
         took_s = clock() - began
@@ -101,7 +101,7 @@ def test_one_timer_serves_all_who_wait() -> None:
     async def run() -> list[object]:
         deadlines = Deadlines()
         waits = [
-            Patience[str](deadlines, limit_s, again=None).wait(after(20, str(limit_s)), "x")
+            AnswerWait[str](deadlines, limit_s, repeat=None).wait(after(20, str(limit_s)), "x")
             for limit_s in (50, 10, 30, 5, 15)
         ]
         return await asyncio.gather(*waits, return_exceptions=True)

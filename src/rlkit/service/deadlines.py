@@ -1,0 +1,140 @@
+"""Deadlines of requests, and the wait for an answer.
+
+Invariant: a request that is answered costs no task and no timer of its own: a run makes a hundred thousand of them, and
+nearly all are answered long before their deadline. A request that may be lost is repeated beside the first one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, copy_context
+from typing import Protocol
+
+from rlkit.errors import ServiceError
+
+_EPSILON_S = 1e-6
+
+
+class NoAnswer(ServiceError):
+    """No answer came within the time limit. The request is not made again."""
+
+
+class Waiting(Protocol):
+    """A wait with a deadline."""
+
+    context: Context
+
+    def due(self) -> float:
+        """Act on the deadline, and return the time of the next one, which may be infinite."""
+        ...
+
+
+class Deadlines:
+    """Deadlines of all waits, with one timer of the event loop."""
+
+    def __init__(self) -> None:
+        self._until_s: dict[Waiting, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def put(self, wait: Waiting, until_s: float) -> None:
+        """Call the wait's `due` at that time of the event loop."""
+        self._until_s[wait] = until_s
+        if self._timer is None or until_s < self._timer.when():
+            self._arm(until_s)
+
+    def drop(self, wait: Waiting) -> None:
+        """Remove a wait. The timer stays: the next request would only set it again."""
+        del self._until_s[wait]
+
+    def _arm(self, until_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = None if until_s == math.inf else loop.call_at(until_s, self._ring, context=Context())
+
+    def _ring(self) -> None:
+        self._timer = None
+        now_s = asyncio.get_running_loop().time() + _EPSILON_S
+        for wait in [wait for wait, until_s in self._until_s.items() if until_s <= now_s]:
+            self._until_s[wait] = wait.context.run(wait.due)
+        self._arm(min(self._until_s.values(), default=math.inf))
+
+
+class AnswerWait[T]:
+    """The wait for one answer.
+
+    Args:
+        deadlines: the deadlines of all requests.
+        timeout_s: limit in seconds; after half of it the request is repeated.
+        repeat: repeats the request until there is an answer; None if it must not be made twice.
+    """
+
+    def __init__(
+        self, deadlines: Deadlines, timeout_s: float, *, repeat: Callable[[], Coroutine[object, object, T]] | None
+    ) -> None:
+        self.context = copy_context()
+        self._deadlines = deadlines
+        self._repeat = repeat
+        self._timeout_s = timeout_s
+        self._wait_s = timeout_s if repeat is None else timeout_s / 2
+        self._second: asyncio.Task[T] | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._is_stopped = self._is_over = False
+
+    async def wait(self, answer: Awaitable[T], activity: str) -> T:
+        """Return the first answer of the two requests, or raise the error of the second.
+
+        Args:
+            answer: awaits the first request.
+            activity: phrase for messages, such as "sampling".
+
+        Raises:
+            NoAnswer: there was none in time.
+            ServiceError: the first request failed before there was a second one.
+        """
+        task = asyncio.current_task()
+        assert task is not None, "whoever awaits is a task"
+        self._task, cancelling = task, task.cancelling()
+        self._deadlines.put(self, asyncio.get_running_loop().time() + self._wait_s)
+        try:
+            try:
+                return await answer
+            except ServiceError:
+                if self._second is None:
+                    raise
+                return await self._second  # until it answers, or there is no time left
+        except asyncio.CancelledError:
+            if not self._is_stopped or task.cancelling() > cancelling + 1:  # somebody else cancelled it, too
+                raise
+            if self._second is not None and self._second.done() and not self._second.cancelled():
+                return self._second.result()
+            raise NoAnswer(f"{activity}: no answer within {self._timeout_s:g} s") from None
+        finally:
+            self._deadlines.drop(self)
+            self._is_over = True
+            if self._is_stopped:
+                task.uncancel()
+            if self._second is not None:
+                self._second.cancel()
+
+    def due(self) -> float:
+        """Repeat the request, or give up; return the time of the next deadline."""
+        if self._repeat is None or self._second is not None:
+            self._stop()
+            return math.inf
+        loop = asyncio.get_running_loop()
+        self._second = loop.create_task(self._repeat())
+        self._second.add_done_callback(self._stop_if_answered)
+        return loop.time() + self._wait_s
+
+    def _stop_if_answered(self, second: asyncio.Task[T]) -> None:
+        if not second.cancelled() and second.exception() is None:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Wake the task that waits: the first request is given up."""
+        if self._task is not None and not self._is_stopped and not self._is_over:
+            self._is_stopped = True
+            self._task.cancel()
