@@ -76,11 +76,11 @@ class SimulatedTinker(TinkerService):
         pass
 
     @override
-    async def _opened[T](self, open_: Callable[[], T], what: str) -> T:
+    async def _call_in_thread[T](self, make_client: Callable[[], T], activity: str) -> T:
         try:
-            return open_()
+            return make_client()
         except tinker.TinkerError as error:
-            raise translate_error(error, what) from error
+            raise translate_error(error, activity) from error
 
     @override
     async def delete(self, path: str) -> None:
