@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlkit.engine.decode.decoder import Decoder
-from rlkit.engine.decode.kv_cache import KvBlock, bucket, kv_bytes
+from rlkit.engine.decode.kv_cache import KvBlock, bucket_size, kv_bytes
 from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, StopRule
 from rlkit.engine.decode.token_sampling import DrawSettings
 from rlkit.engine.kernels.devices import batch_limits
@@ -86,7 +86,7 @@ def test_what_does_not_fit_waits_and_changes_nothing(
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
     little = replace(batch_limits(torch.device("cpu")), rows=3, kv_bytes=2 * kv_bytes(weights.config, 11, 4))
-    decoder = Decoder(weights, lanes, size=little)
+    decoder = Decoder(weights, lanes, limits=little)
     decoder.submit(request(0, samples=20), results.append)
     run(decoder)
     assert same(*results)
@@ -100,7 +100,7 @@ def used_bytes(weights: Weights, *decoders: Decoder) -> int:
 
 def test_samples_without_a_limit_are_decoded_together_while_they_are_short(weights: Weights, lanes: Lanes) -> None:
     two_windows = replace(batch_limits(torch.device("cpu")), kv_bytes=2 * kv_bytes(weights.config, 1024, 4))
-    decoder = Decoder(weights, lanes, size=two_windows)
+    decoder = Decoder(weights, lanes, limits=two_windows)
     decoder.submit(request(0, samples=16, max_tokens=None), lambda _: None)
     decoder.step()
     assert len(decoder._batch) == 16
@@ -115,7 +115,7 @@ def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
     decoder.submit(wanted, alone.append)
     run(decoder)
     three = replace(batch_limits(torch.device("cpu")), kv_bytes=3 * kv_bytes(weights.config, 105, 4))
-    decoder = Decoder(weights, two_lanes, size=three)
+    decoder = Decoder(weights, two_lanes, limits=three)
     found: list[SampleResult] = []
     together: list[int] = []
     decoder.submit(wanted, found.append)
@@ -134,7 +134,7 @@ def test_samples_that_outgrow_the_memory_are_put_back_and_nothing_is_changed(
 
 def test_one_sample_may_take_more_memory_than_there_is(weights: Weights, lanes: Lanes) -> None:
     none = replace(batch_limits(torch.device("cpu")), kv_bytes=1)
-    decoder = Decoder(weights, lanes, size=none)
+    decoder = Decoder(weights, lanes, limits=none)
     found: list[SampleResult] = []
     decoder.submit(request(0, samples=3, max_tokens=70), found.append)
     run(decoder)
@@ -146,7 +146,7 @@ def test_decoders_share_one_memory_and_none_waits_for_all_of_another(weights: We
     alone: dict[int, SampleResult] = {}
     found: dict[int, SampleResult] = {}
     four = replace(batch_limits(torch.device("cpu")), kv_bytes=4 * kv_bytes(weights.config, 64, 4))
-    pair = [Decoder(weights, lanes, size=four) for _ in wanted]
+    pair = [Decoder(weights, lanes, limits=four) for _ in wanted]
     for i, (one, decoder) in enumerate(zip(wanted, pair, strict=True)):
         single = Decoder(weights, lanes)
         single.submit(one, lambda result, i=i: alone.__setitem__(i, result))
@@ -294,7 +294,7 @@ def test_a_prompt_that_fills_the_context_can_be_scored(weights: Weights, lanes: 
 
 
 def test_a_bucket_holds_its_sequence() -> None:
-    assert [bucket(n) for n in (1, 32, 33, 256, 257, 1000)] == [32, 32, 64, 256, 512, 1024]
+    assert [bucket_size(n) for n in (1, 32, 33, 256, 257, 1000)] == [32, 32, 64, 256, 512, 1024]
 
 
 def test_the_number_of_lanes_changes_nothing(weights: Weights, lanes: Lanes, two_lanes: Lanes) -> None:

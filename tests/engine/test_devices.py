@@ -141,7 +141,7 @@ def test_twice_as_many_rows_of_bfloat16_fit_the_cache(tmp_path: Path, lanes: Lan
     exact = load_weights(write_model(tmp_path / "m"))
     two = replace(batch_limits(torch.device("cpu")), kv_bytes=2 * kv_bytes(exact.config, 11, 4))
     for weights, rows in ((exact, 2), (in_bfloat16(exact), 4)):
-        decoder = Decoder(make_sampling_weights(weights, None, lanes.run), lanes, size=two)
+        decoder = Decoder(make_sampling_weights(weights, None, lanes.run), lanes, limits=two)
         decoder.submit(SampleRequest(np.arange(5), 20, 6, 0, DrawSettings(), StopRule()), lambda _: None)
         decoder.step()
         assert len(decoder._batch) == rows

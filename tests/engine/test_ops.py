@@ -50,7 +50,7 @@ def test_the_operations_are_those_of_the_formulas(rows: int, scale: float) -> No
     in_place = heads.clone()
     apply_rope_in_place(in_place, 4, rope(rows, 8))
     torch.testing.assert_close(in_place.double(), exact, rtol=1e-5, atol=1e-6 * scale)
-    apply_rope_in_place(in_place, 4, rope(rows, 8), back=True)
+    apply_rope_in_place(in_place, 4, rope(rows, 8), inverse=True)
     torch.testing.assert_close(in_place, heads, rtol=1e-5, atol=1e-6 * scale)
 
 

@@ -28,20 +28,20 @@ def odd_weights(directory: Path, family: str, **other: int) -> Weights:
     return replace(weights, layers=(odd, *others))
 
 
-def decode(steps: StepRunner, weights: Weights, threads: int = 1) -> list[torch.Tensor]:
+def decode(runner: StepRunner, weights: Weights, threads: int = 1) -> list[torch.Tensor]:
     """The logits of each step of rows that began one after the other, and so are of two lengths."""
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (LENGTH, ROWS)))
     nothing = torch.zeros(weights.config.layers, weights.config.kv_heads, 0, weights.config.head_dim)
     early, late = (KvBlock[int](weights.config, 64, weights.embedding, threads) for _ in range(2))
-    early.add(list(range(ROWS // 2)), nothing, nothing)
+    early.append(list(range(ROWS // 2)), nothing, nothing)
     found: list[torch.Tensor] = []
     for place, row in enumerate(tokens.tolist()):
         if place == 5:
-            late.add(list(range(ROWS - ROWS // 2)), nothing, nothing)
+            late.append(list(range(ROWS - ROWS // 2)), nothing, nothing)
         blocks = [block for block in (early, late) if block.rows]
         for block in blocks:
             block.start_step()
-        found.append(steps.run(row[: sum(len(block.rows) for block in blocks)], blocks).clone())
+        found.append(runner.run(row[: sum(len(block.rows) for block in blocks)], blocks).clone())
     return found
 
 
@@ -67,16 +67,16 @@ def test_a_compiled_step_computes_what_torch_does(family: str, shape: dict[str, 
             torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-5 * float(theirs.abs().max()))
         # However many threads there are, and more than there are cores, every bit is the same.
         for threads in (2, 3, 7):
-            steps = StepRunner(served, threads)
-            assert steps._threads == threads  # pyright: ignore[reportPrivateUsage]  so wide a model takes them all
-            shared = decode(steps, served, threads)
+            runner = StepRunner(served, threads)
+            assert runner._threads == threads  # pyright: ignore[reportPrivateUsage]  so wide a model takes them all
+            shared = decode(runner, served, threads)
             assert all(torch.equal(mine, theirs) for mine, theirs in zip(shared, compiled, strict=True))
 
 
 def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = odd_weights(tmp_path / "m", "llama", hidden=144)
     served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
-    steps, whole = StepRunner(served, 3), decode_step.decode
+    runner, whole = StepRunner(served, 3), decode_step.decode
     for failing in (0, 1, 2):
 
         def part(model: object, step: object, members: int, member: int, failing: int = failing) -> None:
@@ -86,21 +86,21 @@ def test_where_a_thread_fails_the_others_end(tmp_path: Path, monkeypatch: pytest
 
         monkeypatch.setattr(decode_step, "decode", part)
         with torch.inference_mode(), pytest.raises(MemoryError, match="no room"):
-            decode(steps, served)
+            decode(runner, served)
     monkeypatch.setattr(decode_step, "decode", whole)
     with torch.inference_mode():
-        assert torch.isfinite(decode(steps, served)[-1]).all()
+        assert torch.isfinite(decode(runner, served)[-1]).all()
 
 
 def test_memory_is_kept_from_step_to_step_and_given_back(tmp_path: Path) -> None:
     weights = odd_weights(tmp_path / "m", "llama")
     served = make_sampling_weights(weights, None, lambda tasks: [task() for task in tasks])
-    steps = StepRunner(served, 2)
+    runner = StepRunner(served, 2)
     with torch.inference_mode():
-        decode(steps, served)
-    kept = steps._room  # pyright: ignore[reportPrivateUsage]
+        decode(runner, served)
+    kept = runner._scratch  # pyright: ignore[reportPrivateUsage]
     with torch.inference_mode():
-        decode(steps, served)
-    assert steps._room is kept  # pyright: ignore[reportPrivateUsage]
-    steps.rest()
-    assert not steps._room.size  # pyright: ignore[reportPrivateUsage]
+        decode(runner, served)
+    assert runner._scratch is kept  # pyright: ignore[reportPrivateUsage]
+    runner.release_memory()
+    assert not runner._scratch.size  # pyright: ignore[reportPrivateUsage]

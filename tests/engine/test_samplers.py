@@ -37,7 +37,7 @@ def samplers(models: Mapping[str, Path], decoders: dict[str, Decoder]) -> Iterat
     three = replace(batch_limits(torch.device("cpu")), kv_bytes=3 * kv_bytes(base.config, 64, 4))
 
     def make(ref: SamplerRef) -> ServedWeights:
-        decoders[ref.base_model] = Decoder(make_sampling_weights(base, None, lanes.run), lanes, size=three)
+        decoders[ref.base_model] = Decoder(make_sampling_weights(base, None, lanes.run), lanes, limits=three)
         return ServedWeights(decoders[ref.base_model], 1, LoadedBase(ref.base_model, models["llama"], base))
 
     yield Samplers(make, served_bytes=0)

@@ -4,8 +4,8 @@ Invariant: the tokens and log-probabilities of a sample depend on the weights, t
 the sample's index only, bit for bit (in float32 on the CPU); never on what else is in the batch, when it arrived, or
 how many threads there are.
 
-Memory is set aside for what a row has drawn and one bucket more, not for all that it may draw. When that passes what
-there is for keys and values, the newest rows go back into the queue, and draw the same tokens again later.
+Memory is reserved for the tokens of a row and one bucket more, not for all that it may draw. When keys and values
+outgrow their limit, the newest rows go back into the queue, and draw the same tokens again later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from rlkit._util.activity import Activity
-from rlkit.engine.decode.kv_cache import bucket, kv_bytes
+from rlkit.engine.decode.kv_cache import bucket_size, kv_bytes
 from rlkit.engine.decode.prompts import PrefilledPrompt, prefill
 from rlkit.engine.decode.requests import Row, SampleRequest, SampleResult, Ticket
 from rlkit.engine.decode.running_batch import RunningBatch
@@ -32,180 +32,181 @@ _TOP_VALUES_MAX = 16 << 20
 
 
 class Decoder:
-    """Decodes requests to one set of weights, made by `rlkit.engine.model.lora.serve`.
+    """Decode requests to one set of weights, made by `rlkit.engine.model.lora.make_sampling_weights`.
 
-    Call `submit` whenever a request comes and `step` while `busy`.
+    Call `submit` for each request and `step` while `busy`.
 
     Args:
-        size: how much to decode at a time, by default what suits the weights' device. What its keys and values may
-            come to is for all decoders together that are named to each other in `step`.
+        limits: by default those of the weights' device. Decoders that name each other in `step` share `kv_bytes`.
     """
 
     def __init__(
-        self, weights: Weights, lanes: Lanes, *, size: BatchLimits | None = None, activity: Activity | None = None
+        self, weights: Weights, lanes: Lanes, *, limits: BatchLimits | None = None, activity: Activity | None = None
     ) -> None:
         self._weights = weights
-        self._size = size or batch_limits(weights.embedding.device)
+        self._limits = limits or batch_limits(weights.embedding.device)
         self._lanes = lanes
         self._waiting: deque[Row] = deque()
         self._batch = RunningBatch(weights, lanes.cores)
         self._numbers = itertools.count()
-        self._short = False
+        self._lacks_memory = False
         self._activity = activity or Activity()
 
     @property
     def running_count(self) -> int:
-        """Replies on their way."""
+        """Number of samples in the batch."""
         return len(self._batch)
 
     @property
     def drawn_tokens(self) -> int:
-        """Tokens that were drawn for these."""
+        """Number of tokens in these samples so far."""
         return sum(len(row.tokens) for row in self._batch.rows)
 
     @property
     def queued_count(self) -> int:
-        """Replies that wait for room."""
+        """Number of samples that wait for room."""
         return len(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to decode."""
+        """True while there are samples to decode."""
         return bool(self._waiting) or self.running_count > 0
 
     def submit(self, request: SampleRequest, on_result: Callable[[SampleResult], None]) -> Ticket:
         """Queue a request; `on_result` is called from `step` with its result."""
-        ticket = Ticket(request, on_result, _check(request, self._weights), [None] * request.num_samples)
+        ticket = Ticket(request, on_result, _check_request(request, self._weights), [None] * request.num_samples)
         self._waiting += [Row(ticket, index, next(self._numbers)) for index in range(request.num_samples)]
         return ticket
 
     @torch.inference_mode()
     def cancel(self, ticket: Ticket) -> None:
-        """Drop a request whose result nobody wants any more; its `on_result` is not called."""
+        """Drop a request without calling its `on_result`."""
         self._waiting = deque(row for row in self._waiting if row.ticket is not ticket)
         self._batch.drop(lambda row: row.ticket is ticket)
 
     @torch.inference_mode()
     def step(self, *, others: Sequence[Decoder] = ()) -> None:
-        """Admit what fits, then decode one token of every row.
+        """Admit rows that fit, then decode one token of every row.
 
         Args:
-            others: the busy decoders that take their memory from the same budget.
+            others: the busy decoders that share the memory for keys and values.
         """
         self._make_room(others)
-        new = self._prefill(self._admit(others))
-        (finished,) = self._lanes.run([partial(_advance, self._batch, new)])
-        for ticket in dict.fromkeys(finished):
+        new_rows = self._prefill(self._admit(others))
+        (tickets,) = self._lanes.run([partial(_advance, self._batch, new_rows)])
+        for ticket in dict.fromkeys(tickets):
             samples = tuple(sample for sample in ticket.samples if sample is not None)
             if len(samples) == len(ticket.samples):
                 ticket.on_result(SampleResult(samples, ticket.prompt_scores))
 
     def _make_room(self, others: Sequence[Decoder]) -> None:
-        """Put rows back while all together have outgrown the memory; one alone may take more than there is."""
+        """Put rows back while all decoders exceed the memory; a single row may exceed it."""
         together = (self, *others)
-        while sum(d._used_bytes() for d in together) > self._size.kv_bytes:
-            if sum(d.running_count for d in together) < 2:
+        while sum(decoder._used_bytes() for decoder in together) > self._limits.kv_bytes:
+            if sum(decoder.running_count for decoder in together) < 2:
                 return
-            max(together, key=Decoder._used_bytes)._put_back()
+            max(together, key=Decoder._used_bytes)._requeue_newest()
 
-    def _put_back(self) -> None:
-        """Give up what the newest row has drawn, until there is room for as much of it."""
+    def _requeue_newest(self) -> None:
+        """Put the newest row back into the queue, to start again once its present size fits."""
         newest = max(self._batch.rows, key=lambda row: row.arrival)
         self._batch.drop(lambda row: row is newest)
-        self._waiting.appendleft(Row(newest.ticket, newest.index, newest.arrival, _positions(newest)))
+        self._waiting.appendleft(Row(newest.ticket, newest.index, newest.arrival, _reserved_positions(newest)))
 
     def _admit(self, others: Sequence[Decoder]) -> list[Row]:
-        """Take waiting rows while rows and memory last; while memory is short, the decoder with least of it is next."""
-        room = min(self._size.rows - self.running_count, len(self._waiting))
+        """Admit waiting rows while limits allow; of decoders that lack memory, the one with the least goes first."""
+        room = min(self._limits.rows - self.running_count, len(self._waiting))
         admitted: list[Row] = []
-        self._short = False
+        self._lacks_memory = False
         if room <= 0:
             return admitted
-        own_bytes, others_bytes = self._used_bytes(), sum(d._used_bytes() for d in others)
-        least_bytes = min((d._used_bytes() for d in others if d._short), default=self._size.kv_bytes)
-        while len(admitted) < room and not self._short:
-            size_bytes = self._bytes(self._waiting[0])
-            fits = own_bytes <= least_bytes and own_bytes + others_bytes + size_bytes <= self._size.kv_bytes
+        own_bytes, others_bytes = self._used_bytes(), sum(decoder._used_bytes() for decoder in others)
+        least_bytes = min(
+            (decoder._used_bytes() for decoder in others if decoder._lacks_memory), default=self._limits.kv_bytes
+        )
+        while len(admitted) < room and not self._lacks_memory:
+            size_bytes = self._row_bytes(self._waiting[0])
+            fits = own_bytes <= least_bytes and own_bytes + others_bytes + size_bytes <= self._limits.kv_bytes
             if fits or not own_bytes + others_bytes:
                 own_bytes += size_bytes
                 admitted.append(self._waiting.popleft())
             else:
-                self._short = True
+                self._lacks_memory = True
         return admitted
 
     def _used_bytes(self) -> int:
-        return sum(map(self._bytes, self._batch.rows))
+        return sum(map(self._row_bytes, self._batch.rows))
 
-    def _bytes(self, row: Row) -> int:
-        return kv_bytes(self._weights.config, _positions(row), self._weights.embedding.element_size())
+    def _row_bytes(self, row: Row) -> int:
+        return kv_bytes(self._weights.config, _reserved_positions(row), self._weights.embedding.element_size())
 
     def _prefill(self, admitted: Sequence[Row]) -> list[tuple[Row, PrefilledPrompt]]:
-        """Run the prompts of new rows through the model, equal ones once."""
+        """Run the prompts of new rows through the model, equal prompts once."""
         groups: dict[bytes, list[Row]] = {}
         for row in admitted:
             groups.setdefault(row.ticket.request.prompt.tobytes(), []).append(row)
         tickets = [list(dict.fromkeys(row.ticket for row in rows)) for rows in groups.values()]
-        passes = _passes(
-            [len(group[0].request.prompt) for group in tickets], self._lanes.count, self._size.prefill_tokens
+        passes = _split_into_passes(
+            [len(group[0].request.prompt) for group in tickets], self._lanes.count, self._limits.prefill_tokens
         )
-        tasks = [partial(_prefilled, self._weights, [tickets[i] for i in batch]) for batch in passes]
+        tasks = [partial(_run_prefill, self._weights, [tickets[i] for i in batch]) for batch in passes]
         tokens = sum(len(group[0].request.prompt) for group in tickets)
         with self._activity.track("tokens of prompts being read", tokens):
-            filled = [one for batch in self._lanes.run(tasks) for one in batch]
-        for group, prompt in zip(tickets, filled, strict=True):
+            prompts = [prompt for batch in self._lanes.run(tasks) for prompt in batch]
+        for group, prompt in zip(tickets, prompts, strict=True):
             for ticket, scores in zip(group, prompt.scores, strict=True):
                 ticket.prompt_scores = scores
-        return [(row, prompt) for rows, prompt in zip(groups.values(), filled, strict=True) for row in rows]
+        return [(row, prompt) for rows, prompt in zip(groups.values(), prompts, strict=True) for row in rows]
 
 
 @torch.inference_mode()
-def _prefilled(weights: Weights, groups: Sequence[Sequence[Ticket]]) -> list[PrefilledPrompt]:
+def _run_prefill(weights: Weights, groups: Sequence[Sequence[Ticket]]) -> list[PrefilledPrompt]:
     return prefill(weights, [[ticket.request for ticket in group] for group in groups])
 
 
 @torch.inference_mode()
-def _advance(rows: RunningBatch, new: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
-    """Start new rows, then decode a token of all; the tickets that had a sample finished."""
-    return [*rows.start(new), *rows.decode()]
+def _advance(batch: RunningBatch, new_rows: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
+    """Start new rows, then decode a token of all; return the tickets of finished samples."""
+    return [*batch.start(new_rows), *batch.decode()]
 
 
-def _positions(row: Row) -> int:
-    """How many are set aside for a row: its bucket, and the next one or what it had before, as far as it may go."""
-    most = len(row.ticket.request.prompt) + row.ticket.limit
-    return min(max(row.reserved_positions, bucket(bucket(row.length) + 1)), most)
+def _reserved_positions(row: Row) -> int:
+    """Return the positions to reserve for a row: its bucket and the next, or as many as before, up to its limit."""
+    maximum = len(row.ticket.request.prompt) + row.ticket.limit
+    return min(max(row.reserved_positions, bucket_size(bucket_size(row.length) + 1)), maximum)
 
 
-def _passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
-    """Neighbours, at most `tokens` or one prompt together, in about equal parts for the lanes."""
-    most = min(-(-sum(lengths) // lanes), tokens)
+def _split_into_passes(lengths: Sequence[int], lanes: int, tokens: int) -> list[list[int]]:
+    """Group neighbours into about equal passes for the lanes, each of at most `tokens` or of one prompt."""
+    maximum = min(-(-sum(lengths) // lanes), tokens)
     passes: list[list[int]] = []
     room = 0
     for index, length in enumerate(lengths):
         if length > room:
             passes.append([])
-            room = max(most, length)
+            room = max(maximum, length)
         passes[-1].append(index)
         room -= length
     return passes
 
 
-def _check(request: SampleRequest, weights: Weights) -> int:
-    """The largest number of tokens to sample."""
+def _check_request(request: SampleRequest, weights: Weights) -> int:
+    """Refuse an invalid request; return the largest number of tokens to sample."""
     window, vocab = weights.config.max_positions, weights.config.vocab_size
     if not len(request.prompt):
         raise UsageError("sample: the prompt is empty")
     if request.prompt.min() < 0 or request.prompt.max() >= vocab:
         raise UsageError(f"sample: the prompt holds a token outside 0 … {vocab - 1}")
-    # The model's own ends are as its files have them; a token that a client means and that never comes is a mistake.
-    odd = [token for token in request.stop.tokens - weights.config.eos if not 0 <= token < vocab]
-    if odd:
-        raise UsageError(f"sample: the stop token {min(odd)} is outside 0 … {vocab - 1}")
+    # The model's own end tokens are exempt; a client's stop token outside of the vocabulary is a mistake.
+    bad_tokens = [token for token in request.stop.tokens - weights.config.eos if not 0 <= token < vocab]
+    if bad_tokens:
+        raise UsageError(f"sample: the stop token {min(bad_tokens)} is outside 0 … {vocab - 1}")
     targets = request.targets
     if targets is not None and (len(targets) != len(request.prompt) - 1 or targets.min(initial=-1) < -1):
         raise UsageError("sample: target_prompt_logprobs needs a row for each prompt token but the first")
     if targets is not None and targets.max(initial=-1) >= vocab:
         raise UsageError(f"sample: target_prompt_logprobs holds a token outside 0 … {vocab - 1}")
-    limit = _limit(request, window)
+    limit = _token_limit(request, window)
     values = request.num_samples * limit * request.top + len(request.prompt) * request.prompt_top
     if values > _TOP_VALUES_MAX:
         raise UsageError(
@@ -216,10 +217,10 @@ def _check(request: SampleRequest, weights: Weights) -> int:
     return limit
 
 
-def _limit(request: SampleRequest, window: int) -> int:
+def _token_limit(request: SampleRequest, window: int) -> int:
     length = len(request.prompt)
     if length == window and request.max_tokens == 1 and request.score_start < length:
-        return 1  # the last token that is drawn is never run, so that a prompt that fills the context can be scored
+        return 1  # the last token is never run, so a prompt that fills the context can be scored
     if length >= window:
         raise UsageError(f"sample: {length} prompt tokens fill the context of {window}: shorten the prompt")
     limit = window - length if request.max_tokens is None else request.max_tokens

@@ -25,18 +25,16 @@ from rlkit.engine.model.ops import split_heads
 _SHORT_STEP_TOKENS = 32
 _LONG_STEP_TOKENS = 256
 _SHORT_TOKENS = 256
-# A block grows by an eighth more than it must, and shrinks once a fifth of it is empty.
-_SPARE_PART, _UNUSED_PART = 8, 4
-# So many pieces of memory for all layers: large enough for the system's large pages, of which a thousandth are to be
-# found and cleared.
-_PARTS = 16
-# New memory costs a page fault for every 4 kB, as long as computing with it does: what is large is asked for in large
-# pages, and what is needed again and again is kept.
+# A block grows by 1/8 more than it must, and shrinks once more than 1/5 of it is empty.
+_SPARE_DIVISOR, _UNUSED_DIVISOR = 8, 4
+# Chunks of memory for all layers: each large enough for the system's large pages.
+_CHUNKS = 16
+# New memory costs a page fault for every 4 kB, which takes as long as computing with it: large arrays get large pages.
 _LARGE_BYTES = 4 << 20
 
 
 def make_zeros(count: int) -> NDArray[np.float32]:
-    """So many zeros."""
+    """Return `count` zeros, in pages as large as the system has."""
     size = 4 * count
     if size < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.zeros(count, np.float32)
@@ -46,97 +44,96 @@ def make_zeros(count: int) -> NDArray[np.float32]:
     return np.frombuffer(memory, np.float32)
 
 
-def bucket(tokens: int) -> int:
-    """Positions set aside for a sequence of `tokens`: a multiple of 32 up to 256, then of 256."""
+def bucket_size(tokens: int) -> int:
+    """Return the positions reserved for a sequence of `tokens`: a multiple of 32 up to 256, then of 256."""
     step = _SHORT_STEP_TOKENS if tokens <= _SHORT_TOKENS else _LONG_STEP_TOKENS
     return -(-tokens // step) * step
 
 
 def kv_bytes(config: ModelConfig, tokens: int, item_bytes: int) -> int:
-    """Memory that a sequence of `tokens` takes up in numbers of `item_bytes` each."""
-    return 2 * item_bytes * config.layers * config.kv_heads * config.head_dim * bucket(tokens)
+    """Return the memory of a sequence of `tokens`, in numbers of `item_bytes` each."""
+    return 2 * item_bytes * config.layers * config.kv_heads * config.head_dim * bucket_size(tokens)
 
 
 class KvBlock[Row]:
-    """All rows of one bucket: for each layer, keys and values [capacity, K, bucket, D].
+    """The rows of one bucket: for each layer, keys and values [capacity, K, bucket, D].
 
-    `rows[i]` is what the caller keeps for row i; rows that leave change the places of others. The room is not much more
-    than the rows need, and what grows, shrinks or moves does so a few layers at a time: there is no memory for two
-    copies.
+    `rows[i]` is the caller's record of row i; rows that leave change the places of others. The capacity is little more
+    than the rows need, and memory grows, shrinks or moves a few layers at a time: there is no room for two copies.
 
     Args:
-        like: a tensor of the device and type that keys and values have.
-        threads: how many share moving them.
+        template: a tensor with the device and type of keys and values.
+        threads: number of threads that move them.
     """
 
-    def __init__(self, config: ModelConfig, tokens: int, like: Tensor, threads: int = 1) -> None:
+    def __init__(self, config: ModelConfig, tokens: int, template: Tensor, threads: int = 1) -> None:
         self.tokens = tokens
         self.rows: list[Row] = []
         self.lengths: list[int] = []
         self._config = config
         self._threads = threads
-        self._like = like
+        self._template = template
         # Keys and values of some layers each, [layers, 2, capacity, K, bucket, D].
-        self._parts = [self._zeros(len(layers), 0) for layers in self._layers()]
+        self._chunks = [self._zeros(len(layers), 0) for layers in self._layer_chunks()]
 
     @property
     def capacity(self) -> int:
-        """How many rows there is room for."""
-        return self._parts[0].shape[2]
+        """Number of rows that fit."""
+        return self._chunks[0].shape[2]
 
     def reserve(self, count: int) -> None:
         """Make room for `count` more rows."""
         capacity = self._capacity_with(count)
 
         def resize(index: int) -> None:
-            self._parts[index] = self._resized(self._parts[index], capacity)
+            self._chunks[index] = self._resize(self._chunks[index], capacity)
 
-        self._each(resize)
+        self._for_each_chunk(resize)
 
-    def add(self, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
-        """Append rows that begin alike, with the first n positions filled: keys and values [layers, K, n, D]."""
+    def append(self, rows: Sequence[Row], keys: Tensor, values: Tensor) -> None:
+        """Append rows with the same first n positions: keys and values [layers, K, n, D]."""
         self.reserve(len(rows))
         length, new = keys.shape[2], slice(len(self.rows), len(self.rows) + len(rows))
-        layers = self._layers()
+        layers = self._layer_chunks()
 
         def fill(index: int) -> None:
-            for which, filled in enumerate((keys, values)):
-                own = filled[layers[index].start : layers[index].stop]
-                self._parts[index][:, which, new, :, :length] = own[:, None]
+            for kind, tensor in enumerate((keys, values)):
+                source = tensor[layers[index].start : layers[index].stop]
+                self._chunks[index][:, kind, new, :, :length] = source[:, None]
 
-        self._each(fill)
+        self._for_each_chunk(fill)
         self.rows += rows
         self.lengths += [length] * len(rows)
 
     def remove(self, indices: Sequence[int], *, into: KvBlock[Row] | None = None) -> None:
-        """Forget rows, or move them into a block of an equal or a longer bucket."""
-        kept, gone = len(self.rows) - len(indices), set(indices)
-        holes = [index for index in indices if index < kept]
-        fillers = [index for index in range(kept, len(self.rows)) if index not in gone]
-        capacity = self.capacity if self.capacity <= kept + kept // _UNUSED_PART else kept
-        to, of = (torch.tensor(some, device=self._like.device) for some in (holes, fillers))
-        larger = 0 if into is None else into._capacity_with(len(indices))
+        """Drop rows, or move them into a block of an equal or a longer bucket."""
+        remaining, removed = len(self.rows) - len(indices), set(indices)
+        holes = [index for index in indices if index < remaining]
+        moved = [index for index in range(remaining, len(self.rows)) if index not in removed]
+        capacity = self.capacity if self.capacity <= remaining + remaining // _UNUSED_DIVISOR else remaining
+        targets, sources = (torch.tensor(places, device=self._template.device) for places in (holes, moved))
+        larger_capacity = 0 if into is None else into._capacity_with(len(indices))
 
         def move(index: int) -> None:
-            mine = self._parts[index]
+            chunk = self._chunks[index]
             if into is not None:
-                theirs = into._resized(into._parts[index], larger)
+                larger_chunk = into._resize(into._chunks[index], larger_capacity)
                 place = len(into.rows)
-                for going in _runs(indices):
-                    theirs[:, :, place : place + len(going), :, : self.tokens] = mine[:, :, going.start : going.stop]
-                    place += len(going)
-                into._parts[index] = theirs
+                for run in _runs(indices):
+                    larger_chunk[:, :, place : place + len(run), :, : self.tokens] = chunk[:, :, run.start : run.stop]
+                    place += len(run)
+                into._chunks[index] = larger_chunk
             if holes:
-                mine[:, :, to] = mine[:, :, of]
-            self._parts[index] = self._resized(mine, capacity)
+                chunk[:, :, targets] = chunk[:, :, sources]
+            self._chunks[index] = self._resize(chunk, capacity)
 
-        self._each(move)
+        self._for_each_chunk(move)
         if into is not None:
             into.rows += [self.rows[index] for index in indices]
             into.lengths += [self.lengths[index] for index in indices]
-        for hole, filler in zip(holes, fillers, strict=True):
+        for hole, filler in zip(holes, moved, strict=True):
             self.rows[hole], self.lengths[hole] = self.rows[filler], self.lengths[filler]
-        del self.rows[kept:], self.lengths[kept:]
+        del self.rows[remaining:], self.lengths[remaining:]
 
     def start_step(self) -> None:
         """Make room for one more position in every row."""
@@ -144,69 +141,69 @@ class KvBlock[Row]:
         self._step: tuple[Tensor, Tensor] | None = None
 
     def addresses(self) -> NDArray[np.int64]:
-        """Where the keys and values of each layer are, [layers, 2]."""
-        return np.array([[both.data_ptr() for both in layer] for part in self._parts for layer in part])
+        """Return the addresses of the keys and values of each layer, [layers, 2]."""
+        return np.array([[tensor.data_ptr() for tensor in layer] for chunk in self._chunks for layer in chunk])
 
     def attend(self, layer: int, rows: Tensor, out: Tensor) -> None:
         """Write this step's position and attend: queries, keys and values [n, H + 2K, D] to `out [n, H · D]`."""
-        part, inside = divmod(layer, len(self._parts[0]))
-        keys, values = self._parts[part][inside]
+        chunk, index = divmod(layer, len(self._chunks[0]))
+        keys, values = self._chunks[chunk][index]
         q, k, v = split_heads(rows, keys.shape[1])
-        last, mask = self._last_and_mask()
+        last, mask = self._step_mask()
         places = torch.arange(len(rows), device=rows.device)
         keys[places, :, last], values[places, :, last] = k, v
         grouped = q.reshape(len(rows), keys.shape[1], -1, q.shape[-1]) * q.shape[-1] ** -0.5
         scores = torch.matmul(grouped, keys[: len(rows)].transpose(-1, -2)) + mask[:, None, None]
         out.view(grouped.shape)[:] = torch.matmul(functional.softmax(scores, -1), values[: len(rows)])
 
-    def _each(self, task: Callable[[int], None]) -> None:
+    def _for_each_chunk(self, task: Callable[[int], None]) -> None:
         @torch.inference_mode(torch.is_inference_mode_enabled())
-        def part(first: int, last: int) -> None:
+        def run_chunks(first: int, last: int) -> None:
             for index in range(first, last):
                 task(index)
 
-        parallel_for(part, len(self._parts), min_per_thread=1, threads=self._threads)
+        parallel_for(run_chunks, len(self._chunks), min_per_thread=1, threads=self._threads)
 
-    def _last_and_mask(self) -> tuple[Tensor, Tensor]:
-        """The new position of each row, [n], and what is added to its scores, [n, bucket]: −∞ where there is none yet.
+    def _step_mask(self) -> tuple[Tensor, Tensor]:
+        """Return the new position of each row, [n], and the mask of its scores, [n, bucket]: −∞ at unused positions.
 
-        They are the same for all layers, and found at the first.
+        All layers share them; the first computes them.
         """
         if self._step is None:
-            last = torch.tensor(self.lengths, device=self._like.device) - 1
+            last = torch.tensor(self.lengths, device=self._template.device) - 1
             hidden = torch.arange(self.tokens, device=last.device) > last[:, None]
-            self._step = last, self._like.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+            self._step = last, self._template.new_zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
         return self._step
 
     def _capacity_with(self, count: int) -> int:
-        """The room that `count` more rows need: what there is, or somewhat more, so that it seldom grows."""
+        """Return the capacity for `count` more rows: the present one, or a little more than needed."""
         needed = len(self.rows) + count
-        return self.capacity if needed <= self.capacity else needed + needed // _SPARE_PART
+        return self.capacity if needed <= self.capacity else needed + needed // _SPARE_DIVISOR
 
-    def _layers(self) -> list[range]:
-        together = -(-self._config.layers // _PARTS)
+    def _layer_chunks(self) -> list[range]:
+        per_chunk = -(-self._config.layers // _CHUNKS)
         return [
-            range(first, min(first + together, self._config.layers))
-            for first in range(0, self._config.layers, together)
+            range(first, min(first + per_chunk, self._config.layers))
+            for first in range(0, self._config.layers, per_chunk)
         ]
 
-    def _resized(self, part: Tensor, capacity: int) -> Tensor:
-        if part.shape[2] == capacity:
-            return part
-        kept = min(part.shape[2], capacity)
-        resized = self._zeros(len(part), capacity)
-        resized[:, :, :kept] = part[:, :, :kept]
-        return resized
+    def _resize(self, chunk: Tensor, capacity: int) -> Tensor:
+        if chunk.shape[2] == capacity:
+            return chunk
+        common = min(chunk.shape[2], capacity)
+        new_chunk = self._zeros(len(chunk), capacity)
+        new_chunk[:, :, :common] = chunk[:, :, :common]
+        return new_chunk
 
     def _zeros(self, layers: int, rows: int) -> Tensor:
         shape = (layers, 2, rows, self._config.kv_heads, self.tokens, self._config.head_dim)
-        if self._like.device.type != "cpu":
-            return self._like.new_zeros(shape)
-        return torch.from_numpy(make_zeros(math.prod(shape)).reshape(shape)).to(self._like.dtype)
+        if self._template.device.type != "cpu":
+            return self._template.new_zeros(shape)
+        return torch.from_numpy(make_zeros(math.prod(shape)).reshape(shape)).to(self._template.dtype)
 
 
 def _runs(indices: Sequence[int]) -> list[range]:
-    """Runs of successive numbers, in order: copied as they are, they need no memory on the way."""
+    """Return runs of successive numbers, in order: each is copied without temporary memory."""
     runs: list[range] = []
     for index in indices:
         if runs and runs[-1].stop == index:

@@ -1,6 +1,6 @@
-"""Running prompts through the model: their keys and values, the logits after them, and what is asked about them.
+"""Prefill: prompts through the model, for their keys and values, the logits after them, and their scores.
 
-Invariant: what is found for a prompt does not depend on the prompts beside it, bit for bit.
+Invariant: a prompt's results do not depend on the prompts beside it, bit for bit.
 """
 
 from __future__ import annotations
@@ -34,51 +34,52 @@ class PrefilledPrompt:
 
 
 def prefill(weights: Weights, groups: Sequence[Sequence[SampleRequest]]) -> list[PrefilledPrompt]:
-    """Compute the prompt of each group, whose requests all have the same one, and the scores that each wants."""
+    """Run the prompt that the requests of each group share, and compute the scores that each asks for."""
     config = weights.config
     prompts = [group[0].prompt for group in groups]
     lengths = [len(prompt) for prompt in prompts]
     tokens = pad_rows(torch.from_numpy(np.concatenate(prompts))).to(weights.embedding.device)
-    like = weights.embedding
-    keys = like.new_empty(config.layers, len(tokens), config.kv_heads, config.head_dim)
+    embedding = weights.embedding
+    keys = embedding.new_empty(config.layers, len(tokens), config.kv_heads, config.head_dim)
     values = torch.empty_like(keys)
 
-    def keep(layer: int, layer_keys: Tensor, layer_values: Tensor) -> None:
+    def store_kv(layer: int, layer_keys: Tensor, layer_values: Tensor) -> None:
         keys[layer], values[layer] = layer_keys, layer_values
 
-    hidden = compute_hidden(weights, tokens, lay_out(lengths), keep=keep)
+    hidden = compute_hidden(weights, tokens, lay_out(lengths), store_kv=store_kv)
     ends = np.cumsum(lengths)
-    last = logits_of(weights, hidden[torch.from_numpy(ends - 1).to(hidden.device)])
-    filled: list[PrefilledPrompt] = []
+    last = compute_logits(weights, hidden[torch.from_numpy(ends - 1).to(hidden.device)])
+    results: list[PrefilledPrompt] = []
     for i, (group, end, n) in enumerate(zip(groups, ends.tolist(), lengths, strict=True)):
         rows = slice(end - n, end)
-        scores = [_score(weights, hidden[rows], request) for request in group]
-        filled.append(PrefilledPrompt(last[i], keys[:, rows].transpose(1, 2), values[:, rows].transpose(1, 2), scores))
-    return filled
+        scores = [_score_prompt(weights, hidden[rows], request) for request in group]
+        prompt_keys, prompt_values = (tensor[:, rows].transpose(1, 2) for tensor in (keys, values))
+        results.append(PrefilledPrompt(last[i], prompt_keys, prompt_values, scores))
+    return results
 
 
-def logits_of(weights: Weights, hidden: Tensor) -> Tensor:
-    """Logits [n, V] float32 of `hidden [n, E]`, by weights made for sampling."""
+def compute_logits(weights: Weights, hidden: Tensor) -> Tensor:
+    """Return logits [n, V] float32 of `hidden [n, E]`, by weights made for sampling."""
     return matmul(pad_rows(hidden), weights.output)[: len(hidden)].float()
 
 
 def top_tokens(logprobs: Tensor, k: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The k likeliest tokens of each row of `logprobs [n, V]`, likeliest first, and their log-probabilities, [n, k]."""
-    best = torch.topk(logprobs, min(k, logprobs.shape[-1]), dim=-1)
-    return best.indices.to(torch.int32).cpu().numpy(), best.values.cpu().numpy()
+    """Return the k likeliest tokens of each row of `logprobs [n, V]`, in order, and their log-probabilities, [n, k]."""
+    top = torch.topk(logprobs, min(k, logprobs.shape[-1]), dim=-1)
+    return top.indices.to(torch.int32).cpu().numpy(), top.values.cpu().numpy()
 
 
-def _score(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptScores:
-    """What `request` asks about its prompt, whose hidden states are `hidden [P, E]`."""
+def _score_prompt(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptScores:
+    """Return the scores of the prompt of `request`, whose hidden states are `hidden [P, E]`."""
     length, first = len(request.prompt), request.score_start
-    scores = _empty(request)
+    scores = _empty_scores(request)
     if first >= length:
         return scores
     random = np.random.Generator(np.random.Philox(key=np.array([request.seed % 2**64, 2**64 - 1], dtype=np.uint64)))
     for start in range(first, length, _HEAD_ROWS):
         end = min(start + _HEAD_ROWS, length)
         # The token at a position is predicted by the one before it.
-        logits = logits_of(weights, hidden[start - 1 : end - 1])
+        logits = compute_logits(weights, hidden[start - 1 : end - 1])
         _score_rows(scores, request, torch.log_softmax(logits, -1), start)
         if scores.alternatives is not None:
             for k in range(request.alternatives):
@@ -92,32 +93,33 @@ def _score(weights: Weights, hidden: Tensor, request: SampleRequest) -> PromptSc
 
 
 def _score_rows(scores: PromptScores, request: SampleRequest, logprobs: Tensor, start: int) -> None:
-    """Fill in what `logprobs [n, V]` say about positions `start …`."""
+    """Fill in the scores of positions `start …` from `logprobs [n, V]`."""
     end = start + len(logprobs)
-    begin = max(start, request.report_start)
-    if begin < end:
-        rows = logprobs[begin - start :]
+    first = max(start, request.report_start)
+    if first < end:
+        rows = logprobs[first - start :]
         if scores.logprobs is not None:
-            tokens = torch.from_numpy(request.prompt[begin:end]).to(rows.device)
-            scores.logprobs[begin:end] = rows.gather(1, tokens[:, None])[:, 0].cpu().numpy()
+            tokens = torch.from_numpy(request.prompt[first:end]).to(rows.device)
+            scores.logprobs[first:end] = rows.gather(1, tokens[:, None])[:, 0].cpu().numpy()
         if scores.top is not None:
             ids, values = top_tokens(rows, request.prompt_top)
-            scores.top.ids[begin:end, : ids.shape[1]], scores.top.logprobs[begin:end, : ids.shape[1]] = ids, values
+            top, k = scores.top, ids.shape[1]
+            top.ids[first:end, :k], top.logprobs[first:end, :k] = ids, values
     if scores.targets is not None and request.targets is not None:
-        wanted = torch.from_numpy(request.targets[start - 1 : end - 1]).to(logprobs.device)
-        found = logprobs.gather(1, wanted.clamp(min=0))
-        scores.targets[start - 1 : end - 1] = torch.where(wanted < 0, torch.nan, found).cpu().numpy()
+        target_ids = torch.from_numpy(request.targets[start - 1 : end - 1]).to(logprobs.device)
+        target_logprobs = logprobs.gather(1, target_ids.clamp(min=0))
+        scores.targets[start - 1 : end - 1] = torch.where(target_ids < 0, torch.nan, target_logprobs).cpu().numpy()
 
 
-def _empty(request: SampleRequest) -> PromptScores:
+def _empty_scores(request: SampleRequest) -> PromptScores:
     length = len(request.prompt)
     return PromptScores(
         logprobs=np.full(length, np.nan, np.float32) if request.prompt_logprobs else None,
-        top=_no_tokens(length, request.prompt_top) if request.prompt_top else None,
+        top=_empty_table(length, request.prompt_top) if request.prompt_top else None,
         targets=None if request.targets is None else np.full(request.targets.shape, np.nan, np.float32),
-        alternatives=_no_tokens(length - 1, request.alternatives) if request.alternatives else None,
+        alternatives=_empty_table(length - 1, request.alternatives) if request.alternatives else None,
     )
 
 
-def _no_tokens(rows: int, k: int) -> TokenLogprobs:
+def _empty_table(rows: int, k: int) -> TokenLogprobs:
     return TokenLogprobs(np.full((rows, k), -1, np.int32), np.full((rows, k), np.nan, np.float32))

@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from rlkit.engine.decode.token_sampling import DrawSettings
 
-# A tokeniser may treat the first tokens of what it decodes specially: it strips a space, or holds back a character.
+# A tokeniser may decode the first tokens differently: it strips a space, or holds back a character.
 _MARGIN_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Stop tokens, and stop strings that are looked for in the decoded text of the completion."""
+    """Stop tokens, and stop strings in the decoded text of the completion."""
 
     tokens: frozenset[int] = frozenset()
     strings: tuple[str, ...] = ()
-    decode: Callable[[Sequence[int]], str] | None = None  # token ids to text; needed where `strings` is not empty
+    decode: Callable[[Sequence[int]], str] | None = None  # token ids to text; needed for `strings`
     _reach: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -33,7 +33,7 @@ class StopRule:
         object.__setattr__(self, "_reach", reach)
 
     def is_finished(self, tokens: Sequence[int]) -> bool:
-        """Whether the last of `tokens` finishes the sample."""
+        """Return whether the last of `tokens` completes the sample."""
         if tokens[-1] in self.tokens:
             return True
         if not self.strings or self.decode is None:
@@ -44,31 +44,31 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleRequest:
-    """What to sample."""
+    """A prompt, how many completions to sample from it, and which scores to report."""
 
     prompt: NDArray[np.int64]  # [P] int64, not empty
     num_samples: int
-    max_tokens: int | None  # None for what the context window leaves
+    max_tokens: int | None  # None for the rest of the context window
     seed: int
     settings: DrawSettings
     stop: StopRule
-    top: int = 0  # how many of the likeliest tokens to report at every sampled token
+    top: int = 0  # number of likeliest tokens to report at every sampled token
     prompt_logprobs: bool = False  # whether to score the prompt
-    prompt_top: int = 0  # how many of the likeliest tokens to report at each token of the prompt
-    # `prompt_logprobs` and `prompt_top` are about so many tokens at the end of the prompt; None for all
+    prompt_top: int = 0  # number of likeliest tokens to report at each token of the prompt
+    # tokens at the end of the prompt that `prompt_logprobs` and `prompt_top` report on; None for all
     last_tokens: int | None = None
     # [P - 1, K] int64, tokens to score at each position after the first; −1 scores nothing
     targets: NDArray[np.int64] | None = None
-    alternatives: int = 0  # how many tokens to draw at each position after the first
+    alternatives: int = 0  # number of tokens to draw at each position after the first
 
     @property
     def report_start(self) -> int:
-        """The first position that `prompt_logprobs` and `prompt_top` are about; the very first has no score."""
+        """First position that `prompt_logprobs` and `prompt_top` report on, 1 at the least."""
         return max(len(self.prompt) - (len(self.prompt) if self.last_tokens is None else self.last_tokens), 1)
 
     @property
     def score_start(self) -> int:
-        """The first position of the prompt at which anything is asked for, len(prompt) if nothing is."""
+        """First position of the prompt with any score, len(prompt) if there is none."""
         if self.targets is not None or self.alternatives:
             return 1
         return self.report_start if self.prompt_logprobs or self.prompt_top else len(self.prompt)
@@ -94,11 +94,11 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptScores:
-    """What was asked about a prompt of P tokens."""
+    """The scores of a prompt of P tokens; None for those that were not requested."""
 
-    logprobs: NDArray[np.float32] | None = None  # [P] float32, NaN where nothing was asked for
+    logprobs: NDArray[np.float32] | None = None  # [P] float32, NaN where none was requested
     top: TokenLogprobs | None = None  # [P, k]
-    targets: NDArray[np.float32] | None = None  # [P - 1, K] float32, NaN where nothing was asked for
+    targets: NDArray[np.float32] | None = None  # [P - 1, K] float32, NaN where none was requested
     alternatives: TokenLogprobs | None = None  # [P - 1, k]
 
 
@@ -112,7 +112,7 @@ class SampleResult:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """A request on its way: at most `limit` tokens a sample."""
+    """A request in progress: at most `limit` tokens a sample."""
 
     request: SampleRequest
     on_result: Callable[[SampleResult], None]
@@ -123,36 +123,36 @@ class Ticket:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One sample on its way."""
+    """A sample in progress: a row of the batch."""
 
     ticket: Ticket
     index: int
-    arrival: int  # rows that came later have greater ones
-    reserved_positions: int = 0  # had before it went back into the queue; 0 if it never did
+    arrival: int  # greater for rows that arrived later
+    reserved_positions: int = 0  # before it was put back into the queue; 0 if it never was
     random: np.random.Generator = field(init=False)
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
     top: TokenLogprobs | None = None
 
     def __post_init__(self) -> None:
-        # Sample i of seed s is sample 0 of seed s + i: several requests can be asked for as one, or one as several.
+        # Sample i of seed s is sample 0 of seed s + i: a request can be split, and several can be joined.
         self.random = np.random.Generator(np.random.Philox(key=(self.ticket.request.seed + self.index) % 2**64))
 
     @property
     def length(self) -> int:
-        """Positions of the prompt and of what was drawn."""
+        """Number of tokens in the prompt and the sample so far."""
         return len(self.ticket.request.prompt) + len(self.tokens)
 
-    def keep_top(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
-        """Note the likeliest tokens [k], and their log-probabilities, where the next token is drawn."""
+    def record_top(self, ids: NDArray[np.int32], logprobs: NDArray[np.float32]) -> None:
+        """Record the likeliest tokens [k] and their log-probabilities for the next draw."""
         if self.top is None:
-            # For the longest sample: what is not filled in costs no memory.
+            # For the longest sample: untouched memory costs nothing.
             shape = (self.ticket.limit, len(ids))
             self.top = TokenLogprobs(np.empty(shape, np.int32), np.empty(shape, np.float32))
         self.top.ids[len(self.tokens)], self.top.logprobs[len(self.tokens)] = ids, logprobs
 
     def extend(self, token: int, logprob: float) -> bool:
-        """Append a drawn token; whether the sample goes on."""
+        """Append a token; return whether the sample continues."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         ticket = self.ticket

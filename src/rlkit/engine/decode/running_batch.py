@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlkit.engine.decode.kv_cache import KvBlock, bucket, make_zeros
+from rlkit.engine.decode.kv_cache import KvBlock, bucket_size, make_zeros
 from rlkit.engine.decode.prompts import PrefilledPrompt, top_tokens
 from rlkit.engine.decode.requests import Row, Ticket
 from rlkit.engine.decode.token_sampling import draw_tokens
@@ -31,17 +31,17 @@ from rlkit.engine.model.ops import ROWS, PackedMatrix, Rope, apply_rope, matmul,
 from rlkit.engine.model.transformer import add_attention, compute_rope, mlp, project_qkv
 from rlkit.engine.model.weights import Weights
 
-# Numbers in a line of the cache.
-_LINE = 16
+# Numbers in a cache line.
+_CACHE_LINE = 16
 
 
 class RunningBatch:
-    """Rows on their way, with their keys and values; `weights` are made by `rlkit.engine.model.lora.serve`."""
+    """Rows that are being decoded, with their keys and values; `weights` come from `make_sampling_weights`."""
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
         self._threads = threads
-        self._steps = StepRunner(weights, threads)
+        self._runner = StepRunner(weights, threads)
         self._blocks: dict[int, KvBlock[Row]] = {}
 
     def __len__(self) -> int:
@@ -49,74 +49,74 @@ class RunningBatch:
 
     @property
     def rows(self) -> list[Row]:
-        """The rows."""
+        """The rows, in the order of their blocks."""
         return [row for block in self._blocks.values() for row in block.rows]
 
     def start(self, rows: Sequence[tuple[Row, PrefilledPrompt]]) -> list[Ticket]:
-        """Draw the first token of new rows and keep those that go on; the tickets of those that do not."""
+        """Draw the first token of new rows, keep those that continue, and return the tickets of the others."""
         if not rows:
             return []
         logits = torch.stack([prefilled.logits for _, prefilled in rows])
-        alive = self._draw([row for row, _ in rows], logits)
-        staying = [pair for pair, goes_on in zip(rows, alive, strict=True) if goes_on]
-        for size, count in Counter(bucket(prefilled.keys.shape[2] + 1) for _, prefilled in staying).items():
-            self._block(size).reserve(count)
-        for prefilled, pairs in groupby(staying, key=lambda pair: pair[1]):
-            alike = [row for row, _ in pairs]
-            self._block(prefilled.keys.shape[2] + 1).add(alike, prefilled.keys, prefilled.values)
-        return [row.ticket for (row, _), goes_on in zip(rows, alive, strict=True) if not goes_on]
+        continues = self._draw_next([row for row, _ in rows], logits)
+        surviving = [pair for pair, goes_on in zip(rows, continues, strict=True) if goes_on]
+        for bucket, count in Counter(bucket_size(prefilled.keys.shape[2] + 1) for _, prefilled in surviving).items():
+            self._block(bucket).reserve(count)
+        for prefilled, pairs in groupby(surviving, key=lambda pair: pair[1]):
+            group = [row for row, _ in pairs]
+            self._block(prefilled.keys.shape[2] + 1).append(group, prefilled.keys, prefilled.values)
+        return [row.ticket for (row, _), goes_on in zip(rows, continues, strict=True) if not goes_on]
 
     def decode(self) -> list[Ticket]:
-        """Run every row's last token through the model and draw the next; the tickets of rows finished by it."""
+        """Run every row's last token through the model and draw the next; return the tickets of finished rows."""
         blocks = self._regroup()
         rows = [row for block in blocks for row in block.rows]
         if not rows:
             return []
         for block in blocks:
             block.start_step()
-        logits = self._steps.run([row.tokens[-1] for row in rows], blocks)
-        alive = self._draw(rows, logits)
+        logits = self._runner.run([row.tokens[-1] for row in rows], blocks)
+        continues = self._draw_next(rows, logits)
         start = 0
         for block in blocks:
             end = start + len(block.rows)
-            finished = [index for index, goes_on in enumerate(alive[start:end]) if not goes_on]
+            finished_indices = [index for index, goes_on in enumerate(continues[start:end]) if not goes_on]
             start = end
-            if finished:
-                block.remove(finished)
-        self._forget_empty()
-        return [row.ticket for row, goes_on in zip(rows, alive, strict=True) if not goes_on]
+            if finished_indices:
+                block.remove(finished_indices)
+        self._drop_empty_blocks()
+        return [row.ticket for row, goes_on in zip(rows, continues, strict=True) if not goes_on]
 
-    def drop(self, unwanted: Callable[[Row], bool]) -> None:
-        """Forget some rows."""
+    def drop(self, is_unwanted: Callable[[Row], bool]) -> None:
+        """Drop some rows."""
         for block in self._blocks.values():
-            given_up = [index for index, row in enumerate(block.rows) if unwanted(row)]
-            if given_up:
-                block.remove(given_up)
-        self._forget_empty()
+            indices = [index for index, row in enumerate(block.rows) if is_unwanted(row)]
+            if indices:
+                block.remove(indices)
+        self._drop_empty_blocks()
 
     def _regroup(self) -> list[KvBlock[Row]]:
-        """Move rows that have filled their bucket to the next one; the blocks that hold rows."""
+        """Move rows that have filled their bucket to the next one; return all blocks."""
         for block in list(self._blocks.values()):
-            full = [index for index, length in enumerate(block.lengths) if length == block.tokens]
-            if full:
-                block.remove(full, into=self._block(block.tokens + 1))
-        self._forget_empty()
+            full_indices = [index for index, length in enumerate(block.lengths) if length == block.tokens]
+            if full_indices:
+                block.remove(full_indices, into=self._block(block.tokens + 1))
+        self._drop_empty_blocks()
         return list(self._blocks.values())
 
     def _block(self, tokens: int) -> KvBlock[Row]:
-        size = bucket(tokens)
-        if size not in self._blocks:
-            self._blocks[size] = KvBlock(self._weights.config, size, self._weights.embedding, self._threads)
-        return self._blocks[size]
+        bucket = bucket_size(tokens)
+        if bucket not in self._blocks:
+            self._blocks[bucket] = KvBlock(self._weights.config, bucket, self._weights.embedding, self._threads)
+        return self._blocks[bucket]
 
-    def _forget_empty(self) -> None:
+    def _drop_empty_blocks(self) -> None:
         self._blocks = {tokens: block for tokens, block in self._blocks.items() if block.rows}
         if not self._blocks:
-            self._steps.rest()
+            self._runner.release_memory()
 
-    def _draw(self, rows: Sequence[Row], logits: Tensor) -> list[bool]:
-        """Draw a token for each row of `logits [n, V]`; whether each row goes on."""
-        _keep_top(rows, logits)
+    def _draw_next(self, rows: Sequence[Row], logits: Tensor) -> list[bool]:
+        """Draw a token for each row of `logits [n, V]`; return whether each row continues."""
+        _record_top_tokens(rows, logits)
         uniforms = torch.tensor([row.random.random() for row in rows], dtype=torch.float64, device=logits.device)
         settings = [row.ticket.request.settings for row in rows]
         tokens, logprobs = draw_tokens(logits, settings, uniforms, threads=self._threads)
@@ -124,48 +124,48 @@ class RunningBatch:
         return [row.extend(int(token), float(logprob)) for row, token, logprob in draws]
 
 
-def _keep_top(rows: Sequence[Row], logits: Tensor) -> None:
-    """Give the rows that asked for them the likeliest tokens of their `logits [n, V]`."""
+def _record_top_tokens(rows: Sequence[Row], logits: Tensor) -> None:
+    """Record the likeliest tokens of `logits [n, V]` in the rows that report them."""
     # One k at a time: where log-probabilities are equal, their order and the last of them depend on k.
     for k in {row.ticket.request.top for row in rows} - {0}:
-        places = [place for place, row in enumerate(rows) if row.ticket.request.top == k]
-        ids, logprobs = top_tokens(torch.log_softmax(logits[places], -1), k)
-        for place, row_ids, row_logprobs in zip(places, ids, logprobs, strict=True):
-            rows[place].keep_top(row_ids, row_logprobs)
+        indices = [index for index, row in enumerate(rows) if row.ticket.request.top == k]
+        ids, logprobs = top_tokens(torch.log_softmax(logits[indices], -1), k)
+        for index, row_ids, row_logprobs in zip(indices, ids, logprobs, strict=True):
+            rows[index].record_top(row_ids, row_logprobs)
 
 
 class StepRunner:
-    """Decoding steps by `weights`, which are made for sampling, on so many threads."""
+    """Run decoding steps of `weights` made for sampling."""
 
     def __init__(self, weights: Weights, threads: int) -> None:
         self._weights = weights
-        self._model = _model(weights)
-        # Where a product has fewer panels than there are threads, some would only wait.
+        self._model = _compiled_model(weights)
+        # With fewer panels in a product than threads, some threads would only wait.
         self._threads = min(threads, -(-weights.config.hidden_size // COLUMNS))
-        self._room = make_zeros(0)
+        self._scratch = make_zeros(0)
 
     def run[Row](self, tokens: Sequence[int], blocks: Sequence[KvBlock[Row]]) -> Tensor:
-        """Logits [n, V] float32 after `tokens`, the newest of the rows of `blocks`, in their order.
+        """Return logits [n, V] float32 after `tokens`, the newest of the rows of `blocks`, in their order.
 
-        They are overwritten by the next call.
+        The next call overwrites them.
         """
         padding = [0] * (-len(tokens) % ROWS)
         embedding, config = self._weights.embedding, self._weights.config
         x = embedding[torch.tensor([*tokens, *padding], device=embedding.device)]
-        where = [length - 1 for block in blocks for length in block.lengths]
-        rope = compute_rope(config, torch.tensor(where + padding), x)
+        positions = [length - 1 for block in blocks for length in block.lengths]
+        rope = compute_rope(config, torch.tensor(positions + padding), x)
         if self._model is None:
-            logits = matmul(self._layer_by_layer(x, rope, blocks), self._weights.output)
+            logits = matmul(self._run_with_torch(x, rope, blocks), self._weights.output)
         else:
-            logits = self._compiled(self._model, x, rope, where, blocks)
+            logits = self._run_compiled(self._model, x, rope, positions, blocks)
         return logits[: len(tokens)].float()
 
-    def rest(self) -> None:
-        """Give back the memory that is kept from step to step."""
-        self._room = make_zeros(0)
+    def release_memory(self) -> None:
+        """Release the memory that steps reuse."""
+        self._scratch = make_zeros(0)
 
-    def _layer_by_layer[Row](self, x: Tensor, rope: Rope, blocks: Sequence[KvBlock[Row]]) -> Tensor:
-        """Hidden states after the final norm, [N, E], of embeddings `x [N, E]`."""
+    def _run_with_torch[Row](self, x: Tensor, rope: Rope, blocks: Sequence[KvBlock[Row]]) -> Tensor:
+        """Return hidden states after the final norm, [N, E], of embeddings `x [N, E]`."""
         weights, config = self._weights, self._weights.config
         mixed = x.new_zeros(len(x), config.heads * config.head_dim)
         edges = [0, *accumulate(len(block.rows) for block in blocks)]
@@ -179,14 +179,14 @@ class StepRunner:
             x = x + mlp(config, layer, x, NO_ADAPTER)
         return rms_norm(x, weights.norm, config.norm_eps)
 
-    def _compiled[Row](
-        self, model: decode_step.Model, x: Tensor, rope: Rope, where: Sequence[int], blocks: Sequence[KvBlock[Row]]
+    def _run_compiled[Row](
+        self, model: decode_step.Model, x: Tensor, rope: Rope, positions: Sequence[int], blocks: Sequence[KvBlock[Row]]
     ) -> Tensor:
-        """Logits [N, V] of embeddings `x [N, E]`."""
+        """Return logits [N, V] of embeddings `x [N, E]`."""
         config, count, members = self._weights.config, len(x), self._threads
         heads, inner = config.heads + 2 * config.kv_heads, config.intermediate_size
         longest = max(block.tokens for block in blocks)
-        streams, normed, qkv, mixed, added, both, gated, logits, scores = self._rooms(
+        streams, normed, qkv, mixed, residual_update, gate_up_out, mlp_inner, logits, scores = self._scratch_arrays(
             (members, *x.shape),
             (members, *x.shape),
             (count, heads, config.head_dim),
@@ -195,9 +195,9 @@ class StepRunner:
             (count, 2 * inner),
             (count, inner),
             (count, config.vocab_size),
-            (members, longest + _LINE),
+            (members, longest + _CACHE_LINE),
         )
-        mixed[len(where) :] = 0
+        mixed[len(positions) :] = 0
         rows = [(index, place) for index, block in enumerate(blocks) for place in range(len(block.rows))]
         step = decode_step.Step(
             counter=np.zeros(8, np.int64),
@@ -206,15 +206,15 @@ class StepRunner:
             normed=normed,
             qkv=qkv,
             mixed=mixed,
-            added=added,
-            both=both,
-            gated=gated,
+            residual_update=residual_update,
+            gate_up_out=gate_up_out,
+            mlp_inner=mlp_inner,
             logits=logits,
             rope=torch.stack(rope)[:, :, 0].numpy(),
             caches=np.stack([block.addresses() for block in blocks]),
             tokens=np.array([block.tokens for block in blocks]),
-            rows=np.array([(*row, last) for row, last in zip(rows, where, strict=True)]),
-            shares=_even_shares(where, members),
+            rows=np.array([(*row, last) for row, last in zip(rows, positions, strict=True)]),
+            shares=_balance_rows(positions, members),
             scores=scores,
         )
 
@@ -224,28 +224,28 @@ class StepRunner:
         run_team(partial(decode_step.decode, model, step, members), members, on_failure=on_failure)
         return torch.from_numpy(logits)
 
-    def _rooms(self, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
-        """Arrays for a step, in the same memory as those of the one before, each in cache lines of its own."""
-        sizes = [-(-math.prod(shape) // _LINE) * _LINE for shape in shapes]
-        if len(self._room) < sum(sizes):
-            room = make_zeros(sum(sizes) + _LINE)
-            self._room = room[-room.ctypes.data // 4 % _LINE :]
+    def _scratch_arrays(self, *shapes: tuple[int, ...]) -> list[NDArray[np.float32]]:
+        """Return arrays in memory that all steps reuse, each in cache lines of its own."""
+        sizes = [-(-math.prod(shape) // _CACHE_LINE) * _CACHE_LINE for shape in shapes]
+        if len(self._scratch) < sum(sizes):
+            scratch = make_zeros(sum(sizes) + _CACHE_LINE)
+            self._scratch = scratch[-scratch.ctypes.data // 4 % _CACHE_LINE :]
         starts = accumulate(sizes, initial=0)
         return [
-            self._room[start : start + math.prod(shape)].reshape(shape)
+            self._scratch[start : start + math.prod(shape)].reshape(shape)
             for start, shape in zip(starts, shapes, strict=False)
         ]
 
 
-def _even_shares(where: Sequence[int], members: int) -> NDArray[np.int64]:
-    """Where the rows of each of `members` begin and end, [members + 1], so that each attends to about as much."""
-    done = list(accumulate(1 + last for last in where))
-    edges = [bisect(done, done[-1] * member / members) for member in range(1, members)]
-    return np.array([0, *edges, len(where)])
+def _balance_rows(positions: Sequence[int], members: int) -> NDArray[np.int64]:
+    """Return the edges of the rows of each of `members`, [members + 1], which attend to about as many positions."""
+    cumulative = list(accumulate(1 + last for last in positions))
+    edges = [bisect(cumulative, cumulative[-1] * member / members) for member in range(1, members)]
+    return np.array([0, *edges, len(positions)])
 
 
-def _model(weights: Weights) -> decode_step.Model | None:
-    """The weights for compiled code, if they are packed for it."""
+def _compiled_model(weights: Weights) -> decode_step.Model | None:
+    """Return the weights for compiled code, or None if they are not packed."""
     if not isinstance(weights.output, PackedMatrix):
         return None
     return decode_step.Model(
@@ -257,11 +257,11 @@ def _model(weights: Weights) -> decode_step.Model | None:
     )
 
 
-def _address(part: Tensor | PackedMatrix | None) -> int:
-    if part is None:
+def _address(weight: Tensor | PackedMatrix | None) -> int:
+    if weight is None:
         return 0
-    numbers = part.panels if isinstance(part, PackedMatrix) else part.numpy()
-    # What is computed with addresses must lie as it is taken to lie.
+    numbers = weight.panels if isinstance(weight, PackedMatrix) else weight.numpy()
+    # The kernels get addresses and assume this layout.
     if numbers.dtype != np.float32 or not numbers.flags.c_contiguous:
         raise ValueError(f"a weight is {numbers.dtype} with strides {numbers.strides}, not contiguous float32")
     return numbers.ctypes.data

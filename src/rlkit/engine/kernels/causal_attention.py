@@ -1,13 +1,12 @@
 """Causal attention inside packed sequences, and its gradient, compiled for this processor.
 
-Invariant: what is computed of a sequence depends on its own rows only, bit for bit. Among them a later one that is not
-finite may reach earlier ones, because what a query does not see is multiplied by zero.
+Invariant: a sequence's result depends on its own rows only, bit for bit. Among them a later one that is not finite may
+reach earlier ones, because hidden positions are multiplied by zero.
 
-Of each head a block of queries is held against all keys up to its last one. Nothing but the largest score and the sum
-of the weights of each query is kept for the way back, where scores and weights are computed again (Dao et al. 2022,
-with whole rows in place of the softmax that goes along). Factors are copied into rooms that end with whole tiles, so
-that products need no ends of their own. Behind a sequence's last row lies what was left of another one: it comes into
-rows and columns behind the last one only, which nobody reads, since sums run over what there is.
+Each block of queries of a head is scored against all keys up to its last query. The backward pass computes scores and
+weights again from the largest score and the sum of weights of each query (Dao et al. 2022, with whole rows in place of
+the online softmax). Factors are copied into buffers of whole tiles, so that products need no code for edges. Behind a
+sequence's last row a buffer still holds rows of another sequence: they only reach rows and columns that nobody reads.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -18,55 +17,55 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from rlkit.engine.kernels.cpu_kernels import Floats, Integers, exponential, largest
+from rlkit.engine.kernels.cpu_kernels import Floats, Integers, exponential, row_max
 from rlkit.engine.kernels.jit_cache import FAST, jit_kernel
 from rlkit.engine.kernels.llvm import LANES, SMALL_COLUMNS, SMALL_ROWS, add_small_tile, small_tile
 
-# A block of queries, a multiple of `SMALL_ROWS` on every processor: small where much of a block would be hidden, large
-# where keys and values do not fit the cache.
-_FEW, _QUERIES, _LONG = 32, 64, 1024
-_STEPS = 128  # so many rows of a factor stay in the first cache
+# Queries in a block, a multiple of `SMALL_ROWS` on every processor: few below `_LONG_TOKENS`, where much of a block
+# would be hidden, and more where keys and values do not fit the cache.
+_SHORT_BLOCK, _BLOCK, _LONG_TOKENS = 32, 64, 1024
+_STEPS = 128  # rows of a factor that stay in the first cache
 
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 @jit_kernel(fast=True)
-def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: int, out: Floats, shape: Floats) -> None:  # noqa: PLR0917  compiled
-    """Causal attention of the queries that belong to some of the key heads (Vaswani et al. 2017, eq. 1).
+def attention(rows: Floats, spans: Integers, kv_heads: int, first: int, last: int, out: Floats, stats: Floats) -> None:  # noqa: PLR0917  compiled
+    """Compute causal attention for the query heads of some key heads (Vaswani et al. 2017, eq. 1).
 
     Args:
         rows: [N, H + 2K, D], queries, keys and values.
-        spans: [S, 4], of each sequence where it starts and its length, and of the prefix that it attends to as well.
-        first: the first key head; up to `last`, which is not computed.
-        out: [N, H, D], the result; rows of no span are left alone.
-        shape: [N, H, 2], a result too: a query's largest score, and what its weights are divided by.
+        spans: [S, 4], start and length of each sequence, then start and length of its prefix.
+        first: the first key head, up to `last`, exclusive.
+        out: [N, H, D], the result; rows of no span stay unchanged.
+        stats: [N, H, 2], a second result: a query's largest score, and the sum of its weights.
     """
     size = rows.shape[2]
     heads = rows.shape[1] - 2 * kv_heads
     group = heads // kv_heads
     scale = _ONE / np.sqrt(np.float32(size))
-    wide, longest = _whole(size), _longest(spans)
-    keys, values, turned = _room(longest, wide), _room(longest, wide), _room(size, longest)
-    queries, mixed, weights = _room(_QUERIES, wide), _room(_QUERIES, wide), _room(_QUERIES, longest)
+    width, longest = _round_up(size), _longest(spans)
+    keys, values, transposed = _zeros(longest, width), _zeros(longest, width), _zeros(size, longest)
+    queries, mixed, weights = _zeros(_BLOCK, width), _zeros(_BLOCK, width), _zeros(_BLOCK, longest)
     for k in range(first, last):
         for span in spans:
             start, length, _, prefix = span
             _gather(rows, heads + k, span, keys)
             _gather(rows, heads + kv_heads + k, span, values)
-            _turn(keys, prefix + length, turned)
-            block = _FEW if prefix + length < _LONG else _QUERIES
+            _transpose(keys, prefix + length, transposed)
+            block = _SHORT_BLOCK if prefix + length < _LONG_TOKENS else _BLOCK
             for head in range(k * group, (k + 1) * group):
                 for query in range(0, length, block):
-                    at, count = start + query, min(block, length - query)
-                    visible, block_shape = prefix + query + count, shape[at : at + count, head]
-                    _copy(rows, head, at, count, queries, 0)
-                    _multiply(queries, False, turned, size, weights, count, visible)
-                    _measure(weights, prefix + query, block_shape)
-                    _weigh(weights, prefix + query, scale, block_shape)
-                    _add_up(weights, _whole(visible), block_shape)
+                    first_row, count = start + query, min(block, length - query)
+                    visible, block_stats = prefix + query + count, stats[first_row : first_row + count, head]
+                    _read_rows(rows, head, first_row, count, queries, 0)
+                    _multiply(queries, False, transposed, size, weights, count, visible)
+                    _find_peaks(weights, prefix + query, block_stats)
+                    _exponentiate(weights, prefix + query, scale, block_stats)
+                    _sum_weights(weights, _round_up(visible), block_stats)
                     _multiply(weights, False, values, visible, mixed, count, size)
-                    _divide(mixed, wide, block_shape)
-                    _put(mixed, 0, count, out, head, at)
+                    _divide_by_sums(mixed, width, block_stats)
+                    _write_rows(mixed, 0, count, out, head, first_row)
 
 
 @jit_kernel(fast=True)
@@ -77,223 +76,227 @@ def attention_gradient(  # noqa: PLR0917  compiled
     first: int,
     last: int,
     out: Floats,
-    shape: Floats,
-    by_out: Floats,
-    by_rows: Floats,
+    stats: Floats,
+    grad_out: Floats,
+    grad_rows: Floats,
 ) -> None:
-    """The gradient of `attention` at `rows` for one at its results, `by_out [N, H, D]`.
+    """Compute the gradient at the `rows` of `attention` from that at its `out`, `grad_out [N, H, D]`.
 
     Args:
-        rows: as they were given to `attention`, with all up to `last`; `out` and `shape` are its results.
-        by_rows: [N, H + 2K, D], the result; rows of no span are left alone. A prefix stands before what attends to it.
+        rows: the arguments of `attention`, as all up to `last`; `out` and `stats` are its results.
+        grad_rows: [N, H + 2K, D], the result; rows of no span stay unchanged. A prefix precedes its followers.
     """
     size = rows.shape[2]
     heads = rows.shape[1] - 2 * kv_heads
     group = heads // kv_heads
     scale = _ONE / np.sqrt(np.float32(size))
-    wide, longest = _whole(size), _longest(spans)
-    keys, turned_keys, by_keys = _room(longest, wide), _room(size, longest), _room(longest, wide)
-    values, turned_values, by_values = _room(longest, wide), _room(size, longest), _room(longest, wide)
-    queries, by_queries, weights = _room(_QUERIES, wide), _room(_QUERIES, wide), _room(_QUERIES, longest)
-    mixed, by_mixed, by_weights = _room(_QUERIES, wide), _room(_QUERIES, wide), _room(_QUERIES, longest)
+    width, longest = _round_up(size), _longest(spans)
+    keys, transposed_keys, grad_keys = _zeros(longest, width), _zeros(size, longest), _zeros(longest, width)
+    values, transposed_values, grad_values = _zeros(longest, width), _zeros(size, longest), _zeros(longest, width)
+    queries, grad_queries, weights = _zeros(_BLOCK, width), _zeros(_BLOCK, width), _zeros(_BLOCK, longest)
+    mixed, grad_mixed, grad_weights = _zeros(_BLOCK, width), _zeros(_BLOCK, width), _zeros(_BLOCK, longest)
     for k in range(first, last):
         for span in spans:
             start, length, _, prefix = span
             _gather(rows, heads + k, span, keys)
             _gather(rows, heads + kv_heads + k, span, values)
-            _turn(keys, prefix + length, turned_keys)
-            _turn(values, prefix + length, turned_values)
-            _clear(by_keys, prefix + length, wide)
-            _clear(by_values, prefix + length, wide)
-            block = _FEW if prefix + length < _LONG else _QUERIES
+            _transpose(keys, prefix + length, transposed_keys)
+            _transpose(values, prefix + length, transposed_values)
+            _clear_rows(grad_keys, prefix + length, width)
+            _clear_rows(grad_values, prefix + length, width)
+            block = _SHORT_BLOCK if prefix + length < _LONG_TOKENS else _BLOCK
             for head in range(k * group, (k + 1) * group):
                 for query in range(0, length, block):
-                    at, count = start + query, min(block, length - query)
-                    visible, block_shape = prefix + query + count, shape[at : at + count, head]
-                    _copy(rows, head, at, count, queries, 0)
-                    _copy(out, head, at, count, mixed, 0)
-                    _copy(by_out, head, at, count, by_mixed, 0)
-                    _multiply(queries, False, turned_keys, size, weights, count, visible)
-                    _weigh(weights, prefix + query, scale, block_shape)
-                    _divide(weights, _whole(visible), block_shape)
-                    _add_product(weights, True, by_mixed, count, by_values, visible, size)
-                    _multiply(by_mixed, False, turned_values, size, by_weights, count, visible)
-                    _by_scores(weights, by_weights, mixed, by_mixed, scale, count, _whole(visible))
-                    _multiply(weights, False, keys, visible, by_queries, count, size)
-                    _add_product(weights, True, queries, count, by_keys, visible, size)
-                    _put(by_queries, 0, count, by_rows, head, at)
-            _scatter(by_keys, span, by_rows, heads + k)
-            _scatter(by_values, span, by_rows, heads + kv_heads + k)
+                    first_row, count = start + query, min(block, length - query)
+                    visible, block_stats = prefix + query + count, stats[first_row : first_row + count, head]
+                    _read_rows(rows, head, first_row, count, queries, 0)
+                    _read_rows(out, head, first_row, count, mixed, 0)
+                    _read_rows(grad_out, head, first_row, count, grad_mixed, 0)
+                    _multiply(queries, False, transposed_keys, size, weights, count, visible)
+                    _exponentiate(weights, prefix + query, scale, block_stats)
+                    _divide_by_sums(weights, _round_up(visible), block_stats)
+                    _add_product(weights, True, grad_mixed, count, grad_values, visible, size)
+                    _multiply(grad_mixed, False, transposed_values, size, grad_weights, count, visible)
+                    _score_gradient(weights, grad_weights, mixed, grad_mixed, scale, count, _round_up(visible))
+                    _multiply(weights, False, keys, visible, grad_queries, count, size)
+                    _add_product(weights, True, queries, count, grad_keys, visible, size)
+                    _write_rows(grad_queries, 0, count, grad_rows, head, first_row)
+            _scatter(grad_keys, span, grad_rows, heads + k)
+            _scatter(grad_values, span, grad_rows, heads + kv_heads + k)
 
 
 @njit
 def _longest(spans: Integers) -> int:
-    """Rows of the longest sequence with its prefix, up to a whole tile."""
+    """Count the rows of the longest sequence with its prefix, rounded up to whole tiles."""
     longest = 0
     for span in spans:
-        longest = max(longest, _whole(span[1] + span[3]))
+        longest = max(longest, _round_up(span[1] + span[3]))
     return longest
 
 
 @njit(inline="always")
-def _whole(count: int) -> int:
+def _round_up(count: int) -> int:
     return -(-count // SMALL_COLUMNS) * SMALL_COLUMNS
 
 
 @njit
-def _room(rows: int, columns: int) -> Floats:
+def _zeros(rows: int, columns: int) -> Floats:
     return np.zeros((rows, columns), np.float32)
 
 
 @njit
-def _gather(rows: Floats, head: int, span: Integers, room: Floats) -> None:
-    """What one head has of a sequence's prefix, and then of itself."""
+def _gather(rows: Floats, head: int, span: Integers, buffer: Floats) -> None:
+    """Copy one head of a sequence's prefix, and then of the sequence."""
     start, length, before, prefix = span
-    _copy(rows, head, before, prefix, room, 0)
-    _copy(rows, head, start, length, room, prefix)
+    _read_rows(rows, head, before, prefix, buffer, 0)
+    _read_rows(rows, head, start, length, buffer, prefix)
 
 
 @njit
-def _scatter(room: Floats, span: Integers, rows: Floats, head: int) -> None:
-    """Put what `_gather` would take to where it would take it from; to the prefix it is added."""
+def _scatter(buffer: Floats, span: Integers, rows: Floats, head: int) -> None:
+    """Write a buffer back to the rows that `_gather` reads; add to those of the prefix."""
     start, length, before, prefix = span
-    _add(room, prefix, rows, head, before)
-    _put(room, prefix, length, rows, head, start)
+    _add_rows(buffer, prefix, rows, head, before)
+    _write_rows(buffer, prefix, length, rows, head, start)
 
 
 @njit
-def _copy(rows: Floats, head: int, first: int, count: int, room: Floats, place: int) -> None:  # noqa: PLR0917  compiled
+def _read_rows(rows: Floats, head: int, first: int, count: int, buffer: Floats, offset: int) -> None:  # noqa: PLR0917  compiled
     size = rows.shape[2]
     for i in range(count):
-        source, target = rows[first + i, head], room[place + i, :size]
+        source, target = rows[first + i, head], buffer[offset + i, :size]
         for j in range(size):
             target[j] = source[j]
 
 
 @njit
-def _put(room: Floats, place: int, count: int, rows: Floats, head: int, first: int) -> None:  # noqa: PLR0917  compiled
-    """The way back of `_copy`."""
+def _write_rows(buffer: Floats, offset: int, count: int, rows: Floats, head: int, first: int) -> None:  # noqa: PLR0917  compiled
     size = rows.shape[2]
     for i in range(count):
-        source, target = room[place + i, :size], rows[first + i, head]
+        source, target = buffer[offset + i, :size], rows[first + i, head]
         for j in range(size):
             target[j] = source[j]
 
 
 @njit
-def _add(room: Floats, count: int, rows: Floats, head: int, first: int) -> None:
+def _add_rows(buffer: Floats, count: int, rows: Floats, head: int, first: int) -> None:
     size = rows.shape[2]
     for i in range(count):
-        source, target = room[i, :size], rows[first + i, head]
+        source, target = buffer[i, :size], rows[first + i, head]
         for j in range(size):
             target[j] += source[j]
 
 
 @njit
-def _clear(room: Floats, rows: int, columns: int) -> None:
+def _clear_rows(buffer: Floats, rows: int, columns: int) -> None:
     for i in range(rows):
-        row = room[i, :columns]
+        row = buffer[i, :columns]
         for j in range(len(row)):
             row[j] = 0
 
 
 @njit
-def _turn(room: Floats, count: int, turned: Floats) -> None:
-    """The first rows as columns."""
+def _transpose(buffer: Floats, count: int, transposed: Floats) -> None:
+    """Write the first rows as columns."""
     for t in range(count):
-        for j in range(len(turned)):
-            turned[j, t] = room[t, j]
+        for j in range(len(transposed)):
+            transposed[j, t] = buffer[t, j]
 
 
 @njit
-def _multiply(x: Floats, turned: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int) -> None:  # noqa: PLR0917  compiled
-    """As `_add_product`, of what was there before nothing is left."""
-    _products(x, turned, right, steps, out, rows, columns, False)
+def _multiply(x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int) -> None:  # noqa: PLR0917  compiled
+    """Compute as `_add_product`, but overwrite `out`."""
+    _multiply_tiles(x, transposed, right, steps, out, rows, columns, False)
 
 
 @njit
-def _add_product(x: Floats, turned: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int) -> None:  # noqa: PLR0917  compiled
-    """Add `x @ right` to the first rows and columns of `out`, and to more of them, up to whole tiles.
+def _add_product(x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int) -> None:  # noqa: PLR0917  compiled
+    """Add `x @ right` to the first rows and columns of `out`, rounded up to whole tiles.
 
     Args:
-        x: [rows, steps], or [steps, rows] if it is `turned`, with room up to a multiple of `SMALL_ROWS` rows.
-        right: [steps, columns], with room up to a multiple of `SMALL_COLUMNS`; at least one step.
-        out: the result, with room for both.
+        x: [rows, steps], or [steps, rows] if `transposed`, in a buffer of a multiple of `SMALL_ROWS` rows.
+        right: [steps, columns], in a buffer of a multiple of `SMALL_COLUMNS` columns; at least one step.
     """
-    _products(x, turned, right, steps, out, rows, columns, True)
+    _multiply_tiles(x, transposed, right, steps, out, rows, columns, True)
 
 
 @njit
-def _products(  # noqa: PLR0917  compiled
-    x: Floats, turned: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int, adds: bool
+def _multiply_tiles(  # noqa: PLR0917  compiled
+    x: Floats, transposed: bool, right: Floats, steps: int, out: Floats, rows: int, columns: int, adds: bool
 ) -> None:
     x_bytes, right_bytes, out_bytes = 4 * x.shape[1], 4 * right.shape[1], 4 * out.shape[1]
-    x_row, x_step = (4, x_bytes) if turned else (x_bytes, 4)
+    x_row, x_step = (4, x_bytes) if transposed else (x_bytes, 4)
     for step in range(0, steps, _STEPS):
-        some = min(_STEPS, steps - step)
+        inner = min(_STEPS, steps - step)
         for column in range(0, columns, SMALL_COLUMNS):
             factor = right.ctypes.data + step * right_bytes + 4 * column
             for row in range(0, rows, SMALL_ROWS):
                 source = x.ctypes.data + row * x_row + step * x_step
                 target = out.ctypes.data + row * out_bytes + 4 * column
                 if adds or step:
-                    add_small_tile(source, x_row, x_step, factor, right_bytes, some, target, out_bytes)
+                    add_small_tile(source, x_row, x_step, factor, right_bytes, inner, target, out_bytes)
                 else:
-                    small_tile(source, x_row, x_step, factor, right_bytes, some, target, out_bytes)
+                    small_tile(source, x_row, x_step, factor, right_bytes, inner, target, out_bytes)
 
 
 @njit
-def _measure(scores: Floats, before: int, shape: Floats) -> None:
-    """The largest score of each query, of which the first sees `before` others than itself."""
-    for i in range(len(shape)):
-        shape[i, 0] = largest(scores[i, : before + i + 1])
+def _find_peaks(scores: Floats, before: int, stats: Floats) -> None:
+    """Find the largest score of each query, the first of which sees `before` positions and itself."""
+    for i in range(len(stats)):
+        stats[i, 0] = row_max(scores[i, : before + i + 1])
 
 
 @njit(fastmath=FAST)
-def _weigh(scores: Floats, before: int, scale: np.float32, shape: Floats) -> None:
-    """Replace scores by their exponentials, and those that a query does not see by 0, to the end of the last tile."""
-    for i in range(len(shape)):
-        peak, visible = shape[i, 0], before + i + 1
-        seen = scores[i, : visible // LANES * LANES]
-        for j in range(len(seen)):
-            seen[j] = exponential((seen[j] - peak) * scale)
-        left = np.int32(visible - len(seen))
-        if left:
-            part = scores[i, len(seen) : len(seen) + LANES]
+def _exponentiate(scores: Floats, before: int, scale: np.float32, stats: Floats) -> None:
+    """Replace scores by their exponentials, and hidden ones by 0, to the end of the last tile."""
+    for i in range(len(stats)):
+        peak, visible = stats[i, 0], before + i + 1
+        visible_scores = scores[i, : visible // LANES * LANES]
+        for j in range(len(visible_scores)):
+            visible_scores[j] = exponential((visible_scores[j] - peak) * scale)
+        tail_count = np.int32(visible - len(visible_scores))
+        if tail_count:
+            tail = scores[i, len(visible_scores) : len(visible_scores) + LANES]
             for j in range(LANES):
-                weight = exponential((part[j] - peak) * scale)
-                part[j] = weight if np.int32(j) < left else _ZERO
-        hidden = scores[i, -(-visible // LANES) * LANES : _whole(before + len(shape))]
+                weight = exponential((tail[j] - peak) * scale)
+                tail[j] = weight if np.int32(j) < tail_count else _ZERO
+        hidden = scores[i, -(-visible // LANES) * LANES : _round_up(before + len(stats))]
         for j in range(len(hidden)):
             hidden[j] = 0
 
 
 @njit(fastmath=FAST)
-def _by_scores(  # noqa: PLR0917  compiled
-    weights: Floats, by_weights: Floats, mixed: Floats, by_mixed: Floats, scale: np.float32, count: int, columns: int
+def _score_gradient(  # noqa: PLR0917  compiled
+    weights: Floats,
+    grad_weights: Floats,
+    mixed: Floats,
+    grad_mixed: Floats,
+    scale: np.float32,
+    count: int,
+    columns: int,
 ) -> None:
-    """Replace weights by the gradient at the scores: each times what its own gradient is above the mean by all."""
+    """Replace weights by the gradient at the scores: each times its own gradient less their weighted mean."""
     for i in range(count):
-        one, other, mean = mixed[i], by_mixed[i], _ZERO
-        for j in range(len(one)):
-            mean += one[j] * other[j]
-        weight, by_weight = weights[i, :columns], by_weights[i, :columns]
+        out_row, grad_row, mean = mixed[i], grad_mixed[i], _ZERO
+        for j in range(len(out_row)):
+            mean += out_row[j] * grad_row[j]
+        weight, grad_weight = weights[i, :columns], grad_weights[i, :columns]
         for j in range(columns):
-            weight[j] *= (by_weight[j] - mean) * scale
+            weight[j] *= (grad_weight[j] - mean) * scale
 
 
 @njit(fastmath=FAST)
-def _add_up(weights: Floats, columns: int, shape: Floats) -> None:
-    for i in range(len(shape)):
+def _sum_weights(weights: Floats, columns: int, stats: Floats) -> None:
+    for i in range(len(stats)):
         row, total = weights[i, :columns], _ZERO
         for j in range(len(row)):
             total += row[j]
-        shape[i, 1] = total
+        stats[i, 1] = total
 
 
 @njit(fastmath=FAST)
-def _divide(weights: Floats, columns: int, shape: Floats) -> None:
-    for i in range(len(shape)):
-        row, part = weights[i, :columns], _ONE / shape[i, 1]
+def _divide_by_sums(weights: Floats, columns: int, stats: Floats) -> None:
+    for i in range(len(stats)):
+        row, factor = weights[i, :columns], _ONE / stats[i, 1]
         for j in range(len(row)):
-            row[j] *= part
+            row[j] *= factor

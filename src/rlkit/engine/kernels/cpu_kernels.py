@@ -1,14 +1,14 @@
-"""What the engine computes on a CPU, compiled for this processor.
+"""The CPU kernels of a layer: packed products, norms, the gate, rotary embedding, softmax, drawing tokens.
 
-Invariant: what is computed of a row depends on that row only, bit for bit; an element of a product is one chain of
-multiply-adds over the inner dimension, in its order.
+Invariant: a row's result depends on that row only, bit for bit; an element of a product is one chain of multiply-adds
+over the inner dimension, in its order.
 
-The product is for weights that are only read, and a few dozen rows, where libraries reach half of what the processor
-can do, because they wait for memory. Weights lie in panels of as many columns as stay in registers for a few rows; a
-panel is used for all rows while the next one is fetched (Goto and van de Geijn 2008, with the small factor inside).
+The product serves weights that are only read, and a few dozen rows, where libraries wait for memory and reach half of
+the processor's speed. Weights lie in panels of as many columns as stay in registers for a few rows; all rows use a
+panel while the next one is fetched (Goto and van de Geijn 2008, with the small factor inside).
 
-The rest is what stands between the products. Loops run over a slice, from 0: an index that is computed may be negative
-for all that the compiler knows, and then it reads one number at a time.
+Loops run over a slice, from 0: the compiler must assume that a computed index can be negative, and then does not
+vectorise.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -32,21 +32,21 @@ type Doubles = NDArray[np.float64]
 type Integers = NDArray[np.int64]
 
 BLOCK = 64
-"""Numbers that are summed together: so many sums at a time in a norm, and so many weights when a token is drawn."""
+"""Numbers in a partial sum: of the squares in a norm, and of the weights when a token is drawn."""
 
-# So many rows of the left factor stay in the cache while every panel passes by.
+# Rows of the left factor that stay in the cache while every panel passes by.
 _ROWS_AT_ONCE = 256
 
 
 @jit_kernel()
-def multiply_packed(x: Floats, panels: Floats, out: Floats, first: int, last: int, after: int) -> None:  # noqa: PLR0917  compiled
-    """Write columns of `x [N, K]` times a packed weight into `out [N, M]`.
+def multiply_packed(x: Floats, panels: Floats, out: Floats, first: int, last: int, next_address: int) -> None:  # noqa: PLR0917  compiled
+    """Write columns of `x [N, K]` times a packed weight into `out [N, M]`, all of them contiguous.
 
     Args:
-        x: N a multiple of `TILE_ROWS`; contiguous, as all of them.
+        x: N a multiple of `TILE_ROWS`.
         panels: [⌈M / COLUMNS⌉, K, COLUMNS], aligned to 64 bytes.
-        first: the first panel whose columns are written; up to `last`, which is not.
-        after: the address of what this thread reads next, if that is known.
+        first: the first panel whose columns are written, up to `last`, exclusive.
+        next_address: the memory that this thread reads afterwards, to prefetch it; any address will do.
     """
     count, inner = x.shape
     columns = out.shape[1]
@@ -55,21 +55,21 @@ def multiply_packed(x: Floats, panels: Floats, out: Floats, first: int, last: in
     panel_bytes = inner * PANEL_ROW_BYTES
     for start in range(0, count, _ROWS_AT_ONCE):
         blocks = min(_ROWS_AT_ONCE, count - start) // TILE_ROWS
-        # Each block of rows fetches its share of the next panel.
-        pace = PANEL_ROW_BYTES // blocks
+        # Each block of rows prefetches its share of the next panel.
+        advance = PANEL_ROW_BYTES // blocks
         for p in range(first, last):
             panel = panels.ctypes.data + p * panel_bytes
-            whole = (p + 1) * COLUMNS <= columns
+            is_whole = (p + 1) * COLUMNS <= columns
             for block in range(blocks):
                 row = start + block * TILE_ROWS
-                following = panel + panel_bytes if p + 1 < last else after
-                ahead = following + block * (panel_bytes // blocks)
+                following = panel + panel_bytes if p + 1 < last else next_address
+                prefetch = following + block * (panel_bytes // blocks)
                 source = x.ctypes.data + row * bytes_in
-                if whole:
+                if is_whole:
                     target = out.ctypes.data + 4 * (row * columns + p * COLUMNS)
-                    tile(source, bytes_in, panel, inner, target, 4 * columns, ahead, pace)
+                    tile(source, bytes_in, panel, inner, target, 4 * columns, prefetch, advance)
                 else:
-                    tile(source, bytes_in, panel, inner, narrow.ctypes.data, PANEL_ROW_BYTES, ahead, pace)
+                    tile(source, bytes_in, panel, inner, narrow.ctypes.data, PANEL_ROW_BYTES, prefetch, advance)
                     for i in range(TILE_ROWS):
                         for j in range(columns - p * COLUMNS):
                             out[row + i, p * COLUMNS + j] = narrow[i, j]
@@ -81,7 +81,7 @@ _LOG2_E = np.float32(1.44269504)
 # −ln 2 in two parts, of which the first times a small integer is exact.
 _LN2_HIGH, _LN2_LOW = np.float32(-0.693359375), np.float32(2.12194440e-4)
 _LOWEST, _HIGHEST = np.float32(-87.3), np.float32(88.0)
-# 1/7! … 1/2!, moved a little so that the error is least over ±(ln 2)/2.
+# 1/7! … 1/2!, adjusted to minimise the error over ±(ln 2)/2.
 _EXP_7, _EXP_6, _EXP_5 = np.float32(1.9875691500e-4), np.float32(1.3981999507e-3), np.float32(8.3334519073e-3)
 _EXP_4, _EXP_3, _EXP_2 = np.float32(4.1665795894e-2), np.float32(1.6666665459e-1), np.float32(5.0000001201e-1)
 _EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
@@ -89,10 +89,10 @@ _EXPONENT_BIAS, _MANTISSA_BITS = np.int32(127), np.int32(23)
 
 @intrinsic
 def _fused(_context: Any, _a: Any, _b: Any, _c: Any) -> Any:
-    """`a · b + c`, rounded once where the processor can."""
+    """Compute `a · b + c`, rounded once where the processor can."""
 
     def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return Emitter(builder).fused(*arguments)
+        return Emitter(builder).fma(*arguments)
 
     return types.float32(*[types.float32] * 3), emit
 
@@ -107,9 +107,9 @@ def _float_of_bits(_context: Any, _bits: Any) -> Any:
 
 @njit(inline="always")
 def exponential(x: np.float32) -> np.float32:
-    """eˣ to within 2 units in the last place; 0 below −87.3 and ∞ above 88.
+    """Compute eˣ to within 2 units in the last place; 0 below −87.3 and ∞ above 88.
 
-    The C library's takes one number at a time. This is Cephes' `expf` (Moshier 1989): 2ⁿ times a polynomial.
+    The C library's function takes one number at a time. This is Cephes' `expf` (Moshier 1989): 2ⁿ times a polynomial.
     """
     bounded = min(max(x, _LOWEST), _HIGHEST)
     n = np.floor(_fused(bounded, _LOG2_E, _HALF))
@@ -126,7 +126,7 @@ def exponential(x: np.float32) -> np.float32:
 
 @jit_kernel()
 def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
-    """Root-mean-square norm (Zhang and Sennrich 2019, eq. 4) of the rows of `x [N, E]`, times `weight [E]`."""
+    """Divide rows of `x [N, E]` by their root mean square (Zhang and Sennrich 2019, eq. 4), times `weight [E]`."""
     width = x.shape[1]
     squares = np.empty(BLOCK, np.float32)
     for i in range(x.shape[0]):
@@ -146,26 +146,26 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
 
 
 @jit_kernel(fast=True)
-def rms_norm_gradient(x: Floats, weight: Floats, eps: np.float32, by_out: Floats, by_x: Floats) -> None:
-    """The gradient of `rms_norm` at `x [N, E]` for one at its result, `by_out [N, E]`."""
+def rms_norm_gradient(x: Floats, weight: Floats, eps: np.float32, grad_out: Floats, grad_x: Floats) -> None:
+    """Compute the gradient at the `x [N, E]` of `rms_norm` from that at its result, `grad_out [N, E]`."""
     width = x.shape[1]
     for i in range(x.shape[0]):
-        row, by_row, result = x[i], by_out[i], by_x[i]
-        squares, along = np.float32(0), np.float32(0)
+        row, grad_row, result = x[i], grad_out[i], grad_x[i]
+        squares, projection = np.float32(0), np.float32(0)
         for j in range(width):
             squares += row[j] * row[j]
-            along += row[j] * by_row[j] * weight[j]
+            projection += row[j] * grad_row[j] * weight[j]
         scale = _ONE / np.sqrt(squares / np.float32(width) + eps)
-        along *= scale * scale / np.float32(width)
+        projection *= scale * scale / np.float32(width)
         for j in range(width):
-            result[j] = scale * (by_row[j] * weight[j] - along * row[j])
+            result[j] = scale * (grad_row[j] * weight[j] - projection * row[j])
 
 
 @jit_kernel()
 def swiglu(both: Floats, out: Floats, first: int, last: int) -> None:
-    """SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), into `out [N, I]`.
+    """Write SiLU of the first half of the columns of `both [N, 2I]`, times the second (Shazeer 2020), to `out [N, I]`.
 
-    Of `out` the columns from `first` are written, up to `last`, which is not.
+    Only the columns from `first` to `last`, exclusive, are written.
     """
     count, width = out.shape
     for i in range(count):
@@ -175,27 +175,32 @@ def swiglu(both: Floats, out: Floats, first: int, last: int) -> None:
 
 
 @jit_kernel(fast=True)
-def swiglu_gradient(both: Floats, by_out: Floats, by_both: Floats) -> None:
-    """The gradient of `swiglu` at `both [N, 2I]` for one at its result, `by_out [N, I]`, which becomes that result."""
-    count, width = by_out.shape
+def swiglu_gradient(both: Floats, grad_out: Floats, grad_both: Floats) -> None:
+    """Compute the gradient at the `both` of `swiglu` from that at its result, and the result again.
+
+    Args:
+        grad_out: [N, I], overwritten with the result.
+        grad_both: [N, 2I], the gradient.
+    """
+    count, width = grad_out.shape
     for i in range(count):
-        gates, ups, row = both[i, :width], both[i, width:], by_out[i]
-        by_gates, by_ups = by_both[i, :width], by_both[i, width:]
+        gates, ups, row = both[i, :width], both[i, width:], grad_out[i]
+        grad_gates, grad_ups = grad_both[i, :width], grad_both[i, width:]
         for j in range(width):
-            share = _ONE / (_ONE + exponential(-gates[j]))
-            by_gates[j] = row[j] * ups[j] * share * (_ONE + gates[j] * (_ONE - share))
-            by_ups[j] = row[j] * gates[j] * share
-            row[j] = gates[j] * share * ups[j]
+            sigmoid = _ONE / (_ONE + exponential(-gates[j]))
+            grad_gates[j] = row[j] * ups[j] * sigmoid * (_ONE + gates[j] * (_ONE - sigmoid))
+            grad_ups[j] = row[j] * gates[j] * sigmoid
+            row[j] = gates[j] * sigmoid * ups[j]
 
 
 @jit_kernel()
-def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) -> None:
-    """Rotary embedding (Su et al. 2021, halves convention), in place, of the first `heads` of `rows [N, …, D]`.
+def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, direction: np.float32) -> None:
+    """Apply the rotary embedding (Su et al. 2021, halves convention) to the first `heads` of `rows`, in place.
 
     Args:
-        rows: [N, heads and perhaps others, D].
-        cos: [N, D], and `sin` alike.
-        way: 1, or −1 for the way back.
+        rows: [N, at least `heads`, D].
+        cos: [N, D], and `sin` too.
+        direction: 1, or −1 for the inverse.
     """
     half = rows.shape[2] // 2
     for i in range(rows.shape[0]):
@@ -204,19 +209,19 @@ def rotate(rows: Floats, heads: int, cos: Floats, sin: Floats, way: np.float32) 
             first, second = rows[i, h, :half], rows[i, h, half:]
             for j in range(len(first)):
                 a, b = first[j], second[j]
-                first[j] = a * cosines[j] - b * (way * sines[j])
-                second[j] = b * cosines[j] + a * (way * sines[j])
+                first[j] = a * cosines[j] - b * (direction * sines[j])
+                second[j] = b * cosines[j] + a * (direction * sines[j])
 
 
 @njit(inline="always")
-def largest(row: Floats) -> np.float32:
-    """The largest number of `row [n]`, contiguous; −∞ if there is none."""
-    return _largest(row.ctypes.data, len(row))
+def row_max(row: Floats) -> np.float32:
+    """Return the largest number of `row [n]`, contiguous; −∞ if it is empty."""
+    return _reduce_max(row.ctypes.data, len(row))
 
 
 @intrinsic
-def _largest(_context: Any, _numbers: Any, _count: Any) -> Any:
-    """Emit the largest of so many numbers at an address; the compiler would compare one at a time."""
+def _reduce_max(_context: Any, _numbers: Any, _count: Any) -> Any:
+    """Emit the maximum of `count` numbers at an address; the compiler would compare one at a time."""
 
     def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         numbers, count = arguments
@@ -228,32 +233,32 @@ def _largest(_context: Any, _numbers: Any, _count: Any) -> Any:
         builder.cbranch(builder.icmp_signed(">", whole, e.index(0)), loop, rest)
 
         builder.position_at_end(loop)
-        start, found = builder.phi(INDEX), builder.phi(VECTOR)
-        larger = e.larger(e.load(e.at(numbers, builder.mul(start, e.index(4)))), found)
+        start, maxima = builder.phi(INDEX), builder.phi(VECTOR)
+        larger = e.maximum(e.load(e.at(numbers, builder.mul(start, e.index(4)))), maxima)
         further = builder.add(start, e.index(LANES))
-        e.carry([(start, e.index(0), further), (found, lowest, larger)], entry, loop)
+        e.connect_phis([(start, e.index(0), further), (maxima, lowest, larger)], entry, loop)
         builder.cbranch(builder.icmp_signed("<", further, whole), loop, rest)
 
         builder.position_at_end(rest)
         before = builder.phi(VECTOR)
-        e.carry([(before, lowest, larger)], entry, loop)
+        e.connect_phis([(before, lowest, larger)], entry, loop)
         last = e.load_some(e.at(numbers, builder.mul(whole, e.index(4))), builder.sub(count, whole), lowest)
-        return e.largest(e.larger(last, before))
+        return e.reduce_max(e.maximum(last, before))
 
     return types.float32(types.intp, types.intp), emit
 
 
 @jit_kernel(fast=True)
 def exponentiate_rows(rows: Floats, peaks: Floats, sums: Floats) -> None:
-    """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
+    """Replace `rows [N, V]` by the exponentials of their differences from the row's largest number.
 
     Args:
-        peaks: [N], the largest of each row, as a result.
-        sums: [N], the sum of the exponentials of each row, as a result.
+        peaks: [N], a result: the largest number of each row.
+        sums: [N], a result: the sum of each row's exponentials.
     """
     for i in range(len(rows)):
         row = rows[i]
-        peak = largest(row)
+        peak = row_max(row)
         total = 0.0
         for start in range(0, len(row), BLOCK):
             block = row[start : start + BLOCK]
@@ -271,17 +276,17 @@ def draw_tokens(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers
     """Draw a token of each row of `logits [N, V]` where the cumulative weight passes its uniform number.
 
     Args:
-        logits: −∞ for what is never drawn.
+        logits: −∞ for tokens that are never drawn.
         uniforms: [N], in [0, 1).
         tokens: [N], the result.
-        normalisers: [N], the logarithm of the summed exponentials of each row.
+        normalisers: [N], a result: the logarithm of each row's summed exponentials.
     """
     vocab = logits.shape[1]
     blocks = -(-vocab // BLOCK)
     sums = np.empty(blocks, np.float64)
     for i in range(len(logits)):
         row = logits[i]
-        peak = largest(row)
+        peak = row_max(row)
         total = 0.0
         for b in range(blocks):
             block = row[b * BLOCK : (b + 1) * BLOCK]
@@ -290,14 +295,14 @@ def draw_tokens(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers
                 weight += exponential(block[j] - peak)
             sums[b] = weight
             total += sums[b]
-        # Rounding may leave nothing above the aim: then it is the last token of positive weight.
-        aim = uniforms[i] * total
-        block, before, reached = 0, 0.0, 0.0
+        # Rounding may leave nothing above the target: then the last token of positive weight is drawn.
+        target = uniforms[i] * total
+        block, before, cumulative = 0, 0.0, 0.0
         for b in range(blocks):
             if sums[b] > 0:
-                block, before = b, reached
-                reached += sums[b]
-                if reached > aim:
+                block, before = b, cumulative
+                cumulative += sums[b]
+                if cumulative > target:
                     break
         token = block * BLOCK
         for j in range(token, min(token + BLOCK, vocab)):
@@ -305,7 +310,7 @@ def draw_tokens(logits: Floats, uniforms: Doubles, tokens: Integers, normalisers
             if weight > 0:
                 token = j
                 before += weight
-                if before > aim:
+                if before > target:
                     break
         tokens[i] = token
         normalisers[i] = peak + np.log(total)

@@ -1,9 +1,9 @@
 """Attention of one new position to those before it, compiled for this processor.
 
-Invariant: what is computed depends on the row's own positions and its own bucket only, bit for bit; what lies in a
-bucket behind the last position has no part in it.
+Invariant: the result depends on the row's own positions and its own bucket only, bit for bit; what lies in a bucket
+behind the last position has no effect.
 
-It takes as long as reading the keys and values. To fetch them ahead by instructions was measured, and gained nothing.
+It takes as long as reading the keys and values. Prefetch instructions were measured, and gained nothing.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -17,21 +17,21 @@ import numpy as np
 from numba import njit, types
 from numba.extending import intrinsic
 
-from rlkit.engine.kernels.cpu_kernels import Floats, exponential, largest
+from rlkit.engine.kernels.cpu_kernels import Floats, exponential, row_max
 from rlkit.engine.kernels.jit_cache import jit_kernel
 from rlkit.engine.kernels.llvm import INDEX, LANES, VECTOR, VECTOR_BYTES, ZEROS, Emitter
 
-# So many positions are scored at a time, and as many vectors of a head's values are summed at a time.
+# Positions scored at a time, and vectors of a head's values summed at a time.
 _POSITIONS = 4
 _VECTORS = 4
 
 
 @intrinsic
-def _score(_context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores: Any) -> Any:
+def _score_keys(_context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores: Any) -> Any:
     """Emit the products of a query with keys.
 
     All arguments are integers: addresses of q [D], of keys [count, D], `row_bytes` each, and of scores [count], D a
-    multiple of `LANES`. Keys and scores have room up to a multiple of `_POSITIONS`, which is computed with.
+    multiple of `LANES`. Keys and scores are read and written up to a multiple of `_POSITIONS`.
     """
 
     def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -49,16 +49,16 @@ def _score(_context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores:
         builder.position_at_end(loop)
         offset, sums = builder.phi(INDEX), [builder.phi(VECTOR) for _ in rows]
         part = e.load(e.at(q, offset))
-        results = [e.fused(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
-        further = e.at(offset, e.index(VECTOR_BYTES))
-        e.carry([(offset, e.index(0), further)], block, loop)
-        e.carry([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], block, loop)
-        builder.cbranch(builder.icmp_signed("<", further, row_bytes), loop, finish)
+        results = [e.fma(part, e.load(e.at(row, offset)), total) for row, total in zip(rows, sums, strict=True)]
+        next_offset = e.at(offset, e.index(VECTOR_BYTES))
+        e.connect_phis([(offset, e.index(0), next_offset)], block, loop)
+        e.connect_phis([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], block, loop)
+        builder.cbranch(builder.icmp_signed("<", next_offset, row_bytes), loop, finish)
 
         builder.position_at_end(finish)
-        e.store(e.fold(results, _POSITIONS), e.at(scores, builder.mul(first, e.index(4))))
+        e.store(e.sum_each(results, _POSITIONS), e.at(scores, builder.mul(first, e.index(4))))
         following = builder.add(first, e.index(_POSITIONS))
-        e.carry([(first, e.index(0), following)], entry, finish)
+        e.connect_phis([(first, e.index(0), following)], entry, finish)
         builder.cbranch(builder.icmp_signed("<", following, count), block, done)
         builder.position_at_end(done)
         return context.get_dummy_value()
@@ -66,7 +66,7 @@ def _score(_context: Any, q: Any, keys: Any, row_bytes: Any, count: Any, scores:
     return types.void(*[types.intp] * 5), emit
 
 
-def _mixing(vectors: int) -> Any:
+def _make_mix(vectors: int) -> Any:
     @intrinsic
     def mix(_context: Any, weights: Any, values: Any, row_bytes: Any, count: Any, out: Any) -> Any:
         def emit(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
@@ -78,13 +78,13 @@ def _mixing(vectors: int) -> Any:
             builder.position_at_end(loop)
             step, row = builder.phi(INDEX), builder.phi(INDEX)
             sums = [builder.phi(VECTOR) for _ in range(vectors)]
-            weight = e.spread(e.at(weights, builder.mul(step, e.index(4))))
+            weight = e.load_spread(e.at(weights, builder.mul(step, e.index(4))))
             results = [
-                e.fused(weight, e.load(e.at(row, e.index(v * VECTOR_BYTES))), total) for v, total in enumerate(sums)
+                e.fma(weight, e.load(e.at(row, e.index(v * VECTOR_BYTES))), total) for v, total in enumerate(sums)
             ]
             following = builder.add(step, e.index(1))
-            e.carry([(step, e.index(0), following), (row, values, e.at(row, row_bytes))], entry, loop)
-            e.carry([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], entry, loop)
+            e.connect_phis([(step, e.index(0), following), (row, values, e.at(row, row_bytes))], entry, loop)
+            e.connect_phis([(total, ZEROS, result) for total, result in zip(sums, results, strict=True)], entry, loop)
             builder.cbranch(builder.icmp_signed("<", following, count), loop, done)
 
             builder.position_at_end(done)
@@ -96,24 +96,23 @@ def _mixing(vectors: int) -> Any:
 
     mix.__doc__ = f"""Emit the sum of values, each times its weight.
 
-    All arguments are integers: addresses of weights [count], of values [count, …], `row_bytes` each, and of out, of
-    which {vectors} vectors are computed.
+    All arguments are integers: addresses of weights [count], of values [count, …], `row_bytes` each, and of out, where
+    {vectors} vectors are written.
     """
     return mix
 
 
-_mix_several, _mix_one = _mixing(_VECTORS), _mixing(1)
+_mix_several, _mix_one = _make_mix(_VECTORS), _make_mix(1)
 
 
 @jit_kernel(fast=True)
-def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats, out: Floats) -> None:  # noqa: PLR0917  compiled
+def attend(row: Floats, keys: Floats, values: Floats, position: int, scores: Floats, out: Floats) -> None:  # noqa: PLR0917  compiled
     """Write the keys and values of a row's new position and attend over all up to it.
 
     Args:
         row: [H + 2K, D], queries, keys and values of the new position.
-        keys: [K, T, D], and `values` alike; T a multiple of 4.
-        last: the new position.
-        scores: [T], room.
+        keys: [K, T, D], and `values` too; T a multiple of 4.
+        scores: [T], scratch memory.
         out: [H · D], the result.
     """
     all_heads, size = row.shape
@@ -121,12 +120,13 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
     heads = all_heads - 2 * kv_heads
     group = heads // kv_heads
     scale = np.float32(1) / np.sqrt(np.float32(size))
-    positions = last + 1
+    positions = position + 1
     row_bytes = 4 * size
-    whole = size // LANES // _VECTORS * _VECTORS * LANES
+    vectorised = size // LANES // _VECTORS * _VECTORS * LANES
     scores = scores[:tokens]
     for k in range(kv_heads):
-        new_key, new_value, key, value = row[heads + k], row[heads + kv_heads + k], keys[k, last], values[k, last]
+        new_key, new_value = row[heads + k], row[heads + kv_heads + k]
+        key, value = keys[k, position], values[k, position]
         for j in range(size):
             key[j] = new_key[j]
         for j in range(size):
@@ -135,28 +135,28 @@ def attend(row: Floats, keys: Floats, values: Floats, last: int, scores: Floats,
         for head in range(k * group, (k + 1) * group):
             mixed = out[head * size : (head + 1) * size]
             if size % LANES:
-                _score_slowly(row[head], keys[k, :positions], scores)
+                _score_any_size(row[head], keys[k, :positions], scores)
             else:
-                _score(row[head].ctypes.data, first_key, row_bytes, positions, scores.ctypes.data)
-            behind = scores[positions:]
-            for j in range(len(behind)):
-                behind[j] = -np.inf
-            _normalise(scores, scale)
+                _score_keys(row[head].ctypes.data, first_key, row_bytes, positions, scores.ctypes.data)
+            unused = scores[positions:]
+            for j in range(len(unused)):
+                unused[j] = -np.inf
+            _apply_softmax(scores, scale)
             if size % LANES:
-                _mix_slowly(scores, values[k, :positions], mixed)
+                _mix_any_size(scores, values[k, :positions], mixed)
                 continue
-            for j in range(0, whole, _VECTORS * LANES):
+            for j in range(0, vectorised, _VECTORS * LANES):
                 target = mixed.ctypes.data + 4 * j
                 _mix_several(scores.ctypes.data, first_value + 4 * j, row_bytes, positions, target)
-            for j in range(whole, size, LANES):
+            for j in range(vectorised, size, LANES):
                 target = mixed.ctypes.data + 4 * j
                 _mix_one(scores.ctypes.data, first_value + 4 * j, row_bytes, positions, target)
 
 
 @njit(inline="always")
-def _normalise(scores: Floats, scale: np.float32) -> None:
-    """Softmax of scores times a positive number, in place."""
-    peak = largest(scores)
+def _apply_softmax(scores: Floats, scale: np.float32) -> None:
+    """Replace scores by the softmax of their multiples by a positive number."""
+    peak = row_max(scores)
     total = np.float32(0)
     for j in range(len(scores)):
         scores[j] = exponential((scores[j] - peak) * scale)
@@ -167,7 +167,7 @@ def _normalise(scores: Floats, scale: np.float32) -> None:
 
 
 @njit(inline="always")
-def _score_slowly(q: Floats, keys: Floats, scores: Floats) -> None:
+def _score_any_size(q: Floats, keys: Floats, scores: Floats) -> None:
     for t in range(len(keys)):
         total = np.float32(0)
         for j in range(len(q)):
@@ -176,7 +176,7 @@ def _score_slowly(q: Floats, keys: Floats, scores: Floats) -> None:
 
 
 @njit(inline="always")
-def _mix_slowly(weights: Floats, values: Floats, out: Floats) -> None:
+def _mix_any_size(weights: Floats, values: Floats, out: Floats) -> None:
     for j in range(len(out)):
         total = np.float32(0)
         for t in range(len(values)):

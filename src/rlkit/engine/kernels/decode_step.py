@@ -1,11 +1,11 @@
 """A decoding step through all layers and the output layer, in one compiled call for each thread of a team.
 
-Invariant: what is computed of a row depends on that row only, bit for bit, and not on how many threads there are.
+Invariant: a row's result depends on that row only, bit for bit, and not on how many threads there are.
 
-The threads share every product by its columns, so that each weight is read by one of them, for all rows: reading is
-what a step of a few dozen rows waits for. They share attention by its rows. What lies between is done by each for
-itself, because what another has written is slow to read, and a layer has five or six places where they meet. Nothing
-returns to Python before the logits are there.
+The threads split every product by its columns, so that each weight is read by one of them, for all rows: reading
+weights is what a step of a few dozen rows waits for. They split attention by its rows. Each repeats the operations
+between for itself, because memory that another core has written is slow to read. They wait for each other five or six
+times a layer; nothing returns to Python before the logits are there.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUntypedFunctionDecorator=false, reportCallIssue=false
@@ -30,39 +30,39 @@ from rlkit.engine.kernels.llvm import COLUMNS, PANEL_ROW_BYTES
 from rlkit.engine.kernels.threads import wait_at_barrier
 
 ADDRESSES = ("attention_norm", "qkv", "qkv_bias", "q_norm", "k_norm", "o", "o_bias", "mlp_norm", "gate_up", "down")
-"""Of a layer's numbers, as `Model.layers` has them; 0 for what it lacks. Matrices are packed."""
+"""Names of a layer's weights, in the order of `Model.layers`. Matrices are packed."""
 (_ATTENTION_NORM, _QKV, _QKV_BIAS, _Q_NORM, _K_NORM, _O, _O_BIAS, _MLP_NORM, _GATE_UP, _DOWN) = range(len(ADDRESSES))
 
 
 class Model(NamedTuple):
-    """The weights of a model of L layers, as compiled code takes them."""
+    """The weights of a model of L layers, for compiled code."""
 
-    layers: Integers  # [L, 10] addresses, in the order of `ADDRESSES`
+    layers: Integers  # [L, 10] addresses, in the order of `ADDRESSES`; 0 for a weight that the layer lacks
     rotary: Any  # [L], whether a layer rotates its queries and keys
-    norm: Floats  # [E], the last
+    norm: Floats  # [E], the final norm
     head: Floats  # the output layer, packed
     eps: np.float32  # of the norms
 
 
 class Step(NamedTuple):
-    """What the threads of a step have in common, of N rows of which the last may be padding."""
+    """Memory shared by the threads of a step over N rows, of which the last may be padding."""
 
-    counter: Integers  # [8], the first of them for `wait_at_barrier`
+    counter: Integers  # [8], of which the barrier counts in the first
     x: Floats  # [N, E], the embeddings
-    streams: Floats  # [M, N, E], room for the residual stream of each of M threads
-    normed: Floats  # [M, N, E], room for it after a norm
-    qkv: Floats  # [N, H + 2K, D], room for queries, keys and values
-    mixed: Floats  # [N, H · D], room for what attention gives; zero where there is padding
-    added: Floats  # [N, E], room for what is added to the residual stream
-    both: Floats  # [N, 2I], room for gate and up
-    gated: Floats  # [N, I], room
+    streams: Floats  # [M, N, E], the residual stream of each of M threads
+    normed: Floats  # [M, N, E], the residual stream after a norm
+    qkv: Floats  # [N, H + 2K, D], queries, keys and values
+    mixed: Floats  # [N, H · D], attention's output; zero where there is padding
+    residual_update: Floats  # [N, E], the term to add to the residual stream
+    gate_up_out: Floats  # [N, 2I], gate and up
+    mlp_inner: Floats  # [N, I], gate times up
     logits: Floats  # [N, V], the result
     rope: Floats  # [2, N, D], cosines and sines
     caches: Integers  # [B, L, 2], addresses of the keys and values [·, K, T, D] of each of B blocks
     tokens: Integers  # [B], their T
-    rows: Integers  # [n, 3], for each row that is no padding its block, its place there, and its new position
-    shares: Integers  # [M + 1], where the rows of each thread begin and end in attention
-    scores: Floats  # [M, at least the largest T], room
+    rows: Integers  # [n, 3], block, place in the block and new position of each row without padding
+    shares: Integers  # [M + 1], edges of the rows that each thread attends for
+    scores: Floats  # [M, at least the largest T], scratch memory of attention
 
 
 @intrinsic
@@ -75,15 +75,15 @@ def _pointer(_context: Any, _address: Any) -> Any:
 
 @jit_kernel()
 def decode(model: Model, step: Step, members: int, member: int) -> None:
-    """Do the part of thread `member` of a step; all `members` must do theirs at the same time, each in its own."""
+    """Run the part of thread `member`; all `members` must run theirs at the same time, each on its own thread."""
     x, normed, width = step.streams[member], step.normed[member], step.x.shape[1]
     qkv = step.qkv.reshape(len(x), step.qkv.shape[1] * step.qkv.shape[2])
-    q_first, q_last = _share(_count_panels(qkv.shape[1]), member, members)
-    e_first, e_last = _share(_count_panels(width), member, members)
-    g_first, _ = _share(_count_panels(step.gated.shape[1]), member, members)
-    h_first, h_last = _share(len(model.head), member, members)
-    counter, met = step.counter.ctypes.data, 0
-    # Each has a residual stream of its own: what another changes is slow to read, and slow to write again.
+    q_first, q_last = _split(_count_panels(qkv.shape[1]), member, members)
+    e_first, e_last = _split(_count_panels(width), member, members)
+    g_first, _ = _split(_count_panels(step.mlp_inner.shape[1]), member, members)
+    h_first, h_last = _split(len(model.head), member, members)
+    counter, arrivals = step.counter.ctypes.data, 0
+    # A residual stream for each thread: memory that another core changes is slow to read and to write.
     for i in range(len(x)):
         _copy(step.x[i], x[i])
     for index in range(len(model.layers)):
@@ -91,59 +91,59 @@ def decode(model: Model, step: Step, members: int, member: int) -> None:
         rms_norm(x, _vector(layer[_ATTENTION_NORM], width), model.eps, normed)
         o = _panels(layer[_O], step.mixed.shape[1], width)
         multiply_packed(normed, _panels(layer[_QKV], width, qkv.shape[1]), qkv, q_first, q_last, _address(o, e_first))
-        met += members
-        wait_at_barrier(counter, met)
-        _attention(model, step, index, member)
-        met += members
-        wait_at_barrier(counter, met)
-        gate_up = _panels(layer[_GATE_UP], width, 2 * step.gated.shape[1])
-        multiply_packed(step.mixed, o, step.added, e_first, e_last, _address(gate_up, g_first))
-        met += members
-        wait_at_barrier(counter, met)
+        arrivals += members
+        wait_at_barrier(counter, arrivals)
+        _attend_rows(model, step, index, member)
+        arrivals += members
+        wait_at_barrier(counter, arrivals)
+        gate_up = _panels(layer[_GATE_UP], width, 2 * step.mlp_inner.shape[1])
+        multiply_packed(step.mixed, o, step.residual_update, e_first, e_last, _address(gate_up, g_first))
+        arrivals += members
+        wait_at_barrier(counter, arrivals)
         bias = _vector(layer[_O_BIAS], width)
         for i in range(len(x)):
-            _add(step.added[i], x[i])
+            _add(step.residual_update[i], x[i])
             _add(bias, x[i])
-        after = _address(model.head, h_first)
+        next_address = _address(model.head, h_first)
         if index + 1 < len(model.layers):
-            after = _address(_panels(model.layers[index + 1, _QKV], width, qkv.shape[1]), q_first)
-        met = _feed_forward(model, step, index, members, member, met, after)
+            next_address = _address(_panels(model.layers[index + 1, _QKV], width, qkv.shape[1]), q_first)
+        arrivals = _feed_forward(model, step, index, members, member, arrivals, next_address)
         for i in range(len(x)):
-            _add(step.added[i], x[i])
+            _add(step.residual_update[i], x[i])
     rms_norm(x, model.norm, model.eps, normed)
     multiply_packed(normed, model.head, step.logits, h_first, h_last, model.head.ctypes.data)
 
 
 @njit(inline="always")
 def _feed_forward(  # noqa: PLR0917  compiled
-    model: Model, step: Step, index: int, members: int, member: int, met: int, after: int
+    model: Model, step: Step, index: int, members: int, member: int, arrivals: int, next_address: int
 ) -> int:
-    """Compute what the feed-forward adds; how many have been counted at the meetings."""
+    """Compute the feed-forward's term; return the barrier's arrivals so far."""
     layer, counter = model.layers[index], step.counter.ctypes.data
-    normed, both, gated = step.normed[member], step.both, step.gated
-    width, inner = normed.shape[1], gated.shape[1]
+    normed, gate_up_out, mlp_inner = step.normed[member], step.gate_up_out, step.mlp_inner
+    width, inner = normed.shape[1], mlp_inner.shape[1]
     gate_up, down = _panels(layer[_GATE_UP], width, 2 * inner), _panels(layer[_DOWN], inner, width)
-    i_first, i_last = _share(_count_panels(inner), member, members)
-    e_first, e_last = _share(len(down), member, members)
+    i_first, i_last = _split(_count_panels(inner), member, members)
+    e_first, e_last = _split(len(down), member, members)
     next_panel = _address(down, e_first)
     rms_norm(step.streams[member], _vector(layer[_MLP_NORM], width), model.eps, normed)
     if inner % COLUMNS:
-        first, last = _share(len(gate_up), member, members)
-        multiply_packed(normed, gate_up, both, first, last, next_panel)
-        met += members
-        wait_at_barrier(counter, met)
+        first, last = _split(len(gate_up), member, members)
+        multiply_packed(normed, gate_up, gate_up_out, first, last, next_panel)
+        arrivals += members
+        wait_at_barrier(counter, arrivals)
     else:
-        # The same columns of the gate and of what passes it: there is nothing to wait for.
+        # A thread has the same columns of gate and up: no need to wait.
         half = len(gate_up) // 2
-        multiply_packed(normed, gate_up, both, i_first, i_last, _address(gate_up, half + i_first))
-        multiply_packed(normed, gate_up, both, half + i_first, half + i_last, next_panel)
-    swiglu(both, gated, i_first * COLUMNS, min(i_last * COLUMNS, inner))
-    met += members
-    wait_at_barrier(counter, met)
-    multiply_packed(gated, down, step.added, e_first, e_last, after)
-    met += members
-    wait_at_barrier(counter, met)
-    return met
+        multiply_packed(normed, gate_up, gate_up_out, i_first, i_last, _address(gate_up, half + i_first))
+        multiply_packed(normed, gate_up, gate_up_out, half + i_first, half + i_last, next_panel)
+    swiglu(gate_up_out, mlp_inner, i_first * COLUMNS, min(i_last * COLUMNS, inner))
+    arrivals += members
+    wait_at_barrier(counter, arrivals)
+    multiply_packed(mlp_inner, down, step.residual_update, e_first, e_last, next_address)
+    arrivals += members
+    wait_at_barrier(counter, arrivals)
+    return arrivals
 
 
 @njit(inline="always")
@@ -160,13 +160,13 @@ def _add(source: Floats, target: Floats) -> None:
 
 @njit(inline="always")
 def _vector(address: int, count: int) -> Floats:
-    """Numbers at an address, or none."""
+    """Return the vector at an address, empty at address 0."""
     return carray(_pointer(address), (count if address else 0,))
 
 
 @njit(inline="always")
 def _panels(address: int, inner: int, columns: int) -> Floats:
-    """A packed matrix at an address."""
+    """Return the packed matrix at an address."""
     return carray(_pointer(address), (_count_panels(columns), inner, COLUMNS))
 
 
@@ -181,14 +181,14 @@ def _address(panels: Floats, index: int) -> int:
 
 
 @njit(inline="always")
-def _share(count: int, member: int, members: int) -> tuple[int, int]:
-    """Where the part of one member begins and ends."""
+def _split(count: int, member: int, members: int) -> tuple[int, int]:
+    """Return the first and last index, exclusive, of one member's part."""
     return count * member // members, count * (member + 1) // members
 
 
 @njit(inline="always")
-def _attention(model: Model, step: Step, index: int, member: int) -> None:
-    """Finish queries, keys and values of this thread's rows, and attend."""
+def _attend_rows(model: Model, step: Step, index: int, member: int) -> None:
+    """Add biases, norms and rotation to this thread's rows, and attend."""
     layer = model.layers[index]
     all_heads, size = step.qkv.shape[1:]
     heads = step.mixed.shape[1] // size
@@ -204,8 +204,8 @@ def _attention(model: Model, step: Step, index: int, member: int) -> None:
             rms_norm(q, q_norm, model.eps, q)
             rms_norm(k, k_norm, model.eps, k)
         if model.rotary[index]:
-            turns = step.rope[:, i : i + 1]
-            rotate(step.qkv[i : i + 1], heads + kv_heads, turns[0], turns[1], np.float32(1))
+            rope_row = step.rope[:, i : i + 1]
+            rotate(step.qkv[i : i + 1], heads + kv_heads, rope_row[0], rope_row[1], np.float32(1))
         block, place, last = step.rows[i]
         tokens = step.tokens[block]
         offset = 4 * place * kv_heads * tokens * size

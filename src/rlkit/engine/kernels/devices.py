@@ -1,4 +1,4 @@
-"""Where models are computed, and how much at a time.
+"""The device that computes models, and the batch sizes that suit it.
 
 Invariant: on the CPU everything is float32 and reproducible bit for bit; on a GPU weights and activations are bfloat16,
 adapters, their gradients and log-probabilities float32.
@@ -17,16 +17,16 @@ DEVICES = ("cpu", "cuda")
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much is computed at a time."""
+    """Limits of what is computed at a time."""
 
-    rows: int  # samples of one set of weights that are decoded together
-    kv_bytes: int  # what keys and values of all samples may come to
+    rows: int  # samples of one set of weights in a decoding step
+    kv_bytes: int  # memory for keys and values of all samples
     prefill_tokens: int  # prompt tokens in one pass
     train_tokens: int  # tokens in one training pass
 
 
 def batch_limits(device: torch.device) -> BatchLimits:
-    """What suits a device: small pieces for a CPU's caches, large ones to keep a GPU busy."""
+    """Return the limits for a device: small batches for a CPU's caches, large ones to keep a GPU busy."""
     if device.type == "cpu":
         return BatchLimits(rows=128, kv_bytes=1 << 30, prefill_tokens=512, train_tokens=512)
     free, _ = torch.cuda.mem_get_info(device)
@@ -34,7 +34,7 @@ def batch_limits(device: torch.device) -> BatchLimits:
 
 
 def has_gpu() -> bool:
-    """Whether models go to a GPU unless they are told otherwise."""
+    """Return whether there is a GPU, which models then use by default."""
     return torch.cuda.is_available()
 
 

@@ -1,7 +1,8 @@
-"""Compiling a function for this processor, and keeping that for the next process.
+"""Compilation of functions for this processor, with a cache on the disk for the next process.
 
-Invariant: what is kept is used only with the sources that it was made of; where it cannot be kept or read, the function
-is compiled anew, and nobody is told. Where nothing may be compiled at all, importing this raises a `UsageError`.
+Invariant: a cached function is used only with the sources that it was compiled from; where the cache cannot be written
+or read, the function is compiled again without a message. Where compiling is disabled, importing this raises a
+`UsageError`.
 """
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportPrivateUsage=false, reportUntypedBaseClass=false
@@ -24,39 +25,39 @@ from rlkit.errors import UsageError
 if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]  numba sets it while it loads
     raise UsageError("NUMBA_DISABLE_JIT is set, but the embedded engine computes with compiled kernels: unset it")
 
-# What lets sums be split over the lanes of a vector; what is not finite stays so.
+# Allows sums to be split over the lanes of a vector; infinities and NaN keep their meaning.
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
 
 def jit_kernel[**P](*, fast: bool = False) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Compile a function when it is first called; it holds no lock while it runs.
+    """Compile a function at its first call; it releases the interpreter's lock while it runs.
 
     Args:
-        fast: sums may be in another order. What is used alone and within larger functions is computed in the order in
-            which it is written: otherwise its bits would depend on where the compiler puts it.
+        fast: allow sums in another order. Not for a function that is also called from larger ones: its bits would
+            depend on where the compiler inlines it.
     """
 
-    def compile_later(function: Callable[P, None]) -> Callable[P, None]:
+    def decorate(function: Callable[P, None]) -> Callable[P, None]:
         dispatcher: Any = njit(nogil=True, error_model="numpy", fastmath=FAST if fast else False)(function)
         try:
-            dispatcher._cache = _Kept(function)
-        except RuntimeError:  # neither beside the file nor in the user's cache can anything be written
+            dispatcher._cache = _SourceCheckedCache(function)
+        except RuntimeError:  # neither the source's folder nor the user's cache is writable
             return dispatcher
         return dispatcher
 
-    return compile_later
+    return decorate
 
 
-class _Kept(FunctionCache):
-    """Numba's, which knows of changes to the function's own file only, and lets a full disk fail the call."""
+class _SourceCheckedCache(FunctionCache):
+    """numba's cache, checked against all sources of this folder; a full disk fails no call."""
 
     def _index_key(self, sig: Any, codegen: Any) -> tuple[Any, ...]:
-        return (*super()._index_key(sig, codegen), _sources())
+        return (*super()._index_key(sig, codegen), _hash_sources())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception:  # a file that is cut off can fail in any way
+        except Exception:  # a truncated file can fail in any way
             with suppress(OSError):
                 self.flush()
             return None
@@ -67,6 +68,6 @@ class _Kept(FunctionCache):
 
 
 @cache
-def _sources() -> str:
-    """A hash of all that compiled functions are made of."""
+def _hash_sources() -> str:
+    """Hash all modules that compiled functions come from."""
     return sha256(b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()

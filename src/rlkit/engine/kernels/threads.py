@@ -35,14 +35,14 @@ _LANES_MAX = 2
 
 
 class StoppedError(RlkitError):
-    """The engine stops, and what was being computed is not wanted any more."""
+    """The engine was stopped while a task was running."""
 
 
 class Lanes:
     """A fixed number of threads that run torch.
 
     Args:
-        threads: how many cores to use, by default all of them; so many are the `cores` of all lanes together.
+        threads: number of cores that all lanes share, by default all of the machine.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -55,27 +55,27 @@ class Lanes:
         )
 
     def run[T](self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the tasks, as many at a time as there are lanes, and return what they return.
+        """Run the tasks, one at a time on each lane, and return their results.
 
-        When one raises, the others still end before the error is passed on, so that nothing goes on unseen.
+        When a task raises, the error is raised once all others have ended, so that nothing runs unseen.
         """
 
-        def begin(task: Callable[[], T]) -> T:
+        def run_task(task: Callable[[], T]) -> T:
             self.raise_if_halted()
             return task()
 
-        futures: list[Future[T]] = [self._pool.submit(begin, task) for task in tasks]
+        futures: list[Future[T]] = [self._pool.submit(run_task, task) for task in tasks]
         for future in futures:
             future.exception()
         return [future.result() for future in futures]
 
     def raise_if_halted(self) -> None:
-        """Raise `StoppedError` once `halt` was called: a long task asks now and then."""
+        """Raise `StoppedError` once `halt` was called; long tasks call this now and then."""
         if self._halted:
             raise StoppedError("the engine was stopped")
 
     def halt(self) -> None:
-        """Let what runs end early. May be called from any thread."""
+        """Let running tasks end early. May be called from any thread."""
         self._halted = True
 
     def close(self) -> None:
@@ -92,9 +92,9 @@ def parallel_for(
     """Call `task(first, last)` for ranges that cover 0 … `count`, on several threads if there is enough.
 
     Args:
-        task: holds no lock while it computes; each range is its own.
-        least: so many parts are worth a thread.
-        threads: how many at most, by default as many as torch would use here.
+        task: releases the interpreter's lock while it computes; ranges do not overlap.
+        min_per_thread: the least number of items that is worth a thread.
+        threads: the largest number of threads, by default as many as torch would use here.
     """
     threads = min(threads or torch.get_num_threads(), count // max(min_per_thread, 1))
     if threads < 2:
@@ -108,16 +108,16 @@ def run_team(task: Callable[[int], None], members: int, *, on_failure: Callable[
     """Call `task(0)` … `task(members − 1)` at the same time, each on a thread of its own.
 
     Args:
-        task: holds no lock while it computes.
-        give_up: called when one cannot be begun or raises, so that none of the others waits for it.
+        task: releases the interpreter's lock while it computes.
+        on_failure: called when a member cannot start or raises, so that none of the others waits for it.
     """
 
-    turn, running, closed = Condition(), 0, False
+    changed, running, is_closed = Condition(), 0, False
 
     def run(member: int) -> None:
         nonlocal running
-        with turn:
-            if closed:
+        with changed:
+            if is_closed:
                 return
             running += 1
         try:
@@ -127,32 +127,32 @@ def run_team(task: Callable[[int], None], members: int, *, on_failure: Callable[
                 on_failure()
             raise
         finally:
-            with turn:
+            with changed:
                 running -= 1
-                turn.notify_all()
+                changed.notify_all()
 
     others: list[Future[None]] = []
     try:
         others.extend(_pool().submit(run, member) for member in range(1, members))
         task(0)
     except BaseException:
-        # What could not be given a thread stays in the pool's queue all the same: it must not be begun any more.
-        with turn:
-            closed = True
+        # A task without a thread stays in the pool's queue all the same: it must not start any more.
+        with changed:
+            is_closed = True
         if on_failure is not None:
             on_failure()
         raise
     finally:
-        wait(others)  # nothing goes on unseen
-        with turn:
-            turn.wait_for(lambda: not running)
+        wait(others)  # nothing runs unseen
+        with changed:
+            changed.wait_for(lambda: not running)
     for other in others:
         other.result()
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    # More than one team may be at work, and those of one wait for each other: each thread of a team must be running.
+    # Several teams may run, and the members of each wait for each other: every member needs a thread.
     return ThreadPoolExecutor(_THREADS_MAX, thread_name_prefix="rlkit-engine-team")
 
 
@@ -160,25 +160,25 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 OPEN_BARRIER = 1 << 60
-"""What the counter is set to so that everybody passes at all later meetings."""
+"""Value of a barrier's counter at which nobody waits any more."""
 
-# About a tenth of a millisecond: a thread that takes so long to come has lost its core.
+# About a tenth of a millisecond: a thread that arrives later has lost its core.
 _SPINS = 2000
 _RELAX = {"x86_64": ("llvm.x86.sse2.pause",), "aarch64": ("llvm.aarch64.hint", 1), "arm64": ("llvm.aarch64.hint", 1)}
 _WORD = ir.IntType(64)
 
 
 @intrinsic
-def _add(_context: Any, _address: Any, _value: Any) -> Any:
+def _atomic_add(_context: Any, _address: Any, _value: Any) -> Any:
     def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        place = builder.inttoptr(arguments[0], _WORD.as_pointer())
-        return builder.atomic_rmw("add", place, arguments[1], "seq_cst")
+        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        return builder.atomic_rmw("add", pointer, arguments[1], "seq_cst")
 
     return types.intp(types.intp, types.intp), emit
 
 
 @intrinsic
-def _read(_context: Any, _address: Any) -> Any:
+def _atomic_load(_context: Any, _address: Any) -> Any:
     def emit(_target: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(builder.inttoptr(arguments[0], _WORD.as_pointer()), "seq_cst", 8)
 
@@ -186,8 +186,8 @@ def _read(_context: Any, _address: Any) -> Any:
 
 
 @intrinsic
-def _relax(_context: Any) -> Any:
-    """Tell the processor that nothing is gained by running ahead."""
+def _pause(_context: Any) -> Any:
+    """Emit the instruction that tells the processor of a spinning loop."""
 
     def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         if platform.machine() in _RELAX:
@@ -200,8 +200,8 @@ def _relax(_context: Any) -> Any:
 
 
 @intrinsic
-def _leave_core(_context: Any) -> Any:
-    """Let another thread run here, if there is one."""
+def _yield_core(_context: Any) -> Any:
+    """Emit a call that lets another thread run on this core."""
 
     def emit(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
         give_way = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.IntType(32), []), "sched_yield")
@@ -213,20 +213,21 @@ def _leave_core(_context: Any) -> Any:
 
 @njit(nogil=True)
 def wait_at_barrier(counter: int, expected: int) -> None:
-    """Count oneself, and wait until `expected` have been counted since the counter was 0.
+    """Wait until `expected` threads have arrived since the counter was 0; then each sees what the others wrote.
 
-    What each wrote before is seen by all afterwards.
+    Threads meet more than a hundred times in a decoding step, too often to sleep and be woken: they spin, and after a
+    while yield their core.
 
     Args:
         counter: the address of an aligned int64.
-        expected: as many as take part, times the meetings so far with this one.
+        expected: the number of threads times the number of barriers so far, this one included.
     """
-    if _add(counter, 1) >= expected - 1:
+    if _atomic_add(counter, 1) >= expected - 1:
         return
     spins = 0
-    while _read(counter) < expected:
+    while _atomic_load(counter) < expected:
         spins += 1
         if spins < _SPINS:
-            _relax()
+            _pause()
         else:
-            _leave_core()
+            _yield_core()

@@ -15,24 +15,24 @@ from typing import cast
 
 from rlkit.errors import UsageError, did_you_mean
 
-_MOST = 2**24  # no size of a dense model comes near it, so a larger one is a mistake
+_SIZE_MAX = 2**24  # far above any size of a dense model: a larger one is a mistake
 _SLIDING = "sliding_attention"
 _SCALINGS = ("default", "linear", "llama3", "yarn")
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """How an architecture differs from Llama, and what its config.json may leave out."""
+    """Differences of an architecture from Llama, and defaults of its config.json."""
 
     qk_norm: bool = False
     qkv_bias: bool = False
     fused: bool = False
     unrotated_layers: bool = False
     always_slides: bool = False
-    """`sliding_window` counts without `use_sliding_window`."""
+    """`sliding_window` applies even without `use_sliding_window`."""
     head_dim: int | None = None
     grouped: bool = True
-    """config.json must say `num_key_value_heads`; without this it is the number of query heads."""
+    """config.json must have `num_key_value_heads`, which otherwise defaults to the number of query heads."""
     norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     tied: bool = False
@@ -57,7 +57,7 @@ class LinearScaling:
     factor: float
 
     def apply(self, frequencies: list[float]) -> list[float]:
-        """The scaled frequencies."""
+        """Scale frequencies, in radians per position."""
         return [frequency / self.factor for frequency in frequencies]
 
 
@@ -71,27 +71,27 @@ class Llama3Scaling:
     original_positions: int
 
     def apply(self, frequencies: list[float]) -> list[float]:
-        """The scaled frequencies: slow ones divided by `factor`, quick ones kept, a blend between."""
+        """Scale frequencies: slow ones divided by `factor`, quick ones unchanged, a blend between."""
         spread = self.high_frequency_factor - self.low_frequency_factor
         turns = [self.original_positions * frequency / (2 * math.pi) for frequency in frequencies]
-        kept = [min(max((turn - self.low_frequency_factor) / spread, 0.0), 1.0) for turn in turns]
-        return [f * keep + f / self.factor * (1 - keep) for f, keep in zip(frequencies, kept, strict=True)]
+        blends = [min(max((turn - self.low_frequency_factor) / spread, 0.0), 1.0) for turn in turns]
+        return [f * blend + f / self.factor * (1 - blend) for f, blend in zip(frequencies, blends, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """YaRN (Peng et al. 2023, section 3): slow wavelengths stretched by `factor`, quick ones kept, a ramp between."""
+    """YaRN (Peng et al. 2023, section 3): slow frequencies divided by `factor`, quick ones kept, a ramp between."""
 
     factor: float
     low: float  # index of the first frequency on the ramp; it may lie between two
     high: float  # index of the last one
-    amplitude: float  # what cosines and sines are multiplied by
+    amplitude: float  # factor of cosines and sines
 
     def apply(self, frequencies: list[float]) -> list[float]:
-        """The scaled frequencies."""
+        """Scale frequencies, in radians per position."""
         width = max(self.high - self.low, 1e-3)
-        stretched = [min(max((index - self.low) / width, 0.0), 1.0) for index in range(len(frequencies))]
-        return [f * (1 - part) + f / self.factor * part for f, part in zip(frequencies, stretched, strict=True)]
+        ramp = [min(max((index - self.low) / width, 0.0), 1.0) for index in range(len(frequencies))]
+        return [f * (1 - weight) + f / self.factor * weight for f, weight in zip(frequencies, ramp, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +113,27 @@ class ModelConfig:
     qk_norm: bool
     qkv_bias: bool
     o_bias: bool  # the output projection of the attention has a bias
-    fused: bool  # the checkpoint keeps query, key and value as one matrix, and gate and up as another
+    fused: bool  # the files store query, key and value as one matrix, and gate and up as another
     unrotated: frozenset[int]  # layers without rotary embedding
     max_positions: int
     eos: frozenset[int]  # tokens that end a generation, from config.json and generation_config.json together
 
     def inverse_frequencies(self) -> list[float]:
-        """Rotary angle per position, [head_dim / 2], in radians."""
+        """Return the rotary angle per position, [head_dim / 2], in radians."""
         base = [self.rope_theta ** (-2 * i / self.head_dim) for i in range(self.head_dim // 2)]
         return self.rope_scaling.apply(base) if self.rope_scaling else base
 
     @property
     def rope_amplitude(self) -> float:
-        """What the cosines and sines of the rotary embedding are multiplied by."""
+        """Factor of the cosines and sines of the rotary embedding."""
         return self.rope_scaling.amplitude if isinstance(self.rope_scaling, YarnScaling) else 1.0
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """Read the configuration in `directory`; `UsageError` where the engine does not compute such a model."""
+    """Read the configuration in `directory`; raise `UsageError` for a model that the engine does not compute."""
     path = directory / "config.json"
     raw = _Fields(path, _read_json(path))
-    architecture = next((str(name) for name in _list(raw.raw.get("architectures"))), "none")
+    architecture = next((str(name) for name in _as_list(raw.raw.get("architectures"))), "none")
     family = _FAMILIES.get(architecture)
     if family is None:
         raise UsageError(
@@ -143,7 +143,7 @@ def read_config(directory: Path) -> ModelConfig:
         )
     _refuse_variants(raw)
     layers, max_positions = raw.integer("num_hidden_layers"), raw.integer("max_position_embeddings")
-    _refuse_window(raw, family, max_positions)
+    _refuse_sliding_window(raw, family, max_positions)
     heads, hidden = raw.integer("num_attention_heads"), raw.integer("hidden_size")
     kv_heads = raw.integer("num_key_value_heads", None if family.grouped else heads)
     head_dim = raw.integer("head_dim", family.head_dim or hidden // heads)
@@ -157,7 +157,7 @@ def read_config(directory: Path) -> ModelConfig:
         raise UsageError(f"{path}: rope_theta must be greater than 1, not {theta}")
     biased = bool(raw.raw.get("attention_bias", False)) and architecture in _MAY_HAVE_BIAS
     generation = directory / "generation_config.json"
-    eos = _tokens(raw.raw) | (_tokens(_read_json(generation)) if generation.exists() else frozenset[int]())
+    eos = _read_eos(raw.raw) | (_read_eos(_read_json(generation)) if generation.exists() else frozenset[int]())
     return ModelConfig(
         architecture=architecture,
         vocab_size=raw.integer("vocab_size"),
@@ -169,13 +169,13 @@ def read_config(directory: Path) -> ModelConfig:
         head_dim=head_dim,
         norm_eps=raw.number("rms_norm_eps", family.norm_eps),
         rope_theta=theta,
-        rope_scaling=_scaling(rope, raw, theta, head_dim),
+        rope_scaling=_read_scaling(rope, raw, theta, head_dim),
         tied=raw.flag("tie_word_embeddings", family.tied),
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias or biased,
         o_bias=biased,
         fused=family.fused,
-        unrotated=_unrotated(raw, layers) if family.unrotated_layers else frozenset(),
+        unrotated=_read_unrotated(raw, layers) if family.unrotated_layers else frozenset(),
         max_positions=max_positions,
         eos=eos,
     )
@@ -183,9 +183,9 @@ def read_config(directory: Path) -> ModelConfig:
 
 def find_weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files in `directory`: those that its index names, or `model.safetensors`, or all."""
-    index, whole = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    index, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
     if not index.exists():
-        files = [whole] if whole.is_file() else sorted(directory.glob("*.safetensors"))
+        files = [single] if single.is_file() else sorted(directory.glob("*.safetensors"))
         if not files:
             raise UsageError(f"{directory} holds no .safetensors file: the embedded engine reads no other format")
         return files
@@ -209,8 +209,8 @@ class _Fields:
     def integer(self, name: str, default: int | None = None) -> int:
         value = self.raw.get(name)
         value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
-            raise UsageError(f"{self.path}: {name} must be a positive integer of at most {_MOST}, not {value!r}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _SIZE_MAX:
+            raise UsageError(f"{self.path}: {name} must be a positive integer of at most {_SIZE_MAX}, not {value!r}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
@@ -233,7 +233,7 @@ class _Fields:
 
 
 def _refuse_variants(config: _Fields) -> None:
-    """Options of the known architectures that would change the numbers."""
+    """Refuse options that the engine does not compute."""
     raw = config.raw
     quantisation = config.section("quantization_config")
     if quantisation is not None:
@@ -242,23 +242,23 @@ def _refuse_variants(config: _Fields) -> None:
             f"{config.path}: the weights are quantised with {method} (quantization_config), which the embedded engine "
             "does not read; give the unquantised model or a GGUF file"
         )
-    rotated = (config.section("rope_parameters") or config).raw.get("partial_rotary_factor", 1.0)
-    wrong = {
+    rotary_factor = (config.section("rope_parameters") or config).raw.get("partial_rotary_factor", 1.0)
+    unsupported = {
         "hidden_act": raw.get("hidden_act", "silu") not in ("silu", "swish"),
         "mlp_bias": config.flag("mlp_bias"),
-        "partial_rotary_factor": (raw.get("partial_rotary_factor") or 1.0) != 1.0 or (rotated or 1.0) != 1.0,
+        "partial_rotary_factor": (raw.get("partial_rotary_factor") or 1.0) != 1.0 or (rotary_factor or 1.0) != 1.0,
     }
-    for name in (name for name, is_wrong in wrong.items() if is_wrong):
-        value = raw.get(name, rotated)
+    for name in (name for name, is_unsupported in unsupported.items() if is_unsupported):
+        value = raw.get(name, rotary_factor)
         raise UsageError(f"{config.path}: {name} = {value!r} is not supported by the embedded engine")
 
 
-def _refuse_window(config: _Fields, family: _Family, max_positions: int) -> None:
-    """A sliding window that some layer uses and that is shorter than the context."""
-    used = family.always_slides or (
-        config.flag("use_sliding_window") and _SLIDING in _list(config.raw.get("layer_types") or _SLIDING)
+def _refuse_sliding_window(config: _Fields, family: _Family, max_positions: int) -> None:
+    """Refuse a sliding window that some layer uses and that is shorter than the context."""
+    slides = family.always_slides or (
+        config.flag("use_sliding_window") and _SLIDING in _as_list(config.raw.get("layer_types") or _SLIDING)
     )
-    if not used or config.raw.get("sliding_window") is None:
+    if not slides or config.raw.get("sliding_window") is None:
         return
     window = config.integer("sliding_window")
     if window < max_positions:
@@ -268,22 +268,22 @@ def _refuse_window(config: _Fields, family: _Family, max_positions: int) -> None
         )
 
 
-def _unrotated(config: _Fields, layers: int) -> frozenset[int]:
-    """SmolLM3: a zero in `no_rope_layers` marks a layer without rotary embedding; by default it is every fourth."""
-    given = config.raw.get("no_rope_layers")
-    if given is None:
+def _read_unrotated(config: _Fields, layers: int) -> frozenset[int]:
+    """Read the layers without rotary embedding: zeros of SmolLM3's `no_rope_layers`, by default every fourth."""
+    marks_value = config.raw.get("no_rope_layers")
+    if marks_value is None:
         interval = config.integer("no_rope_layer_interval", 4)
         return frozenset(range(interval - 1, layers, interval))
-    marks = _list(given)
+    marks = _as_list(marks_value)
     if len(marks) < layers or any(mark not in (0, 1) for mark in marks):
         raise UsageError(f"{config.path}: no_rope_layers must hold a 0 or a 1 for each of the {layers} layers")
     return frozenset(index for index in range(layers) if marks[index] == 0)
 
 
-def _scaling(
+def _read_scaling(
     rope: _Fields, config: _Fields, theta: float, head_dim: int
 ) -> LinearScaling | Llama3Scaling | YarnScaling | None:
-    """How `rope` scales the rotary embedding."""
+    """Read the scaling of the rotary embedding, if any."""
     kind = str(rope.raw.get("rope_type", rope.raw.get("type", "default")))
     if any(isinstance(value, dict) for value in rope.raw.values()):
         raise UsageError(f"{rope.path}: rotary embeddings that differ by layer type are not supported")
@@ -310,26 +310,26 @@ def _read_yarn(rope: _Fields, config: _Fields, theta: float, head_dim: int) -> Y
         return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
 
     def index_of(rotations: float) -> float:
-        """The frequency that turns so many times within the original context."""
+        """Return the index of the frequency that turns `rotations` times within the original context."""
         return head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = index_of(rope.number("beta_fast", 32.0)), index_of(rope.number("beta_slow", 1.0))
     if rope.flag("truncate", default=True):
         low, high = math.floor(low), math.ceil(high)
     if rope.raw.get("mscale") and rope.raw.get("mscale_all_dim"):
-        usual = amplitude(rope.number("mscale")) / amplitude(rope.number("mscale_all_dim"))
+        default_amplitude = amplitude(rope.number("mscale")) / amplitude(rope.number("mscale_all_dim"))
     else:
-        usual = amplitude()
+        default_amplitude = amplitude()
     low, high = max(low, 0), min(high, head_dim - 1)
-    return YarnScaling(factor, low, high, rope.number("attention_factor", usual))
+    return YarnScaling(factor, low, high, rope.number("attention_factor", default_amplitude))
 
 
-def _tokens(raw: Mapping[str, object]) -> frozenset[int]:
-    return frozenset[int](token for token in _list(raw.get("eos_token_id")) if isinstance(token, int))
+def _read_eos(raw: Mapping[str, object]) -> frozenset[int]:
+    return frozenset[int](token for token in _as_list(raw.get("eos_token_id")) if isinstance(token, int))
 
 
-def _list(value: object) -> list[object]:
-    """A JSON list, or the value as the only element of one."""
+def _as_list(value: object) -> list[object]:
+    """Return a JSON list, or the value as the only element of one."""
     return cast("list[object]", value) if isinstance(value, list) else [value]
 
 

@@ -1,4 +1,4 @@
-"""A llama.cpp model file (GGUF) turned into a Hugging Face model directory.
+"""Conversion of a llama.cpp model file (GGUF) to a Hugging Face model directory.
 
 Invariant: the output directory appears whole or not at all. Everything is written to a temporary neighbour, flushed to
 disk and renamed; of two conversions that run at once one wins the rename and the other discards its copy.
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from rlkit._util import files
 from rlkit.engine.model.config import Llama3Scaling
-from rlkit.engine.model.gguf_tokenizer import Metadata, write_tokenizer
+from rlkit.engine.model.gguf_tokenizer import GgufMetadata, write_tokenizer
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Progress = Callable[[str, float | None], None]
-"""Told what is being done and which fraction of it is finished (None where that is unknown)."""
+"""Called with a message and the completed fraction (None where that is unknown)."""
 
 JSONValue = str | int | float | bool | list[str] | Mapping[str, "JSONValue"] | None
 
-# GGUF names of the tensors, `blk.<layer>.` taken off, and what Hugging Face calls them.
+# GGUF names of the tensors, without `blk.<layer>.`, and their Hugging Face names.
 _MODEL_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -50,22 +50,22 @@ _LAYER_TENSORS = {
 
 _NORMS = {"attn_q_norm.weight": "self_attn.q_norm.weight", "attn_k_norm.weight": "self_attn.k_norm.weight"}
 _BIASES = {f"attn_{part}.bias": f"self_attn.{part}_proj.bias" for part in "qkv"}
-_ROTATION = "rope_freqs.weight"
+_ROPE_DIVISORS = "rope_freqs.weight"
 
 
 @dataclass(frozen=True)
 class _Architecture:
-    """What llama.cpp's name for an architecture means. `permuted`: rows of query and key are interleaved."""
+    """A supported architecture; with `is_permuted`, rows of query and key are interleaved."""
 
     name: str
-    permuted: bool = False
-    more: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_permuted: bool = False
+    extra_tensors: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 _ARCHITECTURES = {
-    "llama": _Architecture("LlamaForCausalLM", permuted=True),
-    "qwen2": _Architecture("Qwen2ForCausalLM", more=_BIASES),
-    "qwen3": _Architecture("Qwen3ForCausalLM", more=_NORMS),
+    "llama": _Architecture("LlamaForCausalLM", is_permuted=True),
+    "qwen2": _Architecture("Qwen2ForCausalLM", extra_tensors=_BIASES),
+    "qwen3": _Architecture("Qwen3ForCausalLM", extra_tensors=_NORMS),
 }
 
 
@@ -84,25 +84,25 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     """
     from gguf import GGUFReader
 
-    say: Progress = progress or (lambda _message, _fraction: None)
+    report: Progress = progress or (lambda _message, _fraction: None)
     try:
         reader = GGUFReader(path)
     except (OSError, ValueError, IndexError, KeyError, OverflowError) as error:
         raise UsageError(f"{path}: not a readable GGUF file, it may be cut short ({error})") from error
-    metadata = Metadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
-    config = _config(reader, metadata)
+    metadata = GgufMetadata({key: cast("object", field.contents()) for key, field in reader.fields.items()}, path)
+    config = _read_config(reader, metadata)
 
     temporary = out.with_name(f".{out.name}.{os.getpid()}.converting")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
-        say("rebuilding the tokenizer", 0.0)
+        report("rebuilding the tokenizer", 0.0)
         write_tokenizer(temporary, metadata, model_max_length=cast("int", config["max_position_embeddings"]))
-        _write_weights(temporary / "model.safetensors", reader, config, say)
+        _write_weights(temporary / "model.safetensors", reader, config, report)
         _write_json(temporary / "config.json", config)
         generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
         _write_json(temporary / "generation_config.json", generation)
-        say("finishing", 1.0)
+        report("finishing", 1.0)
         try:
             temporary.rename(out)
         except OSError:  # another process may have put its own there first
@@ -113,11 +113,11 @@ def convert_gguf(path: Path, out: Path, *, progress: Progress | None = None) -> 
     return out
 
 
-def _config(reader: GGUFReader, metadata: Metadata) -> dict[str, JSONValue]:
+def _read_config(reader: GGUFReader, metadata: GgufMetadata) -> dict[str, JSONValue]:
     kind = metadata.text("general.architecture")
     if kind not in _ARCHITECTURES:
-        known = ", ".join(_ARCHITECTURES)
-        raise UsageError(f"{metadata.path}: GGUF architecture {kind!r} is not supported, only {known} are")
+        supported = ", ".join(_ARCHITECTURES)
+        raise UsageError(f"{metadata.path}: GGUF architecture {kind!r} is not supported, only {supported} are")
     if metadata.integer("split.count", 1) > 1:
         raise UsageError(f"{metadata.path}: one of several parts of a GGUF file (split.count); merge them into one")
     if metadata.integer(f"{kind}.expert_count", 0):
@@ -162,12 +162,12 @@ def _config(reader: GGUFReader, metadata: Metadata) -> dict[str, JSONValue]:
 
 
 def _rope_scaling(
-    reader: GGUFReader, metadata: Metadata, kind: str, theta: float, head_dim: int
+    reader: GGUFReader, metadata: GgufMetadata, kind: str, theta: float, head_dim: int
 ) -> Mapping[str, JSONValue] | None:
-    """`rope_scaling` of config.json: from the metadata, or for Llama 3 from the tensor of divisors [head_dim / 2]."""
+    """Return `rope_scaling` of config.json, for Llama 3 from the tensor of divisors [head_dim / 2]."""
     stem = f"{kind}.rope.scaling"
     scaling = metadata.text(f"{stem}.type") if f"{stem}.type" in metadata.values else "none"
-    divisors = next((tensor for tensor in reader.tensors if tensor.name == _ROTATION), None)
+    divisors = next((tensor for tensor in reader.tensors if tensor.name == _ROPE_DIVISORS), None)
     if divisors is not None:
         return _llama3_scaling(divisors, metadata, theta, head_dim)
     if scaling == "none":
@@ -185,8 +185,10 @@ def _rope_scaling(
     }
 
 
-def _llama3_scaling(divisors: ReaderTensor, metadata: Metadata, theta: float, head_dim: int) -> dict[str, JSONValue]:
-    """The parameters of Llama 3.1 and its successors, if they give the `divisors` in the file.
+def _llama3_scaling(
+    divisors: ReaderTensor, metadata: GgufMetadata, theta: float, head_dim: int
+) -> dict[str, JSONValue]:
+    """Return the parameters of Llama 3.1 and its successors; refuse other `divisors`.
 
     llama.cpp keeps the divisors and not the parameters, all but one of which have been the same in every release.
     """
@@ -198,7 +200,7 @@ def _llama3_scaling(divisors: ReaderTensor, metadata: Metadata, theta: float, he
     expected = np.divide(frequencies, scaling.apply(frequencies))
     if divisors.data.shape != expected.shape or not np.allclose(divisors.data, expected, rtol=1e-5, atol=0):
         raise UsageError(
-            f"{metadata.path}: {_ROTATION} holds other values than those of Llama 3, so it is not supported"
+            f"{metadata.path}: {_ROPE_DIVISORS} holds other values than those of Llama 3, so it is not supported"
         )
     return {
         "rope_type": "llama3",
@@ -210,11 +212,11 @@ def _llama3_scaling(divisors: ReaderTensor, metadata: Metadata, theta: float, he
 
 
 def _is_exact(tensor: ReaderTensor) -> bool:
-    """Whether a weight has more bits than a bfloat16 keeps."""
+    """Return whether a weight has more bits than a bfloat16."""
     return tensor.tensor_type.name in {"F32", "F16", "F64"}
 
 
-def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValue], say: Progress) -> None:
+def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValue], report: Progress) -> None:
     import torch
     from gguf import dequantize
     from safetensors.torch import save_file  # pyright: ignore[reportUnknownVariableType] its PathLike is bare
@@ -222,12 +224,12 @@ def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValu
     architecture = _ARCHITECTURES[cast("str", config["model_type"])]
     heads = {"q": cast("int", config["num_attention_heads"]), "k": cast("int", config["num_key_value_heads"])}
     total = sum(tensor.n_elements for tensor in reader.tensors)
-    done = 0
+    elements_done = 0
     weights: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
-        say("converting the weights", done / total)
-        done += int(tensor.n_elements)
-        if tensor.name == _ROTATION:
+        report("converting the weights", elements_done / total)
+        elements_done += int(tensor.n_elements)
+        if tensor.name == _ROPE_DIVISORS:
             continue
         name = _tensor_name(tensor.name, architecture)
         try:
@@ -236,10 +238,10 @@ def _write_weights(path: Path, reader: GGUFReader, config: Mapping[str, JSONValu
             kind = tensor.tensor_type.name
             raise UsageError(f"{tensor.name}: the GGUF quantisation {kind} is not supported") from error
         for projection, count in heads.items():
-            if architecture.permuted and tensor.name.endswith(f".attn_{projection}.weight"):
+            if architecture.is_permuted and tensor.name.endswith(f".attn_{projection}.weight"):
                 array = _unpermute(array, count)
         weights[name] = torch.from_numpy(array.copy()).to(torch.float32 if _is_exact(tensor) else torch.bfloat16)
-    say("writing the weights", None)
+    report("writing the weights", None)
     save_file(weights, path, metadata={"format": "pt"})
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -250,10 +252,10 @@ def _tensor_name(name: str, architecture: _Architecture) -> str:
         return _MODEL_TENSORS[name]
     block, _, rest = name.partition(".")
     layer, _, kind = rest.partition(".")
-    known = {**_LAYER_TENSORS, **architecture.more}
-    if block != "blk" or kind not in known:
+    supported = {**_LAYER_TENSORS, **architecture.extra_tensors}
+    if block != "blk" or kind not in supported:
         raise UsageError(f"GGUF tensor {name!r} is not part of a plain {architecture.name}, so it cannot be converted")
-    return f"model.layers.{layer}.{known[kind]}"
+    return f"model.layers.{layer}.{supported[kind]}"
 
 
 def _unpermute(weight: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

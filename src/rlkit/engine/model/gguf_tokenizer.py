@@ -1,7 +1,7 @@
 """The tokenizer of a llama.cpp model file (GGUF) as Hugging Face files.
 
-Invariant: a token's id is its index in the file's list, and text becomes the tokens that llama.cpp would make of it; a
-vocabulary or a way of cutting text that is not known exactly is refused by name.
+Invariant: a token's id is its index in the file's list, and text becomes the same tokens as in llama.cpp; an unknown
+vocabulary or pre-tokenizer is refused by name.
 
 transformers' own GGUF reader is not used: it takes every llama's vocabulary for a SentencePiece one, which adds tokens
 and moves the end-of-sequence token of a model that has GPT-2's byte-level vocabulary.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _UNKNOWN_TOKEN, _CONTROL_TOKEN, _USER_DEFINED_TOKEN = 2, 3, 4  # of `tokenizer.ggml.token_type`, gguf.TokenType
 _SPACE = "▁"
 
-# llama.cpp's regular expressions (`llama_vocab_pre_type`); {digits} is how many of them one piece may hold.
+# llama.cpp's regular expressions (`llama_vocab_pre_type`); {digits}: how many a piece may hold.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,24 +33,24 @@ _SPLITS = {"qwen2": _WORDS.format(digits=""), "llama-bpe": _WORDS.format(digits=
 
 
 @dataclass(frozen=True)
-class Metadata:
-    """The key-value part of a GGUF file, with one typed reader for each kind of value."""
+class GgufMetadata:
+    """The metadata of a GGUF file, with a typed reader for each kind of value."""
 
     values: Mapping[str, object]
     path: Path
 
     def text(self, key: str) -> str:
-        """The string at `key`; UsageError where it is absent."""
+        """Return the string at `key`; raise `UsageError` if it is absent."""
         return str(self._required(key))
 
     def integer(self, key: str, default: int | None = None) -> int:
-        """The integer at `key`; UsageError where it is absent and there is no default."""
+        """Return the integer at `key`; raise `UsageError` if it is absent and there is no default."""
         if default is not None and key not in self.values:
             return default
         return int(cast("int", self._required(key)))
 
     def real(self, key: str, default: float | None = None) -> float:
-        """The float32 at `key`, as the shortest decimal that stands for it (1e-05, not 9.99999974e-06)."""
+        """Return the float32 at `key` as its shortest decimal (1e-05, not 9.99999974e-06)."""
         import numpy as np
 
         if default is not None and key not in self.values:
@@ -58,11 +58,11 @@ class Metadata:
         return float(str(np.float32(cast("float", self._required(key)))))
 
     def flag(self, key: str, default: bool) -> bool:
-        """The truth value at `key`."""
+        """Return the boolean at `key`."""
         return bool(self.values.get(key, default))
 
     def array[T](self, key: str, _kind: type[T]) -> list[T]:
-        """The array at `key`."""
+        """Return the array at `key`."""
         return cast("list[T]", self._required(key))
 
     def _required(self, key: str) -> object:
@@ -71,7 +71,7 @@ class Metadata:
         return self.values[key]
 
 
-def write_tokenizer(folder: Path, metadata: Metadata, *, model_max_length: int) -> None:
+def write_tokenizer(folder: Path, metadata: GgufMetadata, *, model_max_length: int) -> None:
     """Write `tokenizer.json` and `tokenizer_config.json` from the vocabulary, merges and template in the file."""
     tokens = metadata.array("tokenizer.ggml.tokens", str)
     _build(tokens, metadata).save(str(folder / "tokenizer.json"))
@@ -83,21 +83,21 @@ def write_tokenizer(folder: Path, metadata: Metadata, *, model_max_length: int) 
     }
     for role, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
         if f"tokenizer.ggml.{key}_token_id" in metadata.values:
-            config[f"{role}_token"] = _token(tokens, metadata, key)
+            config[f"{role}_token"] = _special_token(tokens, metadata, key)
     if "tokenizer.chat_template" in metadata.values:
         config["chat_template"] = metadata.text("tokenizer.chat_template")
     files.write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def _token(tokens: list[str], metadata: Metadata, role: str) -> str:
+def _special_token(tokens: list[str], metadata: GgufMetadata, role: str) -> str:
     index = metadata.integer(f"tokenizer.ggml.{role}_token_id")
     if not 0 <= index < len(tokens):
         raise UsageError(f"{metadata.path}: {role}_token_id {index} is outside the vocabulary of {len(tokens)} tokens")
     return tokens[index]
 
 
-def _build(tokens: list[str], metadata: Metadata) -> Tokenizer:
-    """The tokenizer of the file: token id = index in `tokens`."""
+def _build(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
+    """Build the tokenizer: token id = index in `tokens`."""
     from tokenizers import AddedToken
     from tokenizers.processors import TemplateProcessing
 
@@ -117,17 +117,17 @@ def _build(tokens: list[str], metadata: Metadata) -> Tokenizer:
         elif token_type == _USER_DEFINED_TOKEN:
             tokenizer.add_tokens([AddedToken(token, normalized=False)])
     # The defaults are llama.cpp's.
-    begins = kind == "llama" or metadata.values.get("tokenizer.ggml.pre") == "llama-bpe"
-    if metadata.flag("tokenizer.ggml.add_bos_token", default=begins):
-        bos = _token(tokens, metadata, "bos")
+    adds_bos = kind == "llama" or metadata.values.get("tokenizer.ggml.pre") == "llama-bpe"
+    if metadata.flag("tokenizer.ggml.add_bos_token", default=adds_bos):
+        bos = _special_token(tokens, metadata, "bos")
         tokenizer.post_processor = TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.token_to_id(bos))]
         )
     return tokenizer
 
 
-def _byte_level(tokens: list[str], metadata: Metadata) -> Tokenizer:
-    """GPT-2's byte-level BPE; text is cut before merging after llama.cpp's name for the way."""
+def _byte_level(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
+    """Build GPT-2's byte-level BPE, with the pre-tokenizer that llama.cpp's name stands for."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import ByteLevel as Decoder
     from tokenizers.models import BPE
@@ -151,13 +151,13 @@ def _byte_level(tokens: list[str], metadata: Metadata) -> Tokenizer:
         if name == "qwen2":
             tokenizer.normalizer = NFC()
     else:
-        known = ", ".join(("gpt-2", "smollm", *_SPLITS))
-        raise UsageError(f"{metadata.path}: GGUF pre-tokenizer {name!r} is not supported, only {known} are")
+        supported = ", ".join(("gpt-2", "smollm", *_SPLITS))
+        raise UsageError(f"{metadata.path}: GGUF pre-tokenizer {name!r} is not supported, only {supported} are")
     return tokenizer
 
 
-def _sentencepiece(tokens: list[str], metadata: Metadata) -> Tokenizer:
-    """Llama's SentencePiece BPE: pairs whose concatenation has the highest score are merged first."""
+def _sentencepiece(tokens: list[str], metadata: GgufMetadata) -> Tokenizer:
+    """Build Llama's SentencePiece BPE: pairs whose concatenation has the highest score are merged first."""
     from tokenizers import Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
@@ -166,11 +166,13 @@ def _sentencepiece(tokens: list[str], metadata: Metadata) -> Tokenizer:
     merges = [(left, right) for left, right in splits if left in scores and right in scores]
     merges.sort(key=lambda merge: scores["".join(merge)], reverse=True)
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    unknown = _token(tokens, metadata, "unknown") if "tokenizer.ggml.unknown_token_id" in metadata.values else None
+    unknown = (
+        _special_token(tokens, metadata, "unknown") if "tokenizer.ggml.unknown_token_id" in metadata.values else None
+    )
     tokenizer = Tokenizer(BPE(vocab=vocabulary, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     spaces = [normalizers.Replace(" ", _SPACE)]
-    prefixed = metadata.flag("tokenizer.ggml.add_space_prefix", default=True)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if prefixed else spaces)
+    adds_prefix = metadata.flag("tokenizer.ggml.add_space_prefix", default=True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), *spaces] if adds_prefix else spaces)
     words = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)] if prefixed else words)
+    tokenizer.decoder = decoders.Sequence([*words, decoders.Strip(" ", 1, 0)] if adds_prefix else words)
     return tokenizer

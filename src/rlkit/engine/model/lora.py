@@ -3,11 +3,11 @@
 Invariant: all parameters of an adapter live in one flat float32 vector in a fixed order, so that the optimiser, a
 snapshot and a checkpoint each are one operation on one tensor; `views` are windows into it.
 
-α is 32 whatever the rank. Hosted Tinker does the same as far as can be seen from outside: the cookbook's
-`get_lora_lr_over_full_finetune_lr` takes `lora_alpha=32` for every rank, and its learning rates do not depend on it.
+α is 32 for every rank. Hosted Tinker seems to do the same: the cookbook's `get_lora_lr_over_full_finetune_lr` takes
+`lora_alpha=32` for every rank, and its learning rates do not depend on it.
 A starts uniform in ±1/√fan_in (the default of the `peft` package, Kaiming with a = √5) and B at zero, so that a new
 adapter changes nothing. Query, key and value read the same input and share one A matrix, a third each; so do gate and
-up. A is kept the other way round, [parts · r, in]: with that, the products of its gradient take half as long.
+up. A is stored transposed, [parts · r, in], which halves the time of its gradient's products.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALPHA = 32.0
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """What a client asks for when it makes a model."""
+    """A client's settings of a new model."""
 
     rank: int
     train_attn: bool = True
@@ -48,23 +48,23 @@ class Lora:
     scale: float
 
     def delta(self, x: Tensor) -> Tensor:
-        """The low-rank term of `x [N, in]`, [N, out of all parts]."""
+        """Return the low-rank term of `x [N, in]`, [N, out of all parts]."""
         inner = (x @ self.a.t().to(x.dtype)) * self.scale
         parts = [inner[:, part] @ b.to(x.dtype) for part, _, b in _parts(self.bs)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    def multiply(self, x: Tensor, weight: Tensor, *, passes_gate: bool = False) -> Tensor:
-        """`x [N, in] @ weight [in, out]` and the low-rank term, [N, out]; it may be differentiated once.
+    def multiply(self, x: Tensor, weight: Tensor, *, applies_swiglu: bool = False) -> Tensor:
+        """Return `x [N, in] @ weight [in, out]` plus the low-rank term, [N, out]; it may be differentiated once.
 
-        The gradients of the adapter itself are added to its `grad` in the course of that.
+        The backward pass adds the gradients of the adapter itself to its `grad`.
 
         Args:
-            passes_gate: multiply `ops.gated(x)`, x [N, 2 · in], which alone is kept for the backward pass.
+            applies_swiglu: multiply `ops.swiglu(x)`, x [N, 2 · in]; only x is kept for the backward pass.
         """
-        return cast("Tensor", _LoraProduct.apply(x, weight, self, passes_gate, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+        return cast("Tensor", _LoraProduct.apply(x, weight, self, applies_swiglu, self.a, *self.bs))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
     def merge_into(self, transposed: Tensor) -> Tensor:
-        """A weight given as [out, in] plus the adapter's own matrix, [out, in]."""
+        """Return a weight given as [out, in] plus the adapter's matrix, [out, in]."""
         out = torch.empty(transposed.shape, dtype=torch.float32, device=transposed.device)
         for part, rows, b in _parts(self.bs):
             torch.addmm(transposed[rows].float(), b.t(), self.a[part], alpha=self.scale, out=out[rows])
@@ -72,38 +72,38 @@ class Lora:
 
 
 class _LoraProduct(torch.autograd.Function):
-    """A product and its low-rank term, each part of which is added where it belongs.
+    """A product plus its low-rank term, with gradients accumulated in place.
 
-    Autograd alone would make a matrix of all parts first, one for each sum on the way back, and one for each gradient
-    before it is added to those of other micro-batches.
+    Autograd alone would allocate a matrix of all parts, one for each sum of the backward pass, and one for each
+    gradient before it is added to those of other micro-batches.
     """
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
-        ctx: Any, x: Tensor, weight: Tensor, lora: Lora, passes_gate: bool, *_parameters: Tensor
+        ctx: Any, x: Tensor, weight: Tensor, lora: Lora, applies_swiglu: bool, *_parameters: Tensor
     ) -> Tensor:
-        y, inner = _sum(swiglu(x) if passes_gate else x, weight, lora)
+        y, inner = _product_and_inner(swiglu(x) if applies_swiglu else x, weight, lora)
         ctx.save_for_backward(x, weight, inner)
-        ctx.lora, ctx.passes_gate = lora, passes_gate  # the `grad` of the parameters is wanted: saved ones have none
+        ctx.lora, ctx.applies_swiglu = lora, applies_swiglu  # not saved for backward: saved parameters have no `grad`
         return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+    def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         x, weight, inner = ctx.saved_tensors
         lora: Lora = ctx.lora
-        by_inner = _by_inner(by_y, inner, lora)
-        by_x = None
-        if ctx.passes_gate or ctx.needs_input_grad[0]:
-            by_x = (by_y @ weight.t()).addmm_(by_inner, lora.a.to(by_y.dtype))
-        if ctx.passes_gate:
-            by_x, x = swiglu_gradient(x, cast("Tensor", by_x))
-        _accumulate(lora.a, by_inner.t(), x)
-        return by_x, *[None] * (4 + len(lora.bs))
+        grad_inner = _inner_gradient(grad_y, inner, lora)
+        grad_x = None
+        if ctx.applies_swiglu or ctx.needs_input_grad[0]:
+            grad_x = (grad_y @ weight.t()).addmm_(grad_inner, lora.a.to(grad_y.dtype))
+        if ctx.applies_swiglu:
+            grad_x, x = swiglu_gradient(x, cast("Tensor", grad_x))
+        _accumulate(lora.a, grad_inner.t(), x)
+        return grad_x, *[None] * (4 + len(lora.bs))
 
 
-def _sum(x: Tensor, weight: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
-    """A product and its low-rank term, [N, out], and what is between A and B, [N, parts · r]."""
+def _product_and_inner(x: Tensor, weight: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
+    """Return a product plus its low-rank term, [N, out], and the scaled x A, [N, parts · r]."""
     inner = (x @ lora.a.t().to(x.dtype)).mul_(lora.scale)
     y = x @ weight
     for part, columns, b in _parts(lora.bs):
@@ -111,13 +111,13 @@ def _sum(x: Tensor, weight: Tensor, lora: Lora) -> tuple[Tensor, Tensor]:
     return y, inner
 
 
-def _by_inner(by_y: Tensor, inner: Tensor, lora: Lora) -> Tensor:
-    """The gradient between x A and what it is scaled to; that of each B is added to its own."""
-    by_inner = torch.empty_like(inner)
+def _inner_gradient(grad_y: Tensor, inner: Tensor, lora: Lora) -> Tensor:
+    """Return the gradient at x A; add that of each B to its `grad`."""
+    grad_inner = torch.empty_like(inner)
     for part, columns, b in _parts(lora.bs):
-        torch.mm(by_y[:, columns], b.t().to(by_y.dtype), out=by_inner[:, part])
-        _accumulate(b, inner[:, part].t(), by_y[:, columns])
-    return by_inner.mul_(lora.scale)
+        torch.mm(grad_y[:, columns], b.t().to(grad_y.dtype), out=grad_inner[:, part])
+        _accumulate(b, inner[:, part].t(), grad_y[:, columns])
+    return grad_inner.mul_(lora.scale)
 
 
 def _accumulate(parameter: Tensor, left: Tensor, right: Tensor) -> None:
@@ -130,7 +130,7 @@ def _accumulate(parameter: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _parts(bs: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Each B with its columns of the inner matrix and of the outer one."""
+    """Yield each B with its columns of x A and of the result."""
     inner = outer = 0
     for b in bs:
         rank, width = b.shape
@@ -140,7 +140,7 @@ def _parts(bs: Sequence[Tensor]) -> Iterator[tuple[slice, slice, Tensor]]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerAdapter:
-    """The adapters of one layer; None where nothing is trained."""
+    """The adapters of one layer; None for a matrix that is not trained."""
 
     qkv: Lora | None
     o: Lora | None
@@ -155,7 +155,7 @@ class Adapter:
     """All LoRA parameters of one model.
 
     Args:
-        flat: [P] float32; `views` are windows into it, each of them a leaf for autograd when `trainable`.
+        flat: [P] float32; `views` are windows into it, leaves for autograd if `trainable`.
     """
 
     def __init__(self, config: ModelConfig, settings: LoraSettings, flat: Tensor, *, trainable: bool = False) -> None:
@@ -168,21 +168,21 @@ class Adapter:
         self.scale = ALPHA / settings.rank
 
     def layer(self, index: int) -> LayerAdapter:
-        """The adapters of layer `index`."""
+        """Return the adapters of layer `index`."""
         return LayerAdapter(*(self._lora(f"layers.{index}.{group}", GROUPS[group]) for group in _MATRICES))
 
     def unembed(self) -> Lora | None:
-        """The adapter of the output layer, which takes the hidden state to logits."""
+        """Return the adapter of the output layer."""
         return self._lora("unembed", GROUPS["unembed"])
 
     def to(self, device: torch.device) -> Adapter:
-        """The same adapter on a device; itself if it is there."""
+        """Return the adapter on a device, itself if it is there."""
         if self.flat.device == device:
             return self
         return Adapter(self.config, self.settings, self.flat.detach().to(device))
 
     def snapshot(self) -> Adapter:
-        """A frozen copy."""
+        """Return a frozen copy."""
         return Adapter(self.config, self.settings, self.flat.detach().clone())
 
     def _lora(self, group: str, parts: tuple[str, ...]) -> Lora | None:
@@ -205,7 +205,7 @@ _MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 def parameter_slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, slice, tuple[int, int]]]:
-    """Name, place in the flat vector and shape of each parameter, in order."""
+    """Yield name, place in the flat vector and shape of each parameter, in order."""
     start = 0
     for name, shape in _shapes(config, settings):
         size = shape[0] * shape[1]
@@ -214,7 +214,7 @@ def parameter_slots(config: ModelConfig, settings: LoraSettings) -> Iterator[tup
 
 
 def make_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> Adapter:
-    """A fresh trainable adapter on the CPU, the same for the same seed."""
+    """Initialise an adapter on the CPU from a seed."""
     flat = torch.zeros(sum(rows * columns for _, (rows, columns) in _shapes(config, settings)))
     generator = torch.Generator().manual_seed(seed % 2**63)
     for name, place, shape in parameter_slots(config, settings):
@@ -226,33 +226,35 @@ def make_adapter(config: ModelConfig, settings: LoraSettings, *, seed: int) -> A
 def make_sampling_weights(
     weights: Weights, adapter: Adapter | None, run: Callable[[Sequence[Callable[[], Layer]]], list[Layer]]
 ) -> Weights:
-    """Weights for sampling: the adapter, if any, added in, and every matrix packed for products that only read it.
+    """Make weights for sampling: merge the adapter, if any, and pack every matrix.
 
     Args:
-        run: calls the functions it is given, one for each layer, and returns what they return.
+        run: calls functions, one for each layer, and returns their results.
     """
     unembed = None if adapter is None else adapter.unembed()
     with torch.inference_mode():
-        layers = run([partial(_served, layer, adapter and adapter.layer(i)) for i, layer in enumerate(weights.layers)])
+        layers = run(
+            [partial(_merge_layer, layer, adapter and adapter.layer(i)) for i, layer in enumerate(weights.layers)]
+        )
         head = weights.output if unembed is None else pack(unembed.merge_into(weights.head))
         return replace(weights, layers=tuple(layers), merged_head=head)
 
 
 def merged_bytes(served: Weights, base: Weights) -> int:
-    """The memory of what `make_sampling_weights` made for itself of `base`."""
+    """Return the memory of the matrices that `make_sampling_weights` added to `base`."""
     matrices = [getattr(layer, name) for layer in served.layers for name in _MATRICES]
     heads = [] if served.output is base.output else [served.output]
     return sum(matrix_bytes(matrix) for matrix in (*matrices, *heads))
 
 
 @torch.inference_mode()
-def _served(layer: Layer, lora: LayerAdapter | None) -> Layer:
-    def served(name: str) -> Matrix:
+def _merge_layer(layer: Layer, lora: LayerAdapter | None) -> Layer:
+    def merge_matrix(name: str) -> Matrix:
         transposed: Tensor = getattr(layer, name).t()
         part: Lora | None = getattr(lora, name, None)
         return pack(transposed if part is None else part.merge_into(transposed))
 
-    return replace(layer, **{name: served(name) for name in _MATRICES})
+    return replace(layer, **{name: merge_matrix(name) for name in _MATRICES})
 
 
 def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -260,9 +262,9 @@ def _shapes(config: ModelConfig, settings: LoraSettings) -> Iterator[tuple[str, 
     query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
     widths_in = {"qkv": hidden, "o": query, "gate_up": hidden, "down": inner}
     widths_out = {"q": query, "k": key, "v": key, "o": hidden, "gate": inner, "up": inner, "down": hidden}
-    trained = [*(("qkv", "o") if settings.train_attn else ()), *(("gate_up", "down") if settings.train_mlp else ())]
+    groups = [*(("qkv", "o") if settings.train_attn else ()), *(("gate_up", "down") if settings.train_mlp else ())]
     for i in range(config.layers):
-        for group in trained:
+        for group in groups:
             yield f"layers.{i}.{group}.lora_A", (len(GROUPS[group]) * rank, widths_in[group])
             for part in GROUPS[group]:
                 yield f"layers.{i}.{part}.lora_B", (rank, widths_out[part])

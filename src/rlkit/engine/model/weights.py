@@ -43,25 +43,25 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """A whole model."""
+    """The weights of a model."""
 
     config: ModelConfig
     embedding: Tensor  # [V, E]
     layers: tuple[Layer, ...]
-    norm: Tensor  # [E], the last
+    norm: Tensor  # [E], the final norm
     head: Tensor  # [V, E], the output layer, which is the embedding itself where the configuration ties them
-    merged_head: Matrix | None = None  # what takes the place of `head` for sampling, [E, V]
+    merged_head: Matrix | None = None  # replaces `head` for sampling, [E, V]
 
     @cached_property
     def output(self) -> Matrix:
-        """The output layer as it is multiplied with, [E, V]."""
+        """The output layer for `matmul`, [E, V]."""
         return pack(self.head) if self.merged_head is None else self.merged_head
 
 
 def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights:
     """Read `directory` (config.json, *.safetensors) onto a device: float32 on the CPU, bfloat16 elsewhere."""
     config = read_config(directory)
-    with _Reader(directory, torch.device(device)) as read:
+    with _TensorReader(directory, torch.device(device)) as read:
         hidden, vocab = config.hidden_size, config.vocab_size
         embedding = read("model.embed_tokens.weight", vocab, hidden)
         head = embedding if config.tied else read("lm_head.weight", vocab, hidden)
@@ -69,7 +69,7 @@ def load_weights(directory: Path, device: torch.device | str = "cpu") -> Weights
         return Weights(config, embedding, layers, read("model.norm.weight", hidden), head)
 
 
-def _read_layer(read: _Reader, config: ModelConfig, index: int) -> Layer:
+def _read_layer(read: _TensorReader, config: ModelConfig, index: int) -> Layer:
     prefix, hidden, inner = f"model.layers.{index}", config.hidden_size, config.intermediate_size
     attention, size = f"{prefix}.self_attn", config.head_dim
     widths = {"q": config.heads * size, "k": config.kv_heads * size, "v": config.kv_heads * size}
@@ -78,8 +78,8 @@ def _read_layer(read: _Reader, config: ModelConfig, index: int) -> Layer:
         return torch.cat(parts).t().contiguous()
 
     def stacked(stem: str, fused: str, parts: dict[str, int]) -> Tensor:
-        wanted = {fused: sum(parts.values())} if config.fused else parts
-        return transposed([read(f"{stem}.{name}_proj.weight", width, hidden) for name, width in wanted.items()])
+        widths_by_name = {fused: sum(parts.values())} if config.fused else parts
+        return transposed([read(f"{stem}.{name}_proj.weight", width, hidden) for name, width in widths_by_name.items()])
 
     return Layer(
         attention_norm=read(f"{prefix}.input_layernorm.weight", hidden),
@@ -98,8 +98,8 @@ def _read_layer(read: _Reader, config: ModelConfig, index: int) -> Layer:
     )
 
 
-class _Reader:
-    """Reads named tensors from all the safetensors files of a directory, one at a time."""
+class _TensorReader:
+    """Reads tensors by name from all safetensors files of a directory."""
 
     def __init__(self, directory: Path, device: torch.device) -> None:
         self._directory = directory
@@ -114,7 +114,7 @@ class _Reader:
             names = cast("list[str]", file.keys())
             self._read |= dict.fromkeys(names, cast("Callable[[str], Tensor]", file.get_tensor))
 
-    def __enter__(self) -> _Reader:
+    def __enter__(self) -> _TensorReader:
         return self
 
     def __exit__(self, *_: object) -> None:

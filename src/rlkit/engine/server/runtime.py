@@ -228,7 +228,7 @@ class Runtime:
         base = self.base_models.load(ref.base_model)
         lanes = self._lanes(base.weights)
         weights = make_sampling_weights(base.weights, self._load_adapter(ref, base), lanes.run)
-        decoder = Decoder(weights, lanes, size=self._size, activity=self._activity)
+        decoder = Decoder(weights, lanes, limits=self._size, activity=self._activity)
         return ServedWeights(decoder, merged_bytes(weights, base.weights), base)
 
     def _load_adapter(self, ref: SamplerRef, base: LoadedBase) -> Adapter | None:
