@@ -25,15 +25,15 @@ def test_weights_saved_again_under_a_name_are_the_new_ones(
     client: tinker.ServiceClient, rest: tinker.RestClient
 ) -> None:
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
-    found: list[list[float]] = []
+    logprobs: list[list[float]] = []
     for _ in range(2):
         path = trainer.save_weights_for_sampler("a").result().path
         sampler = client.create_sampling_client(path).result()
-        found.append(sampler.compute_logprobs(prompt(*TEXT)).result()[1:])
+        logprobs.append(sampler.compute_logprobs(prompt(*TEXT)).result()[1:])
         rest.delete_checkpoint_from_tinker_path(path).result()
         trainer.forward_backward([ce_datum(TEXT)], "cross_entropy")
         trainer.optim_step(types.AdamParams(learning_rate=0.05)).result()
-    assert np.abs(np.array(found[0]) - np.array(found[1])).max() > 0.01
+    assert np.abs(np.array(logprobs[0]) - np.array(logprobs[1])).max() > 0.01
 
 
 def test_a_sampling_client_has_no_weights_that_were_saved_later_under_its_name(
@@ -56,9 +56,9 @@ def test_a_sampling_client_has_no_weights_that_were_saved_later_under_its_name(
 @pytest.fixture
 def samplers(server: EngineServer) -> Iterator[Samplers]:
     samplers = server._service._runtime._samplers  # pyright: ignore[reportPrivateUsage] what is kept is seen nowhere else
-    most = samplers._served_bytes  # pyright: ignore[reportPrivateUsage] as above
+    served_bytes = samplers._served_bytes  # pyright: ignore[reportPrivateUsage] as above
     yield samplers
-    samplers._served_bytes = most  # pyright: ignore[reportPrivateUsage] as above
+    samplers._served_bytes = served_bytes  # pyright: ignore[reportPrivateUsage] as above
 
 
 @pytest.mark.parametrize(("adapters_bytes", "merged"), [(2 << 30, 6), (0, 18)])
@@ -69,9 +69,9 @@ def test_as_many_adapters_are_kept_merged_as_there_are_bytes_for(
     adapters_bytes: int,
     merged: int,
 ) -> None:
-    seen: list[int] = []
+    served_counts: list[int] = []
     make = samplers._load  # pyright: ignore[reportPrivateUsage] as above
-    monkeypatch.setattr(samplers, "_load", lambda ref: (seen.append(len(samplers._served)), make(ref))[1])  # pyright: ignore[reportPrivateUsage] as above
+    monkeypatch.setattr(samplers, "_load", lambda ref: (served_counts.append(len(samplers._served)), make(ref))[1])  # pyright: ignore[reportPrivateUsage] as above
     samplers._served_bytes = adapters_bytes  # pyright: ignore[reportPrivateUsage] as above
     trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=0).result()
     clients = [trainer.save_weights_and_get_sampling_client().result() for _ in range(6)]
@@ -79,8 +79,8 @@ def test_as_many_adapters_are_kept_merged_as_there_are_bytes_for(
         params = types.SamplingParams(max_tokens=2, seed=turn, stop=[])
         for sampler in clients:
             sampler.sample(prompt(*TEXT), 1, params).result()
-    assert len(seen) == merged
-    assert adapters_bytes or max(seen) < 2
+    assert len(served_counts) == merged
+    assert adapters_bytes or max(served_counts) < 2
 
 
 def test_an_answer_that_cannot_be_encoded_fails_alone(
@@ -97,9 +97,13 @@ def test_an_answer_that_cannot_be_encoded_fails_alone(
     session = {"session_id": open_session(server), "sampling_session_seq_id": 0, "base_model": "llama"}
     sampler_id = ask(server, "create_sampling_session", session).json["sampling_session_id"]
     chunks = {"chunks": [{"type": "encoded_text", "tokens": TEXT}]}
-    wanted = {"sampling_session_id": sampler_id, "num_samples": 1, "prompt": chunks}
+    sample_body = {"sampling_session_id": sampler_id, "num_samples": 1, "prompt": chunks}
     pending = [
-        ask(server, "asample", wanted | {"seq_id": seq_id, "sampling_params": {"max_tokens": 40 + seq_id, "stop": []}})
+        ask(
+            server,
+            "asample",
+            sample_body | {"seq_id": seq_id, "sampling_params": {"max_tokens": 40 + seq_id, "stop": []}},
+        )
         for seq_id in range(3)
     ]
     answers = [await_answer(server, reply) for reply in pending]

@@ -28,21 +28,21 @@ LORA = {"rank": 2, "seed": 0, "train_unembed": True, "train_mlp": True, "train_a
 
 @dataclass
 class Slow:
-    """A resolver that takes its time over "slow", which is then `found` or missing."""
+    """A resolver that takes its time over "slow", which then `exists` or is missing."""
 
-    known: Callable[[str], Path]
-    asked: list[str] = field(default_factory=list[str])
+    resolve: Callable[[str], Path]
+    names: list[str] = field(default_factory=list[str])
     go_on: threading.Event = field(default_factory=threading.Event)
-    found: bool = True
+    exists: bool = True
 
     def __call__(self, name: str) -> Path:
-        self.asked.append(name)
+        self.names.append(name)
         if name != "slow":
-            return self.known(name)
+            return self.resolve(name)
         assert self.go_on.wait(HANG_S)
-        if not self.found:
+        if not self.exists:
             raise MissingError("model 'slow' was not found")
-        return self.known("llama")
+        return self.resolve("llama")
 
 
 @pytest.fixture
@@ -59,13 +59,13 @@ def server(slow: Slow, tmp_path: Path) -> Iterator[EngineServer]:
 
 def test_a_model_that_is_being_fetched_holds_up_nobody_else(server: EngineServer, slow: Slow) -> None:
     session_id = open_session(server)
-    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "slow", "lora_config": LORA}
-    create = ask(server, "create_model", made)
+    model_body = {"session_id": session_id, "model_seq_id": 0, "base_model": "slow", "lora_config": LORA}
+    create = ask(server, "create_model", model_body)
     sampling = {"session_id": session_id, "sampling_session_seq_id": 1, "base_model": "slow"}
     sampler_id = ask(server, "create_sampling_session", sampling).json["sampling_session_id"]
     chunks = {"chunks": [{"type": "encoded_text", "tokens": TEXT}]}
-    wanted = {"sampling_session_id": sampler_id, "num_samples": 1, "prompt": chunks}
-    sample = ask(server, "asample", wanted | {"seq_id": 1, "sampling_params": {"max_tokens": 2}})
+    sample_body = {"sampling_session_id": sampler_id, "num_samples": 1, "prompt": chunks}
+    sample = ask(server, "asample", sample_body | {"seq_id": 1, "sampling_params": {"max_tokens": 2}})
     with connect(server) as client:
         trainer = client.create_lora_training_client("llama", rank=2, seed=0).result()
         trainer.forward_backward([ce_datum(TEXT)], "cross_entropy").result(HANG_S)
@@ -73,17 +73,17 @@ def test_a_model_that_is_being_fetched_holds_up_nobody_else(server: EngineServer
     slow.go_on.set()
     assert await_answer(server, create).json["type"] == "create_model"
     assert b"error" not in await_answer(server, sample).body
-    assert slow.asked.count("slow") == 1
+    assert slow.names.count("slow") == 1
 
 
-@pytest.mark.parametrize("found", [True, False])
+@pytest.mark.parametrize("exists", [True, False])
 def test_what_waits_for_a_model_runs_in_its_order_or_is_told_what_is_missing(
-    server: EngineServer, slow: Slow, found: bool
+    server: EngineServer, slow: Slow, exists: bool
 ) -> None:
-    slow.found = found
+    slow.exists = exists
     session_id = open_session(server)
-    made = {"session_id": session_id, "model_seq_id": 0, "base_model": "slow", "lora_config": LORA}
-    ask(server, "create_model", made)
+    model_body = {"session_id": session_id, "model_seq_id": 0, "base_model": "slow", "lora_config": LORA}
+    ask(server, "create_model", model_body)
     model_id = f"{session_id}:train:0"
     for seq_id in (1, 2):
         ask(server, "optim_step", {"model_id": model_id, "seq_id": seq_id, "adam_params": {}})
@@ -92,16 +92,16 @@ def test_what_waits_for_a_model_runs_in_its_order_or_is_told_what_is_missing(
     slow.go_on.set()
     store = server._service.store  # pyright: ignore[reportPrivateUsage] nobody can be asked any more
     models = server._service._runtime._models  # pyright: ignore[reportPrivateUsage] as above
-    if found:
+    if exists:
         wait_until(store.checkpoints)
         assert [checkpoint.info.steps for checkpoint in store.checkpoints()] == [2]
     session_id = open_session(server)
-    made["session_id"] = session_id
-    reply = await_answer(server, ask(server, "create_model", made)).json
-    if not found:
+    model_body["session_id"] = session_id
+    reply = await_answer(server, ask(server, "create_model", model_body)).json
+    if not exists:
         assert reply == {"error": "model 'slow' was not found", "category": "user"}
         assert store.checkpoints() == []
-    assert list(models) == [f"{session_id}:train:0"] * found
+    assert list(models) == [f"{session_id}:train:0"] * exists
 
 
 def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
@@ -112,7 +112,7 @@ def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
         return {model["model_name"]: model["max_context_length"] for model in models}
 
     assert contexts() == {"advertised": None}
-    assert slow.asked == []
+    assert slow.names == []
     session_id = open_session(server)
     sampling = {"session_id": session_id, "sampling_session_seq_id": 0, "base_model": "qwen2"}
     ask(server, "create_sampling_session", sampling)
@@ -120,17 +120,17 @@ def test_the_capabilities_look_for_no_model_and_know_those_that_were_looked_for(
     monkeypatch.setattr(base_models, "_LOOKUP_WAIT_S", 0.1)
     ask(server, "create_sampling_session", sampling | {"sampling_session_seq_id": 1, "base_model": "slow"})
     assert contexts() == {"advertised": None, "qwen2": 1024}
-    assert slow.asked == ["qwen2", "slow"]
+    assert slow.names == ["qwen2", "slow"]
 
 
 def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve: Callable[[str], Path]) -> None:
     lock, go_on = threading.Lock(), threading.Event()
-    asked: list[str] = []
+    names: list[str] = []
     running = [0, 0]
 
     def slow(name: str) -> Path:
         with lock:
-            asked.append(name)
+            names.append(name)
             running[0] += 1
             running[1] = max(running)
         assert go_on.wait(HANG_S)
@@ -138,38 +138,38 @@ def test_however_many_names_are_asked_for_a_few_are_looked_up_at_a_time(resolve:
             running[0] -= 1
         return resolve("llama")
 
-    found = base_models.BaseModels(slow, torch.device("cpu"))
-    looking = [found.start_lookup(f"hub/{i}") for i in range(50)]
+    bases = base_models.BaseModels(slow, torch.device("cpu"))
+    looking = [bases.start_lookup(f"hub/{i}") for i in range(50)]
     go_on.set()
     for future in looking:
         assert future is not None
         future.result(HANG_S)
     assert running[1] <= 4
-    assert sorted(asked) == sorted(f"hub/{i}" for i in range(50))
-    again = found.start_lookup("hub/50")  # those that have looked have ended, and another begins
+    assert sorted(names) == sorted(f"hub/{i}" for i in range(50))
+    again = bases.start_lookup("hub/50")  # those that have looked have ended, and another begins
     assert again is None or again.result(HANG_S) is None
 
 
 def test_nothing_more_is_looked_up_once_the_models_are_closed() -> None:
-    asked: list[str] = []
-    begun, go_on = threading.Semaphore(0), threading.Event()
+    names: list[str] = []
+    started, go_on = threading.Semaphore(0), threading.Event()
 
     def slow(name: str) -> Path:
-        asked.append(name)
-        begun.release()
+        names.append(name)
+        started.release()
         assert go_on.wait(HANG_S)
         raise MissingError(name)
 
-    found = base_models.BaseModels(slow, torch.device("cpu"))
-    looking = [found.start_lookup(f"hub/{i}") for i in range(9)]
+    bases = base_models.BaseModels(slow, torch.device("cpu"))
+    looking = [bases.start_lookup(f"hub/{i}") for i in range(9)]
     for _ in range(4):
-        assert begun.acquire(timeout=HANG_S)
-    found.close()
+        assert started.acquire(timeout=HANG_S)
+    bases.close()
     go_on.set()
     for future in looking[:4]:
         assert future is not None
         assert isinstance(future.exception(20), MissingError)
-    assert len(asked) == 4
+    assert len(names) == 4
 
 
 def test_a_model_in_use_is_loaded_once_however_many_there_are(

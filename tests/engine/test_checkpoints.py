@@ -128,7 +128,7 @@ def test_an_expired_checkpoint_is_as_good_as_absent_and_its_folder_goes(
     now = [1000.0]
     store = CheckpointStore(tmp_path / "root", clock=lambda: now[0])
     path = store.save(MODEL, "sampler_weights", "a", INFO, adapter, ttl_s=3600)
-    kept = store.save(MODEL, "weights", "b", INFO, adapter)
+    stored = store.save(MODEL, "weights", "b", INFO, adapter)
     now[0] += 3599
     store.load(path, config)
     now[0] += 1
@@ -141,7 +141,7 @@ def test_an_expired_checkpoint_is_as_good_as_absent_and_its_folder_goes(
     ):
         with pytest.raises(MissingError, match="has expired"):
             attempt()
-    assert [checkpoint.path for checkpoint in store.checkpoints()] == [kept]
+    assert [checkpoint.path for checkpoint in store.checkpoints()] == [stored]
     assert not (tmp_path / "root" / "abc_train_0" / "sampler_weights" / "a").exists()
     assert store.save(MODEL, "sampler_weights", "a", INFO, adapter) == path
 
@@ -154,8 +154,8 @@ def test_a_lifetime_can_be_set_and_taken_away(adapter: Adapter, tmp_path: Path) 
     assert store.get(path).expires == 8200
     store.set_ttl(path, None)
     now[0] += 1e9
-    found = store.get(path)
-    assert (found.expires, found.created, found.user_metadata) == (None, 1000, {"k": "v"})
+    checkpoint = store.get(path)
+    assert (checkpoint.expires, checkpoint.created, checkpoint.user_metadata) == (None, 1000, {"k": "v"})
 
 
 def test_a_copy_outlives_its_source(store: CheckpointStore, config: ModelConfig, adapter: Adapter) -> None:
@@ -313,17 +313,17 @@ def test_old_snapshots_wait_on_disk_where_nobody_sweeps_them_away(
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
     folder = snapshots_module.scratch_folder(tmp_path)
     snapshots = Snapshots(folder)
-    made = [make_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(3)]
-    for i, adapter in enumerate(made):
+    adapters = [make_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(3)]
+    for i, adapter in enumerate(adapters):
         snapshots.put(f"s:{i}", adapter)
     assert len(list(folder.glob("*.safetensors"))) == 2
     CheckpointStore(tmp_path).sweep()
-    for i, adapter in enumerate(made):
-        kept = snapshots.get(f"s:{i}")
-        assert kept is not None
-        assert torch.equal(kept.flat, adapter.flat)
-    monkeypatch.setattr(snapshots_module, "_DISK_BYTES_MAX", 2 * made[0].flat.numel() * 4)
-    snapshots.put("s:3", made[0])
+    for i, adapter in enumerate(adapters):
+        stored = snapshots.get(f"s:{i}")
+        assert stored is not None
+        assert torch.equal(stored.flat, adapter.flat)
+    monkeypatch.setattr(snapshots_module, "_DISK_BYTES_MAX", 2 * adapters[0].flat.numel() * 4)
+    snapshots.put("s:3", adapters[0])
     assert snapshots.get("s:0") is None
     assert len(list(folder.glob("*.safetensors"))) == 2
     snapshots.remove_prefix("s:")

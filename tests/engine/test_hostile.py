@@ -170,12 +170,12 @@ type Request = tuple[str, str, bytes, dict[str, str]]
 
 
 def forged(kind: str, rng: random.Random, session: str) -> Request:
-    known = real_bodies(session)
-    path = rng.choice(sorted(known))
+    valid_bodies = real_bodies(session)
+    path = rng.choice(sorted(valid_bodies))
     headers = {"Content-Type": "application/json"}
-    method, body = "POST", json.dumps(known[path]).encode()
+    method, body = "POST", json.dumps(valid_bodies[path]).encode()
     if kind == "json":
-        body = mutated(rng, known[path])
+        body = mutated(rng, valid_bodies[path])
     elif kind in ("proto", "zstd"):
         path = "forward_backward"
         model = rng.choice([f"{session}:train:0", f"{session}:train:9", "nobody:train:0", ""])
@@ -186,14 +186,14 @@ def forged(kind: str, rng: random.Random, session: str) -> Request:
             headers["Content-Encoding"] = rng.choice(["zstd", "gzip", "zstd, zstd", ""])
     elif kind == "raw":
         body = rng.randbytes(rng.randint(0, 300))
-        path = rng.choice([*known, "forward_backward"])
+        path = rng.choice([*valid_bodies, "forward_backward"])
     elif kind == "deep":
         body = rng.choice(DEEP)
     elif kind == "get":
         method, path, body = "GET", rng.choice(GETS), b""
     elif kind == "method":
         method = rng.choice(["GET", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS", "BREW"])
-        path = rng.choice([*known, *GETS, f"training_runs/{session}:train:0/checkpoints/weights/%2e%2e"])
+        path = rng.choice([*valid_bodies, *GETS, f"training_runs/{session}:train:0/checkpoints/weights/%2e%2e"])
     elif kind == "type":
         headers = {"Content-Type": rng.choice(["", "text/html", "application/x-protobuf", "a/b; charset=\xe9"])}
     else:
@@ -290,7 +290,7 @@ def test_no_request_harms_the_server(server: EngineServer, session: str, monkeyp
     wire = Wire(server)
     with connect(server) as client:
         expected = works(client)
-    asked: dict[int, int] = {}
+    counts: dict[int, int] = {}
     threads: list[int] = []
     memory: list[int] = []
 
@@ -309,8 +309,8 @@ def test_no_request_harms_the_server(server: EngineServer, session: str, monkeyp
         for kind in kinds:
             status, raw = wire.ask(*forged(kind, rng, session))
             check_answer(status, raw)
-            asked[status] = asked.get(status, 0) + 1
-        if not memory and sum(asked.values()) >= REQUESTS // 2:
+            counts[status] = counts.get(status, 0) + 1
+        if not memory and sum(counts.values()) >= REQUESTS // 2:
             memory.append(resident_bytes())
             threads.append(threading.active_count())
 
@@ -318,8 +318,8 @@ def test_no_request_harms_the_server(server: EngineServer, session: str, monkeyp
     wire.close()
     with connect(server) as client:
         assert works(client) == expected
-    assert sum(asked.values()) >= REQUESTS
-    assert {200, 400, 404, 422} <= asked.keys()
+    assert sum(counts.values()) >= REQUESTS
+    assert {200, 400, 404, 422} <= counts.keys()
     service = server._service  # pyright: ignore[reportPrivateUsage] what is left is seen nowhere else
     answers = [promise._future.result().body for promise in service.promises.with_prefix(session) if promise.done]  # pyright: ignore[reportPrivateUsage] as above
     assert [raw for raw in answers if b'"category": "server"' in raw] == []
@@ -387,8 +387,8 @@ def test_a_request_for_too_much_or_for_what_means_nothing_is_refused_by_name(
     body = real_bodies(session)["asample"] | {"sampling_params": params} | fields
     status, raw = wire.ask("POST", "asample", json.dumps(body).encode(), {})
     assert status == 200
-    wanted = {"request_id": json.loads(raw)["request_id"]}
-    _, raw = wire.ask("POST", "retrieve_future", json.dumps(wanted).encode(), {})
+    body = {"request_id": json.loads(raw)["request_id"]}
+    _, raw = wire.ask("POST", "retrieve_future", json.dumps(body).encode(), {})
     wire.close()
     answer = json.loads(raw)
     assert answer["category"] == "user"

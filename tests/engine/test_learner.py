@@ -178,15 +178,15 @@ def test_merged_weights_give_the_same_log_probabilities_as_the_adapter(weights: 
     adapter = random_adapter(weights, LoraSettings(4))
     example = random_examples("cross_entropy", [60])
     trained = Learner(weights, adapter, lanes).forward(example, make_loss("cross_entropy", {})).logprobs[0]
-    found: list[SampleResult] = []
+    results: list[SampleResult] = []
     decoder = Decoder(make_sampling_weights(weights, adapter.snapshot(), lanes.run), lanes)
     tokens = np.append(example[0].tokens, 0)
-    wanted = np.append(example[0].targets, 0)
-    request = SampleRequest(tokens, 1, 1, 0, DrawSettings(), StopRule(), targets=wanted[:-1, None])
-    decoder.submit(request, found.append)
+    prompt_tokens = np.append(example[0].targets, 0)
+    request = SampleRequest(tokens, 1, 1, 0, DrawSettings(), StopRule(), targets=prompt_tokens[:-1, None])
+    decoder.submit(request, results.append)
     decoder.step()
-    assert found[0].prompt_scores.targets is not None
-    np.testing.assert_allclose(found[0].prompt_scores.targets[:, 0], trained, atol=1e-4)
+    assert results[0].prompt_scores.targets is not None
+    np.testing.assert_allclose(results[0].prompt_scores.targets[:, 0], trained, atol=1e-4)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5])
@@ -285,8 +285,8 @@ def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are
 
     class Sampling:
         def __init__(self) -> None:
-            self.decoder, self.found = Decoder(served, lanes), list[SampleResult]()
-            self.decoder.submit(request, self.found.append)
+            self.decoder, self.results = Decoder(served, lanes), list[SampleResult]()
+            self.decoder.submit(request, self.results.append)
 
         @property
         def should_yield(self) -> bool:
@@ -309,9 +309,9 @@ def test_samples_that_are_drawn_between_micro_batches_change_no_gradient_and_are
         sampling.let_others_run()
     lanes.close()
     assert torch.equal(*gradients)
-    for drawn, expected in zip(sampling.found[0].samples, alone.found[0].samples, strict=True):
-        np.testing.assert_array_equal(drawn.tokens, expected.tokens)
-        np.testing.assert_array_equal(drawn.logprobs, expected.logprobs)
+    for sampled, expected in zip(sampling.results[0].samples, alone.results[0].samples, strict=True):
+        np.testing.assert_array_equal(sampled.tokens, expected.tokens)
+        np.testing.assert_array_equal(sampled.logprobs, expected.logprobs)
 
 
 def test_training_that_is_halted_ends_within_a_micro_batch(weights: Weights, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,8 +364,8 @@ def test_a_long_sequence_is_computed_again_rather_than_kept(
 ) -> None:
     examples = random_examples("ppo", [150])
     gradients: list[torch.Tensor] = []
-    for most in (1024, 16):
-        monkeypatch.setitem(transformer._KEEP_ALL_TOKENS, "cpu", most)
+    for limit in (1024, 16):
+        monkeypatch.setitem(transformer._KEEP_ALL_TOKENS, "cpu", limit)
         learner = Learner(weights, random_adapter(weights, LoraSettings(4)), lanes)
         learner.forward_backward(examples, make_loss("ppo", {}))
         gradients.append(learner.gradients.sum(0))

@@ -14,13 +14,13 @@ PROMPT = np.arange(100, 140)
 @st.composite
 def sequences(draw: st.DrawFn) -> list[np.ndarray]:
     """Some that begin alike, some that do not, some equal."""
-    found = [
+    sequences = [
         np.array(draw(st.lists(st.integers(0, 2), min_size=1, max_size=300))) for _ in range(draw(st.integers(0, 6)))
     ]
     for _ in range(draw(st.integers(0, 12))):
         answer = draw(st.lists(st.integers(0, 2), min_size=1, max_size=40))
-        found.append(np.concatenate([PROMPT[: draw(st.integers(0, 40))], answer]))
-    return [*found, *found[:2]]
+        sequences.append(np.concatenate([PROMPT[: draw(st.integers(0, 40))], answer]))
+    return [*sequences, *sequences[:2]]
 
 
 @given(sequences())
@@ -32,9 +32,9 @@ def test_every_sequence_is_found_in_its_rows_with_all_that_comes_before(all_sequ
     assert sorted(member.index for _, member in members) == list(range(len(all_sequences)))
     for batch, member in members:
         np.testing.assert_array_equal(batch.tokens[member.rows], all_sequences[member.index])
-        own = next(span for span in batch.spans if span.start + span.length - 1 == member.rows[-1])
-        prefix = range(own.prefix.start, own.prefix.start + own.prefix.length) if own.prefix else range(0)
-        assert [*prefix, *range(own.start, own.start + own.length)] == member.rows.tolist()
+        tail = next(span for span in batch.spans if span.start + span.length - 1 == member.rows[-1])
+        prefix = range(tail.prefix.start, tail.prefix.start + tail.prefix.length) if tail.prefix else range(0)
+        assert [*prefix, *range(tail.start, tail.start + tail.length)] == member.rows.tolist()
     for batch in batches:
         covered = [row for span in batch.spans for row in range(span.start, span.start + span.length)]
         assert covered == list(range(len(batch.tokens)))

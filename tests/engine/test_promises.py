@@ -31,15 +31,15 @@ def test_the_newest_answer_is_kept_however_large_it_is(monkeypatch: pytest.Monke
 
 def test_an_answer_counts_with_what_its_promise_takes_up() -> None:
     table = Promises()
-    made = [table.get_or_make(f"s:train:0#{i}")[0] for i in range(1000)]
-    for promise in made:
+    promises = [table.get_or_make(f"s:train:0#{i}")[0] for i in range(1000)]
+    for promise in promises:
         promise.resolve(json_answer({}))
-    assert made[0].unfetched.bytes >= 1000 * 2000
-    for promise in made[:500]:
+    assert promises[0].unfetched.bytes >= 1000 * 2000
+    for promise in promises[:500]:
         table.mark_delivered(promise, 2)
-    for promise in made[500:]:
+    for promise in promises[500:]:
         table.forget(promise.request_id)
-    assert made[0].unfetched.bytes == 0
+    assert promises[0].unfetched.bytes == 0
 
 
 @pytest.mark.parametrize("leaves", [True, False])
@@ -47,10 +47,10 @@ def test_an_answer_counts_as_delivered_only_if_somebody_was_there_to_get_it(serv
     session_id, service = open_session(server), service_of(server)
     name = f"{session_id}:never"
     promise, _ = on_server(server, lambda: service.promises.get_or_make(name))
-    wanted, address = json.dumps({"request_id": name}), urlsplit(server.url)
+    body, address = json.dumps({"request_id": name}), urlsplit(server.url)
     head = ["POST /api/v1/retrieve_future HTTP/1.1", "Host: x", f"X-API-Key: {server.api_key}"]
     with socket.create_connection((str(address.hostname), address.port), timeout=HANG_S) as asking:
-        asking.sendall("\r\n".join([*head, f"Content-Length: {len(wanted)}", "", wanted]).encode())
+        asking.sendall("\r\n".join([*head, f"Content-Length: {len(body)}", "", body]).encode())
         while not promise._wakers:  # pyright: ignore[reportPrivateUsage] until it is waited for
             time.sleep(0.01)
         if leaves:

@@ -71,10 +71,10 @@ def test_a_request_that_is_too_large_may_be_sent_again(server: EngineServer, mon
         try:
             return await read(request, bytes_max=bytes_max)
         except HttpError as refused:  # as much as had arrived, which is another part each time
-            kept.append(len(refused.body) - 5 * len(kept))
-            raise HttpError(refused.status, str(refused), refused.body[: kept[-1]]) from None
+            read_sizes.append(len(refused.body) - 5 * len(read_sizes))
+            raise HttpError(refused.status, str(refused), refused.body[: read_sizes[-1]]) from None
 
-    kept: list[int] = []
+    read_sizes: list[int] = []
     monkeypatch.setattr(http_requests, "read_body", reading)
     with monkeypatch.context() as patch:
         patch.setattr(http_requests, "_BODY_BYTES_MAX", 100)
@@ -83,7 +83,7 @@ def test_a_request_that_is_too_large_may_be_sent_again(server: EngineServer, mon
                 ask(server, "forward_backward", train_request(model_id, 1), media_type="application/x-protobuf").status
                 == 200
             )
-    assert len(set(kept)) == 3
+    assert len(set(read_sizes)) == 3
     assert b"larger than 100 bytes" in ask(server, "retrieve_future", {"request_id": f"{model_id}#1"}).body
 
 
@@ -110,15 +110,15 @@ def test_a_sampling_request_is_known_again_by_its_bytes(server: EngineServer, mo
         lambda self, request, fingerprint: (prints.append(fingerprint), sample(self, request, fingerprint))[1],
     )
     sampling = {"session_id": open_session(server), "sampling_session_seq_id": 0, "base_model": "llama"}
-    wanted = {
+    sample_body = {
         "sampling_session_id": ask(server, "create_sampling_session", sampling).json["sampling_session_id"],
         "seq_id": 1,
         "num_samples": 2,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": TEXT}]},
         "sampling_params": {"max_tokens": 2},
     }
-    assert [ask(server, "asample", wanted).status for _ in range(2)] == [200, 200]
-    assert ask(server, "asample", wanted | {"num_samples": 3}).status == 400
+    assert [ask(server, "asample", sample_body).status for _ in range(2)] == [200, 200]
+    assert ask(server, "asample", sample_body | {"num_samples": 3}).status == 400
     assert prints[0] == prints[1] != prints[2]
 
 

@@ -79,13 +79,13 @@ ENDLESS = {
 def test_what_never_becomes_a_request_is_refused_before_it_is_kept(name: str, server: EngineServer) -> None:
     before = resident_bytes()
     with connected(server) as connection:
-        sent, said = send_until_refused(connection, ENDLESS[name])
+        sent, reply = send_until_refused(connection, ENDLESS[name])
         grown = resident_bytes() - before
     assert sent < SENT_MAX
     assert grown < 48 * MIB
-    assert said.startswith("HTTP/1.1 431 Request Header Fields Too Large\r\n")
-    assert "connection: close" in said
-    assert said.endswith(("longer than 65536 bytes", "more than 128 headers"))
+    assert reply.startswith("HTTP/1.1 431 Request Header Fields Too Large\r\n")
+    assert "connection: close" in reply
+    assert reply.endswith(("longer than 65536 bytes", "more than 128 headers"))
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_a_body_whose_framing_never_ends_closes_the_connection(part: bytes, serv
     key = b"x-api-key: " + server.api_key.encode() + b"\r\n"
     more = b"x: y\r\n" * 10_000 if part.endswith(b"\n") else b"a" * MIB
     with connected(server) as connection:
-        sent, said = send_until_refused(connection, chain([POST + key + CHUNKED + part], repeat(more)))
+        sent, reply = send_until_refused(connection, chain([POST + key + CHUNKED + part], repeat(more)))
     assert sent < SENT_MAX
-    assert said == ""  # the request waits for its body, and has no answer yet
+    assert reply == ""  # the request waits for its body, and has no answer yet
 
 
 def test_headers_that_come_too_slowly_are_refused(server: EngineServer, monkeypatch: pytest.MonkeyPatch) -> None:

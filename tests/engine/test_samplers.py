@@ -47,8 +47,8 @@ def samplers(models: Mapping[str, Path], decoders: dict[str, Decoder]) -> Iterat
 def ask(samplers: Samplers, name: str, *, samples: int = 2) -> Promise:
     """A request for samples of 900 tokens."""
     promise = Promise(name)
-    wanted = SampleRequest(np.arange(5), samples, 900, 0, DrawSettings(), StopRule())
-    samplers.submit(Target(SamplerRef(name)), wanted, lambda _: b"", promise)
+    request = SampleRequest(np.arange(5), samples, 900, 0, DrawSettings(), StopRule())
+    samplers.submit(Target(SamplerRef(name)), request, lambda _: b"", promise)
     return promise
 
 

@@ -93,7 +93,7 @@ def test_a_training_loop_is_repeated_bit_for_bit_on_a_fresh_server(
     resolve: Callable[[str], Path], tmp_path: Path
 ) -> None:
     def run(root: Path) -> list[np.ndarray]:
-        seen: list[np.ndarray] = []
+        arrays: list[np.ndarray] = []
         with EngineServer(root=root, resolve=resolve) as server, connect(server) as client:
             trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=7).result()
             for step in range(4):
@@ -104,9 +104,9 @@ def test_a_training_loop_is_repeated_bit_for_bit_on_a_fresh_server(
                 data = [rl_datum([*TEXT, i], s, float(s.tokens[0] % 3 - 1)) for i, s in sequences]
                 output = trainer.forward_backward(data, "ppo").result()
                 trainer.optim_step(ADAM).result()
-                seen += logprobs_of(output)
-            seen += logprobs_of(trainer.forward(data, "ppo").result())
-        return seen
+                arrays += logprobs_of(output)
+            arrays += logprobs_of(trainer.forward(data, "ppo").result())
+        return arrays
 
     for first, second in zip(run(tmp_path / "a"), run(tmp_path / "b"), strict=True):
         np.testing.assert_array_equal(first, second)
@@ -132,11 +132,11 @@ def test_training_goes_on_identically_in_a_new_server(
     data = [ce_datum(TEXT), ce_datum(TEXT[::-1])]
 
     def steps(trainer: tinker.TrainingClient, count: int) -> list[np.ndarray]:
-        seen: list[np.ndarray] = []
+        arrays: list[np.ndarray] = []
         for _ in range(count):
-            seen += logprobs_of(trainer.forward_backward(data, "cross_entropy").result())
+            arrays += logprobs_of(trainer.forward_backward(data, "cross_entropy").result())
             trainer.optim_step(ADAM).result()
-        return seen
+        return arrays
 
     with EngineServer(root=tmp_path, resolve=resolve) as server, connect(server) as client:
         trainer = client.create_lora_training_client(base_model="llama", rank=4, seed=7).result()
@@ -286,16 +286,16 @@ def test_stop_answers_what_is_open(
             with urllib.request.urlopen(request, timeout=HANG_S) as reply:
                 answers.append(reply.read())
 
-        held, wait = threading.Event(), type(waiting).wait
+        blocked, wait = threading.Event(), type(waiting).wait
 
         async def noted(*args: Any) -> object:
-            held.set()
+            blocked.set()
             return await wait(*args)
 
         monkeypatch.setattr(type(waiting), "wait", noted)
         asking = threading.Thread(target=ask)
         asking.start()
-        assert held.wait(HANG_S)
+        assert blocked.wait(HANG_S)
         assert not waiting.done
     asking.join()
     assert b"the engine was stopped" in answers[0]

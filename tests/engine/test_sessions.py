@@ -40,8 +40,8 @@ ONE = types.SamplingParams(max_tokens=3, seed=1, stop=[])
 def post(server: EngineServer, path: str, body: object, **headers: str) -> tuple[int, dict[str, object]]:
     """Status and JSON of a reply; `body` is JSON unless it is bytes."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    known = {"X-API-Key": server.api_key, "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{server.url}/api/v1/{path}", data, known | headers)
+    default_headers = {"X-API-Key": server.api_key, "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.url}/api/v1/{path}", data, default_headers | headers)
     try:
         reply = urllib.request.urlopen(request, timeout=HANG_S)
     except urllib.error.HTTPError as error:
@@ -170,7 +170,7 @@ def test_a_sample_does_not_wait_for_the_training_that_is_queued(
     monkeypatch.setattr(Runtime, "sample", lambda *args: (began.append("sample"), sample(*args))[1])
     with busy_worker(server):
         training = [trainer.forward([ce_datum(TEXT)], "cross_entropy") for _ in range(3)]
-        asked = sampler.sample(prompt(*TEXT), 1, ONE)
+        sampling = sampler.sample(prompt(*TEXT), 1, ONE)
         while (
             sum(
                 p.is_submitted and not p.done
@@ -179,7 +179,7 @@ def test_a_sample_does_not_wait_for_the_training_that_is_queued(
             < 4
         ):
             time.sleep(0.01)
-    assert len(asked.result().sequences[0].tokens) == 3
+    assert len(sampling.result().sequences[0].tokens) == 3
     for future in training:
         future.result()
     assert began == ["sample", "train", "train", "train"]
@@ -210,8 +210,8 @@ def test_what_waits_when_a_session_ends_is_answered_and_a_save_is_still_made(ser
             target=lambda: answers.append(post(server, "retrieve_future", {"request_id": f"{model_id}#2"})[1])
         )
         asking.start()
-        gone = service_of(server).promise(f"{model_id}#2")
-        while not gone._wakers:  # pyright: ignore[reportPrivateUsage] until it is waited for
+        dropped_promise = service_of(server).promise(f"{model_id}#2")
+        while not dropped_promise._wakers:  # pyright: ignore[reportPrivateUsage] until it is waited for
             time.sleep(0.01)
         with busy_worker(server):
             create = {"session_id": session_id, "model_seq_id": 7, "base_model": "llama", "lora_config": {"rank": 2}}
@@ -317,13 +317,13 @@ def test_a_cancelled_sample_leaves_the_batch_and_its_neighbours_alone(
     long = types.SamplingParams(max_tokens=900, seed=3, stop=[])
     short = types.SamplingParams(max_tokens=150, seed=4, stop=[])
     expected = sampler.sample(prompt(*TEXT), 2, short).result().sequences
-    abandoned, kept = sampler.sample(prompt(*TEXT), 5, long), sampler.sample(prompt(*TEXT), 2, short)
+    abandoned, completed = sampler.sample(prompt(*TEXT), 5, long), sampler.sample(prompt(*TEXT), 2, short)
     runtime = service_of(server)._runtime  # pyright: ignore[reportPrivateUsage] as above
     served = runtime._samplers._served  # pyright: ignore[reportPrivateUsage] as above
     while sum(len(one.tickets) for one in list(served.values())) < 2:
         time.sleep(0.005)
     abandoned.future().cancel()
-    for sequence, alone in zip(kept.result().sequences, expected, strict=True):
+    for sequence, alone in zip(completed.result().sequences, expected, strict=True):
         assert sequence.tokens == alone.tokens
         np.testing.assert_array_equal(sequence.logprobs_np, alone.logprobs_np)
     # On a busy machine the cancellation may arrive behind the short samples.
@@ -369,8 +369,8 @@ def test_in_flight_clients_share_the_newest_weights_and_snapshots_keep_theirs(
     assert score(first) == score(second) == new
     assert score(fixed) == old
     snapshots = service_of(server)._runtime._snapshots  # pyright: ignore[reportPrivateUsage] as above
-    kept = [name for name in snapshots._recent if ":inflight:" in name]  # pyright: ignore[reportPrivateUsage] as above
-    assert len([name for name in kept if name.startswith(trainer.model_id)]) == 1
+    inflight_names = [name for name in snapshots._recent if ":inflight:" in name]  # pyright: ignore[reportPrivateUsage] as above
+    assert len([name for name in inflight_names if name.startswith(trainer.model_id)]) == 1
     reply = post(server, "save_weights_for_sampler", {"model_id": trainer.model_id, "kind": "frozen"})
     assert reply[0] == 422
 
@@ -391,11 +391,11 @@ def test_a_compressed_body_is_read_and_a_bomb_is_not(server: EngineServer, monke
     async def compressing(*_: object) -> types.ClientConfigResponse:
         return types.ClientConfigResponse(proto_compress_fwdbwd=True)
 
-    seen: list[int] = []
+    sizes: list[int] = []
     unpack = http_requests.unpack_body
 
     def unpack_body(body: bytearray, *, bytes_max: int) -> bytes:
-        seen.append(len(body))
+        sizes.append(len(body))
         return unpack(body, bytes_max=bytes_max)
 
     monkeypatch.setattr(http_requests, "unpack_body", unpack_body)
@@ -406,7 +406,7 @@ def test_a_compressed_body_is_read_and_a_bomb_is_not(server: EngineServer, monke
             losses.append(trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics["loss:sum"])
         monkeypatch.setattr(InternalClientHolder, "_fetch_client_config", compressing)
     assert losses[0] == losses[1]
-    assert len(seen) == 1
+    assert len(sizes) == 1
     body = zstandard.compress(pb.ForwardBackwardRequest(model_id="nobody:train:0", seq_id=1).SerializeToString())
     encoded = {"Content-Encoding": "zstd"}
     assert post(server, "forward_backward", body, **encoded)[0] == 404
@@ -483,16 +483,16 @@ def test_a_sampling_request_that_is_sent_twice_is_one(server: EngineServer, clie
     _, reply = post(server, "create_sampling_session", body)
     assert post(server, "create_sampling_session", body) == (200, reply)
     assert post(server, "create_sampling_session", body | {"base_model": "qwen3"})[0] == 400
-    wanted = {
+    sample_body = {
         "sampling_session_id": reply["sampling_session_id"],
         "seq_id": 1,
         "num_samples": 2,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": TEXT}]},
         "sampling_params": {"max_tokens": 2},
     }
-    first = post(server, "asample", wanted)
-    assert post(server, "asample", wanted) == first
-    assert post(server, "asample", wanted | {"num_samples": 3})[0] == 400
+    first = post(server, "asample", sample_body)
+    assert post(server, "asample", sample_body) == first
+    assert post(server, "asample", sample_body | {"num_samples": 3})[0] == 400
 
 
 def test_a_gap_does_not_grow_without_end(server: EngineServer, client: tinker.ServiceClient) -> None:
@@ -601,8 +601,8 @@ def test_a_large_answer_is_announced_first(
     trainer = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result()
     expected = trainer.forward([ce_datum(TEXT)], "cross_entropy").result()
     monkeypatch.setattr(routes, "_INLINE_BYTES_MAX", 10)
-    wanted = {"request_id": f"{trainer.model_id}#1", "allow_metadata_only": True}
-    status, reply = post(server, "retrieve_future", wanted)
+    sample_body = {"request_id": f"{trainer.model_id}#1", "allow_metadata_only": True}
+    status, reply = post(server, "retrieve_future", sample_body)
     assert (status, reply["status"]) == (200, "complete_metadata")
     assert int(str(reply["response_payload_size"])) > 10
     assert trainer.forward([ce_datum(TEXT)], "cross_entropy").result().metrics == expected.metrics
@@ -629,14 +629,14 @@ def test_a_token_that_is_no_64_bit_integer_is_the_clients_mistake(
     session_id = client.create_lora_training_client(base_model="llama", rank=2, seed=0).result().model_id.split(":")[0]
     body = {"session_id": session_id, "sampling_session_seq_id": 6, "base_model": "llama"}
     _, reply = post(server, "create_sampling_session", body)
-    wanted = {
+    sample_body = {
         "sampling_session_id": reply["sampling_session_id"],
         "seq_id": 1,
         "num_samples": 1,
         "prompt": {"chunks": [{"type": "encoded_text", "tokens": [1, token]}]},
         "sampling_params": {"max_tokens": 2},
     }
-    status, reply = post(server, "asample", wanted)
+    status, reply = post(server, "asample", sample_body)
     if status == 200:
         _, reply = post(server, "retrieve_future", {"request_id": reply["request_id"]})
         assert reply["category"] == "user", reply

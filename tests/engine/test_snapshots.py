@@ -67,19 +67,19 @@ def test_where_the_disk_is_full_a_new_snapshot_is_refused_and_the_old_ones_stay(
 
     folder = scratch_folder(tmp_path)
     snapshots = Snapshots(folder)
-    made = [make_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(2)]
+    adapters = [make_adapter(config, LoraSettings(2), seed=i).snapshot() for i in range(2)]
     monkeypatch.setattr(snapshots_module, "_MEMORY_BYTES_MAX", 1)
-    snapshots.put("s:0", made[0])
+    snapshots.put("s:0", adapters[0])
     with monkeypatch.context() as patch:
         patch.setattr(snapshots_module, "write_tensors", fail)
         with pytest.raises(UsageError, match="no room"):
-            snapshots.put("s:1", made[1])
+            snapshots.put("s:1", adapters[1])
     assert list(folder.glob("*.safetensors")) == []
     assert snapshots.get("s:1") is None
-    kept = snapshots.get("s:0")
-    assert kept is not None
-    assert torch.equal(kept.flat, made[0].flat)
-    snapshots.put("s:2", made[1])
+    stored = snapshots.get("s:0")
+    assert stored is not None
+    assert torch.equal(stored.flat, adapters[0].flat)
+    snapshots.put("s:2", adapters[1])
     assert snapshots.get("s:0") is not None
     snapshots.close()
 

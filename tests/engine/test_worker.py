@@ -15,30 +15,30 @@ JOBS = 20
 
 @pytest.mark.parametrize("job_s", [0.01, 1.0])
 def test_running_samples_advance_between_jobs_however_many_wait(job_s: float) -> None:
-    now, seen, ended = 0.0, list[str](), threading.Event()
+    now, events, finished = 0.0, list[str](), threading.Event()
 
     def job() -> None:
         nonlocal now
         now += job_s
-        seen.append("job")
-        if seen.count("job") < 10 * JOBS:
+        events.append("job")
+        if events.count("job") < 10 * JOBS:
             worker.submit(job)  # another one waits already: there is never none
         else:
-            ended.set()
+            finished.set()
 
     def token() -> bool:
         nonlocal now
         now += 0.02
-        seen.append("token")
+        events.append("token")
         return True
 
     worker = Worker(token, clock=lambda: now)
     worker.submit(job)
     worker.submit(job)
     worker.start()
-    assert ended.wait(HANG_S)
+    assert finished.wait(HANG_S)
     worker.stop()
-    runs = [(name, len(list(run))) for name, run in groupby(seen)]
+    runs = [(name, len(list(run))) for name, run in groupby(events)]
     jobs = [count for name, count in runs if name == "job"]
     tokens = [count for name, count in runs if name == "token"]
     assert max(jobs) <= max(0.25 / job_s + 1, 1)
@@ -49,38 +49,38 @@ def test_running_samples_advance_between_jobs_however_many_wait(job_s: float) ->
 def test_jobs_run_in_the_order_in_which_they_were_given_and_one_that_fails_is_only_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    seen, ended = list[int](), threading.Event()
+    events, finished = list[int](), threading.Event()
 
     def fail() -> None:
         raise ValueError("on purpose")
 
     worker = Worker(lambda: False)
     for number in range(JOBS):
-        worker.submit(lambda number=number: seen.append(number))
+        worker.submit(lambda number=number: events.append(number))
     worker.submit(fail)
-    worker.submit(ended.set)
+    worker.submit(finished.set)
     worker.start()
-    assert ended.wait(HANG_S)
+    assert finished.wait(HANG_S)
     worker.stop()
-    assert seen == list(range(JOBS))
+    assert events == list(range(JOBS))
     assert "on purpose" in caplog.text
 
 
 def test_what_is_to_run_soon_runs_before_what_was_given_earlier() -> None:
-    seen, ended = list[str](), threading.Event()
+    events, finished = list[str](), threading.Event()
     worker = Worker(lambda: False)
     for name in ("first", "second"):
-        worker.submit(lambda name=name: seen.append(name))
-    worker.submit_first(lambda: seen.append("soon"))
-    worker.submit(ended.set)
+        worker.submit(lambda name=name: events.append(name))
+    worker.submit_first(lambda: events.append("soon"))
+    worker.submit(finished.set)
     worker.start()
-    assert ended.wait(HANG_S)
+    assert finished.wait(HANG_S)
     worker.stop()
-    assert seen == ["soon", "first", "second"]
+    assert events == ["soon", "first", "second"]
 
 
 def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
-    now, tokens, seen, ended = 0.0, 0, list[tuple[str, float]](), threading.Event()
+    now, tokens, events, finished = 0.0, 0, list[tuple[str, float]](), threading.Event()
 
     def begin() -> None:
         nonlocal tokens
@@ -90,14 +90,14 @@ def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
         nonlocal now, tokens
         now += 0.02
         tokens = max(tokens - 1, 0)
-        seen.append(("token", now))
+        events.append(("token", now))
         return tokens > 0
 
     def long_job() -> None:
         nonlocal now
         for part in range(JOBS):
             now += 0.1
-            seen.append(("part", now))
+            events.append(("part", now))
             if part == 0:
                 worker.submit_first(begin)
             if worker.should_yield:
@@ -105,36 +105,36 @@ def test_samples_begin_and_advance_inside_a_long_job_that_gives_way() -> None:
 
     worker = Worker(token, clock=lambda: now)
     worker.submit(long_job)
-    worker.submit(ended.set)
+    worker.submit(finished.set)
     worker.start()
-    assert ended.wait(HANG_S)
+    assert finished.wait(HANG_S)
     worker.stop()
-    runs = [(name, len(list(run))) for name, run in groupby(seen, key=lambda entry: entry[0])]
+    runs = [(name, len(list(run))) for name, run in groupby(events, key=lambda entry: entry[0])]
     assert runs[:6] == [("part", 3), ("token", 13), ("part", 3), ("token", 13), ("part", 3), ("token", 4)]
     assert runs[6] == ("part", JOBS - 9)
 
 
 def test_what_is_to_run_soon_and_came_during_a_job_runs_and_advances_before_the_next() -> None:
-    now, seen, ended = 0.0, list[str](), threading.Event()
+    now, events, finished = 0.0, list[str](), threading.Event()
 
     def job(name: str) -> None:
         nonlocal now
         now += 1.0
-        seen.append(name)
+        events.append(name)
         if name == "first":
-            worker.submit_first(lambda: seen.append("soon"))
+            worker.submit_first(lambda: events.append("soon"))
 
     def token() -> bool:
         nonlocal now
         now += 0.2
-        seen.append("token")
+        events.append("token")
         return False
 
     worker = Worker(token, clock=lambda: now)
     for name in ("first", "second"):
         worker.submit(lambda name=name: job(name))
-    worker.submit(ended.set)
+    worker.submit(finished.set)
     worker.start()
-    assert ended.wait(HANG_S)
+    assert finished.wait(HANG_S)
     worker.stop()
-    assert seen[:4] == ["first", "soon", "token", "second"]
+    assert events[:4] == ["first", "soon", "token", "second"]

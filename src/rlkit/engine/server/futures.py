@@ -78,22 +78,14 @@ class ByteCounter:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Promise:
-    """A pending answer. `resolve` and `fail` may be called from any thread; the first call counts.
-
-    Args:
-        fingerprint: hash of the request, which tells it from another one under the same id.
-        is_submitted: the worker has got the request's job.
-        is_started: the worker has started the job.
-        outlives_session: the job runs even if the session ends, because it saves or a submitted save depends on it.
-        unfetched: shared counter of the session's unfetched answers.
-    """
+    """A pending answer. `resolve` and `fail` may be called from any thread; the first call counts."""
 
     request_id: str
-    fingerprint: bytes = b""
-    is_submitted: bool = False
-    is_started: bool = False
-    outlives_session: bool = False
-    unfetched: ByteCounter = field(default_factory=ByteCounter)
+    fingerprint: bytes = b""  # hash of the request, which tells it from another one under the same id
+    is_submitted: bool = False  # the worker has the request's job, or has run it
+    is_started: bool = False  # the worker has started the job
+    outlives_session: bool = False  # the job runs after the session's end: it saves, or a submitted save depends on it
+    unfetched: ByteCounter = field(default_factory=ByteCounter)  # shared by all promises of the session
     _future: Future[Answer] = field(default_factory=Future[Answer])
     _wakers: set[Callable[[], object]] = field(default_factory=set[Callable[[], object]])
 

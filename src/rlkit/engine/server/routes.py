@@ -66,6 +66,7 @@ def make_app(service: Service, bodies: BodyReader, *, api_key: str, models: Sequ
 
 
 def _service_routes(handlers: _Handlers, service: Service) -> list[tuple[str, str, Handler]]:
+    future = handlers.future
     return [
         ("GET", "healthz", handlers.health),
         ("GET", "get_server_capabilities", handlers.capabilities),
@@ -84,21 +85,17 @@ def _service_routes(handlers: _Handlers, service: Service) -> list[tuple[str, st
         ("POST", "create_custom_loss", handlers.create_custom_loss),
         ("POST", "retrieve_future", handlers.retrieve_future),
         ("POST", "cancel_future", handlers.cancel_future),
-        ("POST", "create_model", handlers.future(types.CreateModelRequest, service.create_model)),
-        ("POST", "load_weights", handlers.future(types.LoadWeightsRequest, service.load_weights)),
-        ("POST", "optim_step", handlers.future(types.OptimStepRequest, service.optim_step)),
-        ("POST", "save_weights", handlers.future(types.SaveWeightsRequest, service.save_weights)),
+        ("POST", "create_model", future(types.CreateModelRequest, service.create_model)),
+        ("POST", "load_weights", future(types.LoadWeightsRequest, service.load_weights)),
+        ("POST", "optim_step", future(types.OptimStepRequest, service.optim_step)),
+        ("POST", "save_weights", future(types.SaveWeightsRequest, service.save_weights)),
         (
             "POST",
             "save_weights_for_sampler",
-            handlers.future(types.SaveWeightsForSamplerRequest, service.save_weights_for_sampler),
+            future(types.SaveWeightsForSamplerRequest, service.save_weights_for_sampler),
         ),
-        (
-            "POST",
-            "save_weights_external",
-            handlers.future(types.SaveWeightsExternalRequest, service.save_weights_external),
-        ),
-        ("POST", "unload_model", handlers.future(types.UnloadModelRequest, service.unload_model)),
+        ("POST", "save_weights_external", future(types.SaveWeightsExternalRequest, service.save_weights_external)),
+        ("POST", "unload_model", future(types.UnloadModelRequest, service.unload_model)),
     ]
 
 
@@ -163,10 +160,6 @@ def _error_response(status: int, message: str) -> JSONResponse:
     return JSONResponse({"detail": message[:_MESSAGE_MAX]}, status_code=status)
 
 
-def _pending_response(promise: Promise) -> JSONResponse:
-    return JSONResponse({"request_id": promise.request_id})
-
-
 class _Handlers:
     """Handlers of the routes of the service, and factories for handlers."""
 
@@ -184,7 +177,7 @@ class _Handlers:
                 body = await self._bodies.parse(request, model)
             except HttpError as error:
                 return self._fail_in_order(json_position(error.body), error)
-            return _pending_response(start(body))
+            return JSONResponse({"request_id": start(body).request_id})
 
         return handler
 
@@ -285,13 +278,13 @@ class _Handlers:
             train_request = wire_format.decode_train(body)
         except UsageError as error:
             return self._fail_in_order(wire_format.train_request_position(body), HttpError(400, str(error), body))
-        return _pending_response(self._service.train(train_request))
+        return JSONResponse({"request_id": self._service.train(train_request).request_id})
 
     def _fail_in_order(self, position: tuple[str, int] | None, error: HttpError) -> Response:
         """Fail a request when its `seq_id` is due: refused at once, it would leave a gap at which later ones wait."""
         if position is None:
             raise error
-        return _pending_response(self._service.fail_in_order(*position, str(error)))
+        return JSONResponse({"request_id": self._service.fail_in_order(*position, str(error)).request_id})
 
     async def retrieve_future(self, request: Request) -> Response:
         """Wait for an answer; 408 means poll again, 410 that the answer is forgotten."""

@@ -56,39 +56,26 @@ class EarlyRequest:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ModelQueue:
-    """The requests of one model, in order.
+    """The requests of one model, in order."""
 
-    Args:
-        next_seq_id: the `seq_id` to submit next.
-        early: requests that arrived early, by `seq_id`.
-        info: None until the model is made.
-        inflight: target that the model's in-flight sampling sessions share.
-        blocked: work queued behind a job that is not ready; None while there is no such job. Used by the worker only.
-    """
-
-    next_seq_id: int = 1
-    early: dict[int, EarlyRequest] = field(default_factory=dict[int, EarlyRequest])
-    info: ModelInfo | None = None
-    inflight: Target | None = None
+    next_seq_id: int = 1  # the `seq_id` to submit next
+    early: dict[int, EarlyRequest] = field(default_factory=dict[int, EarlyRequest])  # by `seq_id`
+    info: ModelInfo | None = None  # None until the model is made
+    inflight: Target | None = None  # shared by the model's in-flight sampling sessions
+    # Work behind a job that is not ready; None while there is no such job. Used by the worker only.
     blocked: deque[Callable[[], None]] | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Session:
-    """A client's models and sampling sessions by id.
-
-    Args:
-        last_request_s: time of the last request, by the clock of `Sessions`.
-        unloaded: ids of unloaded models; no other model gets one of them.
-        queued: size of the requests that were submitted to the worker and have not run.
-    """
+    """A client's models and sampling sessions by id."""
 
     session_id: str
-    last_request_s: float
+    last_request_s: float  # by the clock of `Sessions`
     queues: dict[str, ModelQueue] = field(default_factory=dict[str, ModelQueue])
-    unloaded: set[str] = field(default_factory=set[str])
+    unloaded: set[str] = field(default_factory=set[str])  # ids of unloaded models, which no other model gets
     samplers: dict[str, Target] = field(default_factory=dict[str, Target])
-    queued: ByteCounter = field(default_factory=ByteCounter)
+    queued: ByteCounter = field(default_factory=ByteCounter)  # requests submitted to the worker that have not run
 
 
 class Sessions:

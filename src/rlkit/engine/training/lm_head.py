@@ -22,17 +22,11 @@ _HEAD_ROWS = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Targets:
-    """Target tokens of a micro-batch.
+    """Target tokens of a micro-batch."""
 
-    Args:
-        rows: [Q] int64, the hidden state that predicts each target; several may share one. Ascending for `Head`.
-        tokens: [Q] int64.
-        inputs: loss inputs, each [Q] float32.
-    """
-
-    rows: Tensor
-    tokens: Tensor
-    inputs: Inputs
+    rows: Tensor  # [Q] int64, the hidden state that predicts each target; several may share one. Ascending for `Head`.
+    tokens: Tensor  # [Q] int64
+    inputs: Inputs  # loss inputs, each [Q] float32
 
     def reorder(self, order: Tensor) -> Targets:
         """Return the targets in the order of the indices `order [Q] int64`."""
@@ -42,19 +36,12 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """The output layer: logits = h Wᵀ + the unembedding's adapter, [V] a row.
+    """The output layer: logits = h Wᵀ + the unembedding's adapter, [V] a row."""
 
-    Args:
-        weight: [V, E].
-        output: `weight` prepared for products, [E, V].
-        lora: the unembedding's adapter.
-        scratch: memory for logits, from `head_scratch`: new memory for each chunk takes as long as its logits.
-    """
-
-    weight: Tensor
-    output: Matrix
-    lora: Lora | None
-    scratch: Tensor
+    weight: Tensor  # [V, E]
+    output: Matrix  # `weight` prepared for products, [E, V]
+    lora: Lora | None  # the unembedding's adapter
+    scratch: Tensor  # for logits, by `head_scratch`: new memory for each chunk would take as long as its logits
 
     def logprobs(self, hidden: Tensor, targets: Targets) -> Tensor:
         """Return the log-probabilities [Q] float32 of the targets."""
