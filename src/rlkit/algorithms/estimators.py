@@ -329,7 +329,7 @@ class Quantile(RewardEstimator):
 
 
 class TurnReturns(Estimator):
-    """One advantage for each turn: its return against those of the same turn of the others.
+    """Advantages by turn: the return of each turn against those of the same turn of the others.
 
     A_it = R_it − mean_j R_jt with the return R_it = Σ_{s≥t} γ^{s−t} r_is over the turns of episode i. The part of the
     episode's reward that its turns do not account for belongs to the last turn. The baseline of turn t is the mean over

@@ -31,7 +31,7 @@ class TaskManifest:
     """
 
     def __init__(self, directory: Path | None = None) -> None:
-        self._records = {} if directory is None else _read(directory / _FILE)
+        self._records = {} if directory is None else _read_records(directory / _FILE)
 
     def pin(self, field: str, current: Json) -> Json:
         """Return the recorded description of the field `envs.NAME` or `eval.envs.NAME`; record the first one."""
@@ -48,7 +48,7 @@ class TaskManifest:
             files.write_text(path, text)
 
 
-def _read(path: Path) -> dict[str, Json]:
+def _read_records(path: Path) -> dict[str, Json]:
     try:
         records: object = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:  # no environment had anything to record
