@@ -1,8 +1,8 @@
-"""Keeping a rollout's exits and its tasks to itself.
+"""Containment of a rollout's exits and tasks.
 
-Invariant: a SystemExit or KeyboardInterrupt that an environment raises, in a rollout or in a task made inside one, ends
-as an ordinary exception: asyncio would end the program with it. One that a signal handler raised ends the program. No
-task made inside a rollout outlasts the run, or keeps it from ending; those that clean up are waited for.
+Invariant: a SystemExit or KeyboardInterrupt of an environment, in a rollout or in a task made inside one, becomes an
+ordinary exception: asyncio would end the program. One of a signal handler ends the program. No task made inside a
+rollout outlives the run or keeps it from ending, except that the run waits for tasks that clean up.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from rlkit._util.loop_holds import loop_holds
 from rlkit._util.stopwatch import Stopwatch, current_stopwatches
 
 GRACE_S = 3.0
-"""Time limit of tasks once they are cancelled; well under that of the whole run then."""
+"""Time limit for tasks that were cancelled; well under that of the whole run."""
 
-CLEANING_S = 60.0
-"""Time limit, at the end of a run, of tasks that clean up behind rollouts: container engines are slow."""
+CLEAN_UP_S = 60.0
+"""Time limit, at the end of a run, for tasks that clean up after rollouts: container engines are slow."""
 
 type _Task = asyncio.Task[object]
 type _Coroutine = Coroutine[object, object, object]
 
-_made_inside: ContextVar[dict[_Task, bool] | None] = ContextVar("rlkit_made_inside", default=None)
-"""The tasks that the rollouts of this run made and that go on, and whether the end of the run waits for them."""
+_rollout_tasks: ContextVar[dict[_Task, bool] | None] = ContextVar("rlkit_rollout_tasks", default=None)
+"""Open tasks that rollouts of this run made; True for those that the end of the run waits for."""
 
-_given_up = WeakSet[_Task]()
+_abandoned = WeakSet[_Task]()
 
 
 class EnvironmentExit(Exception):
-    """An environment asked the program to end; the cause is the exception that it raised."""
+    """An environment tried to end the program; the cause is its exception."""
 
 
 @contextmanager
 def guard_tasks() -> Generator[None]:
-    """Guard rollouts and the tasks that they make on this event loop. It may be entered many times at once."""
+    """Guard rollouts and the tasks that they make on this event loop. Contexts may overlap."""
     loop = asyncio.get_running_loop()
     factory = cast("object", loop.get_task_factory())
     if not isinstance(factory, _TaskFactory):
@@ -61,41 +61,41 @@ def guard_tasks() -> Generator[None]:
 
 @asynccontextmanager
 async def stop_leftover_tasks() -> AsyncGenerator[None]:
-    """Guard the tasks of rollouts, and stop those that are still there at the end: rollouts may share a task.
+    """Guard the tasks of rollouts and stop, at the end, those still open: rollouts may share a task.
 
-    Those that clean up have `CLEANING_S` first. Entered inside another one, it leaves all tasks to that one.
+    Tasks that clean up have `CLEAN_UP_S` first. Inside another such context, leave all tasks to that one.
     """
-    if _made_inside.get() is not None:
+    if _rollout_tasks.get() is not None:
         yield
         return
-    made = dict[_Task, bool]()
-    token = _made_inside.set(made)
+    tasks = dict[_Task, bool]()
+    token = _rollout_tasks.set(tasks)
     with guard_tasks():
         try:
             yield
         finally:
-            _made_inside.reset(token)
+            _rollout_tasks.reset(token)
             try:
-                if cleaning := [task for task, cleans in made.items() if cleans]:
-                    await asyncio.wait(cleaning, timeout=CLEANING_S)
+                if cleanups := [task for task, is_cleanup in tasks.items() if is_cleanup]:
+                    await asyncio.wait(cleanups, timeout=CLEAN_UP_S)
             finally:
-                await stop(made)
+                await stop(tasks)
 
 
 def register_cleanup(task: asyncio.Task[None]) -> bool:
-    """Let the end of the run wait for a task that cleans up after a rollout; False if there is no run that would."""
-    made = _made_inside.get()
-    if made is None:
+    """Make the end of the run wait for a task that cleans up; return False if there is no run."""
+    tasks = _rollout_tasks.get()
+    if tasks is None:
         return False
-    made[cast("_Task", task)] = True
-    task.add_done_callback(lambda done: made.pop(cast("_Task", done), None))
+    tasks[cast("_Task", task)] = True
+    task.add_done_callback(lambda done: tasks.pop(cast("_Task", done), None))
     return True
 
 
 async def stop(tasks: Collection[_Task]) -> bool:
-    """Cancel tasks, also those that are added while they end, and return whether all ended within `GRACE_S`.
+    """Cancel tasks, also those added meanwhile, and return whether all ended within `GRACE_S`.
 
-    Those that go on are given up: their coroutines are closed.
+    The others are abandoned: their coroutines are closed.
     """
     clock = asyncio.get_running_loop().time
     end_s, cancelled = clock() + GRACE_S, set[_Task]()
@@ -108,37 +108,37 @@ async def stop(tasks: Collection[_Task]) -> bool:
             await asyncio.wait(pending, timeout=end_s - clock(), return_when=asyncio.FIRST_COMPLETED)
     finally:
         stuck = {task for task in tasks if not task.done()}
-        _given_up.update(stuck)
+        _abandoned.update(stuck)
         for task in stuck:
             task.cancel()
     return not stuck
 
 
 class _TaskFactory:
-    """Makes tasks as the event loop did before, and guards those of rollouts."""
+    """A task factory that guards the tasks of rollouts."""
 
     def __init__(self, earlier: Callable[..., _Task] | None) -> None:
         self.earlier = earlier
         self.users = 0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, coroutine: _Coroutine, /, **options: object) -> _Task:
-        make = self.earlier or _make_task
-        stopwatches, made = current_stopwatches(), _made_inside.get()
+        make_task = self.earlier or _make_task
+        stopwatches, tasks = current_stopwatches(), _rollout_tasks.get()
         if not stopwatches or not asyncio.iscoroutine(coroutine):
-            return make(loop, coroutine, **options)
+            return make_task(loop, coroutine, **options)
 
-        def end(task: _Task) -> None:
-            with suppress(BaseException):  # of a task that never began or was given up, it is not closed yet
+        def close(task: _Task) -> None:
+            with suppress(BaseException):  # open if the task never started or was abandoned
                 coroutine.close()
-            if made is not None:
-                made.pop(task, None)
+            if tasks is not None:
+                tasks.pop(task, None)
 
         guarded = _guarded(_steps(coroutine, stopwatches))
         guarded.__qualname__ = getattr(coroutine, "__qualname__", guarded.__qualname__)
-        task = make(loop, guarded, **options)
-        if made is not None:
-            made[task] = False
-        task.add_done_callback(end)
+        task = make_task(loop, guarded, **options)
+        if tasks is not None:
+            tasks[task] = False
+        task.add_done_callback(close)
         return task
 
 
@@ -152,33 +152,33 @@ async def _guarded(steps: Awaitable[object]) -> object:
 
 @types.coroutine
 def _steps(coroutine: _Coroutine, stopwatches: frozenset[Stopwatch]) -> Generator[object, None, object]:
-    """Run a coroutine, charge its holds of the event loop to stopwatches, and let no exit out."""
+    """Run a coroutine, charge its holds of the event loop to stopwatches, and convert exits."""
     holds, error = loop_holds(), None
     while True:
-        begun = holds.begin(stopwatches)
+        has_begun = holds.begin(stopwatches)
         try:
             waits_for = coroutine.send(None) if error is None else coroutine.throw(error)
         except StopIteration as returned:
             return returned.value
-        except (SystemExit, KeyboardInterrupt) as asked:
-            if _is_signalled(asked):
+        except (SystemExit, KeyboardInterrupt) as exiting:
+            if _is_signalled(exiting):
                 raise
-            raise EnvironmentExit(escape_surrogates(f"{type(asked).__name__}: {safe_str(asked)}")) from asked
+            raise EnvironmentExit(escape_surrogates(f"{type(exiting).__name__}: {safe_str(exiting)}")) from exiting
         finally:
             error = None  # its traceback holds this frame
-            if begun:
+            if has_begun:
                 holds.end()
         try:
             yield waits_for
         except BaseException as thrown:
-            if asyncio.current_task() in _given_up:
+            if asyncio.current_task() in _abandoned:
                 del coroutine  # the traceback would keep it until there is no event loop to close it in
                 raise
             error = thrown
 
 
 def _is_signalled(error: SystemExit | KeyboardInterrupt) -> bool:
-    """Return whether a signal handler raised an error, on top of what ran then."""
+    """Return whether a signal handler raised an error."""
     if threading.current_thread() is not threading.main_thread():  # handlers run in that one
         return False
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
