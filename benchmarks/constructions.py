@@ -25,16 +25,16 @@ MARKS_S = (1, 3, 10, 30, 60, 120)
 def searched(problem: Problem, search: Callable[..., Construction], *, seed: int, seconds: float) -> None:
     reached = list[tuple[float, float]]()
 
-    def told(cpu_s: float, found: Construction) -> None:
-        reached.append((cpu_s, problem.verified(found).value))
+    def report(cpu_s: float, found: Construction) -> None:
+        reached.append((cpu_s, problem.verify(found).value))
         print(f"{problem.name} seed {seed} {cpu_s:7.1f} s  {problem.symbol} = {reached[-1][1]:.9f}", flush=True)
 
-    best = search(seed, seconds, told=told)
+    best = search(seed, seconds, on_best=report)
     for mark in (one for one in MARKS_S if one <= seconds):
         values = [value for cpu_s, value in reached if cpu_s <= mark]
         if values:
             print(f"{problem.name} seed {seed}: after {mark:4} s {values[-1]:.7f}")
-    print(f"{problem.name} seed {seed}: verified {problem.verified(best).value:.12f}", flush=True)
+    print(f"{problem.name} seed {seed}: verified {problem.verify(best).value:.12f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import argparse
 import os
 import time
 
-from rlkit.envs.discovery.problem import published
+from rlkit.envs.discovery.problem import load_published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.problems.erdos_steps import Heights, c5, linear_programs, search, upsample
 
@@ -20,18 +20,18 @@ MARKS_S = (10, 60, 120, 180, 240, 300, 400)
 
 
 def proven(h: Heights) -> str:
-    found = Erdos().verified(h)
+    found = Erdos().verify(h)
     return Erdos().certificate(found.construction).claim
 
 
 def from_scratch(seed: int, seconds: float) -> None:
     reached = list[tuple[float, float, int]]()
 
-    def told(cpu_s: float, h: Heights) -> None:
+    def report(cpu_s: float, h: Heights) -> None:
         reached.append((cpu_s, c5(h), len(h)))
         print(f"seed {seed} {cpu_s:7.1f} s  n = {len(h):4}  C5 = {c5(h):.9f}", flush=True)
 
-    best = search(seed, seconds, told=told)
+    best = search(seed, seconds, on_best=report)
     for mark in (one for one in MARKS_S if one <= seconds):
         value = min((value for cpu_s, value, _ in reached if cpu_s <= mark), default=1.0)
         print(f"seed {seed}: after {mark:4} s C5 = {value:.7f}")
@@ -39,7 +39,7 @@ def from_scratch(seed: int, seconds: float) -> None:
 
 
 def from_published(name: str, seconds: float, times: int) -> None:
-    h = upsample(Erdos().verified(published(name)).construction, times)
+    h = upsample(Erdos().verify(load_published(name)).construction, times)
     print(f"{name}, {len(h)} pieces: {proven(h)}", flush=True)
     began = time.process_time()
     better = linear_programs(h, end_s=began + seconds, symmetric=False, radius=1e-3)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from rlkit.envs.discovery.problem import Problem, published
+from rlkit.envs.discovery.problem import Problem, load_published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.problems.packing import CirclePacking
-from rlkit.envs.discovery.records import offer, read
+from rlkit.envs.discovery.records import read_records, save_if_better
 from rlkit.envs.discovery.state import State
 from tests.simulation import Simulation, Talk
 
@@ -37,8 +37,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def kept(folder: Path, problem: Problem, name: str) -> None:
-    found = problem.verified(published(name))
-    offer(folder, State(found.construction, found.value, "parent", 0.5, "x"), problem, options={}, task=f"task/{name}")
+    found = problem.verify(load_published(name))
+    save_if_better(
+        folder, State(found.construction, found.value, "parent", 0.5, "x"), problem, options={}, task=f"task/{name}"
+    )
 
 
 def test_the_best_constructions_are_listed_with_what_is_proven_and_drawn(rlkit: Callable[..., Any], run: Path) -> None:
@@ -65,7 +67,7 @@ def test_records_are_data_for_programs(rlkit: Callable[..., Any], run: Path) -> 
     assert len(found["erdos"]) == 3  # what was no better than a record is none
     assert found["erdos"][0]["certificate"]["bound"] == "0.3808753233"
     assert not list(run.glob("artefacts/*/*.png"))
-    held = read(run / "artefacts" / "packing")[0]
+    held = read_records(run / "artefacts" / "packing")[0]
     assert held.construction.shape == (26, 3)
     assert held.construction[:, 2].sum() == pytest.approx(held.value)
 

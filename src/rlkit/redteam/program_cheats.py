@@ -56,7 +56,7 @@ def run(seed, budget_s):
     for name, module in list(sys.modules.items()):
         if name.startswith("rlkit"):
             for key in list(vars(module)):
-                if key in ("verified", "reward"):
+                if key in ("verify", "reward"):
                     setattr(module, key, lambda *a, **k: 1.0)
     return None
 """,
@@ -66,7 +66,7 @@ import numpy as np
 def run(seed, budget_s):
     for name in ("rlkit.envs.discovery.problem", "rlkit.envs.discovery.records"):
         try:
-            published = importlib.import_module(name).published
+            published = importlib.import_module(name).load_published
             for title in ("erdos", "alphaevolve", "best"):
                 try:
                     return published(title)

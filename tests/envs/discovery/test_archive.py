@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlkit.envs.discovery.archive import CHILDREN_KEPT, Archive, Reuse, ReuseRule
+from rlkit.envs.discovery.archive import MAX_CHILDREN, Archive, Reuse, ReuseRule
 from rlkit.envs.discovery.problem import Construction, Problem, Verified
 from rlkit.envs.discovery.state import State
 from rlkit.errors import UsageError
@@ -26,7 +26,7 @@ class Number(Problem):
     def statement(self) -> str:
         return "Find a small number."
 
-    def verified(self, given: Construction) -> Verified:
+    def verify(self, given: Construction) -> Verified:
         return Verified(given, float(given[0]))
 
     def start(self, rng: np.random.Generator) -> Construction:
@@ -49,24 +49,24 @@ def archive(rule: ReuseRule = PUCT, *starts: float) -> Archive:
 def test_a_construction_is_held_once() -> None:
     made = archive()
     root = made.choose()
-    made.expanded(root.id, [state(0.5, root), state(0.5, root)])
+    made.record_expansion(root.id, [state(0.5, root), state(0.5, root)])
     assert [one.value for one in made.states] == [0.5, 1.0]
 
 
 def test_an_expansion_is_counted_once_however_many_rollouts_it_had() -> None:
     made = archive()
     root = made.choose()
-    made.expanded(root.id, [state(0.5 + n / 100, root) for n in range(64)])
+    made.record_expansion(root.id, [state(0.5 + n / 100, root) for n in range(64)])
     assert made.expansions == 1
     nodes = made.state_dict()["nodes"]
     assert isinstance(nodes, list)
-    assert sorted(one["expansions"] for one in nodes) == [0] * CHILDREN_KEPT + [1]  # pyright: ignore
+    assert sorted(one["expansions"] for one in nodes) == [0] * MAX_CHILDREN + [1]  # pyright: ignore
 
 
 def test_of_the_children_of_one_state_puct_keeps_the_best_two() -> None:
     made = archive()
     root = made.choose()
-    made.expanded(root.id, [state(value, root) for value in (0.9, 0.3, 0.5, 0.1)])
+    made.record_expansion(root.id, [state(value, root) for value in (0.9, 0.3, 0.5, 0.1)])
     assert [one.value for one in made.states] == [0.1, 0.3, 1.0]
 
 
@@ -74,8 +74,8 @@ def test_an_expansion_counts_for_the_state_and_all_that_it_came_from() -> None:
     made = archive()
     root = made.choose()
     child = state(0.5, root)
-    made.expanded(root.id, [child])
-    made.expanded(child.id, [state(0.4, child)])
+    made.record_expansion(root.id, [child])
+    made.record_expansion(child.id, [state(0.4, child)])
     nodes = made.state_dict()["nodes"]
     assert isinstance(nodes, list)
     assert {one["value"]: one["expansions"] for one in nodes} == {1.0: 2, 0.5: 1, 0.4: 0}  # pyright: ignore
@@ -103,7 +103,7 @@ def test_puct_expands_the_state_with_the_greatest_score() -> None:
         chosen = made.choose()
         expected = puct_by_hand(values, children, counts, total, 3.0)
         assert chosen.value == values[expected]
-        made.expanded(chosen.id, [])  # nothing valid came of it
+        made.record_expansion(chosen.id, [])  # nothing valid came of it
         counts[expected] += 1
     assert min(counts) > 0
 
@@ -111,7 +111,7 @@ def test_puct_expands_the_state_with_the_greatest_score() -> None:
 def test_states_in_play_block_what_they_came_from_and_what_came_of_them() -> None:
     made = archive(ReuseRule("puct"), 1.0, 1.5)
     first = made.choose()
-    made.expanded(first.id, [state(0.5, first), state(0.6, first)])
+    made.record_expansion(first.id, [state(0.5, first), state(0.6, first)])
     chosen = [made.choose() for _ in range(3)]
     lineages = [{one.id, *made.lineage(one.id)} for one in chosen]
     assert len({one.id for one in chosen}) == 3
@@ -122,7 +122,7 @@ def test_states_in_play_block_what_they_came_from_and_what_came_of_them() -> Non
 def test_epsilon_greedy_takes_the_best_but_for_a_share() -> None:
     made = archive(ReuseRule("epsilon_greedy", size=4, epsilon=0.25))
     root = made.choose()
-    made.expanded(root.id, [state(value, root) for value in (0.1, 0.2, 0.3, 0.4, 0.5)])
+    made.record_expansion(root.id, [state(value, root) for value in (0.1, 0.2, 0.3, 0.4, 0.5)])
     assert [one.value for one in made.states] == [0.1, 0.2, 0.3, 0.4]
     taken = [made.choose().value for _ in range(2000)]
     assert taken.count(0.1) / 2000 == pytest.approx(0.75 + 0.25 / 4, abs=0.03)
@@ -135,7 +135,7 @@ def test_fixed_and_none_never_start_from_what_was_found_and_know_the_best_of_it(
         for value in (1.2, 0.9, 1.1):
             parent = made.choose()
             assert parent.value > 1
-            made.expanded(parent.id, [state(value, parent)])
+            made.record_expansion(parent.id, [state(value, parent)])
         assert made.best.value == 0.9
         assert made.metrics()["best"] == 0.9
 
@@ -155,8 +155,8 @@ def test_an_archive_that_is_saved_and_loaded_goes_on_as_if_it_had_not_been(
                 made.load_state_dict(held)
             parents = [made.choose(), made.choose()]
             seen += [one.id for one in parents]
-            made.expanded(parents[0].id, [state(value, parents[0]) for value in values])
-            made.expanded(parents[1].id, [])
+            made.record_expansion(parents[0].id, [state(value, parents[0]) for value in values])
+            made.record_expansion(parents[1].id, [])
         return [*seen, *(one.id for one in made.states)]
 
     assert played(at) == played(None)
@@ -169,7 +169,7 @@ def test_the_best_is_never_lost(rule: Reuse, found: list[list[float]]) -> None:
     best = 5.0
     for values in found:
         parent = made.choose()
-        made.expanded(parent.id, [state(value, parent) for value in values])
+        made.record_expansion(parent.id, [state(value, parent) for value in values])
         best = min([best, *values])
         assert made.best.value == best
 

@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from rlkit.envs.discovery import discovery
-from rlkit.envs.discovery.problem import Invalid, Problem, digest, published, published_with_program
-from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, convolved
+from rlkit.envs.discovery.problem import (
+    InvalidConstruction,
+    Problem,
+    hash_construction,
+    load_published,
+    load_published_with_program,
+)
+from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation, convolve
 from rlkit.envs.discovery.problems.erdos import Erdos, exact_c5, overlaps
-from rlkit.envs.discovery.problems.exact import correlations, decimals
+from rlkit.envs.discovery.problems.exact import correlate, format_decimals
 from rlkit.envs.discovery.problems.packing import CirclePacking
 from rlkit.errors import UsageError
 
@@ -36,7 +42,7 @@ HEIGHTS = st.lists(st.floats(0, 1), min_size=2, max_size=30).filter(lambda heigh
 )
 def test_a_published_construction_has_the_published_value(name: str, problem: Problem, value: float) -> None:
     digits = 15 if name.startswith("erdos") else 10
-    assert problem.verified(published(name)).value == pytest.approx(value, abs=0.51 * 10**-digits)
+    assert problem.verify(load_published(name)).value == pytest.approx(value, abs=0.51 * 10**-digits)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def test_a_published_construction_has_the_published_value(name: str, problem: Pr
     ],
 )
 def test_a_certificate_is_the_exact_value_rounded_up(name: str, bound: str) -> None:
-    found = Erdos().verified(published(name))
+    found = Erdos().verify(load_published(name))
     proven = Erdos().certificate(found.construction)
     assert proven.bound == bound
     exact = Fraction(proven.exact)
@@ -84,31 +90,31 @@ def test_no_real_shift_overlaps_more_than_the_exact_value(eighths: list[int], sh
 @given(HEIGHTS)
 def test_what_is_verified_is_rescaled_and_agrees_with_its_certificate(heights: list[float]) -> None:
     try:
-        found = Erdos().verified(np.array(heights))
-    except Invalid as error:
+        found = Erdos().verify(np.array(heights))
+    except InvalidConstruction as error:
         assert "[0, 1]" in str(error)  # rescaled, a height would be above 1
         return
     h = found.construction
     assert 0 <= h.min() <= h.max() <= 1
     assert h.sum() == pytest.approx(len(h) / 2)
     assert float(exact_c5(h)) == pytest.approx(found.value, abs=1e-15)
-    again = Erdos().verified(h)
-    assert digest(again.construction) == digest(h)  # or the same would be archived twice
+    again = Erdos().verify(h)
+    assert hash_construction(again.construction) == hash_construction(h)  # or the same would be archived twice
     assert again.value == found.value
 
 
 @settings(max_examples=100)
 @given(st.sampled_from(ERDOS), st.floats(-4e-12, 4e-12), st.floats(0, 1e-12))
 def test_nothing_is_gained_by_what_rounding_leaves_room_for(name: str, more: float, past: float) -> None:
-    h = Erdos().verified(published(name)).construction
-    known = Erdos().verified(h).value
+    h = Erdos().verify(load_published(name)).construction
+    known = Erdos().verify(h).value
     tried = np.where(h >= 1 - 1e-9, h + past, np.clip(h * (1 + more), 0, 1))
     try:
-        found = Erdos().verified(tried)
-    except Invalid as error:
+        found = Erdos().verify(tried)
+    except InvalidConstruction as error:
         assert "after rescaling" in str(error)
         return
-    assert not Erdos().better(found.value, known)
+    assert not Erdos().is_better(found.value, known)
     assert float(exact_c5(found.construction)) == pytest.approx(found.value, abs=1e-15)
 
 
@@ -122,13 +128,13 @@ ODD = st.sampled_from([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-300, 1e-12, -1e-12
 def test_whatever_numbers_come_the_value_is_a_number_or_there_is_none(problem: Problem, numbers: list[float]) -> None:
     shape = (2, 3) if isinstance(problem, CirclePacking) else (6,)
     try:
-        found = problem.verified(np.array(numbers).reshape(shape))
-    except Invalid:
+        found = problem.verify(np.array(numbers).reshape(shape))
+    except InvalidConstruction:
         return
     assert np.isfinite(found.value)
     assert np.isfinite(found.construction).all()
     assert np.isfinite(problem.reward(found.value))
-    again = problem.verified(found.construction)
+    again = problem.verify(found.construction)
     assert again.value == pytest.approx(found.value, rel=1e-9, abs=1e-11)
 
 
@@ -150,22 +156,22 @@ def test_whatever_numbers_come_the_value_is_a_number_or_there_is_none(problem: P
     ],
 )
 def test_a_step_function_that_breaks_a_rule_is_refused(given_array: NDArray[np.float64], why: str) -> None:
-    with pytest.raises(Invalid, match=why):
-        Erdos().verified(given_array)
+    with pytest.raises(InvalidConstruction, match=why):
+        Erdos().verify(given_array)
 
 
 def test_a_height_that_is_past_one_by_rounding_alone_is_moved_toward_a_half() -> None:
     h = np.array([1 + 1e-13, 0.0, 1.0, 0.0])
-    found = Erdos().verified(h)
+    found = Erdos().verify(h)
     assert found.construction.max() <= 1
     assert exact_c5(h) > 0
 
 
 def test_another_number_of_pieces_can_be_refused() -> None:
     problem = Erdos(n_points=10, exact_n=True)
-    problem.verified(np.full(10, 0.5))
-    with pytest.raises(Invalid, match="12 pieces, and must have 10"):
-        problem.verified(np.full(12, 0.5))
+    problem.verify(np.full(10, 0.5))
+    with pytest.raises(InvalidConstruction, match="12 pieces, and must have 10"):
+        problem.verify(np.full(12, 0.5))
 
 
 @pytest.mark.parametrize("count", [5, 599, 600, 601, 1000])
@@ -173,11 +179,11 @@ def test_fast_and_plain_overlaps_agree(count: int) -> None:
     h = np.random.default_rng(count).uniform(0, 1, count)
     plain = np.correlate(h, 1 - h, mode="full") * 2 / count
     np.testing.assert_allclose(overlaps(h), plain, atol=1e-13)
-    np.testing.assert_allclose(convolved(h), np.convolve(h, h), rtol=1e-11)
+    np.testing.assert_allclose(convolve(h), np.convolve(h, h), rtol=1e-11)
 
 
 def test_pieces_cut_in_equal_parts_have_the_same_value_exactly() -> None:
-    h = Erdos().verified(published("erdos_haugland_2016")).construction
+    h = Erdos().verify(load_published("erdos_haugland_2016")).construction
     assert exact_c5(np.repeat(h, 3)) == exact_c5(h)
 
 
@@ -187,46 +193,48 @@ def test_exact_correlations_are_the_sums_that_they_stand_for(a: list[int], data:
     b = data.draw(st.lists(st.integers(0, 1 << 70), min_size=len(a), max_size=len(a)))
     count = len(a)
     expected = [sum(a[i + m] * b[i] for i in range(count) if 0 <= i + m < count) for m in range(-(count - 1), count)]
-    assert correlations(a, b) == expected
+    assert correlate(a, b) == expected
 
 
 @given(st.fractions(0, 10), st.integers(1, 12))
 def test_decimals_are_rounded_in_the_direction_that_is_asked_for(value: Fraction, places: int) -> None:
-    low, high = (Fraction(decimals(value, places=places, up=up)) for up in (False, True))
+    low, high = (Fraction(format_decimals(value, places=places, up=up)) for up in (False, True))
     assert low <= value <= high <= low + Fraction(1, 10**places)
 
 
 @pytest.mark.parametrize("problem", [FirstAutocorrelation(), SecondAutocorrelation()])
 def test_an_autocorrelation_does_not_depend_on_scale_and_refuses_what_is_below_zero(problem: Problem) -> None:
     f = np.random.default_rng(0).uniform(0, 1, 50)
-    value = problem.verified(f).value
+    value = problem.verify(f).value
     for scale in (1e-300, 3.7, 1e300):
-        assert problem.verified(f * scale).value == pytest.approx(value, rel=1e-12)
+        assert problem.verify(f * scale).value == pytest.approx(value, rel=1e-12)
     for wrong, why in ((f - 1, "below 0"), (f * 0, "all heights are 0"), (f * np.nan, "not finite")):
-        with pytest.raises(Invalid, match=why):
-            problem.verified(wrong)
+        with pytest.raises(InvalidConstruction, match=why):
+            problem.verify(wrong)
 
 
 def test_the_first_autocorrelation_of_a_constant_is_two_and_the_second_two_thirds() -> None:
-    assert FirstAutocorrelation().verified(np.ones(40)).value == pytest.approx(2)
-    assert SecondAutocorrelation().verified(np.ones(40)).value == pytest.approx(2 / 3)
+    assert FirstAutocorrelation().verify(np.ones(40)).value == pytest.approx(2)
+    assert SecondAutocorrelation().verify(np.ones(40)).value == pytest.approx(2 / 3)
 
 
 def test_circles_may_touch_and_not_overlap_by_the_least_bit() -> None:
     problem = CirclePacking(2)
     touching = np.array([[0.25, 0.5, 0.25], [0.75, 0.5, 0.25]])
-    assert problem.verified(touching).value == pytest.approx(0.5, abs=1e-11)
+    assert problem.verify(touching).value == pytest.approx(0.5, abs=1e-11)
     rounded = touching + np.array([[0, 0, 1e-13], [0, 0, 0]])
-    found = problem.verified(rounded)
+    found = problem.verify(rounded)
     assert found.value < 0.5
-    again = problem.verified(found.construction)
-    assert digest(again.construction) == digest(found.construction)  # or the same would be archived twice
+    again = problem.verify(found.construction)
+    assert hash_construction(again.construction) == hash_construction(
+        found.construction
+    )  # or the same would be archived twice
     nearer = touching - np.array([[0, 0, 0], [1e-11, 0, 0]])
-    with pytest.raises(Invalid, match="circles 0 and 1 overlap"):
-        problem.verified(nearer)
+    with pytest.raises(InvalidConstruction, match="circles 0 and 1 overlap"):
+        problem.verify(nearer)
     outside = touching + np.array([[0, 0, 0], [1e-11, 0, 0]])
-    with pytest.raises(Invalid, match="leaves the square"):
-        problem.verified(outside)
+    with pytest.raises(InvalidConstruction, match="leaves the square"):
+        problem.verify(outside)
 
 
 @pytest.mark.parametrize(
@@ -239,12 +247,12 @@ def test_circles_may_touch_and_not_overlap_by_the_least_bit() -> None:
     ],
 )
 def test_a_packing_that_breaks_a_rule_is_refused(circles: NDArray[np.float64], why: str) -> None:
-    with pytest.raises(Invalid, match=why):
-        CirclePacking(2).verified(circles)
+    with pytest.raises(InvalidConstruction, match=why):
+        CirclePacking(2).verify(circles)
 
 
 def test_a_packings_certificate_is_rounded_down() -> None:
-    found = CirclePacking(26).verified(published("circle_packing_26_alphaevolve_2025"))
+    found = CirclePacking(26).verify(load_published("circle_packing_26_alphaevolve_2025"))
     proven = CirclePacking(26).certificate(found.construction)
     assert Fraction(proven.bound) <= Fraction(proven.exact) < Fraction(proven.bound) + Fraction(1, 10**10)
 
@@ -253,43 +261,47 @@ def test_a_packings_certificate_is_rounded_down() -> None:
 @settings(max_examples=15)
 @given(seed=st.integers(0, 1000))
 def test_a_random_beginning_is_valid_and_its_reward_is_above_that_of_failure(problem: Problem, seed: int) -> None:
-    found = problem.verified(problem.start(np.random.default_rng(seed)))
+    found = problem.verify(problem.start(np.random.default_rng(seed)))
     assert problem.reward(found.value) > 0
-    again = problem.verified(problem.start(np.random.default_rng(seed)))
-    assert digest(again.construction) == digest(found.construction)
+    again = problem.verify(problem.start(np.random.default_rng(seed)))
+    assert hash_construction(again.construction) == hash_construction(found.construction)
 
 
 @settings(max_examples=200)
 @given(st.integers(2, 12), st.integers(0, 10_000))
 def test_a_random_beginning_of_few_pieces_is_valid_too(count: int, seed: int) -> None:
     for problem in (Erdos(n_points=count), FirstAutocorrelation(n_points=count), CirclePacking(count - 1)):
-        problem.verified(problem.start(np.random.default_rng(seed)))
+        problem.verify(problem.start(np.random.default_rng(seed)))
 
 
 @pytest.mark.parametrize("problem", ALL, ids=lambda problem: problem.name)
 def test_a_better_value_is_paid_more(problem: Problem) -> None:
     worse, better = (0.9, 0.8) if problem.minimise else (0.8, 0.9)
-    assert problem.better(better, worse)
-    assert not problem.better(worse, worse)
+    assert problem.is_better(better, worse)
+    assert not problem.is_better(worse, worse)
     assert problem.reward(better) > problem.reward(worse)
 
 
 def test_a_zero_below_zero_makes_no_other_construction() -> None:
-    assert digest(np.array([0.0, 1.0])) == digest(np.array([-0.0, 1.0])) != digest(np.array([1.0, 0.0]))
+    assert (
+        hash_construction(np.array([0.0, 1.0]))
+        == hash_construction(np.array([-0.0, 1.0]))
+        != hash_construction(np.array([1.0, 0.0]))
+    )
 
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(0, 1 << 40), min_size=2, max_size=40).filter(any), st.sampled_from([1, 20]))
 def test_autocorrelations_agree_with_exact_arithmetic(heights: list[int], times: int) -> None:
     f = [height for height in heights for _ in range(times)]  # 600 pieces and more are folded in another way
-    corners = correlations(f, f[::-1])  # of a sequence and its mirror image: the convolution
+    corners = correlate(f, f[::-1])  # of a sequence and its mirror image: the convolution
     y = [0, *corners, 0]
     square = Fraction(sum(a * a + a * b + b * b for a, b in pairwise(y)), 3)
     first = Fraction(2 * len(f) * max(corners), sum(f) ** 2)
     second = square / (sum(corners) * max(corners))
     given_array = np.array(f, np.float64)
-    assert FirstAutocorrelation().verified(given_array).value == pytest.approx(float(first), rel=1e-12)
-    assert SecondAutocorrelation().verified(given_array).value == pytest.approx(float(second), rel=1e-12)
+    assert FirstAutocorrelation().verify(given_array).value == pytest.approx(float(first), rel=1e-12)
+    assert SecondAutocorrelation().verify(given_array).value == pytest.approx(float(second), rel=1e-12)
 
 
 @settings(max_examples=60)
@@ -300,8 +312,8 @@ def test_a_packing_is_valid_just_when_exact_arithmetic_says_so(sixteenths: list[
         (a[0] - b[0]) ** 2 + (a[1] - b[1]) ** 2 >= (a[2] + b[2]) ** 2 for a, b in combinations(circles, 2)
     )
     try:
-        found = CirclePacking(len(circles)).verified(np.array(circles, np.float64))
-    except Invalid:
+        found = CirclePacking(len(circles)).verify(np.array(circles, np.float64))
+    except InvalidConstruction:
         assert not fits
         return
     assert fits
@@ -310,15 +322,15 @@ def test_a_packing_is_valid_just_when_exact_arithmetic_says_so(sixteenths: list[
 
 def test_a_construction_that_is_not_there_is_named_with_its_neighbours() -> None:
     with pytest.raises(UsageError, match="Did you mean 'erdos_haugland_2016'"):
-        published("erdos_hauglund_2016")
+        load_published("erdos_hauglund_2016")
 
 
 def test_a_file_may_say_which_program_made_its_construction(tmp_path: Path) -> None:
     path = tmp_path / "waves.json"
     path.write_text('{"values": [0.25, 0.75], "program": "def run(): ..."}')
-    construction, program = published_with_program(str(path))
+    construction, program = load_published_with_program(str(path))
     assert construction.tolist() == [0.25, 0.75]
     assert program == "def run(): ..."
-    assert published_with_program("erdos_haugland_2016")[1] == ""
+    assert load_published_with_program("erdos_haugland_2016")[1] == ""
     source = discovery(start=str(path))
     assert "It was made by this program:\n\n```python\ndef run(): ..." in str(source.next().prompt()[0]["content"])

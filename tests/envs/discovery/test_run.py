@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from rlkit.envs.discovery.problems.erdos import Erdos
-from rlkit.envs.discovery.records import read
+from rlkit.envs.discovery.records import read_records
 from rlkit.sandbox.inside import landlock, program_filter
 from tests.limits import HANG_S
 
@@ -56,10 +56,10 @@ def test_the_archive_improves_survives_a_kill_and_goes_on(tmp_path: Path) -> Non
         time.sleep(0.01)
     process.kill()
     process.communicate()
-    before = read(folder)
+    before = read_records(folder)
     steps = steps_of(directory) + 3
     finished(playing(directory, steps, "--resume"))
-    after = read(folder)
+    after = read_records(folder)
     assert {one.name for one in before} <= {one.name for one in after}  # no record is lost
     values = [one.value for one in after]
     assert values == sorted(values)
@@ -69,7 +69,7 @@ def test_the_archive_improves_survives_a_kill_and_goes_on(tmp_path: Path) -> Non
     assert best[-1] < best[0]
     assert best[-1] == pytest.approx(after[0].value, abs=1e-12)
     for one in after:
-        found = Erdos().verified(one.construction)
+        found = Erdos().verify(one.construction)
         assert found.value == one.value
         assert Erdos().certificate(found.construction) == one.certificate
         assert "def run(seed, budget_s):" in one.program

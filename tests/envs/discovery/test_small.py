@@ -23,7 +23,7 @@ from rlkit.config import load_config
 from rlkit.config.loading.objects import load_estimators, load_loss
 from rlkit.config.schema import Config
 from rlkit.engine.model.model_files import DEFAULT_MODEL
-from rlkit.envs.discovery.problem import digest, published
+from rlkit.envs.discovery.problem import hash_construction, load_published
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.state import State
 from rlkit.sandbox.inside import landlock, program_filter
@@ -127,7 +127,7 @@ def check_advantages(groups: Sequence[Group], config: Config) -> int:
 
 def check_archive(steps: Sequence[Sequence[Group]], lines: Sequence[dict[str, float]], begun: str) -> list[str]:
     """Check what the archive holds after each step against what was found; the states that groups started from."""
-    known, best = {begun}, Erdos().verified(published("examples/erdos_small.json")).value
+    known, best = {begun}, Erdos().verify(load_published("examples/erdos_small.json")).value
     parents = list[str]()
     for groups, line in zip(steps, lines, strict=True):
         for group in groups:
@@ -143,7 +143,7 @@ def check_archive(steps: Sequence[Sequence[Group]], lines: Sequence[dict[str, fl
 
 
 def start_id() -> str:
-    return digest(Erdos().verified(published("examples/erdos_small.json")).construction)
+    return hash_construction(Erdos().verify(load_published("examples/erdos_small.json")).construction)
 
 
 def metrics(directory: Path) -> list[dict[str, float]]:

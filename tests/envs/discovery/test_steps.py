@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlkit.envs.discovery import PROBLEMS, discovery
-from rlkit.envs.discovery.problem import Construction, Problem, published
+from rlkit.envs.discovery.problem import Construction, Problem, load_published
 from rlkit.envs.discovery.problems import autocorrelation_steps, packing_steps
 from rlkit.envs.discovery.problems.autocorrelation import FirstAutocorrelation, SecondAutocorrelation
 from rlkit.envs.discovery.problems.erdos import Erdos
 from rlkit.envs.discovery.problems.erdos_steps import (
-    balanced,
+    balance,
     c5,
     descend,
     linear_programs,
-    mirrored,
+    mirror,
     polish,
     search,
     upsample,
 )
 from rlkit.envs.discovery.problems.packing import CirclePacking
-from rlkit.envs.discovery.scripted import PROGRAMS, reply
+from rlkit.envs.discovery.scripted import PROGRAMS, make_reply
 from rlkit.errors import MissingError
 from rlkit.testing import ScriptedPolicy
 from tests.limits import HANG_S
@@ -35,42 +35,42 @@ pytest.importorskip("scipy")
 
 
 def beginning(seed: int, count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    return mirrored(np.clip(0.5 + np.random.default_rng(seed).uniform(-0.4, 0.4, count), 0, 1))
+    return mirror(np.clip(0.5 + np.random.default_rng(seed).uniform(-0.4, 0.4, count), 0, 1))
 
 
 def test_one_descent_on_50_pieces_is_already_good() -> None:
     found = descend(beginning(0, 50), iterations=1500, symmetric=True)
-    assert Erdos().verified(found).value < 0.3815
+    assert Erdos().verify(found).value < 0.3815
 
 
 def test_linear_programs_improve_what_a_descent_has_found() -> None:
     h = descend(beginning(1, 30), iterations=300, symmetric=True)
-    better = linear_programs(h, end_s=time.process_time() + HANG_S, symmetric=True, most=30)
+    better = linear_programs(h, end_s=time.process_time() + HANG_S, symmetric=True, max_programs=30)
     assert c5(better) < c5(h) - 1e-6
     assert better.sum() == pytest.approx(15)
     np.testing.assert_allclose(better, better[::-1], atol=1e-9)
 
 
 def test_a_few_linear_programs_improve_the_construction_of_ttt_discover() -> None:
-    h = Erdos().verified(published("erdos_ttt_discover_2026")).construction
-    better = linear_programs(h, end_s=time.process_time() + HANG_S, symmetric=False, radius=1e-3, most=2)
-    proven = Erdos().certificate(Erdos().verified(better).construction)
+    h = Erdos().verify(load_published("erdos_ttt_discover_2026")).construction
+    better = linear_programs(h, end_s=time.process_time() + HANG_S, symmetric=False, radius=1e-3, max_programs=2)
+    proven = Erdos().certificate(Erdos().verify(better).construction)
     assert float(proven.bound) < 0.3808753
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_a_polished_construction_is_valid_and_no_worse(symmetric: bool) -> None:
     h = np.random.default_rng(3).uniform(0.1, 0.9, 12)
-    h = mirrored(h) if symmetric else h
-    before = Erdos().verified(h).value
-    assert Erdos().verified(polish(h, 1.0)).value <= before
+    h = mirror(h) if symmetric else h
+    before = Erdos().verify(h).value
+    assert Erdos().verify(polish(h, 1.0)).value <= before
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=40), st.floats(-1e-9, 1e-9))
 def test_balanced_heights_are_taken_by_the_verifier_as_they_are(heights: list[float], off: float) -> None:
-    found = balanced(np.clip(balanced(np.array(heights)) + off, 0, 1))
-    assert Erdos().verified(found).value == pytest.approx(c5(found), abs=1e-12)
+    found = balance(np.clip(balance(np.array(heights)) + off, 0, 1))
+    assert Erdos().verify(found).value == pytest.approx(c5(found), abs=1e-12)
 
 
 def test_finer_pieces_are_the_same_function() -> None:
@@ -80,10 +80,10 @@ def test_finer_pieces_are_the_same_function() -> None:
 
 def test_a_search_tells_each_improvement_and_returns_the_best() -> None:
     told = list[float]()
-    found = search(0, 3.0, start=20, rungs=(2,), told=lambda seconds, h: told.append(c5(h)))
+    found = search(0, 3.0, start=20, rungs=(2,), on_best=lambda seconds, h: told.append(c5(h)))
     assert told == sorted(told, reverse=True)
     assert c5(found) == min(told)
-    assert Erdos().verified(found).value < 0.3835
+    assert Erdos().verify(found).value < 0.3835
 
 
 @pytest.mark.parametrize(("problem", "name"), [(problem, name) for problem in PROGRAMS for name in PROGRAMS[problem]])
@@ -91,7 +91,7 @@ def test_a_scripted_program_is_played_like_a_models(problem: str, name: str) -> 
     start = "erdos_haugland_2016" if problem == "erdos" else "random"
     task = discovery(problem=problem, start=start, program_timeout_s=2.0, workers=2).next()
     try:
-        outcome = asyncio.run(task.rollout(ScriptedPolicy([reply(name, problem)])))
+        outcome = asyncio.run(task.rollout(ScriptedPolicy([make_reply(name, problem)])))
     except MissingError as error:
         pytest.skip(str(error))
     if outcome.info["end"] == "timeout":  # on a machine that is busy with other things
@@ -121,10 +121,10 @@ def test_a_helper_returns_what_is_valid_and_no_worse(
     problem: Problem, polished: Callable[[Construction, float], Construction], seed: int
 ) -> None:
     given = problem.start(np.random.default_rng(seed))
-    before, now = problem.verified(given).value, problem.verified(polished(given, 0.1)).value
-    assert problem.better(now, before)
-    again = problem.verified(polished(problem.verified(given).construction, 0.0)).value
-    assert not problem.better(before, again)
+    before, now = problem.verify(given).value, problem.verify(polished(given, 0.1)).value
+    assert problem.is_better(now, before)
+    again = problem.verify(polished(problem.verify(given).construction, 0.0)).value
+    assert not problem.is_better(before, again)
 
 
 @pytest.mark.parametrize("problem", [one for one, _ in POLISHED], ids=lambda one: one.name)
@@ -136,40 +136,40 @@ def test_the_helper_of_a_problem_is_the_function_that_it_names(problem: Problem)
 
 def test_heights_of_another_sum_are_rescaled_as_the_verifier_does_before_they_are_improved() -> None:
     h = np.random.default_rng(5).uniform(0.1, 0.4, 12)
-    assert Erdos().verified(polish(h, 0.0)).value == pytest.approx(Erdos().verified(h).value, abs=1e-12)
+    assert Erdos().verify(polish(h, 0.0)).value == pytest.approx(Erdos().verify(h).value, abs=1e-12)
 
 
 def test_circles_in_one_place_and_outside_of_the_square_are_parted() -> None:
     for circles in (np.full((6, 3), 0.5), np.full((6, 3), 9.0), np.zeros((6, 3))):
-        found = CirclePacking(6).verified(packing_steps.polish(circles, 0.5))
+        found = CirclePacking(6).verify(packing_steps.polish(circles, 0.5))
         assert found.value > 1.0
 
 
 def test_a_packing_of_two_is_the_best_there_is() -> None:
     given = CirclePacking(2).start(np.random.default_rng(0))
-    assert CirclePacking(2).verified(packing_steps.polish(given, 1.0)).value == pytest.approx(2 - 2**0.5, abs=1e-9)
+    assert CirclePacking(2).verify(packing_steps.polish(given, 1.0)).value == pytest.approx(2 - 2**0.5, abs=1e-9)
 
 
 def test_a_search_for_packings_tells_each_improvement() -> None:
     told = list[float]()
-    found = packing_steps.search(0, 1.0, count=8, told=lambda seconds, circles: told.append(circles[:, 2].sum()))
+    found = packing_steps.search(0, 1.0, count=8, on_best=lambda seconds, circles: told.append(circles[:, 2].sum()))
     assert told == sorted(told)
-    assert CirclePacking(8).verified(found).value == pytest.approx(told[-1], abs=1e-9)
+    assert CirclePacking(8).verify(found).value == pytest.approx(told[-1], abs=1e-9)
     assert told[-1] > 1.2
 
 
 def test_what_was_published_of_the_second_autocorrelation_is_improved_by_a_local_search() -> None:
     problem = SecondAutocorrelation()
-    given = problem.verified(published("ac2_alphaevolve_2025")).construction
-    better = problem.verified(autocorrelation_steps.polish_second(given, 2.0))
-    assert better.value > 0.8964 > problem.verified(given).value
+    given = problem.verify(load_published("ac2_alphaevolve_2025")).construction
+    better = problem.verify(autocorrelation_steps.polish_second(given, 2.0))
+    assert better.value > 0.8964 > problem.verify(given).value
 
 
 @pytest.mark.parametrize("count", [7, 300])
 def test_the_values_that_are_searched_are_those_that_are_verified(count: int) -> None:
     f = np.random.default_rng(count).uniform(0, 1, count)
-    assert autocorrelation_steps.first_value(f) == pytest.approx(FirstAutocorrelation().verified(f).value, rel=1e-12)
-    assert autocorrelation_steps.second_value(f) == pytest.approx(SecondAutocorrelation().verified(f).value, rel=1e-12)
+    assert autocorrelation_steps.first_value(f) == pytest.approx(FirstAutocorrelation().verify(f).value, rel=1e-12)
+    assert autocorrelation_steps.second_value(f) == pytest.approx(SecondAutocorrelation().verify(f).value, rel=1e-12)
 
 
 @pytest.mark.parametrize("norms", [False, True])
@@ -183,7 +183,7 @@ def test_descents_follow_the_slope_of_the_value(norms: bool, count: int) -> None
 def test_a_search_for_autocorrelations_tells_each_improvement() -> None:
     told = list[float]()
     autocorrelation_steps.search(
-        0, 1.0, norms=True, start=20, told=lambda seconds, f: told.append(autocorrelation_steps.second_value(f))
+        0, 1.0, norms=True, start=20, on_best=lambda seconds, f: told.append(autocorrelation_steps.second_value(f))
     )
     assert told == sorted(told)
     assert told[-1] > 0.85

@@ -20,11 +20,11 @@ from rlkit.chat.tokenizers import load_tokenizer
 from rlkit.config import load_config, load_envs
 from rlkit.config.schema import EnvConfig
 from rlkit.envs.discovery import PROBLEMS, discovery, runners
-from rlkit.envs.discovery.prompts import Terms, final_code
-from rlkit.envs.discovery.records import read
+from rlkit.envs.discovery.prompts import ProgramTerms, extract_code
+from rlkit.envs.discovery.records import read_records
 from rlkit.envs.discovery.runners import RunnerChoice
 from rlkit.envs.discovery.source import Discovery
-from rlkit.envs.discovery.task import ConstructionProblem, Play
+from rlkit.envs.discovery.task import ConstructionProblem, PlaySettings
 from rlkit.errors import ConfigError, MissingError, UsageError
 from rlkit.sandbox.runners.fork_server import ForkServer
 from rlkit.sandbox.runners.programs import ProgramLimits
@@ -140,7 +140,7 @@ def test_a_program_that_prints_its_progress_is_no_failure(task: ConstructionProb
     ],
 )
 def test_the_program_is_the_last_block_of_the_final_answer(text: str, code: str | None) -> None:
-    assert final_code(text) == code
+    assert extract_code(text) == code
 
 
 GOOD, BAD = "```python\ngood\n```", "```python\nthought\n```"
@@ -169,7 +169,7 @@ def test_only_the_final_channel_of_a_real_format_is_read(model: str, reply: str,
     tokenizer = load_tokenizer(model, with_weights=False, note=lambda message: None)
     tokens = np.asarray(tokenizer.encode(reply, add_special_tokens=False), np.int32)
     text = str(chat_format(model, tokenizer).parse(tokens).message["content"])
-    assert final_code(text) == code
+    assert extract_code(text) == code
 
 
 def test_code_in_the_thinking_is_not_run(task: ConstructionProblem) -> None:
@@ -267,7 +267,7 @@ def test_what_a_group_finds_goes_into_the_archive_and_metrics_tell(task: Constru
     again.load_state_dict(state)
     assert again.metrics() == metrics
     assert [again.next().task_id for _ in range(5)] == [source.next().task_id for _ in range(5)]
-    with pytest.raises(UsageError, match="none of the search's tasks"):
+    with pytest.raises(UsageError, match="not in play in this search"):
         source.observe(group(first, []))
 
 
@@ -307,9 +307,9 @@ def test_a_record_is_on_the_disk_when_its_rollout_ends(task: ConstructionProblem
     better = program("def run(): return [0.3, 0.7, 0.7, 0.3]")
     outcomes = [play(first, reply) for reply in (better, better, program("def run(): return [0.5] * 4"))]
     assert [one.metrics["record"] for one in outcomes] == [1, 0, 0]
-    (record,) = read(tmp_path / "erdos")
+    (record,) = read_records(tmp_path / "erdos")
     assert record.value == outcomes[0].metrics["value"]
-    assert record.program == final_code(better)
+    assert record.program == extract_code(better)
     assert record.certificate is not None
     assert float(record.certificate.bound) == pytest.approx(record.value, abs=1e-9)
     assert record.options["n_points"] == 20
@@ -328,7 +328,7 @@ def test_a_record_whose_rollout_a_kill_has_lost_comes_back_into_the_search(
     outcome = play(first, "I have no idea.")
     assert (outcome.reward, outcome.metrics["valid"]) == (0, 0)
     again.observe(group(first, [outcome, outcome]))
-    (record,) = read(tmp_path / "erdos")
+    (record,) = read_records(tmp_path / "erdos")
     assert again.archive.best.to_json() == record.state.to_json()
     second = again.next()
     assert second.parent.id == record.state.id
@@ -340,7 +340,7 @@ def test_what_is_no_better_than_the_beginning_is_no_record(task: ConstructionPro
     source.keep_in(tmp_path / "erdos")
     outcome = play(source.next(), program("def run(): return [0.5] * 10"))
     assert (outcome.metrics["valid"], outcome.metrics["record"]) == (1, 0)
-    assert read(tmp_path / "erdos") == []
+    assert read_records(tmp_path / "erdos") == []
 
 
 def test_a_child_is_polished_before_it_is_archived_and_earns_nothing_by_it(task: ConstructionProblem) -> None:
@@ -362,7 +362,7 @@ def test_waiting_for_the_programs_of_others_uses_up_no_rollouts_time(task: Const
 
     async def main() -> tuple[list[float], float]:
         limits = ProgramLimits(timeout_s=0.8, memory_bytes=512 * MIB)
-        play = replace(task.play, terms=Terms(limits), runner=replace(task.play.runner, workers=1))
+        play = replace(task.play, terms=ProgramTerms(limits), runner=replace(task.play.runner, workers=1))
         alone = replace(task, play=play)
         await alone.rollout(ScriptedPolicy([slow]))  # the server is there from now on
 
@@ -386,12 +386,12 @@ def test_a_run_is_refused_before_it_samples_where_programs_cannot_be_run_as_aske
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     source = search()
-    without_ray = Discovery(source.archive, replace(Play(), runner=RunnerChoice("ray")))
+    without_ray = Discovery(source.archive, replace(PlaySettings(), runner=RunnerChoice("ray")))
     tasks = Mixture({"erdos": without_ray}, weights={"erdos": 1.0}, seed=0)
     with pytest.raises(MissingError, match="uv sync --extra ray"):
         tasks.keep_in(tmp_path)
     monkeypatch.setattr(runners, "ForkServer", partial(ForkServer, layers=("environment", "session")))
-    bare = Discovery(source.archive, replace(Play(), runner=RunnerChoice(min_isolation="limits")))
+    bare = Discovery(source.archive, replace(PlaySettings(), runner=RunnerChoice(min_isolation="limits")))
     with pytest.raises(MissingError, match="isolation 'none', below min_isolation 'limits'"):
         bare.keep_in(tmp_path)
 

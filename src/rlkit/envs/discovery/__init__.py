@@ -1,4 +1,4 @@
-"""Open mathematical problems as environments: a model writes programs that look for better constructions."""
+"""Search for better constructions of open mathematical problems, by programs that a model writes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from rlkit.errors import UsageError, did_you_mean, missing_extra
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlkit.envs.discovery.archive import Archive, Reuse, ReuseRule
     from rlkit.envs.discovery.problem import Problem
     from rlkit.envs.discovery.source import Discovery
     from rlkit.envs.discovery.state import State
 
-__all__ = ["discovery", "problem_of"]
+__all__ = ["discovery", "make_problem"]
 
 PROBLEMS = {
     "erdos": "rlkit.envs.discovery.problems.erdos:Erdos",
@@ -27,7 +28,7 @@ PROBLEMS = {
     "autocorrelation_2": "rlkit.envs.discovery.problems.autocorrelation:SecondAutocorrelation",
     "circle_packing": "rlkit.envs.discovery.problems.packing:CirclePacking",
 }
-"""Problems that have a name of their own."""
+"""Import paths of the built-in problems by name."""
 
 type Count = Annotated[int, Field(ge=1)]
 type Seconds = Annotated[float, Field(gt=0)]
@@ -55,88 +56,97 @@ def discovery(
     seed: int = 0,
     note: Note = lambda message: None,
 ) -> Discovery:
-    """A search for better constructions of an open problem, by programs that a model writes.
+    """Return a search for better constructions of an open problem; `docs/discovery.md` describes it.
 
     Args:
-        problem: `erdos`, `autocorrelation_1`, `autocorrelation_2`, `circle_packing`, or one of your own as
-            `package.module:Class` or `file.py:Class`; in Python, an object.
-        options: of the problem, such as `n_points` or `circles`.
-        start: what the search begins with: `random` constructions, the name of a published one, or a JSON file; for
-            `erdos` also `flat`, h = 1/2 with `n_points` pieces. A file holds `values`, and may hold the `program` that
-            made them, which is then shown to the model; records of a run are such files.
-        starts: random constructions to begin with; by default 8 with `puct`, and otherwise 1.
-        reuse: which states are expanded: `puct`, `epsilon_greedy`, `fixed` (those of the beginning) or `none` (a new
-            random one each time).
-        buffer_size: states that are kept; by default 1000 with `puct` and 16 with `epsilon_greedy`.
-        epsilon: with `epsilon_greedy`, how often a random state is taken and not the best; by default 0.125.
-        puct_c: with `puct`, how much states count that were expanded seldom; by default 1.
-        program_timeout_s: seconds that a program may take.
-        memory_mb: that a program may use.
-        cpus: processors for each program.
-        workers: programs at once; by default as many as there are processors for.
-        runner: where programs run: `local`, or on a Ray cluster with `ray`.
-        min_isolation: programs are not run with less between them and the machine; by default `os` on Linux, and
-            `limits` elsewhere.
-        helpers: offer the problem's local search to programs, where SciPy is installed.
-        polish_s: seconds of local search that each new construction gets before it is archived. It earns no reward.
-        seed: of what is drawn by chance.
-        note: told what a person should know of the search.
+        problem: name of a problem, or `package.module:Class` or `file.py:Class` for your own; in Python, an object.
+        options: options of the problem, such as `n_points` or `circles`.
+        start: `random`, the name of a published construction, a JSON file with `values` and maybe the `program` that
+            made them, or for `erdos` `flat`: h = 1/2 with `n_points` pieces.
+        starts: number of random constructions at the start; by default 8 with `puct`, otherwise 1.
+        buffer_size: number of states that are kept; by default 1000 with `puct` and 16 with `epsilon_greedy`.
+        workers: concurrent programs; by default as many as there are processors for.
+        min_isolation: least isolation of programs; by default `os` on Linux, and `limits` elsewhere.
+        helpers: offer the problem's local search to programs, if SciPy is installed.
+        polish_s: seconds of local search on each construction before it is archived, which earns no reward.
 
     Raises:
         UsageError: there is no such problem, or an argument makes no sense.
-        MissingError: Ray, or SciPy for `polish_s`, is asked for and not installed.
+        MissingError: Ray, or SciPy for `polish_s`, is required and not installed.
     """
-    import numpy as np
-
-    from rlkit._util.seeds import derive_seed
-    from rlkit.envs.discovery.archive import Archive, ReuseRule
-    from rlkit.envs.discovery.problem import known
-    from rlkit.envs.discovery.prompts import Terms
+    from rlkit.envs.discovery.prompts import ProgramTerms
     from rlkit.envs.discovery.runners import RunnerChoice
     from rlkit.envs.discovery.source import Discovery
-    from rlkit.envs.discovery.task import Play
+    from rlkit.envs.discovery.task import PlaySettings
     from rlkit.sandbox.runners.programs import ProgramLimits
     from rlkit.sandbox.spec import MIB
 
-    made = problem_of(problem, options or {})
+    mathematics = make_problem(problem, options or {})
+    if starts is not None and start != "random":
+        raise UsageError("starts: has no effect with a given start; leave it out")
+    preload = _helper_modules(mathematics, helpers=helpers, polish_s=polish_s)
+    rule = _make_reuse_rule(reuse, buffer_size, epsilon, puct_c)
+    archive = _make_archive(mathematics, rule, start, starts or (8 if reuse == "puct" else 1), seed)
+    if runner == "ray" and find_spec("ray") is None:
+        raise missing_extra("ray")
+    limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
+    terms = ProgramTerms(limits, helpers and find_spec("scipy") is not None)
+    choice = RunnerChoice(runner, workers, cpus, min_isolation, preload)
+    _report(archive, min_isolation, note)
+    return Discovery(archive, PlaySettings(terms, choice, polish_s, _keep_json_options(mathematics)))
+
+
+def _helper_modules(problem: Problem, *, helpers: bool, polish_s: float) -> tuple[str, ...]:
+    """Return the modules with the problem's local search, if it is used."""
+    if polish_s and problem.polish is None:
+        raise UsageError(f"polish_s: {problem.name} has no local search; set it to 0")
+    has_scipy = find_spec("scipy") is not None
+    if polish_s and not has_scipy:
+        raise missing_extra("scipy")
+    is_used = (helpers and has_scipy) or polish_s > 0
+    return (problem.polish.partition(":")[0],) if problem.polish is not None and is_used else ()
+
+
+def _make_reuse_rule(reuse: Reuse, buffer_size: int | None, epsilon: float | None, puct_c: float | None) -> ReuseRule:
+    from rlkit.envs.discovery.archive import ReuseRule
+
     for name, value, user in (("epsilon", epsilon, "epsilon_greedy"), ("puct_c", puct_c, "puct")):
         if value is not None and reuse != user:
             raise UsageError(f"{name}: has no effect with reuse {reuse!r}; leave it out, or set reuse to {user}")
     if buffer_size is not None and reuse in ("fixed", "none"):
         raise UsageError(f"buffer_size: has no effect with reuse {reuse!r}, which keeps nothing")
-    if starts is not None and start != "random":
-        raise UsageError("starts: has no effect with a given start; leave it out")
-    if polish_s and made.polish is None:
-        raise UsageError(f"polish_s: {made.name} has no local search; set it to 0")
-    if polish_s and find_spec("scipy") is None:
-        raise missing_extra("scipy")
-    rule = ReuseRule(
-        reuse,
-        buffer_size or (1000 if reuse == "puct" else 16),
-        0.125 if epsilon is None else epsilon,
-        1.0 if puct_c is None else puct_c,
-    )
-    archive = Archive(made, rule, derive_seed(seed, "discovery"))
+    size = buffer_size or (1000 if reuse == "puct" else 16)
+    return ReuseRule(reuse, size, 0.125 if epsilon is None else epsilon, 1.0 if puct_c is None else puct_c)
+
+
+def _make_archive(problem: Problem, rule: ReuseRule, start: str, count: int, seed: int) -> Archive:
+    import numpy as np
+
+    from rlkit._util.seeds import derive_seed
+    from rlkit.envs.discovery.archive import Archive
+
+    archive = Archive(problem, rule, derive_seed(seed, "discovery"))
     rng = np.random.default_rng(derive_seed(seed, "starts"))
-    count = starts or (8 if reuse == "puct" else 1)
-    archive.plant(_starting_states(made, start, count, rng))
-    helpers = helpers and find_spec("scipy") is not None
-    preload = (made.polish.partition(":")[0],) if made.polish is not None and (helpers or polish_s > 0) else ()
-    choice = RunnerChoice(runner, workers, cpus, min_isolation, preload)
-    if runner == "ray" and find_spec("ray") is None:
-        raise missing_extra("ray")
-    limits = ProgramLimits(timeout_s=program_timeout_s, memory_bytes=memory_mb * MIB, cpus=cpus)
-    begins = f"it begins with {made.symbol} = {archive.best.value:.10g}"
-    note(f"{made.name}, {made.direction}: {'; '.join(filter(None, [begins, known(made)]))}")
+    archive.plant(_make_starting_states(problem, start, count, rng))
+    return archive
+
+
+def _report(archive: Archive, min_isolation: str | None, note: Note) -> None:
+    from rlkit.envs.discovery.problem import describe_known_results
+
+    problem = archive.problem
+    beginning = f"it begins with {problem.symbol} = {archive.best.value:.10g}"
+    note(
+        f"{problem.name}, {problem.direction}: {'; '.join(filter(None, [beginning, describe_known_results(problem)]))}"
+    )
     if sys.platform != "linux" and min_isolation is None:
         note(
             "PROGRAMS RUN WITH LIMITS ONLY on this system: what a model writes can read your files and use the network"
         )
-    return Discovery(archive, Play(Terms(limits, helpers), choice, polish_s, _json_options(made)))
 
 
-def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
-    """A problem by its name or its import path, or one that is there already.
+def make_problem(problem: str | Problem, options: dict[str, JsonValue]) -> Problem:
+    """Return a problem by its name or its import path; an object is returned as it is.
 
     Raises:
         UsageError: there is none of that name, or it does not take these options.
@@ -145,32 +155,32 @@ def problem_of(given: str | Problem, options: dict[str, JsonValue]) -> Problem:
     from rlkit.config.loading.objects import load_object
     from rlkit.envs.discovery.problem import Problem
 
-    if isinstance(given, Problem):
+    if isinstance(problem, Problem):
         if options:
             raise UsageError("options: have no effect on a problem that is an object already")
-        return given
-    if given not in PROBLEMS and ":" not in given:
+        return problem
+    if problem not in PROBLEMS and ":" not in problem:
         raise UsageError(
-            f"problem: there is no problem {given!r}.{did_you_mean(given, PROBLEMS)} Known: {', '.join(PROBLEMS)}, "
+            f"problem: there is no problem {problem!r}.{did_you_mean(problem, PROBLEMS)} Known: {', '.join(PROBLEMS)}, "
             "or your own as file.py:Class"
         )
-    found = load_object(PROBLEMS.get(given, given), field="problem")
-    if not callable(found):
-        raise UsageError(f"problem: {given} is no class")
+    factory = load_object(PROBLEMS.get(problem, problem), field="problem")
+    if not callable(factory):
+        raise UsageError(f"problem: {problem} is no class")
 
     def load(value: str, *, field: str) -> object:
         return load_object(value, field=field)
 
-    made = found(**bind(found, options, field="options", offered={}, load=load))
-    if not isinstance(made, Problem):
-        raise UsageError(f"problem: {given} gives a {type(made).__name__}, and must give a discovery Problem")
-    return made
+    instance = factory(**bind(factory, options, field="options", offered={}, load=load))
+    if not isinstance(instance, Problem):
+        raise UsageError(f"problem: {problem} returns a {type(instance).__name__}, and must return a discovery Problem")
+    return instance
 
 
-def _starting_states(problem: Problem, start: str, count: int, rng: np.random.Generator) -> list[State]:
+def _make_starting_states(problem: Problem, start: str, count: int, rng: np.random.Generator) -> list[State]:
     import numpy as np
 
-    from rlkit.envs.discovery.problem import Invalid, published_with_program
+    from rlkit.envs.discovery.problem import InvalidConstruction, load_published_with_program
     from rlkit.envs.discovery.problems.erdos import Erdos
     from rlkit.envs.discovery.state import State
 
@@ -182,16 +192,16 @@ def _starting_states(problem: Problem, start: str, count: int, rng: np.random.Ge
             raise UsageError("start: flat is for the problem erdos with the option n_points")
         constructions = [np.full(problem.n_points, 0.5)]
     else:
-        construction, program = published_with_program(start)
+        construction, program = load_published_with_program(start)
         constructions = [construction]
     try:
-        starts = [problem.verified(construction) for construction in constructions]
-    except Invalid as error:
+        starts = [problem.verify(construction) for construction in constructions]
+    except InvalidConstruction as error:
         raise UsageError(f"start: {start} is no construction of {problem.name}: {error}") from None
     return [State(verified.construction, verified.value, program=program) for verified in starts]
 
 
-def _json_options(problem: Problem) -> dict[str, JsonValue]:
-    """Return those options of a problem that JSON can hold."""
+def _keep_json_options(problem: Problem) -> dict[str, JsonValue]:
+    """Return the options of a problem that JSON can hold."""
     options = {field.name: getattr(problem, field.name) for field in fields(problem)} if is_dataclass(problem) else {}
     return {name: value for name, value in options.items() if isinstance(value, bool | int | float | str | None)}

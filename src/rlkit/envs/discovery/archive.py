@@ -1,7 +1,7 @@
-"""The constructions that a search has found, and which of them it starts from next.
+"""Archive of the constructions of a search, which chooses the next one to start from.
 
-Invariant: an archive is a function of its seed, of what it was asked for and of what it was told, in that order. It
-holds no construction twice, and its best one is never dropped.
+Invariant: an archive is a function of its seed and of the sequence of calls. It holds no construction twice, and its
+best one is never dropped.
 """
 
 from __future__ import annotations
@@ -21,20 +21,19 @@ from rlkit.types import Json
 
 type Reuse = Literal["epsilon_greedy", "puct", "fixed", "none"]
 
-CHILDREN_KEPT = 2
-"""With `puct`: of the children of one state, so that one lucky state does not fill the archive with its like."""
+MAX_CHILDREN = 2
+"""Limit of kept children of one state with `puct`, so that one state does not fill the archive."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseRule:
-    """Which states are kept, and which one is expanded next.
+    """Rule for keeping states and choosing the next one to expand.
 
     Args:
-        name: `epsilon_greedy`: one of the best at random with probability `epsilon`, or else the best. `puct`: the one
-            with the greatest PUCT score. `fixed`: the ones that were there at the beginning. `none`: a new random
-            beginning each time.
-        size: states that are kept beside those that were there at the beginning.
-        c: of `puct`, how much states count that were expanded seldom.
+        name: `epsilon_greedy`: a random kept state with probability `epsilon`, otherwise the best. `puct`: the state
+            with the greatest PUCT score. `fixed`: the initial states in turn. `none`: a new random state each time.
+        size: number of states that are kept beside the initial ones.
+        c: exploration constant of `puct`.
     """
 
     name: Reuse = "puct"
@@ -45,60 +44,60 @@ class ReuseRule:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A state, and what came of expanding it."""
+    """State with the results of its expansions."""
 
     state: State
     seed: bool
     expansions: int = 0
-    """Of itself and of its descendants."""
+    """Expansions of the state and of its descendants."""
     best_child: float = -math.inf
-    """The best score of what was made of it."""
+    """Best score of its children."""
 
 
 @dataclass(slots=True, eq=False)
 class Archive:
-    """The states of a search over one problem.
+    """States of a search over one problem.
 
-    An expansion is one group of rollouts that start from a state; it is counted once, however many rollouts it has.
+    An expansion is one group of rollouts that start from a state; it counts once for any number of rollouts.
     """
 
     problem: Problem
     rule: ReuseRule
     seed: int
-    chosen: int = 0
-    """States that were chosen."""
+    choices: int = 0
+    """Number of calls of `choose`."""
     expansions: int = 0
-    """Groups that it was told of."""
+    """Number of recorded expansions."""
     _nodes: dict[str, _Node] = field(default_factory=dict[str, _Node])
     _parents: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     _in_play: list[str] = field(default_factory=list[str])
 
     def plant(self, states: Sequence[State]) -> None:
-        """Put in the states that a search begins with."""
+        """Add the initial states."""
         for state in states:
             self._nodes.setdefault(state.id, _Node(state, seed=True))
             self._parents.setdefault(state.id, None)
 
     def choose(self) -> State:
-        """The state to expand next; it counts as in play until `expanded` is told of it."""
-        rng = np.random.default_rng(derive_seed(self.seed, "archive", self.chosen))
-        self.chosen += 1
+        """Return the next state to expand; it is in play until `record_expansion`."""
+        rng = np.random.default_rng(derive_seed(self.seed, "archive", self.choices))
+        self.choices += 1
         match self.rule.name:
             case "none":
-                return self._fresh(rng)
+                return self._start_afresh(rng)
             case "fixed":
                 seeds = [name for name, node in self._nodes.items() if node.seed]
-                name = seeds[(self.chosen - 1) % len(seeds)]
+                name = seeds[(self.choices - 1) % len(seeds)]
             case "epsilon_greedy":
-                ranked = self._ranked()
+                ranked = self._rank()
                 name = ranked[int(rng.integers(len(ranked)))] if rng.random() < self.rule.epsilon else ranked[0]
             case "puct":
-                name = self._most_promising()
+                name = self._choose_by_puct()
         self._in_play.append(name)
         return self._nodes[name].state
 
-    def expanded(self, parent: str, children: Sequence[State]) -> None:
-        """A group that started from a state has come back, with these valid constructions."""
+    def record_expansion(self, parent: str, children: Sequence[State]) -> None:
+        """Record the valid constructions of a group that started from a state."""
         if parent in self._in_play:
             self._in_play.remove(parent)
         self.expansions += 1
@@ -109,8 +108,8 @@ class Archive:
             node = self._nodes[parent]
             node.best_child = max(node.best_child, *(self.score(child) for child in children))
         if self.rule.name in ("fixed", "none"):
-            found = [node.state for node in self._nodes.values() if not node.seed]
-            children = self._best_first([*children, *found])[:1]  # one, so that the best is known
+            descendants = [node.state for node in self._nodes.values() if not node.seed]
+            children = self._sort_by_score([*children, *descendants])[:1]  # one, so that the best is known
         for child in children:
             if child.id not in self._nodes:
                 self._nodes[child.id] = _Node(child, seed=False)
@@ -118,29 +117,29 @@ class Archive:
         self._trim(parent)
 
     def lineage(self, name: str) -> list[str]:
-        """The ids of a state's parent, of that one's parent and so on."""
-        found = list[str]()
-        while (above := self._parents.get(name)) is not None and above not in found:
-            found.append(above)
-            name = above
-        return found
+        """Return the ids of a state's ancestors, parent first."""
+        ancestors = list[str]()
+        while (ancestor := self._parents.get(name)) is not None and ancestor not in ancestors:
+            ancestors.append(ancestor)
+            name = ancestor
+        return ancestors
 
     def score(self, state: State) -> float:
-        """Higher is better, whatever the problem's direction."""
+        """Return the score of a state: higher is better in either direction."""
         return -state.value if self.problem.minimise else state.value
 
     @property
     def states(self) -> list[State]:
-        """Those that are held, the best first."""
-        return [self._nodes[name].state for name in self._ranked()]
+        """Kept states, best first."""
+        return [self._nodes[name].state for name in self._rank()]
 
     @property
     def best(self) -> State:
-        """The best that is held."""
+        """Best kept state."""
         return self.states[0]
 
     def metrics(self) -> dict[str, float]:
-        """`best`, `median` and `size` of what is held, `generation` of the best, and `expansions`."""
+        """Return `best`, `median` and `size` of the kept states, `generation` of the best one, and `expansions`."""
         states = self.states
         values = [state.value for state in states]
         return {
@@ -152,7 +151,7 @@ class Archive:
         }
 
     def state_dict(self) -> dict[str, Json]:
-        """Everything, as JSON."""
+        """Return the archive as JSON."""
         nodes: list[Json] = [
             {
                 **node.state.to_json(),
@@ -165,72 +164,72 @@ class Archive:
         return {
             "problem": self.problem.name,
             "reuse": self.rule.name,
-            "chosen": self.chosen,
+            "chosen": self.choices,
             "expansions": self.expansions,
             "in_play": list(self._in_play),
             "parents": dict(self._parents),
             "nodes": nodes,
         }
 
-    def load_state_dict(self, held: Mapping[str, Json]) -> None:
-        """Go on from what `state_dict` gave; raise `UsageError` if it is of another problem or reuse."""
-        for name, now in (("problem", self.problem.name), ("reuse", self.rule.name)):
-            if held[name] != now:
-                raise UsageError(f"{name}: the run was begun with {held[name]}, and this is {now}")
-        self.chosen, self.expansions = cast("int", held["chosen"]), cast("int", held["expansions"])
-        self._in_play = list(cast("Sequence[str]", held["in_play"]))
-        self._parents = dict(cast("Mapping[str, str | None]", held["parents"]))
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Restore a `state_dict`; raise `UsageError` if it has another problem or reuse."""
+        for name, current in (("problem", self.problem.name), ("reuse", self.rule.name)):
+            if state[name] != current:
+                raise UsageError(f"{name}: the run was begun with {state[name]}, and this is {current}")
+        self.choices, self.expansions = cast("int", state["chosen"]), cast("int", state["expansions"])
+        self._in_play = list(cast("Sequence[str]", state["in_play"]))
+        self._parents = dict(cast("Mapping[str, str | None]", state["parents"]))
         self._nodes = {}
-        for node in cast("Sequence[Mapping[str, Json]]", held["nodes"]):
-            state = State.from_json(node)
+        for node in cast("Sequence[Mapping[str, Json]]", state["nodes"]):
+            loaded = State.from_json(node)
             best_child = cast("float | None", node["best_child"])
             best_child = -math.inf if best_child is None else best_child
-            self._nodes[state.id] = _Node(state, bool(node["seed"]), cast("int", node["expansions"]), best_child)
+            self._nodes[loaded.id] = _Node(loaded, bool(node["seed"]), cast("int", node["expansions"]), best_child)
 
-    def _fresh(self, rng: np.random.Generator) -> State:
-        verified = self.problem.verified(self.problem.start(rng))
+    def _start_afresh(self, rng: np.random.Generator) -> State:
+        verified = self.problem.verify(self.problem.start(rng))
         state = State(verified.construction, verified.value)
         self._in_play.append(state.id)
         return state
 
-    def _best_first(self, states: Sequence[State]) -> list[State]:
-        return sorted(states, key=self.score, reverse=True)  # of equals, the one that was there first
+    def _sort_by_score(self, states: Sequence[State]) -> list[State]:
+        return sorted(states, key=self.score, reverse=True)  # of equal states, the older one first
 
-    def _ranked(self) -> list[str]:
+    def _rank(self) -> list[str]:
         return sorted(self._nodes, key=lambda name: self.score(self._nodes[name].state), reverse=True)
 
     def _trim(self, parent: str) -> None:
-        """Leave out what there is no room for; what was there at the beginning stays, but for `epsilon_greedy`."""
-        puct = self.rule.name == "puct"
-        if puct:
-            own = [node.state for node in self._nodes.values() if not node.seed and node.state.parent == parent]
-            for state in self._best_first(own)[CHILDREN_KEPT:]:
+        """Drop states beyond the size; the initial ones stay, except with `epsilon_greedy`."""
+        is_puct = self.rule.name == "puct"
+        if is_puct:
+            children = [node.state for node in self._nodes.values() if not node.seed and node.state.parent == parent]
+            for state in self._sort_by_score(children)[MAX_CHILDREN:]:
                 del self._nodes[state.id]
-        fixed = self.rule.name in ("fixed", "none")
-        loose = [node.state for node in self._nodes.values() if not (node.seed and (puct or fixed))]
-        for state in self._best_first(loose)[1 if fixed else self.rule.size :]:
+        is_fixed = self.rule.name in ("fixed", "none")
+        removable = [node.state for node in self._nodes.values() if not (node.seed and (is_puct or is_fixed))]
+        for state in self._sort_by_score(removable)[1 if is_fixed else self.rule.size :]:
             del self._nodes[state.id]
-        # Only what is held or in play, and all that it came from.
+        # Only states that are kept or in play, and their ancestors.
         reachable = dict.fromkeys(
             relative for name in (*self._nodes, *self._in_play) for relative in (name, *self.lineage(name))
         )
         self._parents = {name: self._parents[name] for name in reachable if name in self._parents}
 
-    def _most_promising(self) -> str:
-        """By Q + c · scale · P · √(1 + T) / (1 + n), as TTT-Discover §A.2 (arXiv:2601.16175) defines it.
+    def _choose_by_puct(self) -> str:
+        """Choose by Q + c · scale · P · √(1 + T) / (1 + n), see TTT-Discover §A.2 (arXiv:2601.16175).
 
-        Q is the score of the best child, or of the state itself where it was not expanded; n counts its expansions and
-        those of its descendants, T all of them. P falls in equal steps with the rank; scale is the range of scores. One
-        whose ancestor or descendant is in play is passed over while there is another.
+        Q is the score of the best child, or of the state itself before its first expansion; n counts its expansions and
+        those of its descendants, T all expansions. P falls linearly with the rank; scale is the range of scores. States
+        whose ancestor or descendant is in play are skipped while there is another.
         """
-        names = self._ranked()
+        names = self._rank()
         nodes = [self._nodes[name] for name in names]
-        own = np.array([self.score(node.state) for node in nodes])
+        scores = np.array([self.score(node.state) for node in nodes])
         expansions = np.array([node.expansions for node in nodes])
         best_child = np.array([node.best_child for node in nodes])
-        quality = np.where(np.isfinite(best_child), best_child, own)
+        quality = np.where(np.isfinite(best_child), best_child, scores)
         prior = np.arange(len(nodes), 0, -1) / (len(nodes) * (len(nodes) + 1) / 2)
-        bonus = self.rule.c * float(np.ptp(own)) * prior * math.sqrt(1 + self.expansions) / (1 + expansions)
+        bonus = self.rule.c * float(np.ptp(scores)) * prior * math.sqrt(1 + self.expansions) / (1 + expansions)
         places: list[int] = np.argsort(-(quality + bonus), kind="stable").tolist()
         order = [names[place] for place in places]
         in_play = set(self._in_play)

@@ -1,4 +1,4 @@
-"""The best records of a run, with their pictures and what they are compared with."""
+"""Best records of a run, with pictures and known results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from rlkit._util import files
 from rlkit._util.paths import ARTEFACTS
-from rlkit.envs.discovery import problem_of, records
-from rlkit.envs.discovery.problem import Problem, known
+from rlkit.envs.discovery import make_problem, records
+from rlkit.envs.discovery.problem import Problem, describe_known_results
 from rlkit.envs.discovery.records import Record
 from rlkit.errors import RlkitError, UsageError, missing_extra
 from rlkit.store.metadata import find_run, load_run_config
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BestRecords:
-    """The best records of one search.
+    """Best records of one search.
 
     Args:
-        records: the best first.
-        pictures: the PNG file of each; None for those that are not drawn.
-        known: what is known of the problem without a model; "" for nothing.
+        records: records, best first.
+        pictures: PNG file of each record; None if it is not drawn.
+        known: results known without a model; "" for none.
     """
 
     records: Sequence[Record]
@@ -38,10 +38,10 @@ class BestRecords:
 def best_records(
     run: str | Path, *, best: int = 3, draw: bool = True, note: Callable[[str], None] = lambda message: None
 ) -> tuple[Path, dict[str, BestRecords]]:
-    """Read the `best` constructions of each search of a run, and draw them beside their records.
+    """Read the best records of each search of a run, and draw them beside their files.
 
     Returns:
-        The run's folder, and the records by environment.
+        Folder of the run, and records by environment.
 
     Raises:
         UsageError: there is no such run, or it has no search.
@@ -54,16 +54,16 @@ def best_records(
     searches = dict[str, BestRecords]()
     for name, spec in envs.items():
         folder = directory / ARTEFACTS / name
-        problem = _problem(spec.args, note)
-        best_ones = records.read(folder)[:best]
-        drawn = None if not draw else problem
-        pictures = [drawn and draw_record(drawn, record, folder) for record in best_ones]
-        searches[name] = BestRecords(best_ones, pictures, "" if problem is None else known(problem))
+        problem = _load_problem(spec.args, note)
+        selected = records.read_records(folder)[:best]
+        drawable = None if not draw else problem
+        pictures = [drawable and draw_record(drawable, record, folder) for record in selected]
+        searches[name] = BestRecords(selected, pictures, "" if problem is None else describe_known_results(problem))
     return directory, searches
 
 
 def draw_record(problem: Problem, record: Record, folder: Path) -> Path:
-    """Draw a construction as a PNG file of the record's name.
+    """Draw the construction of a record as a PNG file.
 
     Raises:
         MissingError: matplotlib is not installed.
@@ -82,10 +82,10 @@ def draw_record(problem: Problem, record: Record, folder: Path) -> Path:
     return path
 
 
-def _problem(args: Mapping[str, JsonValue], note: Callable[[str], None]) -> Problem | None:
+def _load_problem(args: Mapping[str, JsonValue], note: Callable[[str], None]) -> Problem | None:
     problem, options = args.get("problem", "erdos"), args.get("options") or {}
     try:
-        return problem_of(str(problem), dict(options) if isinstance(options, dict) else {})
-    except RlkitError as error:  # a file of the user's own that is not there any more
+        return make_problem(str(problem), dict(options) if isinstance(options, dict) else {})
+    except RlkitError as error:  # such as a user's file that no longer exists
         note(f"nothing is drawn or compared: {error}")
         return None

@@ -1,7 +1,7 @@
-"""What a model is told, and what of its answer is a program.
+"""Prompts of a search, and extraction of the program from a reply.
 
-Invariant: every number in a prompt is the one that holds: the parent's own length and value, the limits that are
-enforced, the libraries that are installed.
+Invariant: every number in a prompt is exact: the parent's length and value, the enforced limits, the versions of the
+installed libraries.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from rlkit.types import Message
 ENTRY = "run"
 POLISH = "polish"
 BUDGET_SHARE = 0.9
-"""Of the time limit that a program is told it may use."""
+"""Share of the time limit that the prompt grants a program."""
 
 _LIBRARIES = ("numpy", "scipy", "cvxpy", "sympy", "numba")
 _FENCE = re.compile(
-    # A block that was cut off ends where the next one begins, and is none.
+    # A block that was cut off ends at the next one and is ignored.
     r"^[ \t]*```[ \t]*(?P<language>[\w+.-]*)[^\n]*\n(?P<body>(?:(?!^[ \t]*```[ \t]*[\w+.-]).)*?)^[ \t]*```[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
 _PYTHON = ("python", "python3", "py")
-_THINKING_BEGINS, _THINKING_ENDS = "<think>", "</think>"
+_THINKING_START, _THINKING_END = "<think>", "</think>"
 _CHANNEL, _FINAL = "<|channel|>", "<|channel|>final<|message|>"
 _FORMAT = ".10f"
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
-    """What programs are given, as it is said and as it holds.
+class ProgramTerms:
+    """Limits and helpers of programs, as stated in the prompt and enforced.
 
     Args:
-        helpers: whether the problem's local search may be called.
+        helpers: whether programs may call the problem's local search.
     """
 
     limits: ProgramLimits
@@ -47,65 +47,65 @@ class Terms:
 
     @property
     def budget_s(self) -> float:
-        """Seconds that a program is told it may use."""
+        """Time in seconds that the prompt grants a program."""
         return float(f"{self.limits.timeout_s * BUDGET_SHARE:.3g}")
 
 
-def messages(problem: Problem, parent: State, terms: Terms) -> list[Message]:
-    """The conversation that asks for a program."""
-    parts = [problem.statement(), _start(problem, parent), _contract(problem, parent, terms)]
+def make_messages(problem: Problem, parent: State, terms: ProgramTerms) -> list[Message]:
+    """Return the conversation that asks for a program."""
+    parts = [problem.statement(), _describe_start(problem, parent), _describe_contract(problem, parent, terms)]
     return [{"role": "user", "content": "\n\n".join(parts)}]
 
 
-def final_code(text: str) -> str | None:
-    """The last Python block of an answer; None where there is none.
+def extract_code(text: str) -> str | None:
+    """Return the last Python block of a reply, or None.
 
     Args:
-        text: the answer as the chat format reads it. Formats leave the marks of thinking in what was cut off before the
-            answer, or has an end of thinking without a beginning; what is thinking by these is left out.
+        text: reply as the chat format parses it. Formats leave marks of thinking in a reply that was cut off before the
+            answer, or has an end of thinking without a beginning; the thinking that they mark is removed.
     """
-    answer = _answer(text)
-    blocks = [(found["language"].lower(), found["body"]) for found in _FENCE.finditer(answer)]
+    answer = _strip_thinking(text)
+    blocks = [(block["language"].lower(), block["body"]) for block in _FENCE.finditer(answer)]
     code = [body for language, body in blocks if language in _PYTHON] or [body for name, body in blocks if not name]
     return code[-1] if code and code[-1].strip() else None
 
 
-def _answer(text: str) -> str:
+def _strip_thinking(text: str) -> str:
     if _CHANNEL in text:
         return text.rpartition(_FINAL)[2] if _FINAL in text else ""
-    answer = text.rpartition(_THINKING_ENDS)[2]
-    return answer.partition(_THINKING_BEGINS)[0]
+    answer = text.rpartition(_THINKING_END)[2]
+    return answer.partition(_THINKING_START)[0]
 
 
-def _start(problem: Problem, parent: State) -> str:
+def _describe_start(problem: Problem, parent: State) -> str:
     shape = "x".join(map(str, parent.construction.shape))
     size = f"{shape} values" if parent.construction.ndim > 1 else f"{len(parent.construction)} values"
     sentences = [f"You start from a construction of {size} with {problem.symbol} = {parent.value:{_FORMAT}}."]
-    known = list[str]()
+    comparisons = list[str]()
     if problem.baseline is not None:
-        known.append(f"the best found by hand is {problem.baseline:g}")
+        comparisons.append(f"the best found by hand is {problem.baseline:g}")
     if problem.best_known is not None:
-        known.append(f"the best ever published is {problem.best_known:.9g}")
-    if known:
-        sentences.append(f"For comparison, {' and '.join(known)}.")
+        comparisons.append(f"the best ever published is {problem.best_known:.9g}")
+    if comparisons:
+        sentences.append(f"For comparison, {' and '.join(comparisons)}.")
     sentences.append(f"Improve on it: {problem.direction}.")
     if not parent.program:
         return " ".join(sentences)
-    before = "" if parent.parent_value is None else f", starting from {parent.parent_value:{_FORMAT}}"
-    after = " and a local search after it" if parent.polished else ""
-    sentences.append(f"It was made by this program{after}{before}:")
+    origin = "" if parent.parent_value is None else f", starting from {parent.parent_value:{_FORMAT}}"
+    polishing = " and a local search after it" if parent.polished else ""
+    sentences.append(f"It was made by this program{polishing}{origin}:")
     text = f"{' '.join(sentences)}\n\n```python\n{parent.program.strip()}\n```"
     if stdout := parent.stdout.strip():
         text += f"\n\nThe end of what it printed:\n\n```text\n{stdout}\n```"
     return text
 
 
-def _contract(problem: Problem, parent: State, terms: Terms) -> str:
+def _describe_contract(problem: Problem, parent: State, terms: ProgramTerms) -> str:
     limits = terms.limits
     shape = parent.construction.shape
-    given = [f"- `{problem.initial}`: a NumPy array of shape {shape}, the construction that you start from."]
+    variables = [f"- `{problem.initial}`: a NumPy array of shape {shape}, the construction that you start from."]
     if terms.helpers and problem.polish is not None:
-        given.append(
+        variables.append(
             f"- `{POLISH}(construction, seconds)`: a local search that returns a construction that is at least as good."
         )
     processors = "one processor" if limits.cpus == 1 else f"{limits.cpus} processors"
@@ -113,16 +113,16 @@ def _contract(problem: Problem, parent: State, terms: Terms) -> str:
         f"Write a Python program that finds a better construction, in one ```python block of your final answer. It "
         f"must define\n\n    def {ENTRY}(seed, budget_s):\n\nwhich returns {problem.shape}. Whatever value a program "
         "claims is not read: the verifier recomputes it from the numbers.\n\n"
-        f"These are global variables of your program:\n\n{chr(10).join(given)}\n\n"
+        f"These are global variables of your program:\n\n{chr(10).join(variables)}\n\n"
         f"`budget_s` is {terms.budget_s:g}; after {limits.timeout_s:g} seconds the program is ended and counts as "
         f"failed. It has {processors} and {limits.memory_bytes // MIB} MiB of memory. It can import Python's standard "
-        f"library and {_installed_libraries()}. It cannot write files, start processes or use the network.\n\n"
+        f"library and {_list_libraries()}. It cannot write files, start processes or use the network.\n\n"
         f"You are rewarded for the construction that it returns ({problem.direction}), and get 0 if it returns none "
         "that is valid."
     )
 
 
-def _installed_libraries() -> str:
+def _list_libraries() -> str:
     libraries = list[str]()
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -1,7 +1,6 @@
-"""The best constructions of a run, each with its program and its certificate, in the run's folder.
+"""Records of a run: its best constructions, each with its program and its certificate.
 
-Invariant: a record is on the disk before the rollout that found it ends. Whatever is killed later, it stays, and a
-construction is a record at most once.
+Invariant: a record is on the disk before its rollout ends, so that it survives a kill; it exists at most once.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from rlkit.envs.discovery.problem import Certificate, Construction, Problem
 from rlkit.envs.discovery.state import State
 from rlkit.types import Json
 
-_ENDING = ".record.json"
+_SUFFIX = ".record.json"
 _FORMAT = 1
 _LOCKS: dict[Path, threading.Lock] = {}
-"""By folder; all rollouts of this process share them."""
+"""Locks by folder, shared by all rollouts of this process."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """A construction that was better than all before it.
+    """Construction that was better than all before it.
 
     Args:
-        options: settings from which the problem is made again.
+        options: settings that recreate the problem.
         task: id of the task that found it.
         parent: id of the state that its program started from.
-        polished: whether a local search improved what the program returned.
-        name: name of its file, without the ending.
+        polished: whether a local search improved the program's result.
+        name: file name without the suffix.
     """
 
     problem: str
@@ -52,7 +51,7 @@ class Record:
 
     @property
     def state(self) -> State:
-        """The construction as an archive holds it."""
+        """State with the construction."""
         return State(self.construction, self.value, self.parent, None, self.program, polished=self.polished)
 
     def __str__(self) -> str:
@@ -76,60 +75,60 @@ class Record:
         }
 
 
-def offer(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
-    """Save a state if it is better than every record in the folder; whether it was.
+def save_if_better(folder: Path, state: State, problem: Problem, *, options: Mapping[str, Json], task: str) -> bool:
+    """Save a state if it is better than every record in the folder, and tell whether it is.
 
-    What the search began with is no record, and is not looked at here.
+    The caller compares it with the states at the start of the search.
 
     Raises:
         OSError: it cannot be written.
     """
     with _LOCKS.setdefault(folder, threading.Lock()):  # atomic, unlike functools.cache
         paths = _paths(folder)
-        best = json.loads(paths[-1].read_text())["value"] if paths else None  # each is better than all before it
-        if best is not None and not problem.better(state.value, best):
+        best = json.loads(paths[-1].read_text())["value"] if paths else None  # the last one is the best
+        if best is not None and not problem.is_better(state.value, best):
             return False
-        proven = problem.certificate(state.construction)
-        held: dict[str, Json] = {
+        certificate = problem.certificate(state.construction)
+        content: dict[str, Json] = {
             "format": _FORMAT,
             "problem": problem.name,
             "options": dict(options),
             "symbol": problem.symbol,
             "minimise": problem.minimise,
             "value": state.value,
-            "certificate": proven and asdict(proven),
+            "certificate": certificate and asdict(certificate),
             "task": task,
             "parent": state.parent,
             "polished": state.polished,
             "program": state.program,
             "values": cast("Json", state.construction.tolist()),
         }
-        files.write_text(folder / f"{len(paths) + 1:04d}-{state.id}{_ENDING}", json.dumps(held))
+        files.write_text(folder / f"{len(paths) + 1:04d}-{state.id}{_SUFFIX}", json.dumps(content))
         return True
 
 
-def read(folder: Path) -> list[Record]:
-    """The records of a folder, the best first."""
+def read_records(folder: Path) -> list[Record]:
+    """Return the records of a folder, best first."""
     paths = reversed(_paths(folder))
-    return [_record(json.loads(path.read_text()), path.name.removesuffix(_ENDING)) for path in paths]
+    return [_parse_record(json.loads(path.read_text()), path.name.removesuffix(_SUFFIX)) for path in paths]
 
 
-def _record(held: Mapping[str, Json], name: str) -> Record:
-    proven = cast("Mapping[str, str] | None", held["certificate"])
+def _parse_record(content: Mapping[str, Json], name: str) -> Record:
+    certificate = cast("Mapping[str, str] | None", content["certificate"])
     return Record(
-        str(held["problem"]),
-        cast("Mapping[str, Json]", held["options"]),
-        str(held["symbol"]),
-        float(cast("float", held["value"])),
-        np.asarray(held["values"], np.float64),
-        None if proven is None else Certificate(**proven),
-        str(held["task"]),
-        cast("str | None", held["parent"]),
-        str(held["program"]),
-        bool(held["polished"]),
+        str(content["problem"]),
+        cast("Mapping[str, Json]", content["options"]),
+        str(content["symbol"]),
+        float(cast("float", content["value"])),
+        np.asarray(content["values"], np.float64),
+        None if certificate is None else Certificate(**certificate),
+        str(content["task"]),
+        cast("str | None", content["parent"]),
+        str(content["program"]),
+        bool(content["polished"]),
         name,
     )
 
 
 def _paths(folder: Path) -> list[Path]:
-    return sorted(folder.glob(f"*{_ENDING}"))
+    return sorted(folder.glob(f"*{_SUFFIX}"))

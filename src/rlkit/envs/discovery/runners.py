@@ -1,6 +1,6 @@
-"""The runner that the tasks of a search share.
+"""Shared runners for the programs of a search.
 
-Invariant: equal choices have one runner in a process, so that no more programs run at once than were asked for.
+Invariant: equal choices share one runner in a process, which limits the number of concurrent programs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rlkit.sandbox.runners.programs import CodeRunner, Level
 
 @dataclass(frozen=True, slots=True)
 class RunnerChoice:
-    """What runs programs, and how far from the machine.
+    """Runner of programs, with its isolation from the machine.
 
     Args:
         kind: `local`, on this machine; `ray`, on the machines of a Ray cluster.
-        workers: programs at once; None for as many as there are processors for.
-        min_isolation: below which nothing is run; None for `os` on Linux and `limits` elsewhere.
-        preload: modules that hold the helpers of programs.
+        workers: concurrent programs; None for as many as there are processors for.
+        min_isolation: least isolation of programs; None for `os` on Linux and `limits` elsewhere.
+        preload: modules with the helpers of programs.
     """
 
     kind: Literal["local", "ray"] = "local"
@@ -34,7 +34,7 @@ class RunnerChoice:
 
 @cache
 def shared_runner(choice: RunnerChoice) -> CodeRunner:
-    """The runner of this process for a choice; it ends with the process.
+    """Return the runner of this process for a choice; it ends with the process.
 
     Raises:
         MissingError: Ray is not installed, or there is no cluster.
@@ -50,17 +50,17 @@ def shared_runner(choice: RunnerChoice) -> CodeRunner:
 
 
 @cache
-def demand(choice: RunnerChoice) -> None:
-    """See once whether programs can be run as a choice says, before anything is paid for that they would follow.
+def check_runner(choice: RunnerChoice) -> None:
+    """Check once that a choice can run programs, before a run pays for sampling.
 
     Raises:
-        MissingError: Ray is not installed, there is no cluster, or the isolation here is less than was asked for.
+        MissingError: Ray is not installed, there is no cluster, or the isolation of this machine is too weak.
     """
     if choice.kind == "ray":
         shared_runner(choice)
         return
-    tried = ForkServer(workers=1, min_isolation=choice.min_isolation, preload=())  # ready in a moment
+    server = ForkServer(workers=1, min_isolation=choice.min_isolation, preload=())  # starts at once
     try:
-        tried.start()
+        server.start()
     finally:
-        tried.close()
+        server.close()

@@ -1,6 +1,6 @@
-"""Programs that nobody had to think of: what a search reaches without a model, through the same environment.
+"""Scripted programs, which show the results of the environment without a model.
 
-Invariant: they are played like any model's programs, with the same verifier, limits and sandbox.
+Invariant: they run like a model's programs, with the same verifier, limits and sandbox.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 _STEPS = "rlkit.envs.discovery.problems"
 _HEADS: Mapping[str, str] = {
-    "erdos": f"import numpy as np\nfrom {_STEPS}.erdos_steps import descend, mirrored, search, upsample\n",
+    "erdos": f"import numpy as np\nfrom {_STEPS}.erdos_steps import descend, mirror, search, upsample\n",
     "autocorrelation_1": f"from {_STEPS}.autocorrelation_steps import search\n",
     "autocorrelation_2": f"from {_STEPS}.autocorrelation_steps import search\n",
     "circle_packing": f"from {_STEPS}.packing_steps import search\n",
@@ -24,7 +24,7 @@ def _program(construction: str) -> str:
 _ADAM = """
 def run(seed, budget_s):
     rng = np.random.default_rng(seed)
-    h = mirrored(np.clip(0.5 + rng.uniform(-0.4, 0.4, 50), 0, 1))
+    h = mirror(np.clip(0.5 + rng.uniform(-0.4, 0.4, 50), 0, 1))
     return descend(h, iterations=3000, symmetric=True)
 """
 
@@ -49,9 +49,9 @@ PROGRAMS: Mapping[str, Mapping[str, str]] = {
         "linear programs": _program("polish(initial_circles, 0.8 * budget_s)"),
     },
 }
-"""By problem and name. Those that call `polish` start from the parent, the others from random beginnings."""
+"""Programs by problem and name; those that call `polish` start from the parent, the others at random."""
 
 
-def reply(name: str, problem: str = "erdos") -> str:
-    """What a policy says that proposes one of the programs."""
+def make_reply(name: str, problem: str = "erdos") -> str:
+    """Return the reply of a policy that proposes one of the programs."""
     return f"```python\n{_HEADS[problem]}{PROGRAMS[problem][name]}```"

@@ -1,6 +1,6 @@
-"""The tasks of a search: each starts from a state of the archive, and what is found goes back into it.
+"""Task source of a search: each task starts from a state of the archive, and new states are added to it.
 
-Invariant: a search that is resumed chooses the states that it would have chosen, and knows all that it had found.
+Invariant: a resumed search chooses the same states as an uninterrupted one, and has all states found before.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import cast
 from rlkit.env import TaskSource
 from rlkit.envs.discovery import records
 from rlkit.envs.discovery.archive import Archive
-from rlkit.envs.discovery.runners import demand
+from rlkit.envs.discovery.runners import check_runner
 from rlkit.envs.discovery.state import State
-from rlkit.envs.discovery.task import CHILD, SAVED, ConstructionProblem, Play
+from rlkit.envs.discovery.task import CHILD, SAVED, ConstructionProblem, PlaySettings
 from rlkit.errors import UsageError
 from rlkit.types import Group, Json
 
 
 class Discovery(TaskSource):
-    """A search over one problem."""
+    """Search over one problem."""
 
-    def __init__(self, archive: Archive, play: Play) -> None:
+    def __init__(self, archive: Archive, play: PlaySettings) -> None:
         self._archive = archive
         self._play = play
         self._folder: Path | None = None
@@ -33,25 +33,25 @@ class Discovery(TaskSource):
 
     @property
     def archive(self) -> Archive:
-        """The states that it knows."""
+        """Archive of states."""
         return self._archive
 
     def keep_in(self, folder: Path) -> None:
-        """Save the records of tasks that are drawn from now on in this folder.
+        """Save the records of later tasks in a folder.
 
-        Those that are there already come back with the episodes of their tasks, where these are played again: the run
-        may have been killed when a record was saved and its rollout was not.
+        Existing records return with the episodes of their tasks if these are played again: the run may have been killed
+        after a record was saved and before its rollout was.
 
         Raises:
-            MissingError: programs cannot be run as was asked for; a run says so before it samples anything.
+            MissingError: programs cannot be run as configured; a run fails before it samples.
         """
-        demand(self._play.runner)
+        check_runner(self._play.runner)
         self._folder = folder
-        for one in records.read(folder):
-            self._saved[one.task] = (*self._saved.get(one.task, ()), one.state)
+        for record in records.read_records(folder):
+            self._saved[record.task] = (*self._saved.get(record.task, ()), record.state)
 
     def next(self) -> ConstructionProblem:  # noqa: D102  inherited
-        number = self._archive.chosen
+        number = self._archive.choices
         best = self._archive.best.value
         parent = self._archive.choose()
         task = ConstructionProblem(self._archive.problem, parent, number, self._play, self._folder, best)
@@ -60,27 +60,27 @@ class Discovery(TaskSource):
         return task
 
     def observe(self, group: Group) -> None:
-        """Put what a group has found into the archive: one expansion, however many rollouts it had."""
+        """Add the children of a group to the archive, as one expansion whatever its number of rollouts."""
         parent = self._playing.pop(group.task, None)
         if parent is None:
-            raise UsageError(f"a group of {group.task!r} is of none of the search's tasks")
+            raise UsageError(f"a group has the task {group.task!r}, which is not in play in this search")
         children = dict[str, State]()
         for episode in group.episodes:
             self._cpu_s += episode.metrics.get("program_cpu_s", 0.0) + episode.metrics.get("polish_cpu_s", 0.0)
-            found = [episode.info[CHILD]] if CHILD in episode.info else []
-            for held in (*found, *cast("Sequence[Json]", episode.info.get(SAVED, ()))):
-                child = State.from_json(cast("Mapping[str, Json]", held))
+            child_of_episode = [episode.info[CHILD]] if CHILD in episode.info else []
+            for content in (*child_of_episode, *cast("Sequence[Json]", episode.info.get(SAVED, ()))):
+                child = State.from_json(cast("Mapping[str, Json]", content))
                 children.setdefault(child.id, child)
-        self._archive.expanded(parent, list(children.values()))
+        self._archive.record_expansion(parent, list(children.values()))
 
     def metrics(self) -> dict[str, float]:
-        """What the archive holds, and the processor seconds that programs and the polishing of children have used.
+        """Return the metrics of the archive, and `cpu_s`, the processor seconds of programs and polishing.
 
-        `scripted` is what a scripted search, without a model, reached in as many seconds, where that was measured.
+        `scripted` is the value of a scripted search without a model after as many seconds, where it was measured.
         """
         scripted = self._archive.problem.scripted_best(self._cpu_s)
-        found = self._archive.metrics() | {"cpu_s": self._cpu_s}
-        return found if scripted is None else found | {"scripted": scripted}
+        metrics = self._archive.metrics() | {"cpu_s": self._cpu_s}
+        return metrics if scripted is None else metrics | {"scripted": scripted}
 
     def state_dict(self) -> Mapping[str, Json]:  # noqa: D102  inherited
         return {"archive": self._archive.state_dict(), "playing": dict(self._playing), "cpu_s": self._cpu_s}

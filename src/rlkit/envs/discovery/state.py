@@ -1,6 +1,6 @@
-"""One construction that was found, and where it came from.
+"""State of a search: a verified construction with its origin.
 
-Invariant: a state that is written and read again is the same, bit for bit.
+Invariant: a state is bit for bit the same after it is written and read.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import cast
 
 import numpy as np
 
-from rlkit.envs.discovery.problem import Construction, digest
+from rlkit.envs.discovery.problem import Construction, hash_construction
 from rlkit.types import Json
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class State:
-    """A verified construction.
+    """Verified construction with its origin.
 
     Args:
-        construction: as its problem normalises it.
-        parent: the id of the state that its program was given; None for one that nothing was made from.
-        program: that made it; "" where none did.
-        stdout: the end of what the program printed.
-        polished: whether a local search improved what the program returned.
+        construction: array after its problem's normalisation.
+        parent: id of the state that its program started from; None without a parent.
+        program: program that made it; "" for none.
+        stdout: end of the program's output.
+        polished: whether a local search improved the program's result.
     """
 
     construction: Construction
@@ -38,11 +38,11 @@ class State:
 
     @property
     def id(self) -> str:
-        """The same for equal constructions."""
-        return digest(self.construction)
+        """Hash of the construction."""
+        return hash_construction(self.construction)
 
     def to_json(self) -> dict[str, Json]:
-        """As JSON, the numbers as the base 64 of little-endian float64."""
+        """Return the state as JSON, the numbers as base 64 of little-endian float64."""
         numbers = np.ascontiguousarray(self.construction, "<f8")
         return {
             "construction": base64.b64encode(numbers.tobytes()).decode(),
@@ -56,15 +56,15 @@ class State:
         }
 
     @classmethod
-    def from_json(cls, held: Mapping[str, Json]) -> State:
-        """Read what `to_json` wrote."""
-        numbers = np.frombuffer(base64.b64decode(str(held["construction"])), "<f8")
+    def from_json(cls, content: Mapping[str, Json]) -> State:
+        """Return the state that `to_json` wrote."""
+        numbers = np.frombuffer(base64.b64decode(str(content["construction"])), "<f8")
         return cls(
-            numbers.reshape(cast("Sequence[int]", held["shape"])).astype(np.float64),
-            float(cast("float", held["value"])),
-            cast("str | None", held["parent"]),
-            cast("float | None", held["parent_value"]),
-            str(held["program"]),
-            str(held["stdout"]),
-            bool(held["polished"]),
+            numbers.reshape(cast("Sequence[int]", content["shape"])).astype(np.float64),
+            float(cast("float", content["value"])),
+            cast("str | None", content["parent"]),
+            cast("float | None", content["parent_value"]),
+            str(content["program"]),
+            str(content["stdout"]),
+            bool(content["polished"]),
         )

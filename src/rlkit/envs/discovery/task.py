@@ -1,7 +1,7 @@
-"""One expansion of the archive as a task: a model writes a program, and its construction is verified.
+"""Task of a search: a model writes a program, and its construction is verified.
 
-Invariant: the reward is the problem's reward of the construction that the program returned, once, or 0 where there is
-no valid one. What runs programs may fail; that fails the episode, and is no reward.
+Invariant: the reward is the problem's reward of the construction that the program returned, or 0 without a valid one.
+A failure of the program runner fails the episode and gives no reward.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from rlkit._util.stopwatch import request_wait
 from rlkit._util.threads import in_thread
 from rlkit.env import Env
 from rlkit.envs.discovery import prompts, records
-from rlkit.envs.discovery.problem import Invalid, Problem, Verified
-from rlkit.envs.discovery.prompts import ENTRY, POLISH, Terms
+from rlkit.envs.discovery.problem import InvalidConstruction, Problem, Verified
+from rlkit.envs.discovery.prompts import ENTRY, POLISH, ProgramTerms
 from rlkit.envs.discovery.runners import RunnerChoice, shared_runner
 from rlkit.envs.discovery.state import State
 from rlkit.policy import Policy, Reply
@@ -27,114 +27,114 @@ from rlkit.sandbox.runners.programs import Program, ProgramLimits, ProgramResult
 from rlkit.types import Json, Message, Outcome
 
 CHILD = "child"
-"""Under this an episode's info holds the state that it found."""
+"""Key in an episode's info of the state that it found."""
 
 SAVED = "saved"
-"""Under this it holds the records of its task that were saved by rollouts of which a killed process kept no more."""
+"""Key of the records of its task from rollouts that a killed process lost."""
 
 type End = Literal["valid", "invalid", "no_code", "compile", "error", "timeout", "memory", "killed", "too large"]
 
-_POLISHER = f"def {ENTRY}(seconds):\n    return {POLISH}(start, seconds)\n"
-_SHOWN_CHARS = 2000
-_SPARE = 1.5  # a local search looks at the clock between its steps only
+_POLISH_PROGRAM = f"def {ENTRY}(seconds):\n    return {POLISH}(start, seconds)\n"
+MAX_ERROR_CHARS = 2000
+_POLISH_TIME_FACTOR = 1.5  # a local search checks the clock between its steps only
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """How tasks of a search are played.
+class PlaySettings:
+    """Settings for playing the tasks of a search.
 
     Args:
-        polish_s: seconds of local search that each child gets before it is archived; 0 for none.
-        options: of the problem, for its records.
+        polish_s: seconds of local search on each child before it is archived; 0 for none.
+        options: options of the problem, for its records.
     """
 
-    terms: Terms = field(default_factory=lambda: Terms(ProgramLimits()))
+    terms: ProgramTerms = field(default_factory=lambda: ProgramTerms(ProgramLimits()))
     runner: RunnerChoice = field(default_factory=RunnerChoice)
     polish_s: float = 0.0
     options: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
-class _Queue:
-    """A program that was asked for: what its end takes beyond its own time limit, it waited for others.
+class _QueueWait:
+    """Wait for a program; time beyond the program's limit counts as queueing.
 
-    That is not counted against the rollout, whose hundreds of neighbours may share two processors.
+    It is excused from the rollout's time, since hundreds of rollouts may share two processors.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self._clock = asyncio.get_running_loop().time
-        self._own_until_s = self._clock() + timeout_s
+        self._excused_from_s = self._clock() + timeout_s
         self.silent_s = 0.0
 
     @property
     def excused_s(self) -> float:
-        return max(0.0, self._clock() - self._own_until_s)
+        return max(0.0, self._clock() - self._excused_from_s)
 
 
 @dataclass(frozen=True)
 class ConstructionProblem(Env):
-    """A problem, and the state that a program is to improve on.
+    """Problem with the state that a program should improve.
 
-    Its metrics are `valid`, `improved` over the parent, the `value` of a valid construction, the `program_s` and
-    `program_cpu_s` that it took, with `polish_s` the `polished_value` and the `polish_cpu_s` that this took, and the
-    shares `end/<how>` of how programs ended. Its info holds the program, what it printed, and what it found.
+    Its metrics are `valid`, `improved` over the parent, the `value` of a valid construction, `program_s` and
+    `program_cpu_s`, with `polish_s` also `polished_value` and `polish_cpu_s`, and the shares `end/<kind>` of programs
+    by their end. Its info has the program, its output and its construction.
 
     Args:
-        folder: where records go; None keeps none.
-        best: value that the search knew when this was drawn; what is no better than that is no record.
-        saved: records of this task that were there when its run was resumed.
+        folder: folder of records; None for no records.
+        best: best value of the search when this task was drawn; a record must be better.
+        saved: records of this task that existed when its run was resumed.
     """
 
     problem: Problem
     parent: State
     number: int = 0
-    play: Play = field(default_factory=Play)
+    play: PlaySettings = field(default_factory=PlaySettings)
     folder: Path | None = None
     best: float | None = None
     saved: tuple[State, ...] = ()
 
     @property
     def task_id(self) -> str:
-        """The problem, the expansion and the state."""
+        """Problem, expansion and state."""
         return f"{self.problem.name}/{self.number:05d}-{self.parent.id}"
 
     def prompt(self) -> list[Message]:
-        """The conversation that the model is given."""
-        return prompts.messages(self.problem, self.parent, self.play.terms)
+        """Return the conversation that asks for a program."""
+        return prompts.make_messages(self.problem, self.parent, self.play.terms)
 
     async def rollout(self, policy: Policy) -> Outcome:
-        """Ask once, run once, verify."""
-        outcome = await self.judged(await policy.chat(self.prompt()))
+        """Ask for a program, run it and verify its construction."""
+        outcome = await self.grade(await policy.chat(self.prompt()))
         if not self.saved:
             return outcome
         return replace(outcome, info={**outcome.info, SAVED: [state.to_json() for state in self.saved]})
 
-    async def judged(self, reply: Reply) -> Outcome:
-        """The outcome of a reply.
+    async def grade(self, reply: Reply) -> Outcome:
+        """Return the outcome of a reply.
 
         Raises:
-            EnvironmentFault: what runs programs failed.
-            MissingError: it cannot run them as safely as was asked for.
+            EnvironmentFault: the program runner failed.
+            MissingError: it cannot provide the configured isolation.
         """
-        code = prompts.final_code(reply.text)
+        code = prompts.extract_code(reply.text)
         if code is None:
-            return _outcome(0.0, "no_code", {"why": "the final answer has no ```python block"}, reply)
-        ran = await self._run(self._program(code), self.play.terms.limits, "programs running or queued")
-        found, why = await in_thread(self._verified, ran)
-        metrics = {"program_s": ran.seconds, "program_cpu_s": ran.cpu_s}
-        info: dict[str, Json] = {"program": code, "stdout": ran.stdout}
-        if found is None:
-            end = _end(ran)
-            return _outcome(0.0, end, {**info, "why": why[-_SHOWN_CHARS:]}, reply, metrics)
-        child = State(found.construction, found.value, self.parent.id, self.parent.value, code, ran.stdout)
-        metrics["value"] = found.value
-        metrics["improved"] = float(self.problem.better(found.value, self.parent.value))
-        reward = self.problem.reward(found.value)
+            return _make_outcome(0.0, "no_code", {"why": "the final answer has no ```python block"}, reply)
+        result = await self._run(self._program(code), self.play.terms.limits, "programs running or queued")
+        verified, error = await in_thread(self._verify, result)
+        metrics = {"program_s": result.seconds, "program_cpu_s": result.cpu_s}
+        info: dict[str, Json] = {"program": code, "stdout": result.stdout}
+        if verified is None:
+            end = _classify_end(result)
+            return _make_outcome(0.0, end, {**info, "why": error[-MAX_ERROR_CHARS:]}, reply, metrics)
+        child = State(verified.construction, verified.value, self.parent.id, self.parent.value, code, result.stdout)
+        metrics["value"] = verified.value
+        metrics["improved"] = float(self.problem.is_better(verified.value, self.parent.value))
+        reward = self.problem.reward(verified.value)
         if self.play.polish_s and self.problem.polish is not None:
-            child, metrics["polish_cpu_s"] = await self._polished(child, self.problem.polish)
+            child, metrics["polish_cpu_s"] = await self._polish(child, self.problem.polish)
             metrics["polished_value"] = child.value
         if self.folder is not None:
-            metrics["record"] = float(await in_thread(self._recorded, self.folder, child))
-        return _outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": found.value}, reply, metrics)
+            metrics["record"] = float(await in_thread(self._save_record, self.folder, child))
+        return _make_outcome(reward, "valid", {**info, CHILD: child.to_json(), "value": verified.value}, reply, metrics)
 
     def _program(self, code: str) -> Program:
         terms, polish = self.play.terms, self.problem.polish
@@ -143,53 +143,52 @@ class ConstructionProblem(Env):
         return Program(code, ENTRY, arguments, {self.problem.initial: self.parent.construction}, helpers)
 
     async def _run(self, program: Program, limits: ProgramLimits, activity: str) -> ProgramResult:
-        with request_wait(_Queue(limits.timeout_s)), current_activity().track(activity):
+        with request_wait(_QueueWait(limits.timeout_s)), current_activity().track(activity):
             return await shared_runner(self.play.runner).run(program, limits)
 
-    def _verified(self, ran: ProgramResult) -> tuple[Verified | None, str]:
-        """What a program returned, as it counts; or why it does not."""
-        if ran.value is None:
-            return None, ran.error
+    def _verify(self, result: ProgramResult) -> tuple[Verified | None, str]:
+        """Return the verified result of a program, or None and the reason."""
+        if result.value is None:
+            return None, result.error
         try:
-            found = self.problem.verified(ran.value)
-        except Invalid as error:
+            verified = self.problem.verify(result.value)
+        except InvalidConstruction as error:
             return None, str(error)
-        if not math.isfinite(found.value):
-            return None, f"its value is {found.value}, which is no number"
-        return found, ""
+        if not math.isfinite(verified.value):
+            return None, f"its value is {verified.value}, which is no number"
+        return verified, ""
 
-    def _recorded(self, folder: Path, child: State) -> bool:
-        """Save the child where it is a record; whether it is."""
-        if self.best is not None and not self.problem.better(child.value, self.best):
+    def _save_record(self, folder: Path, child: State) -> bool:
+        """Save the child if it is a record, and tell whether it is."""
+        if self.best is not None and not self.problem.is_better(child.value, self.best):
             return False
-        return records.offer(folder, child, self.problem, options=self.play.options, task=self.task_id)
+        return records.save_if_better(folder, child, self.problem, options=self.play.options, task=self.task_id)
 
-    async def _polished(self, child: State, polish: str) -> tuple[State, float]:
-        """The child after a local search, which runs where programs do, and the processor seconds that it took.
-
-        The child itself where nothing better was found.
-        """
+    async def _polish(self, child: State, polish: str) -> tuple[State, float]:
+        """Return the child, improved by a local search where possible, and the search's processor seconds."""
         seconds = self.play.polish_s
-        limits = replace(self.play.terms.limits, timeout_s=_SPARE * seconds + self.play.terms.limits.timeout_s)
-        program = Program(_POLISHER, ENTRY, {"seconds": seconds}, {"start": child.construction}, {POLISH: polish})
-        ran = await self._run(program, limits, "local searches running or queued")
-        found, _ = await in_thread(self._verified, ran)
-        if found is None or not self.problem.better(found.value, child.value):
-            return child, ran.cpu_s
-        return replace(child, construction=found.construction, value=found.value, polished=True), ran.cpu_s
+        limits = replace(
+            self.play.terms.limits, timeout_s=_POLISH_TIME_FACTOR * seconds + self.play.terms.limits.timeout_s
+        )
+        program = Program(_POLISH_PROGRAM, ENTRY, {"seconds": seconds}, {"start": child.construction}, {POLISH: polish})
+        result = await self._run(program, limits, "local searches running or queued")
+        verified, _ = await in_thread(self._verify, result)
+        if verified is None or not self.problem.is_better(verified.value, child.value):
+            return child, result.cpu_s
+        return replace(child, construction=verified.construction, value=verified.value, polished=True), result.cpu_s
 
 
-def _end(ran: ProgramResult) -> End:
-    if ran.outcome == "value":
+def _classify_end(result: ProgramResult) -> End:
+    if result.outcome == "value":
         return "invalid"
-    if ran.outcome == "error" and ran.error.rpartition("\n")[2].startswith(("SyntaxError", "IndentationError")):
+    if result.outcome == "error" and result.error.rpartition("\n")[2].startswith(("SyntaxError", "IndentationError")):
         return "compile"
-    return ran.outcome
+    return result.outcome
 
 
-def _outcome(
+def _make_outcome(
     reward: float, end: End, info: Mapping[str, Json], reply: Reply, metrics: Mapping[str, float] | None = None
 ) -> Outcome:
     ends = {f"end/{name.replace(' ', '_')}": float(name == end) for name in get_args(End.__value__)}
-    counted = {"valid": float(end == "valid"), "improved": 0.0, **ends, **(metrics or {})}
-    return Outcome(reward, counted, {"end": end, **info}, truncated=reply.truncated)
+    all_metrics = {"valid": float(end == "valid"), "improved": 0.0, **ends, **(metrics or {})}
+    return Outcome(reward, all_metrics, {"end": end, **info}, truncated=reply.truncated)

@@ -1,1 +1,1 @@
-"""Open problems: their verifiers and local searches."""
+"""Verifiers and local searches of open problems."""

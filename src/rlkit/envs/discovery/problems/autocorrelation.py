@@ -1,11 +1,11 @@
-"""The first and the second autocorrelation inequality.
+"""First and second autocorrelation inequality.
 
 Both are about functions f ≥ 0 on an interval and their autoconvolution f*f. Of a step function with n equal pieces that
 is piecewise linear, with corners at the discrete convolution of the heights, so that its norms are finite sums. Neither
 value depends on the scale of f. Sources: Matolcsi and Vinuesa 2010 (arXiv:0907.1379); problems B.1 and B.2 of
 AlphaEvolve 2025.
 
-Invariant: what is verified is what the formulas say of the heights alone.
+Invariant: values follow from the heights alone, by the formulas.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlkit.envs.discovery.problem import Construction, Invalid, Pieces, Problem, Verified, one_dimensional
+from rlkit.envs.discovery.problem import Construction, InvalidConstruction, PieceCount, Problem, Verified, check_vector
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ _RULES = (
 
 @dataclass(frozen=True)
 class _Autocorrelation(Problem):
-    """What both have in common.
+    """Common part of both inequalities.
 
     Args:
-        n_points: pieces of the random step functions that a search starts from.
-        max_points: pieces that a construction may have.
+        n_points: pieces of random initial step functions.
+        max_points: maximum number of pieces of a construction.
 
     Raises:
-        UsageError: there are more of the former.
+        UsageError: `n_points` is above `max_points`.
     """
 
-    n_points: Pieces = 100
-    max_points: Pieces = 10_000
+    n_points: PieceCount = 100
+    max_points: PieceCount = 10_000
 
     initial = "initial_f_values"
     shape = "a one-dimensional array of floats, the heights of the pieces from left to right"
@@ -52,25 +52,29 @@ class _Autocorrelation(Problem):
             raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
     def start(self, rng: np.random.Generator) -> Construction:
-        """Independent heights between 0.5 and 1.5."""
+        """Return independent heights between 0.5 and 1.5."""
         return rng.uniform(0.5, 1.5, self.n_points)
 
     def draw(self, figure: Figure, construction: Construction) -> None:
-        """The step function, and below it its autoconvolution."""
+        """Draw the step function, and below it its autoconvolution."""
         steps, curve = figure.subplots(2, 1)
         edges = np.linspace(-0.25, 0.25, len(construction) + 1)
         steps.stairs(construction, edges, fill=True, alpha=0.35, color="C0")
         steps.set(xlabel="x", ylabel="f(x)", xlim=(-0.25, 0.25))
-        folded = convolved(construction)
-        curve.plot(np.linspace(-0.5, 0.5, len(folded) + 2), np.pad(folded, 1) / folded.max(), color="C1")
+        autoconvolution = convolve(construction)
+        curve.plot(
+            np.linspace(-0.5, 0.5, len(autoconvolution) + 2),
+            np.pad(autoconvolution, 1) / autoconvolution.max(),
+            color="C1",
+        )
         curve.set(xlabel="x", ylabel="(f*f)(x) / max", xlim=(-0.5, 0.5), ylim=(0, 1.1))
 
-    def _heights(self, given: Construction) -> Construction:
-        f = one_dimensional(given, least=2, most=self.max_points)
+    def _check_heights(self, construction: Construction) -> Construction:
+        f = check_vector(construction, min_length=2, max_length=self.max_points)
         if f.min() < 0:
-            raise Invalid(f"a height is {f.min():.9g}; none may be below 0")
+            raise InvalidConstruction(f"a height is {f.min():.9g}; none may be below 0")
         if f.max() <= 0:
-            raise Invalid("all heights are 0")
+            raise InvalidConstruction("all heights are 0")
         return f / f.max()
 
 
@@ -94,9 +98,9 @@ class FirstAutocorrelation(_Autocorrelation):
             + _RULES.format(most=self.max_points, formula=formula)
         )
 
-    def verified(self, given: Construction) -> Verified:  # noqa: D102  inherited
-        f = self._heights(given)
-        return Verified(f, float(2 * len(f) * convolved(f).max() / f.sum() ** 2))
+    def verify(self, construction: Construction) -> Verified:  # noqa: D102  inherited
+        f = self._check_heights(construction)
+        return Verified(f, float(2 * len(f) * convolve(f).max() / f.sum() ** 2))
 
 
 @dataclass(frozen=True)
@@ -123,16 +127,16 @@ class SecondAutocorrelation(_Autocorrelation):
             + _RULES.format(most=self.max_points, formula=formula)
         )
 
-    def verified(self, given: Construction) -> Verified:  # noqa: D102  inherited
-        f = self._heights(given)
-        corners = convolved(f)
+    def verify(self, construction: Construction) -> Verified:  # noqa: D102  inherited
+        f = self._check_heights(construction)
+        corners = convolve(f)
         y = np.pad(corners, 1)
         square = float((y[:-1] ** 2 + y[:-1] * y[1:] + y[1:] ** 2).sum()) / 3
         return Verified(f, square / float(corners.sum() * corners.max()))
 
 
-def convolved(f: Construction) -> Construction:
-    """[2n − 1] the convolution of [n] heights ≥ 0 with themselves."""
+def convolve(f: Construction) -> Construction:
+    """Return the [2n − 1] convolution of [n] heights ≥ 0 with themselves."""
     count = len(f)
     if count < _FFT_FROM:
         return np.convolve(f, f)

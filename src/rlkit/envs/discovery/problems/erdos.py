@@ -4,7 +4,7 @@ C₅ is the infimum, over step functions h: [0, 2] → [0, 1] with ∫h = 1, of 
 counts inside [0, 2] only (Swinnerton-Dyer; Haugland 2016, arXiv:1609.08000). With n equal pieces the overlap is linear
 in k between multiples of 2/n, so that the maximum over these is the maximum over all k.
 
-Invariant: a construction that is verified has exactly the value that its certificate proves, up to float64.
+Invariant: a verified construction has exactly the value that its certificate proves, up to float64.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ import numpy as np
 from rlkit.envs.discovery.problem import (
     Certificate,
     Construction,
-    Invalid,
-    Pieces,
+    InvalidConstruction,
+    PieceCount,
     Problem,
     Verified,
-    one_dimensional,
+    check_vector,
 )
-from rlkit.envs.discovery.problems.exact import correlations, decimals, scaled
+from rlkit.envs.discovery.problems.exact import correlate, format_decimals, to_integers
 from rlkit.errors import UsageError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SLACK = 1e-12
-"""How far past 0 or 1 a value may lie, from rounding; it is then moved toward ½ with all the others."""
+"""Distance from [0, 1] that rounding may cause; all values are then moved toward ½."""
 
 _GRID = 2.0**60
 """Values are rounded to multiples of 2^-60, so that exact arithmetic has numbers of a bounded length."""
 _ROUNDING = 1e-15
-"""For each piece, how far a sum may be from n/2 by rounding alone. By more than that a value could be bettered."""
-_LEAST_SUM = 1e-9
-"""Below which nothing is left of the precision of heights, down to where rescaling them gives what is no number."""
+"""Distance of the sum from n/2 per piece that rounding may cause; a larger one could improve the value."""
+_MIN_SUM = 1e-9
+"""Least sum of heights; rescaling a smaller one loses all precision, or gives no number."""
 _FFT_FROM = 600
 _PLACES = 10
 
 
 @dataclass(frozen=True)
 class Erdos(Problem):
-    """The minimum overlap problem, over step functions.
+    """Minimum overlap problem over step functions.
 
     Args:
-        n_points: pieces of the random step functions that a search starts from; None draws from 40 to 99.
-        max_points: pieces that a construction may have.
-        exact_n: a construction must have `n_points` pieces.
+        n_points: pieces of random initial step functions; None draws from 40 to 99.
+        max_points: maximum number of pieces of a construction.
+        exact_n: require exactly `n_points` pieces.
 
     Raises:
         UsageError: the options contradict each other.
     """
 
-    n_points: Pieces | None = None
-    max_points: Pieces = 1000
+    n_points: PieceCount | None = None
+    max_points: PieceCount = 1000
     exact_n: bool = False
 
     name = "erdos"
@@ -80,7 +80,7 @@ class Erdos(Problem):
 
     def __post_init__(self) -> None:
         if self.exact_n and self.n_points is None:
-            raise UsageError("options: exact_n needs n_points, the number of pieces that is meant")
+            raise UsageError("options: exact_n needs n_points, the number of pieces")
         if self.n_points is not None and self.n_points > self.max_points:
             raise UsageError(f"options: n_points is {self.n_points}, above max_points {self.max_points}")
 
@@ -100,37 +100,37 @@ class Erdos(Problem):
             "which is exact: between multiples of 2 / n the overlap is linear in k."
         )
 
-    def verified(self, given: Construction) -> Verified:
-        """The heights, rescaled to integral 1 and inside [0, 1], and C₅."""
-        h = one_dimensional(given, least=2, most=self.max_points)
+    def verify(self, construction: Construction) -> Verified:
+        """Return the heights, rescaled to integral 1 and inside [0, 1], and C₅."""
+        h = check_vector(construction, min_length=2, max_length=self.max_points)
         if self.exact_n and len(h) != self.n_points:
-            raise Invalid(f"the construction has {len(h)} pieces, and must have {self.n_points}")
-        _in_box(h, "")
+            raise InvalidConstruction(f"the construction has {len(h)} pieces, and must have {self.n_points}")
+        _check_bounds(h, "")
         total = float(h.sum())
-        if total < _LEAST_SUM:
-            raise Invalid(f"the heights sum to {total:.3g}, and cannot be rescaled to sum to n / 2")
-        if abs(total - len(h) / 2) > _ROUNDING * len(h):  # what was verified before stays what it is, bit for bit
+        if total < _MIN_SUM:
+            raise InvalidConstruction(f"the heights sum to {total:.3g}, and cannot be rescaled to sum to n / 2")
+        if abs(total - len(h) / 2) > _ROUNDING * len(h):  # a verified construction stays bit for bit the same
             h *= len(h) / 2 / total
-        _in_box(h, " after rescaling to the sum n / 2")
-        h = np.round(_blended(h) * _GRID) / _GRID
+        _check_bounds(h, " after rescaling to the sum n / 2")
+        h = np.round(_blend(h) * _GRID) / _GRID
         return Verified(h, float(overlaps(h).max()))
 
     def start(self, rng: np.random.Generator) -> Construction:
-        """As TTT-Discover: n from 40 to 99, and ½ plus uniform noise of ±0.4 without its mean, as far as that fits."""
+        """Return ½ plus centred uniform noise of ±0.4, scaled to fit, with n from 40 to 99, as TTT-Discover does."""
         count = self.n_points or int(rng.integers(40, 100))
         noise = rng.uniform(-0.4, 0.4, count)
         noise -= noise.mean()
         return 0.5 + noise * min(1.0, 0.5 / float(np.abs(noise).max()))
 
     def certificate(self, construction: Construction) -> Certificate:
-        """C₅ as a fraction."""
+        """Return C₅ as a fraction."""
         value = exact_c5(construction)
-        bound = decimals(value, places=_PLACES, up=True)
+        bound = format_decimals(value, places=_PLACES, up=True)
         claim = f"C5 <= {bound}, proven exactly for the step function of these {len(construction)} heights"
         return Certificate(claim, bound, f"{value.numerator}/{value.denominator}")
 
     def draw(self, figure: Figure, construction: Construction) -> None:
-        """The step function, and below it the overlap at each shift."""
+        """Draw the step function, and below it the overlap at each shift."""
         count = len(construction)
         steps, curve = figure.subplots(2, 1)
         steps.stairs(construction, np.linspace(0, 2, count + 1), fill=True, alpha=0.35, color="C0")
@@ -147,7 +147,7 @@ class Erdos(Problem):
 
 
 def overlaps(h: Construction) -> Construction:
-    """[2n − 1] the overlap at the shifts −(n−1)·2/n … (n−1)·2/n, of [n] heights."""
+    """Return the [2n − 1] overlaps of [n] heights at the shifts −(n−1)·2/n … (n−1)·2/n."""
     count = len(h)
     if count < _FFT_FROM:
         return np.correlate(h, 1 - h, mode="full") * (2 / count)
@@ -157,35 +157,35 @@ def overlaps(h: Construction) -> Construction:
 
 
 def exact_c5(h: Construction) -> Fraction:
-    """C₅ of [n] heights, rescaled exactly to ∫h = 1 and, where that leaves [0, 1] by rounding alone, moved toward ½.
+    """Return C₅ of [n] heights, rescaled exactly to ∫h = 1 and moved toward ½ if they leave [0, 1] by rounding.
 
     Raises:
-        Invalid: it leaves [0, 1] by more.
+        InvalidConstruction: the heights leave [0, 1] by more.
     """
-    heights, _ = scaled(h)
+    heights, _ = to_integers(h)
     count, twice = len(heights), 2 * sum(heights)
     tops = [height * count for height in heights]  # h_i = tops[i] / twice, which sum to n / 2
     excess = max(Fraction(max(tops), twice) - 1, Fraction(-min(tops), twice), Fraction(0))
     if excess > Fraction(SLACK):
-        raise Invalid("a height is outside [0, 1] after rescaling to the sum n / 2")
+        raise InvalidConstruction("a height is outside [0, 1] after rescaling to the sum n / 2")
     if excess:
         weight = excess / (Fraction(1, 2) + excess)  # (1 − w)·h + w/2, which keeps the sum
-        kept, moved = weight.denominator - weight.numerator, weight.numerator
-        tops = [2 * kept * top + moved * twice for top in tops]
+        weight_left, weight_right = weight.denominator - weight.numerator, weight.numerator
+        tops = [2 * weight_left * top + weight_right * twice for top in tops]
         twice *= 2 * weight.denominator
-    overlap = max(correlations(tops, [twice - top for top in tops]))
+    overlap = max(correlate(tops, [twice - top for top in tops]))
     return Fraction(2 * overlap, count * twice * twice)
 
 
-def _in_box(h: Construction, when: str) -> None:
+def _check_bounds(h: Construction, when: str) -> None:
     low, high = float(h.min()), float(h.max())
-    if not (low >= -SLACK and high <= 1 + SLACK):  # so that no comparison with what is no number passes
+    if not (low >= -SLACK and high <= 1 + SLACK):  # negated, so that NaN fails
         worst = low if low < -SLACK else high
-        raise Invalid(f"a height is {worst:.9g}{when}; heights must lie in [0, 1]")
+        raise InvalidConstruction(f"a height is {worst:.9g}{when}; heights must lie in [0, 1]")
 
 
-def _blended(h: Construction) -> Construction:
-    """Moved toward ½ just as far as it takes to lie in [0, 1]."""
+def _blend(h: Construction) -> Construction:
+    """Move heights toward ½ just as far as needed to lie in [0, 1]."""
     excess = max(float(h.max()) - 1, -float(h.min()), 0.0)
     weight = excess / (0.5 + excess)
     return np.clip((1 - weight) * h + weight / 2, 0, 1)

@@ -1,9 +1,9 @@
 """Local search for Erdős' minimum overlap, with NumPy and SciPy alone.
 
-It is what a run is compared with, and what programs may call: a descent through a smoothed maximum, a sequence of
-linear programs, basin hopping, and finer grids. It imports nothing of rlkit, and can be loaded where programs run.
+It is the baseline of a run, and a helper of programs: a descent through a smoothed maximum, a sequence of linear
+programs, basin hopping, and finer grids. It imports nothing of rlkit, so that programs can load it.
 
-Invariant: what is returned is a valid construction that is at least as good as what was given.
+Invariant: a result is a valid construction that is at least as good as the argument.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from numpy.typing import NDArray
 
 type Heights = NDArray[np.float64]
 
-_LEAST_RADIUS = 1e-10
-_LEAST_GAIN = 1e-13
+_MIN_RADIUS = 1e-10
+_MIN_GAIN = 1e-13
 _FIRST_RADIUS = 0.02
-_POOL = 6
-_BALANCED = 1e-14  # for each piece: the verifier rescales by more, and 1 may then be passed
+_POOL_SIZE = 6
+_SUM_TOLERANCE = 1e-14  # per piece; the verifier rescales above it, possibly beyond 1
 _BISECTIONS = 80
-_SAME = 0.01
+_MIN_DISTANCE = 0.01
 
 
 def c5(h: Heights) -> float:
-    """The greatest overlap of [n] heights that sum to n/2."""
+    """Return the greatest overlap of [n] heights that sum to n/2."""
     return float(np.correlate(h, 1 - h, mode="full").max()) * 2 / len(h)
 
 
 def upsample(h: Heights, times: int) -> Heights:
-    """The same step function in more pieces; C₅ stays exactly what it was."""
+    """Return the same step function in more pieces; C₅ stays exactly the same."""
     return np.repeat(h, times)
 
 
-def balanced(h: Heights) -> Heights:
-    """[n] heights inside [0, 1] that sum to n/2, as near to those given as a common shift makes them."""
+def balance(h: Heights) -> Heights:
+    """Shift and clip [n] heights so that they lie in [0, 1] and sum to n/2."""
     count = len(h)
-    if abs(float(h.sum()) - count / 2) < _BALANCED * count and h.min() >= 0 and h.max() <= 1:
+    if abs(float(h.sum()) - count / 2) < _SUM_TOLERANCE * count and h.min() >= 0 and h.max() <= 1:
         return h
     low, high = -1.0 - float(h.max()), 1.0 - float(h.min())
     for _ in range(_BISECTIONS):
@@ -51,48 +51,48 @@ def balanced(h: Heights) -> Heights:
     return np.clip(h + high, 0, 1)
 
 
-def mirrored(h: Heights) -> Heights:
-    """The mean of [n] heights and their mirror image."""
+def mirror(h: Heights) -> Heights:
+    """Return the mean of [n] heights and their mirror image."""
     return (h + h[::-1]) / 2
 
 
 def descend(h: Heights, *, iterations: int, symmetric: bool, rate: float = 0.05) -> Heights:
-    """Adam on the log of the sum of the exponentials of all overlaps, ever steeper, through a sigmoid.
+    """Run Adam on an ever steeper log-sum-exp of all overlaps, through a sigmoid.
 
     The heights are σ(θ + b), with b such that they sum to n/2.
     """
     count = len(h)
     theta = np.log(np.clip(h, 1e-4, 1 - 1e-4) / (1 - np.clip(h, 1e-4, 1 - 1e-4)))
-    first, second = np.zeros(count), np.zeros(count)
-    theta, best = _centred(theta)
-    least = c5(best)
+    mean, spread = np.zeros(count), np.zeros(count)
+    theta, best = _centre(theta)
+    best_value = c5(best)
     for step in range(1, iterations + 1):
-        theta, now = _centred(theta)
-        overlap = np.correlate(now, 1 - now, mode="full") * (2 / count)
+        theta, heights = _centre(theta)
+        overlap = np.correlate(heights, 1 - heights, mode="full") * (2 / count)
         top = float(overlap.max())
-        if top < least:
-            best, least = now, top
+        if top < best_value:
+            best, best_value = heights, top
         share = step / iterations
         weights = np.exp((overlap - top) * 10 ** (2.0 + 3.0 * share))
-        gradient = _gradient(now, weights / weights.sum())
-        slope = now * (1 - now)
+        gradient = _gradient(heights, weights / weights.sum())
+        slope = heights * (1 - heights)
         gradient = slope * (gradient - float(gradient @ slope) / float(slope.sum()))
         if symmetric:
-            gradient = mirrored(gradient)
-        first = 0.9 * first + 0.1 * gradient
-        second = 0.99 * second + 0.01 * gradient * gradient
+            gradient = mirror(gradient)
+        mean = 0.9 * mean + 0.1 * gradient
+        spread = 0.99 * spread + 0.01 * gradient * gradient
         step_size = rate * (1 - 0.95 * share)
-        theta -= step_size * (first / (1 - 0.9**step)) / (np.sqrt(second / (1 - 0.99**step)) + 1e-12)
+        theta -= step_size * (mean / (1 - 0.9**step)) / (np.sqrt(spread / (1 - 0.99**step)) + 1e-12)
         theta = np.clip(theta, -16, 16)
     return best
 
 
 def polish(construction: Heights, seconds: float) -> Heights:
-    """A sequence of linear programs, each of the overlaps as they change to first order, within a trust region.
+    """Solve a sequence of linear programs, each with the overlaps to first order within a trust region.
 
     Args:
-        construction: [n] heights, which are rescaled to the sum n/2 where that leaves them in [0, 1].
-        seconds: of processor time, after which no new program is begun.
+        construction: [n] heights, rescaled to the sum n/2 if that leaves them in [0, 1].
+        seconds: processor time after which no new program starts.
     """
     h = np.asarray(construction, np.float64)
     rescaled = h * (len(h) / 2 / float(h.sum())) if h.sum() > 0 else h
@@ -102,25 +102,25 @@ def polish(construction: Heights, seconds: float) -> Heights:
 
 
 def linear_programs(
-    h: Heights, *, end_s: float, symmetric: bool, radius: float = _FIRST_RADIUS, most: int = 10_000
+    h: Heights, *, end_s: float, symmetric: bool, radius: float = _FIRST_RADIUS, max_programs: int = 10_000
 ) -> Heights:
-    """As `polish`, until the processor time of this process is `end_s` or nothing is gained any more."""
-    h = balanced(h)
+    """Polish until the processor time of this process is `end_s` or there is no more gain."""
+    h = balance(h)
     value = c5(h)
     stale = 0
-    for _ in range(most):
-        if time.process_time() >= end_s or radius < _LEAST_RADIUS or stale >= 3:
+    for _ in range(max_programs):
+        if time.process_time() >= end_s or radius < _MIN_RADIUS or stale >= 3:
             break
-        step = _programmed(h, value, radius, symmetric=symmetric)
+        step = _solve_linear_program(h, value, radius, symmetric=symmetric)
         if step is None:
             radius /= 4
             continue
-        moved = balanced(np.clip(h + step[0], 0, 1))
-        gain, hoped = value - c5(moved), value - step[1]
+        candidate = balance(np.clip(h + step[0], 0, 1))
+        gain, expected_gain = value - c5(candidate), value - step[1]
         if gain > 0:
-            stale = stale + 1 if gain < _LEAST_GAIN else 0
-            h, value = moved, value - gain
-            radius *= 2 if gain > 0.7 * hoped else 1 if gain > 0.3 * hoped else 0.5
+            stale = stale + 1 if gain < _MIN_GAIN else 0
+            h, value = candidate, value - gain
+            radius *= 2 if gain > 0.7 * expected_gain else 1 if gain > 0.3 * expected_gain else 0.5
         else:
             radius /= 4
     return h
@@ -132,15 +132,15 @@ def search(
     *,
     start: int = 60,
     rungs: tuple[int, ...] = (2, 2, 2),
-    told: Callable[[float, Heights], None] = lambda seconds, h: None,
+    on_best: Callable[[float, Heights], None] = lambda seconds, h: None,
 ) -> Heights:
-    """From random beginnings: basin hopping over symmetric step functions, on a grid that is refined now and then.
+    """Search by basin hopping over symmetric step functions from random ones, on ever finer grids.
 
     Args:
-        seconds: of processor time.
-        start: pieces at first.
-        rungs: by which the number of pieces is multiplied, one after the other.
-        told: called with the seconds so far and each new best function.
+        seconds: processor time.
+        start: initial number of pieces.
+        rungs: factors of the number of pieces, one after the other.
+        on_best: called with the seconds so far and each new best function.
     """
     rng = np.random.default_rng(seed)
     began_s = time.process_time()
@@ -150,31 +150,31 @@ def search(
     for rung in range(len(rungs) + 1):
         end_s = began_s + seconds * share[min(rung + 4 - len(rungs) - 1, 3)]
         if rung:
-            pool = [(value, upsample(h, rungs[rung - 1])) for value, h in pool[: max(2, _POOL - 2 * rung)]]
+            pool = [(value, upsample(h, rungs[rung - 1])) for value, h in pool[: max(2, _POOL_SIZE - 2 * rung)]]
             pool = [
                 (c5(h), h) for h in (linear_programs(h, end_s=end_s, symmetric=True, radius=0.01) for _, h in pool[:1])
             ] + pool[1:]
         while time.process_time() < end_s:
             count = len(pool[0][1]) if pool else start
-            if len(pool) < _POOL and not rung:
-                h = mirrored(np.clip(0.5 + rng.uniform(-0.4, 0.4, count), 0, 1))
+            if len(pool) < _POOL_SIZE and not rung:
+                h = mirror(np.clip(0.5 + rng.uniform(-0.4, 0.4, count), 0, 1))
                 h = descend(h, iterations=1500, symmetric=True)
             else:
                 h = pool[int(rng.integers(len(pool)) * rng.random())][1]
                 if rng.random() < 0.3:
-                    h = _crossed(h, pool[int(rng.integers(len(pool)))][1], rng)
-                h = descend(_shaken(h, rng), iterations=400, symmetric=True, rate=0.03)
-            h = linear_programs(h, end_s=end_s, symmetric=True, most=60 if rung == 0 else 40)
-            value = c5(h)  # of heights that sum to n/2, or it would mean nothing
-            pool = _joined(pool, value, h)
+                    h = _cross(h, pool[int(rng.integers(len(pool)))][1], rng)
+                h = descend(_perturb(h, rng), iterations=400, symmetric=True, rate=0.03)
+            h = linear_programs(h, end_s=end_s, symmetric=True, max_programs=60 if rung == 0 else 40)
+            value = c5(h)  # meaningful only for heights that sum to n/2
+            pool = _add_to_pool(pool, value, h)
             if value < best:
                 best = value
-                told(time.process_time() - began_s, h)
+                on_best(time.process_time() - began_s, h)
     return pool[0][1]
 
 
-def _centred(theta: Heights) -> tuple[Heights, Heights]:
-    """θ moved so that the sigmoids sum to half their number, and the sigmoids."""
+def _centre(theta: Heights) -> tuple[Heights, Heights]:
+    """Shift θ so that the sigmoids sum to half their number, and return it with the sigmoids."""
     for _ in range(3):
         h = 1 / (1 + np.exp(-theta))
         theta = theta - (float(h.sum()) - len(h) / 2) / max(float((h * (1 - h)).sum()), 1e-9)
@@ -183,46 +183,46 @@ def _centred(theta: Heights) -> tuple[Heights, Heights]:
 
 
 def _gradient(h: Heights, weights: Heights) -> Heights:
-    """[n] Σ_m w_m ∂O_m/∂h_j of the overlaps at the [2n − 1] shifts."""
+    """Return [n] Σ_m w_m ∂O_m/∂h_j of the overlaps at the [2n − 1] shifts."""
     ahead = np.convolve(weights, 1 - h, mode="valid")
     behind = np.correlate(weights, h, mode="valid")[::-1]
     return (ahead - behind) * (2 / len(h))
 
 
-def _shaken(h: Heights, rng: np.random.Generator) -> Heights:
+def _perturb(h: Heights, rng: np.random.Generator) -> Heights:
     count = len(h)
     scale = 10 ** rng.uniform(-2.0, -0.5)
     noise = rng.normal(0, scale, count)
     if rng.random() < 0.5:  # a part of it only
         place, width = rng.integers(count), max(2, int(count * rng.uniform(0.05, 0.4)))
         noise *= np.abs((np.arange(count) - place + count // 2) % count - count // 2) < width
-    return np.clip(mirrored(h + noise), 0, 1)
+    return np.clip(mirror(h + noise), 0, 1)
 
 
-def _crossed(h: Heights, other: Heights, rng: np.random.Generator) -> Heights:
-    """One inside a window about the middle, and the other outside of it."""
+def _cross(h: Heights, other: Heights, rng: np.random.Generator) -> Heights:
+    """Combine one function inside a window about the middle with another outside of it."""
     count = len(h)
     distance = np.abs(np.arange(count) - (count - 1) / 2) / count
     return np.where(distance < rng.uniform(0.05, 0.45), h, other)
 
 
-def _joined(pool: list[tuple[float, Heights]], value: float, h: Heights) -> list[tuple[float, Heights]]:
-    """The pool with one more, without those that are nearly the same as a better one, so that it stays varied."""
-    kept = list[tuple[float, Heights]]()
-    for one in sorted([*pool, (value, h)], key=lambda one: one[0]):
-        if all(float(np.abs(one[1] - other).mean()) > _SAME for _, other in kept):
-            kept.append(one)
-    return kept[:_POOL]
+def _add_to_pool(pool: list[tuple[float, Heights]], value: float, h: Heights) -> list[tuple[float, Heights]]:
+    """Return the pool with one more member, without those that nearly equal a better one."""
+    distinct = list[tuple[float, Heights]]()
+    for member in sorted([*pool, (value, h)], key=lambda item: item[0]):
+        if all(float(np.abs(member[1] - other).mean()) > _MIN_DISTANCE for _, other in distinct):
+            distinct.append(member)
+    return distinct[:_POOL_SIZE]
 
 
-def _programmed(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:
-    """The step within the radius that lessens the greatest overlap most to first order, and what it comes to then."""
+def _solve_linear_program(h: Heights, value: float, radius: float, *, symmetric: bool) -> tuple[Heights, float] | None:
+    """Return the step within the radius that reduces the greatest overlap most to first order, and that overlap."""
     from scipy.optimize import linprog  # pyright: ignore[reportUnknownVariableType]  SciPy says little of its types
 
     count = len(h)
     overlap = np.correlate(h, 1 - h, mode="full") * (2 / count)
     shifts = np.arange(-(count - 1), count)
-    # An overlap changes by at most 2 · radius · 2 (each height counts in it twice), and mostly by far less.
+    # An overlap changes by at most 2 · radius · 2 (each height counts twice), and mostly by far less.
     near = overlap > value - min(8 * radius, 1.0)
     if symmetric:
         near &= shifts >= 0
@@ -235,15 +235,15 @@ def _programmed(h: Heights, value: float, radius: float, *, symmetric: bool) -> 
     low, high = np.maximum(-radius, -h), np.minimum(radius, 1 - h)
     if symmetric:
         half = (count + 1) // 2
-        folded = slopes[:, :half].copy()
-        folded[:, : count // 2] += slopes[:, ::-1][:, : count // 2]
+        halved = slopes[:, :half].copy()
+        halved[:, : count // 2] += slopes[:, ::-1][:, : count // 2]
         sums = np.where(np.arange(half) < count // 2, 2.0, 1.0)
-        slopes, low, high = folded, low[:half], high[:half]
+        slopes, low, high = halved, low[:half], high[:half]
     else:
         half, sums = count, np.ones(count)
-    # Scaled by the radius, or the tolerances of the solver would be as large as what is looked for.
+    # Scaled by the radius; otherwise the solver's tolerances would be as large as the step.
     table = np.column_stack([slopes, -np.ones(len(rows))])
-    solved = linprog(
+    solution = linprog(
         np.concatenate([np.zeros(half), [1.0]]),
         A_ub=table,
         b_ub=(value - overlap[near]) / radius,
@@ -252,10 +252,10 @@ def _programmed(h: Heights, value: float, radius: float, *, symmetric: bool) -> 
         bounds=np.column_stack([np.append(low / radius, -np.inf), np.append(high / radius, np.inf)]),
         method="highs-ds" if half < 150 else "highs-ipm",
     )
-    if solved.status != 0:
+    if solution.status != 0:
         return None
-    found = cast("Heights", solved.x)
-    step = found[:half] * radius
+    values = cast("Heights", solution.x)
+    step = values[:half] * radius
     if symmetric:
         step = np.concatenate([step, step[: count // 2][::-1]])
-    return step, value + float(found[-1]) * radius
+    return step, value + float(values[-1]) * radius

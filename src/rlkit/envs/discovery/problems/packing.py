@@ -1,7 +1,6 @@
-"""Circles in the unit square, as large as possible in the sum of their radii.
+"""Packing of circles in the unit square with the largest sum of radii.
 
-Invariant: no two circles of a verified packing overlap, and none leaves the square, in exact arithmetic and without any
-slack.
+Invariant: no two circles of a verified packing overlap, and none leaves the square, in exact arithmetic without slack.
 """
 
 from __future__ import annotations
@@ -13,33 +12,33 @@ from typing import TYPE_CHECKING, Annotated, override
 import numpy as np
 from pydantic import Field
 
-from rlkit.envs.discovery.problem import Certificate, Construction, Invalid, Problem, Verified
-from rlkit.envs.discovery.problems.exact import decimals, scaled
+from rlkit.envs.discovery.problem import Certificate, Construction, InvalidConstruction, Problem, Verified
+from rlkit.envs.discovery.problems.exact import format_decimals, to_integers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHRINK = 1e-12
-"""What each radius is lessened by where circles overlap or leave the square, as rounding alone may make them."""
+"""Reduction of each radius if circles overlap or leave the square, which rounding may cause."""
 
 _CLOSE = 1e-9
-"""Pairs that are further apart than this need no exact arithmetic."""
+"""Gap above which a pair needs no exact arithmetic."""
 _PLACES = 10
-_KNOWN = {26: (2.634, 2.63598308), 32: (2.936, 2.93957277)}
-"""By the number of circles, the best that was found by hand, and the best that was published."""
+_PUBLISHED_VALUES = {26: (2.634, 2.63598308), 32: (2.936, 2.93957277)}
+"""Best values by hand and published, by number of circles."""
 _SCRIPTED = {
     26: ((1.0, 2.6200), (3.0, 2.6253), (10.0, 2.6307), (30.0, 2.635983)),
     32: ((1.0, 2.9254), (3.0, 2.9273), (10.0, 2.9353), (30.0, 2.939572)),
 }
-"""By the number of circles, what `packing_steps.search` reaches: the best of three seeds."""
+"""Best values of `packing_steps.search` over three seeds, by number of circles."""
 
 
 @dataclass(frozen=True)
 class CirclePacking(Problem):
-    """n circles of any radii in the unit square.
+    """Packing of n circles of any radii in the unit square.
 
     Args:
-        circles: n; 26 and 32 are the ones of the literature.
+        circles: number of circles; 26 and 32 are those of the literature.
     """
 
     circles: Annotated[int, Field(ge=1)] = 26
@@ -53,25 +52,25 @@ class CirclePacking(Problem):
     @property
     @override
     def shape(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
-        """What a program returns, in words."""
+        """Description of the array that a program returns."""
         return f"an array of shape ({self.circles}, 3) whose rows are x, y and radius"
 
     @property
     @override
     def baseline(self) -> float | None:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
-        """The best value that was found by hand."""
-        return _KNOWN.get(self.circles, (None, None))[0]
+        """Best value found by hand."""
+        return _PUBLISHED_VALUES.get(self.circles, (None, None))[0]
 
     @property
     @override
     def best_known(self) -> float | None:  # pyright: ignore[reportIncompatibleVariableOverride]  read-only serves
-        """The best value that was ever published."""
-        return _KNOWN.get(self.circles, (None, None))[1]
+        """Best published value."""
+        return _PUBLISHED_VALUES.get(self.circles, (None, None))[1]
 
     @property
     @override
     def scripted(self) -> tuple[tuple[float, float], ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """What a scripted search reaches, by processor seconds."""
+        """Values of a scripted search by processor seconds."""
         return _SCRIPTED.get(self.circles, ())
 
     def statement(self) -> str:  # noqa: D102  inherited
@@ -84,24 +83,26 @@ class CirclePacking(Problem):
             "overlap at all."
         )
 
-    def verified(self, given: Construction) -> Verified:
-        """The circles, their radii lessened by `SHRINK` where they do not fit as they are, and the sum of these."""
-        if given.shape != (self.circles, 3):
-            raise Invalid(f"the array has the shape {given.shape}, and must have ({self.circles}, 3)")
-        if not np.isfinite(given).all():
-            raise Invalid("the array holds values that are not finite")
-        circles = given.astype(np.float64, copy=True)
+    def verify(self, construction: Construction) -> Verified:
+        """Return the circles, with radii reduced by `SHRINK` if they do not fit, and the sum of radii."""
+        if construction.shape != (self.circles, 3):
+            raise InvalidConstruction(
+                f"the array has the shape {construction.shape}, and must have ({self.circles}, 3)"
+            )
+        if not np.isfinite(construction).all():
+            raise InvalidConstruction("the array holds values that are not finite")
+        circles = construction.astype(np.float64, copy=True)
         if circles[:, 2].min() < 0:
-            raise Invalid(f"a radius is {circles[:, 2].min():.9g}; none may be below 0")
+            raise InvalidConstruction(f"a radius is {circles[:, 2].min():.9g}; none may be below 0")
         try:
-            _fit(circles)
-        except Invalid:
+            _check_fit(circles)
+        except InvalidConstruction:
             circles[:, 2] = np.maximum(circles[:, 2] - SHRINK, 0)
-            _fit(circles)
+            _check_fit(circles)
         return Verified(circles, float(circles[:, 2].sum()))
 
     def start(self, rng: np.random.Generator) -> Construction:
-        """Random centres, each with the largest radius that the nearest neighbour leaves, if both take half."""
+        """Return random centres, with radii up to half the distance of the nearest neighbour."""
         centres = rng.uniform(0.05, 0.95, (self.circles, 2))
         distances = np.hypot(*(centres[:, None] - centres[None]).transpose(2, 0, 1))
         np.fill_diagonal(distances, np.inf)
@@ -110,15 +111,15 @@ class CirclePacking(Problem):
         return np.column_stack([centres, radii])
 
     def certificate(self, construction: Construction) -> Certificate:
-        """The sum of the radii, rounded down; that nothing overlaps was found exactly when it was verified."""
-        numbers, exponent = scaled(construction[:, 2])
+        """Return the sum of the radii, rounded down; `verify` has proven that nothing overlaps."""
+        numbers, exponent = to_integers(construction[:, 2])
         total = Fraction(sum(numbers), 1 << exponent)
-        bound = decimals(total, places=_PLACES, up=False)
+        bound = format_decimals(total, places=_PLACES, up=False)
         claim = f"the sum of the radii of these {len(construction)} circles is at least {bound}, proven exactly"
         return Certificate(claim, bound, f"{total.numerator}/{total.denominator}")
 
     def draw(self, figure: Figure, construction: Construction) -> None:
-        """The circles in their square."""
+        """Draw the circles in their square."""
         from matplotlib.patches import Circle, Rectangle
 
         axes = figure.add_subplot()
@@ -128,16 +129,16 @@ class CirclePacking(Problem):
         axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal", xlabel="x", ylabel="y")
 
 
-def _fit(circles: Construction) -> None:
+def _check_fit(circles: Construction) -> None:
     if np.abs(circles).max() > 1:
-        raise Invalid("a circle leaves the square")
+        raise InvalidConstruction("a circle leaves the square")
     for x, y, radius in ((Fraction(x), Fraction(y), Fraction(r)) for x, y, r in circles.tolist()):
         if min(x, y) < radius or max(x, y) > 1 - radius:
-            raise Invalid(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the square")
+            raise InvalidConstruction(f"the circle at ({float(x):.9g}, {float(y):.9g}) leaves the square")
     x, y, radii = circles.T
     gaps = np.hypot(x[:, None] - x, y[:, None] - y) - (radii[:, None] + radii)
     first, second = np.nonzero(np.triu(gaps < _CLOSE, 1))
     for i, j in zip(first.tolist(), second.tolist(), strict=True):
         (xi, yi, ri), (xj, yj, rj) = ([Fraction(value) for value in circles[k].tolist()] for k in (i, j))
         if (xi - xj) ** 2 + (yi - yj) ** 2 < (ri + rj) ** 2:
-            raise Invalid(f"circles {i} and {j} overlap, by {-gaps[i, j]:.3g}")
+            raise InvalidConstruction(f"circles {i} and {j} overlap, by {-gaps[i, j]:.3g}")
