@@ -61,7 +61,7 @@ def test_a_task_that_is_not_is_1_and_says_why(rlkit: Callable[..., Any]) -> None
     ("arguments", "told"),
     [
         (["none"], "DIR: there is no folder"),
-        (["tasks", "--task-id", "goood"], "task_ids: no task matches 'goood'. Near it: good"),
+        (["tasks", "--task-id", "goood"], "task_ids: no task matches 'goood'. Similar: good"),
         (["tasks", "--environment", "dokker"], "Did you mean 'docker'?"),
         (["tasks", "--environment-kwargs", "memory=1"], "Did you mean 'memory_mb'?"),
     ],
@@ -129,7 +129,7 @@ def test_small_tasks_are_generated_into_a_folder_of_their_own(rlkit: Callable[..
     assert (tmp_path / "new" / "held-out" / "1-make-folder-00" / "task.toml").is_file()
     again = rlkit("tasks", "generate", "--to", "new")
     assert again.exit_code == 2
-    assert "is there and not empty; take another folder" in again.stderr
+    assert "exists and is not empty; choose another folder" in again.stderr
     refused = rlkit("tasks", "generate", "--to", "/proc/new")
     assert refused.exit_code == 2
     assert "--to: /proc/new cannot be written" in refused.stderr

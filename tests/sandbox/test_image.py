@@ -15,10 +15,10 @@ from rlkit.sandbox import Sandbox, Spec, dockerfile, image, sandbox_folders
 pytestmark = pytest.mark.usefixtures("can_sandbox")
 
 
-async def built(folder: Path, text: str, *, fresh: bool = False) -> image.Image:
+async def built(folder: Path, text: str, *, rebuild: bool = False) -> image.Image:
     folder.mkdir(exist_ok=True)
     (folder / "Dockerfile").write_text(text)
-    return await image.build(dockerfile.read(folder / "Dockerfile"), image.base("host"), folder, fresh=fresh)
+    return await image.build(dockerfile.read(folder / "Dockerfile"), image.base("host"), folder, rebuild=rebuild)
 
 
 async def inside(made: image.Image, function: Callable[[Sandbox], Awaitable[None]]) -> None:
@@ -66,7 +66,7 @@ RUN ["sh", "-c", "cat said > again; date +%N > when"]
         again = await built(context, text)
         assert again.layers == made.layers
         await inside(again, look)
-        await inside(await built(context, text, fresh=True), look)
+        await inside(await built(context, text, rebuild=True), look)
         (context / "data.txt").write_text("data")
         assert (await built(context, text)).layers == made.layers
         (context / "data.txt").write_text("other")
@@ -100,7 +100,7 @@ def test_a_layer_is_built_anew_once_and_not_under_those_who_use_it(cache: Path, 
 
         async def look_twice(sandbox: Sandbox) -> None:
             await look(sandbox)
-            for made in await asyncio.gather(*(built(tmp_path / "context", text, fresh=True) for _ in range(3))):
+            for made in await asyncio.gather(*(built(tmp_path / "context", text, rebuild=True) for _ in range(3))):
                 await inside(made, look)
             await look(sandbox)
 

@@ -41,7 +41,7 @@ def check(
 
     folders = find_tasks(directory, field="DIR")
     selection = Selection(task_ids=task_id or [], exclude=exclude or [], shuffle=False)
-    chosen = {name: folders[name] for name in selection.of(list(folders))}
+    chosen = {name: folders[name] for name in selection.select(list(folders))}
     # Values mean what they do in a configuration.
     values = ["envs.target.env=harbor", *(f"envs.target.args.{pair}" for pair in environment_kwargs or [])]
     where = settings.make_environment(environment, dict(load_config([], values).config.envs["target"].args))

@@ -37,7 +37,7 @@ _VERSION = 1
 _CHOWN_AT_ONCE = 500
 _BUILD_S = 3600.0
 
-_anew = set[Path]()
+_rebuilt_layers = set[Path]()
 """The layers that this process was asked to build anew, and has."""
 
 
@@ -81,12 +81,12 @@ async def build(
     folder: Path,
     *,
     limits: Limits = Limits(),  # noqa: B008  frozen
-    fresh: bool = False,
+    rebuild: bool = False,
     timeout_s: float = _BUILD_S,
 ) -> Image:
     """Take the steps of a Dockerfile that have not been taken yet, each within a time limit.
 
-    RUN has the host's network, as it has in a container engine: it is the task that asks, not a model. With `fresh`,
+    RUN has the host's network, as it has in a container engine: it is the task that asks, not a model. With `rebuild`,
     each step is taken anew, once in this process: others may use what it made.
 
     Raises:
@@ -103,10 +103,10 @@ async def build(
         path = sandbox_folders.store() / "layers" / name
         so_far = Image(name, ground.trees, tuple(layers), folders=tuple(folders))
         async with _locked(path):
-            if (fresh and path not in _anew) or not path.is_dir():
+            if (rebuild and path not in _rebuilt_layers) or not path.is_dir():
                 fresh_layer = await _taken(step, found, so_far, limits=limits, timeout_s=timeout_s)
                 await in_thread(_settle, fresh_layer, path)
-                _anew.update([path] if fresh else [])
+                _rebuilt_layers.update([path] if rebuild else [])
                 built = True
             os.utime(path)
         layers.append(name)

@@ -71,7 +71,7 @@ class Mounted(WithoutView):
     def capabilities(self) -> EnvironmentCapabilities:
         return EnvironmentCapabilities(disable_internet=True, mounted=True)
 
-    def _own_mounts(self) -> list[Any]:
+    def _user_mounts(self) -> list[Any]:
         return list(self._mounts)
 
 

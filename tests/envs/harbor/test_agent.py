@@ -105,7 +105,7 @@ def test_service_errors_in_a_row_end_the_agent_and_the_verifier_runs(task: Path)
 def test_an_agent_can_leave_service_errors_to_harbor(task: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rlkit.envs.harbor.agents.agent import RLTerminus2
 
-    monkeypatch.setattr(RLTerminus2, "raised", frozenset({"service_error"}))
+    monkeypatch.setattr(RLTerminus2, "raised_reasons", frozenset({"service_error"}))
     result, end = asyncio.run(play(task, recording(Faulty([], failing=range(1)))))
     assert (result.exception_info.exception_type, reward(result), end.reason) == ("ServiceError", None, "service_error")
 
@@ -334,7 +334,7 @@ def test_options_that_are_unknown_or_have_no_effect_are_refused_in_one_line(task
         ({"parser": "xml"}, "agent option 'parser' is unknown. Did you mean 'parser_name'"),
         ({"api_base": "http://x"}, "agent option 'api_base' has no effect with a policy."),
         ({"max_turns": "many"}, "agent options: max_turns: Input should be a valid integer"),
-        ({"parser_name": "yaml"}, "agent options: parser_name is 'yaml'; give json or xml"),
+        ({"parser_name": "yaml"}, "agent options: parser_name is 'yaml'; set json or xml"),
     ]:
         with pytest.raises(UsageError, match=message):
             asyncio.run(play(task, ScriptedPolicy([]), **options))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlkit.envs.harbor.agents.commands import CommandResult, command_script, read_command
+from rlkit.envs.harbor.agents.commands import CommandResult, make_command_script, read_command
 
 MARK = "0123456789abcdef"
 
@@ -44,7 +44,7 @@ def test_any_reply_gives_a_command_that_a_process_can_be_given_or_none(reply: st
 
 
 def run(command: str, folder: Path | str) -> CommandResult:
-    script = command_script(command, folder=str(folder), mark=MARK)
+    script = make_command_script(command, folder=str(folder), mark=MARK)
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=False)
     assert done.stderr == b""
     return CommandResult.read(done.stdout.decode(errors="replace"), done.returncode, mark=MARK)
@@ -96,12 +96,12 @@ def test_the_folder_in_which_a_command_ends_is_known(tmp_path: Path) -> None:
     ],
 )
 def test_a_model_is_shown_printable_text_within_a_limit(output: str, status: int, seen: str) -> None:
-    assert CommandResult(output, status, None).observation(10 if len(output) > 20 else 100) == seen
+    assert CommandResult(output, status, None).make_observation(10 if len(output) > 20 else 100) == seen
 
 
 @given(st.text(), st.integers(1, 20))
 def test_any_output_is_shown_within_the_limit(output: str, most: int) -> None:
-    seen = CommandResult(output, 1, None).observation(most)
+    seen = CommandResult(output, 1, None).make_observation(most)
     assert len(seen) <= most + 60
     assert seen.encode()
     assert all(char.isprintable() or char in "\n\t" for char in seen)

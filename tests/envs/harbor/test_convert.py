@@ -65,7 +65,7 @@ def test_of_a_folder_each_task_is_converted_or_told_why_not(tmp_path: Path) -> N
     done = convert(old, tmp_path / "new")
     assert [path.name for path in done.folders] == ["good"]
     assert done.failed == {
-        "bad": "its tests have a test.sh, whose name Harbor needs for its own",
+        "bad": "its tests have a test.sh, a name that Harbor needs",
         "imageless": "it has no Dockerfile in the build context of its docker-compose.yaml",
     }
     assert done.differences == {}
@@ -133,19 +133,19 @@ def test_a_build_context_within_a_task_is_copied(tmp_path: Path, build: str) -> 
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [
-        ("task.yaml", b'instruction: Do it.\nparser_name: "py', "task.yaml, line 2: is no YAML: found unexpected end"),
+        ("task.yaml", b'instruction: Do it.\nparser_name: "py', "task.yaml, line 2: is not YAML: found unexpected end"),
         ("task.yaml", b"", "task.yaml: must hold a mapping of settings, and not NoneType"),
         ("task.yaml", b"- a\n", "task.yaml: must hold a mapping of settings, and not list"),
-        ("task.yaml", b"\xff\xfe", "task.yaml is no text in UTF-8"),
-        ("task.yaml", b"instruction: \x00\n", "task.yaml: is no YAML: unacceptable character"),
-        ("task.yaml", b"[" * 10_000, "task.yaml: is no YAML: maximum recursion depth"),
+        ("task.yaml", b"\xff\xfe", "task.yaml is not UTF-8 text"),
+        ("task.yaml", b"instruction: \x00\n", "task.yaml: is not YAML: unacceptable character"),
+        ("task.yaml", b"[" * 10_000, "task.yaml: is not YAML: maximum recursion depth"),
         (
             "task.yaml",
             b"max_test_timeout_sec: soon\n",
             "task.yaml: instruction: Field required; max_test_timeout_sec: ",
         ),
         ("docker-compose.yaml", None, "docker-compose.yaml cannot be read: No such file or directory"),
-        ("docker-compose.yaml", b"services: [a\n", "docker-compose.yaml, line 2: is no YAML: expected ',' or ']'"),
+        ("docker-compose.yaml", b"services: [a\n", "docker-compose.yaml, line 2: is not YAML: expected ',' or ']'"),
         ("docker-compose.yaml", b"services: a\n", "docker-compose.yaml: services: must be a mapping from names"),
         ("docker-compose.yaml", b"services: {a: b}\n", "docker-compose.yaml: services: must be a mapping from names"),
         ("run-tests.sh", None, "it has no run-tests.sh"),
@@ -168,9 +168,9 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("a-file", "--to: .*a-file is or lies in a file; take another folder"),
-        ("a-file/new", "--to: .*a-file/new is or lies in a file; take another folder"),
-        ("/proc/new", "--to: /proc/new cannot be written: No such file or directory; take another folder"),
+        ("a-file", "--to: .*a-file is or lies in a file; choose another folder"),
+        ("a-file/new", "--to: .*a-file/new is or lies in a file; choose another folder"),
+        ("/proc/new", "--to: /proc/new cannot be written: No such file or directory; choose another folder"),
     ],
 )
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_converted(
@@ -184,7 +184,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_converted(
 @pytest.mark.parametrize(
     ("source", "target", "told"),
     [
-        ("none", "new", "none is no folder"),
+        ("none", "new", "none is not a folder"),
         ("empty", "new", "holds no task.yaml"),
         ("old", "old/new", "is inside"),
     ],

@@ -14,8 +14,8 @@ from rlkit._util import threads
 from rlkit.config import load_config, load_envs
 from rlkit.envs.harbor import harbor
 from rlkit.envs.harbor.checking import check_tasks
-from rlkit.envs.harbor.generated.file_tasks import MOST_VARIANTS, NAMES, FileTask, FileTasks, file_tasks
-from rlkit.envs.harbor.generated.task_folders import cached_file_tasks, task_files, write_file_tasks
+from rlkit.envs.harbor.generated.file_tasks import MAX_VARIANTS, NAMES, FileTask, FileTasks, generate_file_tasks
+from rlkit.envs.harbor.generated.task_folders import cache_file_tasks, make_task_files, write_file_tasks
 from rlkit.envs.harbor.settings import make_environment
 from rlkit.envs.harbor.tasks import find_tasks
 from rlkit.errors import RlkitError, UsageError
@@ -25,13 +25,13 @@ from .conftest import cache, can_sandbox, sandbox_cache
 __all__ = ["cache", "can_sandbox", "sandbox_cache"]
 
 FEW = FileTasks(variants=2, held_out=2)
-TASKS = {task.task_id: task for task in file_tasks(FEW)}
+TASKS = {task.task_id: task for task in generate_file_tasks(FEW)}
 
 
 def reward(task: FileTask, folder: Path, *commands: str) -> str:
     """Play commands in a plain folder, and return what the tests say of it."""
     work, verdict = folder / "app", folder / "reward"
-    for path, text in {**task_files(task), **{f"app/{path}": text for path, text in task.files.items()}}.items():
+    for path, text in {**make_task_files(task), **{f"app/{path}": text for path, text in task.files.items()}}.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     work.mkdir(exist_ok=True)
@@ -102,8 +102,8 @@ def test_a_last_line_need_not_end(tmp_path: Path) -> None:
 
 
 def test_training_and_held_out_tasks_share_no_name_and_no_instruction() -> None:
-    tasks = list(file_tasks(FileTasks(variants=MOST_VARIANTS, held_out=MOST_VARIANTS)))
-    assert len({task.task_id for task in tasks}) == len(tasks) == 2 * 13 * MOST_VARIANTS
+    tasks = list(generate_file_tasks(FileTasks(variants=MAX_VARIANTS, held_out=MAX_VARIANTS)))
+    assert len({task.task_id for task in tasks}) == len(tasks) == 2 * 13 * MAX_VARIANTS
     assert len({task.instruction for task in tasks}) == len(tasks)
     assert not set(NAMES["train"]) & set(NAMES["held-out"])
     for task in tasks:
@@ -114,49 +114,49 @@ def test_training_and_held_out_tasks_share_no_name_and_no_instruction() -> None:
 
 
 def test_tasks_follow_from_the_settings_and_grow_without_changing() -> None:
-    assert list(file_tasks(FEW)) == list(TASKS.values())
-    more = {task.task_id: task for task in file_tasks(FileTasks(variants=5, held_out=3))}
+    assert list(generate_file_tasks(FEW)) == list(TASKS.values())
+    more = {task.task_id: task for task in generate_file_tasks(FileTasks(variants=5, held_out=3))}
     assert {task_id: more[task_id] for task_id in TASKS} == TASKS
-    assert list(file_tasks(FileTasks(variants=2, held_out=2, seed=1))) != list(TASKS.values())
+    assert list(generate_file_tasks(FileTasks(variants=2, held_out=2, seed=1))) != list(TASKS.values())
 
 
 def test_folders_are_written_once_and_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
-    folder = cached_file_tasks(FEW)
+    folder = cache_file_tasks(FEW)
     stamp = (folder / "train").stat().st_mtime_ns
-    assert cached_file_tasks(FEW) == folder
+    assert cache_file_tasks(FEW) == folder
     assert (folder / "train").stat().st_mtime_ns == stamp
-    assert cached_file_tasks(FileTasks(variants=2, held_out=2, seed=1)) != folder
+    assert cache_file_tasks(FileTasks(variants=2, held_out=2, seed=1)) != folder
     assert [path.name for path in (tmp_path / "file-tasks").glob(".*")] == []
     assert set(find_tasks(folder)) == set(TASKS)
 
 
 def test_an_empty_folder_is_not_taken_for_the_tasks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
-    folder = cached_file_tasks(FEW)
+    folder = cache_file_tasks(FEW)
     shutil.rmtree(folder)
     folder.mkdir()
-    assert set(find_tasks(cached_file_tasks(FEW))) == set(TASKS)
+    assert set(find_tasks(cache_file_tasks(FEW))) == set(TASKS)
 
 
 def test_what_a_killed_process_left_is_removed_and_what_another_writes_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("RLKIT_CACHE_DIR", str(tmp_path))
-    folder = cached_file_tasks(FEW)
+    folder = cache_file_tasks(FEW)
     old, new = (folder.with_name(f".{name}.0123abcd.tmp") for name in (folder.name, "other"))
     for path in (old, new):
         (path / "train").mkdir(parents=True)
     (folder.parent / "mine.tmp").mkdir()
     for path in (old, folder.parent / "mine.tmp"):
         os.utime(path, (0, 0))
-    cached_file_tasks(FEW)
+    cache_file_tasks(FEW)
     assert {path.name for path in folder.parent.iterdir()} == {folder.name, new.name, "mine.tmp"}
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path: Path) -> None:
     assert write_file_tasks(FEW, tmp_path / "new") == len(TASKS)
-    with pytest.raises(UsageError, match=r"--to: .*new is there and not empty"):
+    with pytest.raises(UsageError, match=r"--to: .*new exists and is not empty"):
         write_file_tasks(FEW, tmp_path / "new")
     with pytest.raises(UsageError, match=r"--to: .*task\.toml.* lies in a file"):
         write_file_tasks(FEW, next((tmp_path / "new").rglob("task.toml")) / "x")

@@ -96,7 +96,7 @@ def test_a_reply_that_is_cut_off_is_recorded_and_told_with_its_text() -> None:
     short = language_model(policy, reserve_tokens=1)
     with pytest.raises(ContextLengthExceededError, match="cut a reply off after 6 tokens"):
         asyncio.run(short.call("a" * 49))
-    with short.cut_replies_taken():
+    with short.accept_truncated_replies():
         assert asyncio.run(short.call("a" * 49)).content == "a long"
     assert [turn.stop for turn in policy.turns] == ["length"] * 3
 
@@ -110,9 +110,9 @@ def test_tokens_are_counted_exactly_up_to_a_reply_and_estimated_after_it() -> No
         answer = await llm.call("a" * 100)
         history = [*opening, {"role": "assistant", "content": answer.content}]
         exact = len(whole(policy.turns, 0))
-        assert llm.tokens(history) == exact
-        assert 0 < llm.tokens([*history, {"role": "user", "content": "b" * 50}]) - exact <= 60
-        assert 0 < llm.tokens([{"role": "user", "content": "c" * 90}]) <= 120
+        assert llm.count_tokens(history) == exact
+        assert 0 < llm.count_tokens([*history, {"role": "user", "content": "b" * 50}]) - exact <= 60
+        assert 0 < llm.count_tokens([{"role": "user", "content": "c" * 90}]) <= 120
 
     asyncio.run(main())
 

@@ -30,7 +30,7 @@ def test_what_the_verifier_says_is_the_reward() -> None:
     ("cause", "reward", "masked"), [("verify", 1.0, False), ("zero", 0.0, False), ("mask", 1.0, True)]
 )
 def test_the_rule_decides_what_a_trial_that_ran_out_of_time_is_worth(cause: Rule, reward: float, masked: bool) -> None:
-    done = judged(Report({"reward": 1.0}, "timeout", cut=True), rule("timeout", cause))
+    done = judged(Report({"reward": 1.0}, "timeout", truncated=True), rule("timeout", cause))
     assert (done.reward, done.masked, done.truncated) == (reward, masked, True)
     assert done.metrics["timeout"] == 1.0
 
@@ -94,22 +94,22 @@ def test_a_reward_is_the_verifiers_or_a_zero_that_was_asked_for(
     try:
         done = judged(report, chosen)
     except RlkitError:
-        assert said is None or chosen.of(cause) == "drop"
+        assert said is None or chosen.get_rule(cause) == "drop"
         return
-    assert done.reward == (0.0 if chosen.of(cause) == "zero" else said)
-    assert done.masked == (chosen.of(cause) == "mask")
+    assert done.reward == (0.0 if chosen.get_rule(cause) == "zero" else said)
+    assert done.masked == (chosen.get_rule(cause) == "mask")
 
 
 def test_of_several_numbers_one_is_named_or_all_are_weighed() -> None:
     rewards = {"tests": 0.5, "style": 1.0}
-    assert Reward().of({"tests": 0.5}) == 0.5
-    assert Reward().of({"reward": 0.75, **rewards}) == 0.75
-    assert Reward("style").of(rewards) == 1.0
-    assert Reward(weights={"tests": 2.0, "style": -0.5}).of(rewards) == 0.5
+    assert Reward().compute({"tests": 0.5}) == 0.5
+    assert Reward().compute({"reward": 0.75, **rewards}) == 0.75
+    assert Reward("style").compute(rewards) == 1.0
+    assert Reward(weights={"tests": 2.0, "style": -0.5}).compute(rewards) == 0.5
     with pytest.raises(EnvironmentFault, match=r"no reward 'reward' but style, tests\..*reward_key"):
-        Reward().of(rewards)
+        Reward().compute(rewards)
     with pytest.raises(EnvironmentFault, match=r"no reward 'stile' but style, tests\. Did you mean 'style'"):
-        Reward("stile").of(rewards)
+        Reward("stile").compute(rewards)
     with pytest.raises(UsageError, match=r"^reward_weights\.style: nan is no weight"):
         Reward(weights={"tests": 1.0, "style": float("nan")})
     with pytest.raises(UsageError, match="reward_key and reward_weights"):

@@ -37,7 +37,10 @@ def test_the_tasks_of_a_dataset_are_chosen_by_name(registry: Path, dataset: str)
 
 
 def test_a_dataset_that_is_not_there_is_told_in_one_line(registry: Path) -> None:
-    with pytest.raises(MissingError, match=r"^dataset: tiny@0\.2 cannot be had from .*registry\.json .*tasks_dir$"):
+    with pytest.raises(
+        MissingError,
+        match=r"^dataset: tiny@0\.2 cannot be fetched from .*registry\.json .*set tasks_dir",
+    ):
         fetch("tiny@0.2", Selection(), registry=str(registry))
 
 
@@ -46,7 +49,7 @@ def test_of_two_tasks_with_one_name_none_is_dropped(registry: Path) -> None:
     other = write_task(registry.parent / "other" / "task-1")
     dataset["tasks"].append({"name": "task-1", "path": str(other)})
     registry.write_text(json.dumps([dataset]))
-    with pytest.raises(MissingError, match=r"^dataset: tiny has 2 tasks named 'task-1': give their folders"):
+    with pytest.raises(MissingError, match=r"^dataset: tiny has 2 tasks named 'task-1': set tasks_dir"):
         fetch("tiny", Selection(), registry=str(registry))
 
 
@@ -93,12 +96,10 @@ def test_a_registry_is_read_from_its_url_and_kept(server: str, registry: Path) -
     Registries.answers[:] = [(503, "busy"), (200, rows)]
     assert read_rows(url, note=notes.append, sleep=waited.append) == rows
     assert waited == [1.0]
-    assert notes == [f"registry: {url} cannot be read (HTTP status 503); trying again in 1 s"]
+    assert notes == [f"registry: {url} cannot be read (HTTP status 503); retrying in 1 s"]
     Registries.answers[:] = [(404, "gone")]
     assert read_rows(url, note=notes.append, sleep=waited.append) == rows
-    assert notes[1:] == [
-        f"registry: {url} cannot be read (HTTP status 404): taking it as it was when this machine last read it"
-    ]
+    assert notes[1:] == [f"registry: {url} cannot be read (HTTP status 404): using this machine's last copy"]
     Registries.answers[:] = [(200, rows)]
     assert list(fetch("tiny", Selection(task_ids=["task-1"]), registry=url)) == ["task-1"]
 
@@ -106,8 +107,8 @@ def test_a_registry_is_read_from_its_url_and_kept(server: str, registry: Path) -
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"<html>Log in</html>", "the answer is no JSON: Expecting value: line 1 column 1 (char 0)"),
-        (b"[" * 100_000, "the answer is no JSON: maximum recursion depth exceeded"),
+        (b"<html>Log in</html>", "the answer is not JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b"[" * 100_000, "the answer is not JSON: maximum recursion depth exceeded"),
         ({"error": "log in"}, "the answer must be a list of datasets, and not of type dict"),
         (["log in"], "the answer must be a list of datasets, and row 0 has no name"),
         ([{"message": "log in"}], "the answer must be a list of datasets, and row 0 has no name"),
@@ -127,7 +128,7 @@ def test_an_answer_that_is_no_registry_does_not_replace_what_is_kept(
     for _ in range(2):
         assert read_rows(url, note=notes.append, sleep=waited.append) == rows
     assert [note.startswith(f"registry: {url} cannot be read ({told}") for note in notes] == [True, True]
-    assert all(note.endswith(": taking it as it was when this machine last read it") for note in notes)
+    assert all(note.endswith(": using this machine's last copy") for note in notes)
     assert waited == []
 
 
@@ -150,7 +151,7 @@ def test_credentials_of_a_registry_are_in_the_request_and_in_no_message(
         Registries.answers[:] = [(500, "s3cret is wrong")]
         read_rows(url, note=notes.append, sleep=lambda seconds: None)
     said = [str(raised.value), *notes]
-    assert notes[0] == f"registry: {server}/r.json cannot be read (HTTP status 500); trying again in 1 s"
+    assert notes[0] == f"registry: {server}/r.json cannot be read (HTTP status 500); retrying in 1 s"
     assert ("s3cret" in Registries.asked[0][0]) == ("?" in url)
     (core,) = json.loads((RECORDED / "terminal_bench_1.json").read_text())["rows"]
     faults = [
@@ -195,7 +196,9 @@ def test_a_registry_of_another_scheme_is_refused_at_once(url: str) -> None:
 
 def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> None:
     waited, notes = list[float](), list[str]()
-    with pytest.raises(MissingError, match=r"^registry: http://127\.0\.0\.1:9/r\.json cannot be read .* as registry$"):
+    with pytest.raises(
+        MissingError, match=r"^registry: http://127\.0\.0\.1:9/r\.json cannot be read .* to a local file$"
+    ):
         read_rows("http://127.0.0.1:9/r.json", note=notes.append, sleep=waited.append)
     assert (waited, len(notes)) == ([1.0, 3.0], 2)
 
@@ -204,7 +207,7 @@ def test_a_registry_that_cannot_be_reached_is_told_in_one_line(server: str) -> N
     ("text", "told"),
     [
         (None, "cannot be read: No such file"),
-        ("[{", "is no JSON: "),
+        ("[{", "is not JSON: "),
         ('{"datasets": []}', "must be a list of datasets, and not of type dict"),
         (b"\xff", "cannot be read: it is not text"),
     ],

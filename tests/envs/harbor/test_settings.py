@@ -27,10 +27,10 @@ def test_an_environment_is_local_or_a_type_of_harbors_or_a_class() -> None:
     [
         ("dokcer", {}, r"environment: there is no 'dokcer'\. Did you mean 'docker'\? Known: local, docker, podman, "),
         ("nowhere.at.all:Sandbox", {}, "environment: there is no module 'nowhere.at.all'"),
-        ("local", {"memory_mb": "lots"}, r"environment_kwargs\.memory_mb: 'lots' is no value for it: .*integer"),
-        ("local", {"processes": 0}, r"environment_kwargs\.processes: 0 is no value for it: .*greater than 0"),
-        ("beaker", {"workspce": "a/b"}, r"environment_kwargs\.workspce: a job of Beaker .* Did you mean 'workspace'"),
-        ("beaker", {"priority": "hgh"}, r"environment_kwargs\.priority: 'hgh' is no value for it: .*'low'"),
+        ("local", {"memory_mb": "lots"}, r"environment_kwargs\.memory_mb: invalid value 'lots': .*integer"),
+        ("local", {"processes": 0}, r"environment_kwargs\.processes: invalid value 0: .*greater than 0"),
+        ("beaker", {"workspce": "a/b"}, r"environment_kwargs\.workspce: a Beaker job .* Did you mean 'workspace'"),
+        ("beaker", {"priority": "hgh"}, r"environment_kwargs\.priority: invalid value 'hgh': .*'low'"),
         ("local", {"memory": 1}, r"environment_kwargs\.memory: .* Did you mean 'memory_mb'"),
     ],
 )
@@ -49,7 +49,7 @@ def test_what_the_agent_is_told_has_one_place() -> None:
         "interleaved_thinking": True,
     }
     assert "max_turns" not in Agent().options("key"), "no limit where nothing is said"
-    with pytest.raises(UsageError, match="agent_kwargs: parser_name is not set here; set parser"):
+    with pytest.raises(UsageError, match="agent_kwargs: parser_name cannot be set here; set parser instead"):
         Agent(kwargs={"parser_name": "xml"})
 
 

@@ -273,7 +273,7 @@ def test_the_steps_of_a_task_are_conversations_of_their_own(task: Path) -> None:
             {"max_turns": 1, "kwargs": {"examples": [["a", "b", "c"]]}},
             "examples.0: 2 commands, and max_turns is 1",
         ),
-        ({"kwargs": {"max_turns": 3}}, "agent_kwargs: max_turns is not set here; set max_turns"),
+        ({"kwargs": {"max_turns": 3}}, "agent_kwargs: max_turns cannot be set here; set max_turns"),
         ({"parser": "xml"}, "parser has no effect on the shell agent"),
         ({"summarize": True}, "summarize has no effect on the shell agent"),
     ],

@@ -21,7 +21,7 @@ from rlkit.config import load_config, load_envs
 from rlkit.envs.harbor.agents.agent_end import AgentEnd, Reason
 from rlkit.envs.harbor.outcome import Cause, Reward, Rule, Rules
 from rlkit.envs.harbor.settings import Agent, Keep, TrialSettings
-from rlkit.envs.harbor.task import UNTIMED_AGENT_S, HarborTask, _fault, agent_timeout_s
+from rlkit.envs.harbor.task import UNTIMED_AGENT_S, HarborTask, _find_gravest_fault, agent_timeout_s
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.policy import Limits
 from rlkit.rollout.task_guard import stop_leftover_tasks
@@ -235,7 +235,7 @@ def test_of_several_faults_what_broke_beside_the_model_decides(
 ) -> None:
     played = [SimpleNamespace(exception_info=name and SimpleNamespace(exception_type=name)) for name in steps]
     result = SimpleNamespace(exception_info=None, step_results=played)
-    assert _fault(result, AgentEnd(reason, ""))[0] == gravest  # type: ignore[arg-type]  as Harbor's results are read
+    assert _find_gravest_fault(result, AgentEnd(reason, ""))[0] == gravest  # type: ignore[arg-type]  as Harbor's results are read
 
 
 class Refusing(ScriptedPolicy):
@@ -278,7 +278,7 @@ class Outage(ScriptedPolicy):
 def test_an_agent_whose_service_was_silent_did_not_run_out_of_time(
     cache: Path, task: Path, agent_time: AgentTime
 ) -> None:
-    told = r"^environment_error: AgentTimeoutError: .* seconds, 2 of them for a service in trouble$"
+    told = r"^environment_error: AgentTimeoutError: .* seconds, 2 of them in a service outage$"
     settings = TrialSettings(agent_timeout_s=agent_time.limit_s)
     with pytest.raises(EnvironmentFault, match=told):
         asyncio.run(HarborTask("greet", task, settings).rollout(Outage(SOLVED, agent_time)))

@@ -65,18 +65,18 @@ def test_a_folder_without_tasks_is_told_in_one_line(tmp_path: Path, given: str, 
 
 
 def test_globs_match_the_whole_id_or_its_last_part() -> None:
-    chosen = Selection(task_ids=["task-1*", "bench/task-2"], exclude=["*-1[5-9]"], shuffle=False).of(IDS)
+    chosen = Selection(task_ids=["task-1*", "bench/task-2"], exclude=["*-1[5-9]"], shuffle=False).select(IDS)
     assert chosen == [f"bench/task-{number}" for number in (1, 10, 11, 12, 13, 14, 2)]
 
 
 def test_the_order_follows_from_the_seed_and_is_no_function_of_what_else_is_there() -> None:
-    one, other = Selection(seed=1).of(IDS), Selection(seed=2).of(IDS)
+    one, other = Selection(seed=1).select(IDS), Selection(seed=2).select(IDS)
     assert one != other
     assert sorted(one) == sorted(other) == sorted(IDS)
-    assert Selection(seed=1).of(IDS[::-1]) == one
-    fewer = Selection(seed=1, exclude=["task-7"]).of(IDS)
+    assert Selection(seed=1).select(IDS[::-1]) == one
+    fewer = Selection(seed=1, exclude=["task-7"]).select(IDS)
     assert fewer == [task for task in one if task != "bench/task-7"]
-    assert Selection(seed=1, max_tasks=3).of(IDS) == one[:3]
+    assert Selection(seed=1, max_tasks=3).select(IDS) == one[:3]
 
 
 @given(ids, st.floats(0.05, 0.95), st.integers(0, 9), st.integers(0, 9))
@@ -91,39 +91,39 @@ def test_a_task_is_in_exactly_one_half_whatever_else_is_chosen(
 
 def halves(tasks: list[str], split: Split, **settings: object) -> list[str]:
     try:
-        return Selection(split=split, **settings).of(tasks)  # type: ignore[arg-type]  as the test gives them
+        return Selection(split=split, **settings).select(tasks)  # type: ignore[arg-type]  as the test gives them
     except UsageError as error:
-        assert f"is in the {split} half" in str(error)
+        assert f"is in the split {split}" in str(error)
         return []
 
 
 def test_a_fifth_is_kept_for_evaluation_or_what_is_named() -> None:
-    assert 3 <= len(Selection(split="eval").of(IDS)) <= 13
+    assert 3 <= len(Selection(split="eval").select(IDS)) <= 13
     named = ["task-3", "task-4"]
-    assert Selection(split="eval", eval_tasks=named, shuffle=False).of(IDS) == ["bench/task-3", "bench/task-4"]
-    assert len(Selection(split="train", eval_tasks=named).of(IDS)) == 38
+    assert Selection(split="eval", eval_tasks=named, shuffle=False).select(IDS) == ["bench/task-3", "bench/task-4"]
+    assert len(Selection(split="train", eval_tasks=named).select(IDS)) == 38
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"task_ids": ["task-l0"]}, r"task_ids: no task matches 'task-l0'\. Near it: task-0, "),
+        ({"task_ids": ["task-l0"]}, r"task_ids: no task matches 'task-l0'\. Similar: task-0, "),
         ({"task_ids": ["xyz*"]}, r"task_ids: no task matches 'xyz\*'\. The 40 tasks: bench/task-0, .*, …"),
-        ({"exclude": ["*"]}, "exclude: it leaves out all of the 40 tasks"),
-        ({"split": "eval", "eval_fraction": 1e-9}, "none of the 40 tasks that are chosen is in the eval half: change"),
+        ({"exclude": ["*"]}, "exclude: it leaves out all of the 40 selected tasks"),
+        ({"split": "eval", "eval_fraction": 1e-9}, "none of the 40 selected tasks is in the split eval: change"),
         ({"eval_fraction": 0.5}, "eval_fraction has no effect on all tasks"),
         ({"split": "eval", "eval_fraction": 0.5, "eval_tasks": ["a"]}, "eval_fraction has no effect beside eval_tasks"),
     ],
 )
 def test_what_chooses_nothing_or_makes_no_sense_is_told(settings: dict[str, object], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        Selection(**settings).of(IDS)  # type: ignore[arg-type]  as the test gives them
+        Selection(**settings).select(IDS)  # type: ignore[arg-type]  as the test gives them
 
 
 @pytest.mark.parametrize("choice", [{}, {"task_ids": ["a"]}, {"exclude": ["a"]}])
 def test_nothing_can_be_chosen_where_there_are_no_tasks(choice: dict[str, list[str]]) -> None:
-    with pytest.raises(UsageError, match=r"^there is no task to choose from: "):
-        Selection(**choice).of([])  # type: ignore[arg-type]  as the test gives them
+    with pytest.raises(UsageError, match=r"^the dataset has no tasks"):
+        Selection(**choice).select([])  # type: ignore[arg-type]  as the test gives them
 
 
 def test_a_task_that_harbor_cannot_read_is_named(tmp_path: Path) -> None:
@@ -133,5 +133,5 @@ def test_a_task_that_harbor_cannot_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"the task bad cannot be read: FileNotFoundError: .*test\.sh.*exclude"):
         require_readable({"good": good, "bad": bad})
     (good / "instruction.md").write_text(" \n")
-    with pytest.raises(UsageError, match=r"the task good cannot be read: instruction\.md is empty\. Mend it"):
+    with pytest.raises(UsageError, match=r"the task good cannot be read: instruction\.md is empty\. Fix it"):
         require_readable({"good": good})

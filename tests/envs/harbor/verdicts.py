@@ -15,7 +15,7 @@ async def trial_verdict(
 ) -> object:
     """Play a trial; return the rewards of its verifier, or the name of the exception that ended it."""
 
-    def read(result: object, passing: object, folder: object) -> object:
+    def read(result: object, gate_pass: object, folder: object) -> object:
         error = result.exception_info  # type: ignore[attr-defined]  Harbor's TrialResult
         return error.exception_type if error else result.verifier_result.rewards  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Tasks of Harbor: a folder with an instruction, an environment and tests, for an agent that works in a terminal."""
+"""Harbor tasks: folders with an instruction, an environment and tests, for an agent that works in a terminal."""
 
 from __future__ import annotations
 
@@ -72,30 +72,29 @@ def harbor(
     recorded: Callable[[Json], Json] = lambda now: now,
     note: Callable[[str], None] = lambda message: None,
 ) -> Sequence[HarborTask]:
-    """Tasks of Harbor, played by Terminus 2, or in a plain shell, with the model that is trained.
+    """Load Harbor tasks, played by Terminus 2 or in a plain shell with the model that is trained.
 
-    The tasks are those of `tasks_dir`, of `dataset`, or of `file_tasks`, less what `exclude` and `split` leave out.
-    `docs/terminal.md` describes every option.
+    The tasks come from `tasks_dir`, `dataset` or `file_tasks`. `docs/terminal.md` describes every option.
 
     Args:
         tasks_dir: a task, a folder of tasks, or a folder of such folders.
         dataset: `name@version` in a registry.
-        registry: its file or URL, in Harbor's form or terminal-bench 1's; by default the published one that has it.
+        registry: file or URL, in Harbor's form or terminal-bench 1's; by default the published one with the dataset.
         file_tasks: small generated tasks about files: `{variants: 12, held_out: 4, seed: 0}`.
-        split: `eval` for the tasks kept for evaluation, `train` for the rest. The two never share a task.
-        eval_fraction: share that is kept for evaluation, by a hash of the task's id; a fifth by default.
-        environment: `local`, a type of Harbor's such as `docker`, or `package.module:Class`.
+        split: `eval` for the tasks held out for evaluation, `train` for the rest. The two never share a task.
+        eval_fraction: share held out for evaluation, by a hash of the task's id; a fifth by default.
+        environment: `local`, a Harbor type such as `docker`, or `package.module:Class`.
         agent: `terminus2`, or `shell`: one command a turn, for small models.
-        max_turns: replies of the model in one rollout; by default as many as its time and its context allow.
-        agent_timeout_s: limit of the agent's time; by default the task's, or half an hour where neither the task nor
+        max_turns: replies of the model in one rollout; by default limited by time and context only.
+        agent_timeout_s: time limit of the agent; by default the task's, or half an hour where neither the task nor
             `max_turns` sets an end.
-        reward_key: key of the reward in `reward.json`; by default `reward`, or the only one.
-        on_timeout: worth of an episode whose agent ran out of time, as `outcome.Rule` has it.
-        recorded: gives the commit of when the run began, from the newest one of a dataset that follows a branch.
-        note: called with what is fetched, and what of a task of terminal-bench 1 is not as it was there.
+        reward_key: key of the reward in `reward.json`; by default `reward`, or the only key.
+        on_timeout: reward rule (`outcome.Rule`) for an episode whose agent ran out of time.
+        recorded: returns the commit at the run's start, given the newest commit of a dataset that follows a branch.
+        note: called with progress of downloads, and with differences between a task and its terminal-bench 1 original.
 
     Raises:
-        UsageError: there is no such task, or what is asked for makes no sense.
+        UsageError: no such task, or contradictory options.
         MissingError: a dataset cannot be downloaded.
     """
     from rlkit.envs.harbor.settings import Agent, TrialSettings, make_environment
@@ -147,10 +146,10 @@ def _read_tasks(tasks_dir: str, file_tasks: dict[str, JsonValue] | None, selecti
     folder = Path(tasks_dir)
     if file_tasks is not None:
         from rlkit.envs.harbor.generated.file_tasks import FileTasks
-        from rlkit.envs.harbor.generated.task_folders import cached_file_tasks
+        from rlkit.envs.harbor.generated.task_folders import cache_file_tasks
 
-        folder = cached_file_tasks(FileTasks.read(file_tasks))
+        folder = cache_file_tasks(FileTasks.parse(file_tasks))
     tasks = find_tasks(folder)
-    selected = {name: tasks[name] for name in selection.of(list(tasks))}
+    selected = {name: tasks[name] for name in selection.select(list(tasks))}
     require_readable(selected)
     return selected

@@ -1,4 +1,4 @@
-"""Base of rlkit's own environments for Harbor."""
+"""Base class of rlkit's environments for Harbor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentResourceCapabilities
 
 
-class OwnEnvironment(BaseEnvironment):
+class LimitedEnvironment(BaseEnvironment):
     """An environment that limits processors and memory."""
 
     @classmethod
@@ -17,11 +17,11 @@ class OwnEnvironment(BaseEnvironment):
     def resource_capabilities(cls) -> EnvironmentResourceCapabilities:
         return EnvironmentResourceCapabilities(cpu_limit=True, memory_limit=True)
 
-    def _absolute(self, path: str, *, workdir: str | None = None) -> PurePosixPath:
-        """A path from the task's folder of work, or else from that of the image."""
+    def _resolve_path(self, path: str, *, workdir: str | None = None) -> PurePosixPath:
+        """Return an absolute path, relative to the task's working directory or else to the image's."""
         return PurePosixPath(self.task_env_config.workdir or workdir or "/") / path
 
 
-def result(out: bytes, err: bytes, code: int) -> ExecResult:
-    """What a command printed, as text, and its exit code."""
+def make_exec_result(out: bytes, err: bytes, code: int) -> ExecResult:
+    """Decode the output of a command into Harbor's result."""
     return ExecResult(stdout=out.decode(errors="replace"), stderr=err.decode(errors="replace"), return_code=code)

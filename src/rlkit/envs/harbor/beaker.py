@@ -1,12 +1,12 @@
 # beaker is optional.
 # pyright: reportMissingImports=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportUnknownParameterType=false
-"""Harbor's environment as a job of Beaker, from an image that there is.
+"""A Harbor environment as a Beaker job, from an existing image.
 
-Invariant: a job that was created is cancelled, whatever happens to the trial; one whose owner has died ends by itself,
-when it is not asked for anything any more, and in any case at the end of its time.
+Invariant: a job that was created is cancelled, whatever happens to the trial; a job whose owner has died ends by
+itself, after a while without requests, and in any case at its timeout.
 
-Beaker has no call that runs a command in a job. So a small program is the job's own command: it says at which port it
-listens, and runs what it is asked to by who knows its token. The trainer must be able to reach the cluster's nodes.
+Beaker has no call that runs a command in a job. So the job's own command is a small program: it prints the port on
+which it listens, and runs requests that carry its token. The trainer must be able to reach the cluster's nodes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from harbor.environments.capabilities import EnvironmentCapabilities
 
 from rlkit._util.threads import in_thread
 from rlkit.envs.harbor import beaker_agent
-from rlkit.envs.harbor.base_environment import OwnEnvironment, result
+from rlkit.envs.harbor.base_environment import LimitedEnvironment, make_exec_result
 from rlkit.errors import EnvironmentFault, MissingError, UsageError, missing_extra
 from rlkit.launch.job import PRIORITIES, Job, Priority, spec
 from rlkit.sandbox import CommandTimeout
@@ -38,22 +38,22 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 _ALIVE_S = 30.0
-"""How often a job is told that its owner lives."""
+"""Interval of the owner's signs of life to its job."""
 
 _IDLE_S = 300
-"""Without that, after which it ends."""
+"""Time without requests after which a job ends."""
 
 _REQUEST_S = 60.0
 _TOKEN_BYTES = 32
 
 
-class BeakerSandbox(OwnEnvironment):
-    """A job of Beaker as an environment of Harbor's.
+class BeakerSandbox(LimitedEnvironment):
+    """A Beaker job as a Harbor environment.
 
     Args:
         workspace: workspace of the job; by default the account's.
-        image: image in the place of the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
-        timeout: the longest that a job may live.
+        image: image that replaces the task's `docker_image`: `docker:NAME`, or the name of an image in Beaker.
+        timeout: maximum lifetime of a job.
         python: Python of the image, 3.9 or later.
     """
 
@@ -76,8 +76,8 @@ class BeakerSandbox(OwnEnvironment):
         self._beaker: Beaker | None = None
         self._workload: BeakerWorkload | None = None
         self._client: httpx.AsyncClient | None = None
-        self._living: asyncio.Task[None] | None = None
-        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's own, as it gives them
+        self._heartbeat: asyncio.Task[None] | None = None
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's arguments, passed through
 
     @staticmethod
     @override
@@ -101,39 +101,42 @@ class BeakerSandbox(OwnEnvironment):
 
     @property
     def _image(self) -> str | None:
-        named = self.task_env_config.docker_image
-        return self._chosen_image or (f"docker:{named}" if named else None)
+        task_image = self.task_env_config.docker_image
+        return self._chosen_image or (f"docker:{task_image}" if task_image else None)
 
     @override
     async def start(self, force_build: bool) -> None:
         await self.stop(delete=True)
-        begun = asyncio.ensure_future(in_thread(self._begin))
+        creation = asyncio.ensure_future(in_thread(self._create_job))
         try:
-            address = await asyncio.shield(begun)
-            while (place := await in_thread(self._place)) is None:  # noqa: ASYNC110  Beaker can only be asked
+            job_url = await asyncio.shield(creation)
+            while (address := await in_thread(self._find_address)) is None:  # noqa: ASYNC110  Beaker has no callback
                 await asyncio.sleep(_POLL_S)  # Harbor limits the time of a start
-            self.logger.debug(f"{self.session_id}: {address} at {place}")
+            self.logger.debug(f"{self.session_id}: {job_url} at {address}")
             self._client = httpx.AsyncClient(
-                base_url=place, headers={"Authorization": f"Bearer {self._token}"}, timeout=_REQUEST_S, trust_env=False
+                base_url=address,
+                headers={"Authorization": f"Bearer {self._token}"},
+                timeout=_REQUEST_S,
+                trust_env=False,
             )
-            await self._ask("alive")
-            self._living = asyncio.create_task(self._live())
+            await self._request("alive")
+            self._heartbeat = asyncio.create_task(self._send_heartbeats())
             await self._upload_environment_dir_after_start()
         except BaseException:
-            await asyncio.shield(self._undone(begun))
+            await asyncio.shield(self._stop_after(creation))
             raise
 
-    async def _undone(self, begun: asyncio.Future[str]) -> None:
-        """Stop what was begun, once it is known whether there is a job."""
-        await asyncio.wait([begun])
+    async def _stop_after(self, creation: asyncio.Future[str]) -> None:
+        """Stop once the creation of the job has ended."""
+        await asyncio.wait([creation])
         await self.stop(delete=True)
 
     @override
     async def stop(self, delete: bool) -> None:
-        living, self._living = self._living, None
+        heartbeat, self._heartbeat = self._heartbeat, None
         client, self._client = self._client, None
-        if living is not None:
-            living.cancel()
+        if heartbeat is not None:
+            heartbeat.cancel()
         if client is not None:
             with suppress(httpx.HTTPError):
                 await client.post("/end", timeout=5)
@@ -149,7 +152,7 @@ class BeakerSandbox(OwnEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        asked = {
+        request = {
             "command": command,
             "cwd": cwd or self.task_env_config.workdir,
             "env": self._merge_env(env) or {},
@@ -157,51 +160,51 @@ class BeakerSandbox(OwnEnvironment):
             "user": self._resolve_user(user),
         }
         wait_s = None if timeout_sec is None else timeout_sec + _REQUEST_S
-        done = json.loads(await self._ask("run", json.dumps(asked).encode(), timeout_s=wait_s))
-        if done["late"]:
+        answer = json.loads(await self._request("run", json.dumps(request).encode(), timeout_s=wait_s))
+        if answer["late"]:
             raise CommandTimeout(f"a command took longer than {timeout_sec} s")
-        return result(base64.b64decode(done["out"]), base64.b64decode(done["err"]), done["code"])
+        return make_exec_result(base64.b64decode(answer["out"]), base64.b64decode(answer["err"]), answer["code"])
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        target = self._absolute(target_path)
+        target = self._resolve_path(target_path)
         await self._put(Path(source_path), str(target.parent), name=target.name)
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        await self._put(Path(source_dir), str(self._absolute(target_dir)), name=".")
+        await self._put(Path(source_dir), str(self._resolve_path(target_dir)), name=".")
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
         target = Path(target_path)
-        await self._get(str(self._absolute(source_path)), target.parent, name=target.name)
+        await self._get(str(self._resolve_path(source_path)), target.parent, name=target.name)
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        await self._get(str(self._absolute(source_dir)), Path(target_dir), name=".")
+        await self._get(str(self._resolve_path(source_dir)), Path(target_dir), name=".")
 
     async def _put(self, source: Path, folder: str, *, name: str) -> None:
-        def packed() -> bytes:
+        def pack() -> bytes:
             archive = io.BytesIO()
             with tarfile.open(fileobj=archive, mode="w") as file:
                 file.add(source, arcname=name)
             return archive.getvalue()
 
-        await self._ask("put", await in_thread(packed), {"X-Path": folder}, timeout_s=None)
+        await self._request("put", await in_thread(pack), {"X-Path": folder}, timeout_s=None)
 
     async def _get(self, source: str, folder: Path, *, name: str) -> None:
-        data = await self._ask("get", b"", {"X-Path": source, "X-Name": name}, timeout_s=None)
+        data = await self._request("get", b"", {"X-Path": source, "X-Name": name}, timeout_s=None)
 
-        def unpacked() -> None:
+        def unpack() -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with tarfile.open(fileobj=io.BytesIO(data)) as file:
-                file.extractall(folder, filter="data")  # nothing of it leaves the folder
+                file.extractall(folder, filter="data")  # no member can leave the folder
 
-        await in_thread(unpacked)
+        await in_thread(unpack)
 
-    async def _ask(
+    async def _request(
         self,
-        what: str,
+        action: str,
         content: bytes = b"",
         headers: dict[str, str] | None = None,
         *,
@@ -210,37 +213,37 @@ class BeakerSandbox(OwnEnvironment):
         if self._client is None:
             raise EnvironmentFault(f"{self.session_id}: the job has not been started, or was stopped")
         try:
-            answer = await self._client.post(f"/{what}", content=content, headers=headers, timeout=timeout_s)
+            answer = await self._client.post(f"/{action}", content=content, headers=headers, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise EnvironmentFault(f"{self.session_id}: the job does not answer: {type(error).__name__}") from error
         if not answer.is_success:
-            raise EnvironmentFault(f"{self.session_id}: {what}: {answer.text or answer.status_code}")
+            raise EnvironmentFault(f"{self.session_id}: {action}: {answer.text or answer.status_code}")
         return answer.content
 
-    async def _live(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(_ALIVE_S)
-            with suppress(EnvironmentFault):  # the next request will tell
-                await self._ask("alive")
+            with suppress(EnvironmentFault):  # the next request raises it again
+                await self._request("alive")
 
-    def _begin(self) -> str:
+    def _create_job(self) -> str:
         try:
             from beaker import Beaker
             from beaker.exceptions import BeakerConfigurationError
             from beaker.types import BeakerExperimentSpec
         except ImportError:
             raise missing_extra("beaker") from None
-        chosen = {} if self._workspace is None else {"default_workspace": self._workspace}
+        options = {} if self._workspace is None else {"default_workspace": self._workspace}
         try:
-            self._beaker = beaker = Beaker.from_env(check_for_upgrades=False, **chosen)
+            self._beaker = beaker = Beaker.from_env(check_for_upgrades=False, **options)
         except BeakerConfigurationError as error:
-            raise MissingError(f"environment beaker: there is no account of Beaker here ({error})") from error
+            raise MissingError(f"environment beaker: there is no Beaker account here ({error})") from error
         job = Job(
             command=[self._python, "-c", Path(beaker_agent.__file__).read_text()],
             name="rlkit-task",
             image=cast("str", self._image),
             budget=self._budget,
-            description=f"a task of Harbor's: {self.environment_name}",
+            description=f"a Harbor task: {self.environment_name}",
             clusters=self._clusters,
             cpus=self._effective_cpus,
             memory=None if self._effective_memory_mb is None else f"{self._effective_memory_mb}MiB",
@@ -249,24 +252,24 @@ class BeakerSandbox(OwnEnvironment):
             host_networking=True,
             timeout=self._timeout,
         )
-        described = spec(job)
-        (task,) = cast("list[dict[str, object]]", described["tasks"])
-        # A token for this job alone, which whoever may see the job may cancel anyway.
+        experiment = spec(job)
+        (task,) = cast("list[dict[str, object]]", experiment["tasks"])
+        # The token is for this job alone; users who can see it in the job can cancel the job anyway.
         task["envVars"] = [
             {"name": "RLKIT_AGENT_TOKEN", "value": self._token},
             {"name": "RLKIT_AGENT_IDLE_S", "value": str(_IDLE_S)},
         ]
-        self._workload = workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(described))
+        self._workload = workload = beaker.experiment.create(spec=BeakerExperimentSpec.from_json(experiment))
         return beaker.workload.url(workload)
 
-    def _place(self) -> str | None:
+    def _find_address(self) -> str | None:
         """Return the address at which the job listens; None while it does not."""
-        assert self._beaker is not None  # begun before
+        assert self._beaker is not None  # `_create_job` sets both
         assert self._workload is not None
         job = self._beaker.workload.get_latest_job(self._workload)
         if job is None or not job.status.HasField("started"):
             if job is not None and job.status.HasField("finalized"):
-                raise EnvironmentFault(f"{self.session_id}: the job ended before it began: {job.status.message}")
+                raise EnvironmentFault(f"{self.session_id}: the job ended before its start: {job.status.message}")
             return None
         for entry in self._beaker.job.logs(job):
             words = entry.message.decode(errors="replace").split()

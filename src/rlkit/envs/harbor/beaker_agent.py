@@ -1,7 +1,7 @@
-"""What runs as a job of Beaker and does what it is asked: commands, and files in and out.
+"""Server that runs as a Beaker job: commands, and files in and out.
 
-Invariant: it answers only who knows its token, and ends by itself when nobody has asked for a while. It is started from
-its text, by a Python of 3.9 or later in the image, and needs nothing but that.
+Invariant: it serves only requests with its token, and ends by itself after a while without any. It is started from its
+source text, by a Python of 3.9 or later in the image, and needs nothing but that.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ TOKEN = os.environ.pop("RLKIT_AGENT_TOKEN", "")
 IDLE_S = float(os.environ.pop("RLKIT_AGENT_IDLE_S", "300"))
 READY = "rlkit agent on port"
 OUTPUT_BYTES = 16 << 20
-LAST_S = 0.5
+DRAIN_S = 0.5
 
-asked_s = time.monotonic()
+last_request_s = time.monotonic()
 
 
-def execute(asked: dict[str, Any]) -> dict[str, Any]:
+def execute(request: dict[str, Any]) -> dict[str, Any]:
     """Run a command to its end, or to its time limit."""
     user, group = None, None
-    env: dict[str, str] = {**os.environ, **asked["env"]}
-    if asked["user"] is not None and os.getuid() == 0:
-        named = str(asked["user"])
-        found = pwd.getpwuid(int(named)) if named.isdigit() else pwd.getpwnam(named)
-        user, group = found.pw_uid, found.pw_gid
-        env.update(HOME=found.pw_dir, USER=found.pw_name)
-    if asked["cwd"]:
-        Path(asked["cwd"]).mkdir(parents=True, exist_ok=True)
+    env: dict[str, str] = {**os.environ, **request["env"]}
+    if request["user"] is not None and os.getuid() == 0:
+        name = str(request["user"])
+        account = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+        user, group = account.pw_uid, account.pw_gid
+        env.update(HOME=account.pw_dir, USER=account.pw_name)
+    if request["cwd"]:
+        Path(request["cwd"]).mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        ["/bin/bash", "-c", asked["command"]],
-        cwd=asked["cwd"] or None,
+        ["/bin/bash", "-c", request["command"]],
+        cwd=request["cwd"] or None,
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -56,10 +56,10 @@ def execute(asked: dict[str, Any]) -> dict[str, Any]:
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    out, err = Kept(process.stdout), Kept(process.stderr)
+    out, err = OutputReader(process.stdout), OutputReader(process.stderr)
     late = False
     try:
-        process.wait(asked["timeout_s"])
+        process.wait(request["timeout_s"])
     except subprocess.TimeoutExpired:
         late = True
         os.killpg(process.pid, signal.SIGKILL)
@@ -67,13 +67,13 @@ def execute(asked: dict[str, Any]) -> dict[str, Any]:
     return {
         "code": process.returncode,
         "late": late,
-        "out": base64.b64encode(out.so_far()).decode(),
-        "err": base64.b64encode(err.so_far()).decode(),
+        "out": base64.b64encode(out.collect()).decode(),
+        "err": base64.b64encode(err.collect()).decode(),
     }
 
 
-class Kept:
-    """The beginning of what a command prints; the rest is read and dropped, also after the command's end."""
+class OutputReader:
+    """Reader of a command's output; keeps the beginning and drops the rest, also after the command's end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self.data = bytearray()
@@ -81,36 +81,36 @@ class Kept:
         self.thread.start()
 
     def read(self, stream: IO[bytes]) -> None:
-        """Read it to its end."""
+        """Read the stream to its end."""
         while chunk := os.read(stream.fileno(), 65536):
             self.data += chunk[: max(OUTPUT_BYTES - len(self.data), 0)]
 
-    def so_far(self) -> bytes:
-        """What there is a moment after the command's end."""
-        self.thread.join(LAST_S)
+    def collect(self) -> bytes:
+        """Return the output up to a moment after the command's end."""
+        self.thread.join(DRAIN_S)
         return bytes(self.data)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers requests."""
+    """Handler of requests: all are POST, and the path is the action."""
 
     def do_POST(self) -> None:
-        """All of them are POST, and their path says what is wanted."""
-        global asked_s  # noqa: PLW0603  this is the whole program
-        asked_s = time.monotonic()
+        """Handle a request."""
+        global last_request_s  # noqa: PLW0603  this is the whole program
+        last_request_s = time.monotonic()
         size = int(self.headers.get("Content-Length", "0"))
         body = self.rfile.read(size)
-        given = self.headers.get("Authorization", "")
-        if not TOKEN or not hmac.compare_digest(given, "Bearer " + TOKEN):
+        authorization = self.headers.get("Authorization", "")
+        if not TOKEN or not hmac.compare_digest(authorization, "Bearer " + TOKEN):
             self.answer(403, b"")
             return
-        wanted: dict[str, Callable[[bytes], bytes]] = {"/run": self.run, "/put": self.put, "/get": self.get}
-        wanted |= {"/alive": lambda body: b"", "/end": self.end}
+        actions: dict[str, Callable[[bytes], bytes]] = {"/run": self.run, "/put": self.put, "/get": self.get}
+        actions |= {"/alive": lambda body: b"", "/end": self.end}
         try:
-            status, content = 200, wanted[self.path](body)
-        except Exception as error:  # told to whoever asked
+            status, content = 200, actions[self.path](body)
+        except Exception as error:  # reported to the client
             status, content = 500, f"{type(error).__name__}: {error}".encode()
-        asked_s = time.monotonic()
+        last_request_s = time.monotonic()
         self.answer(status, content)
 
     def run(self, body: bytes) -> bytes:
@@ -127,13 +127,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def get(self, body: bytes) -> bytes:
         """Pack a file or a folder into an archive."""
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w") as archive:
+        content = io.BytesIO()
+        with tarfile.open(fileobj=content, mode="w") as archive:
             archive.add(self.headers["X-Path"], arcname=self.headers["X-Name"])
-        return packed.getvalue()
+        return content.getvalue()
 
     def end(self, body: bytes) -> bytes:
-        """Stop."""
+        """Stop the server."""
         threading.Thread(target=self.server.shutdown, daemon=True).start()
         return b""
 
@@ -145,18 +145,18 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged: commands may hold secrets."""
+        """Log nothing: commands may hold secrets."""
 
 
 def watch(server: ThreadingHTTPServer) -> None:
-    """End the program when nobody asks any more."""
-    while time.monotonic() - asked_s < IDLE_S:
+    """Stop the server after `IDLE_S` without requests."""
+    while time.monotonic() - last_request_s < IDLE_S:
         time.sleep(min(1.0, IDLE_S / 4))
     server.shutdown()
 
 
 def main() -> None:
-    """Serve until asked to end, or until nobody asks."""
+    """Serve until the request to end, or until idle."""
     server = ThreadingHTTPServer(("0.0.0.0", int(os.environ.pop("RLKIT_AGENT_PORT", "0"))), Handler)
     threading.Thread(target=watch, args=(server,), daemon=True).start()
     print(READY, server.server_address[1], flush=True)

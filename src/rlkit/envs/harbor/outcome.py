@@ -1,7 +1,7 @@
-"""From what became of a trial to the outcome of an episode.
+"""Outcome of an episode from the report of its trial.
 
-Invariant: a reward is what the verifier said, or a 0 that the configuration asks for by name. What broke beside the
-model is no reward.
+Invariant: a reward is the verifier's, or a 0 that the configuration asks for by name. A fault outside the model is no
+reward.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rlkit.errors import (
 from rlkit.types import Json, Outcome
 
 type Rule = Literal["verify", "zero", "mask", "drop"]
-"""`verify`: what the verifier says counts. `zero`: the reward is 0. `mask`: what the verifier says counts in the group,
+"""`verify`: the verifier's reward counts. `zero`: the reward is 0. `mask`: the verifier's reward counts in the group,
 and no token is trained on. `drop`: the episode failed, and is played again within the budget."""
 
 type Cause = Literal["environment_error", "verifier_error", "service_error", "agent_error", "timeout", "overflow"]
-"""Why a trial did not go as it should, the gravest first: time that ran out says nothing of a broken environment."""
+"""Cause of a fault in a trial, the gravest first: a timeout in a broken environment says nothing about the model."""
 
 CAUSES: tuple[Cause, ...] = ("timeout", "overflow", "agent_error", "environment_error", "verifier_error")
-"""Those that have a metric of their own."""
+"""Causes with a metric of their own."""
 
 VERIFIER_ERRORS = frozenset({
     "IsADirectoryError", "RewardFileEmptyError", "RewardFileNotFoundError", "ValidationError",
@@ -41,18 +41,18 @@ VERIFIER_ERRORS = frozenset({
 AGENT_ERRORS = frozenset(["AgentTimeoutError", "NonZeroAgentExitCodeError"])
 """Names of Harbor's errors for an agent that took too long, or failed."""
 
-UNMENDABLE: Mapping[str, type[RlkitError]] = {
+FATAL_ERRORS: Mapping[str, type[RlkitError]] = {
     **{error.__name__: error for error in (MissingError, ServiceUnreachable, UsageError)},
     "ConfigError": UsageError,
 }
-"""Errors that no repetition mends, by name: each ends the run, whatever the rules say."""
+"""Errors that a retry cannot fix, by name: each ends the run, whatever the rules say."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Worth of an episode whose trial did not go as it should.
+    """Reward rules for episodes whose trial had a fault, by cause.
 
-    After a timeout or an overflow the work that was done counts, so that a model learns to be in time. An error of the
+    After a timeout or an overflow the finished work counts, so that a model learns to be in time. An error of the
     agent's own program, the environment, the verifier or the service says nothing about the model.
     """
 
@@ -64,11 +64,11 @@ class Rules:
     def __post_init__(self) -> None:
         if self.environment_error == "zero":
             raise UsageError(
-                "on_environment_error: zero would punish the model for what broke beside it; take drop, mask or verify"
+                "on_environment_error: zero would punish the model for a fault outside it; use drop, mask or verify"
             )
 
-    def of(self, cause: Cause | None) -> Rule:
-        """The rule for a cause; without one, what the verifier says counts."""
+    def get_rule(self, cause: Cause | None) -> Rule:
+        """Return the rule for a cause; `verify` where there is none."""
         match cause:
             case None:
                 return "verify"
@@ -84,11 +84,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Reward:
-    """How the numbers of a verifier become one: the number of a key, or a weighted sum.
+    """Choice of the reward among a verifier's numbers: the number of a key, or a weighted sum.
 
     Args:
         key: None for `reward`, or for the only key.
-        weights: weights by key; none where `key` decides.
+        weights: weights by key; None where `key` decides.
     """
 
     key: str | None = None
@@ -96,33 +96,33 @@ class Reward:
 
     def __post_init__(self) -> None:
         if self.key is not None and self.weights:
-            raise UsageError("reward_key and reward_weights are both given: leave one of them out")
+            raise UsageError("reward_key and reward_weights are both set: leave one of them out")
         for key, weight in (self.weights or {}).items():
             if not math.isfinite(weight):
                 raise UsageError(f"reward_weights.{key}: {weight} is no weight; give a finite number")
 
-    def of(self, rewards: Mapping[str, float]) -> float:
+    def compute(self, rewards: Mapping[str, float]) -> float:
         """Return the reward, or raise an EnvironmentFault where the verifier gave no such number."""
         if self.weights:
-            return sum(weight * _number(rewards, key) for key, weight in self.weights.items())
+            return sum(weight * _get_number(rewards, key) for key, weight in self.weights.items())
         only_key = next(iter(rewards)) if len(rewards) == 1 else "reward"
-        return _number(rewards, only_key if self.key is None else self.key)
+        return _get_number(rewards, only_key if self.key is None else self.key)
 
 
-def _number(rewards: Mapping[str, float], key: str) -> float:
+def _get_number(rewards: Mapping[str, float], key: str) -> float:
     if key not in rewards:
-        given = ", ".join(sorted(rewards)) or "nothing"
+        keys = ", ".join(sorted(rewards)) or "nothing"
         raise EnvironmentFault(
-            f"the verifier gave no reward {key!r} but {given}.{did_you_mean(key, rewards)} "
-            "Say which counts with reward_key or reward_weights"
+            f"the verifier gave no reward {key!r} but {keys}.{did_you_mean(key, rewards)} "
+            "Choose one with reward_key or reward_weights"
         )
     return rewards[key]
 
 
-def parse_rewards(said: Mapping[str, float | int]) -> dict[str, float]:
+def parse_rewards(rewards: Mapping[str, float | int]) -> dict[str, float]:
     """Return a verifier's numbers as floats, or raise an EnvironmentFault: JSON has whole numbers of any length."""
     try:
-        return {key: float(value) for key, value in said.items()}
+        return {key: float(value) for key, value in rewards.items()}
     except OverflowError:
         raise EnvironmentFault("verifier_error: the verifier gave a number that is too large") from None
 
@@ -132,49 +132,49 @@ class Report:
     """The result of a trial.
 
     Args:
-        rewards: the verifier's numbers; None without any.
+        rewards: the verifier's numbers, if any.
         detail: the fault in words, or why the agent stopped.
-        error: the name of the exception, where there was one.
-        cut: whether a limit ended the agent's work.
+        error: name of the exception, if any.
+        truncated: a limit ended the agent's work.
     """
 
     rewards: Mapping[str, float | int] | None
     cause: Cause | None = None
     detail: str = ""
     error: str | None = None
-    cut: bool = False
+    truncated: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     info: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
 
 def make_outcome(report: Report, rules: Rules, reward: Reward) -> Outcome:
-    """Return the outcome of an episode, or raise what its failure comes to.
+    """Return the outcome of an episode, or raise the error of its failure.
 
     Raises:
         EnvironmentFault: the rule says `drop`, or there is no reward.
         ServiceError: the service failed, and the rule says `drop`.
     """
-    if (unmendable := UNMENDABLE.get(report.error or "")) is not None:
-        raise unmendable(report.detail)
-    rule, said = rules.of(report.cause), parse_rewards(report.rewards or {})
+    if (fatal := FATAL_ERRORS.get(report.error or "")) is not None:
+        raise fatal(report.detail)
+    rule, rewards = rules.get_rule(report.cause), parse_rewards(report.rewards or {})
     if rule == "zero":
         value = 0.0
     elif rule == "drop" or report.rewards is None:
-        raise _failure(report)
+        raise _make_failure(report)
     else:
-        value = reward.of(said)
-    rewards = {f"rewards/{key}": one for key, one in said.items()}
+        value = reward.compute(rewards)
+    reward_metrics = {f"rewards/{key}": number for key, number in rewards.items()}
     causes = {cause: float(report.cause == cause) for cause in CAUSES}
     return Outcome(
         reward=value,
-        metrics={**report.metrics, **causes, **rewards},
+        metrics={**report.metrics, **causes, **reward_metrics},
         info=report.info,
-        truncated=report.cut,
+        truncated=report.truncated,
         masked=rule == "mask",
     )
 
 
-def _failure(report: Report) -> Exception:
+def _make_failure(report: Report) -> Exception:
     if report.cause == "service_error":
         return ServiceError(report.detail)
     error = f"{report.error}: " if report.error else ""

@@ -1,6 +1,6 @@
-"""How many trials may be in which phase.
+"""Limits on the number of trials in each phase.
 
-Invariant: what a trial holds of a gate it gives back, however it ends. Waiting at a gate is not the rollout's own time.
+Invariant: a trial releases every gate that it holds, however it ends. Waiting at a gate does not count as rollout time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlkit._util.stopwatch import request_wait
 
 @dataclass(frozen=True)
 class PhaseLimits:
-    """How many trials may be in a phase at one time, and how many may start in a second; None for any number."""
+    """Maximum number of trials in each phase at one time, and of starts in a second; None for no limit."""
 
     starting: int | None = None
     playing: int | None = None
@@ -23,65 +23,65 @@ class PhaseLimits:
 
 
 class GatePass:
-    """What one trial holds of the gates."""
+    """The gates that one trial passes, and holds."""
 
     def __init__(self, gates: Gates) -> None:
         self._gates = gates
-        self._held = set[asyncio.Semaphore]()
+        self._gates_held = set[asyncio.Semaphore]()
         self.waited_s = 0.0
-        """Seconds that it has waited at the gates."""
+        """Seconds that the trial has waited at gates."""
 
     async def start(self) -> None:
-        """Wait until its environment may start."""
-        await self._through(self._gates.starting)
-        if (left_s := self._gates.turn_to_start_s()) > 0:
-            with _Queue(self):
+        """Wait until the trial's environment may start."""
+        await self._acquire(self._gates.starting)
+        if (left_s := self._gates.reserve_start_s()) > 0:
+            with _GateWait(self):
                 await asyncio.sleep(left_s)
 
     async def play(self) -> None:
-        """It has started, or another step of it begins: wait until its agent may work."""
-        self.leave()
-        await self._through(self._gates.playing)
+        """Wait until the trial's agent may work, at the start or in another step."""
+        self.release()
+        await self._acquire(self._gates.playing)
 
     async def verify(self) -> None:
-        """Wait until its tests may run."""
-        self.leave()
-        await self._through(self._gates.verifying)
+        """Wait until the trial's tests may run."""
+        self.release()
+        await self._acquire(self._gates.verifying)
 
-    def leave(self) -> None:
-        """Give back whatever it holds."""
-        for gate in self._held:
+    def release(self) -> None:
+        """Release all gates that the trial holds."""
+        for gate in self._gates_held:
             gate.release()
-        self._held.clear()
+        self._gates_held.clear()
 
-    async def _through(self, gate: asyncio.Semaphore | None) -> None:
+    async def _acquire(self, gate: asyncio.Semaphore | None) -> None:
         if gate is not None:
-            with _Queue(self):
+            with _GateWait(self):
                 await gate.acquire()
-            self._held.add(gate)
+            self._gates_held.add(gate)
 
 
-class _Queue:
-    """Time at a gate: a rollout is excused for it as it is for a service that does not answer."""
+class _GateWait:
+    """A wait at a gate, excused from the rollout's time like a service outage."""
 
     silent_s = 0.0
 
-    def __init__(self, passing: GatePass) -> None:
-        self._passing = passing
+    def __init__(self, gate_pass: GatePass) -> None:
+        self._gate_pass = gate_pass
         self._clock = asyncio.get_running_loop().time
-        self._since_s = self._clock()
+        self._start_s = self._clock()
         self._excusing = request_wait(self)
 
     @property
     def excused_s(self) -> float:
-        return self._clock() - self._since_s
+        return self._clock() - self._start_s
 
     def __enter__(self) -> None:
         self._excusing.__enter__()
 
     def __exit__(self, *_: object) -> None:
         self._excusing.__exit__()
-        self._passing.waited_s += self.excused_s
+        self._gate_pass.waited_s += self.excused_s
 
 
 class Gates:
@@ -91,25 +91,20 @@ class Gates:
         counts = (limits.starting, limits.playing, limits.verifying)
         semaphores = (None if count is None else asyncio.Semaphore(count) for count in counts)
         self.starting, self.playing, self.verifying = semaphores
-        self._apart_s = 0.0 if limits.starts_per_s is None else 1 / limits.starts_per_s
+        self._start_interval_s = 0.0 if limits.starts_per_s is None else 1 / limits.starts_per_s
         self._next_start_s = 0.0
 
-    def enter(self) -> GatePass:
-        """Return what one more trial holds."""
-        return GatePass(self)
-
-    def turn_to_start_s(self) -> float:
-        """Return the seconds until one more environment may start, which it is then taken to do."""
+    def reserve_start_s(self) -> float:
+        """Reserve the next start of an environment, and return the seconds until then."""
         now_s = asyncio.get_running_loop().time()
-        at_s = max(now_s, self._next_start_s)
-        self._next_start_s = at_s + self._apart_s
-        return at_s - now_s
+        start_s = max(now_s, self._next_start_s)
+        self._next_start_s = start_s + self._start_interval_s
+        return start_s - now_s
 
 
-_gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, PhaseLimits], Gates]]()
+_gates = WeakKeyDictionary[asyncio.AbstractEventLoop, dict[PhaseLimits, Gates]]()
 
 
-def gates(name: str, limits: PhaseLimits) -> Gates:
-    """Return the gates of all tasks with this name and these limits, which are pickled and so cannot hold them."""
-    own = _gates.setdefault(asyncio.get_running_loop(), {})
-    return own.setdefault((name, limits), Gates(limits))
+def get_gates(limits: PhaseLimits) -> Gates:
+    """Return the gates of all tasks with these limits; tasks are pickled, and so cannot hold them."""
+    return _gates.setdefault(asyncio.get_running_loop(), {}).setdefault(limits, Gates(limits))

@@ -1,8 +1,8 @@
-"""`LocalSandbox`: Harbor's environment without a container engine.
+"""`LocalSandbox`: a Harbor environment without a container engine.
 
-Invariant: a task that asks for what a local sandbox does not have (services, a list of hosts, a graphics processor, an
-instruction that it does not know) is refused before its trial starts. Nothing that the sandbox writes lies in a folder
-of the host's but through a copy that keeps to that folder: the folders of logs are downloaded, not mounted.
+Invariant: a task that needs a feature that a local sandbox lacks (services, a list of hosts, a GPU, an unknown
+instruction) is refused before its trial starts. Files of the sandbox reach a folder of the host only by a copy that
+cannot leave that folder: the folders of logs are downloaded, not mounted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harbor.models.trial.config import ServiceVolumeConfig
 from harbor.models.trial.paths import EnvironmentPaths
 from pydantic import PositiveInt
 
-from rlkit.envs.harbor.base_environment import OwnEnvironment, result
+from rlkit.envs.harbor.base_environment import LimitedEnvironment, make_exec_result
 from rlkit.envs.harbor.verification.sealing import PRIVATE_FOLDERS, TestedWork
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox import Bind, Limits, Sandbox, Spec, View, dockerfile, image
@@ -28,20 +28,20 @@ from rlkit.sandbox.streams import OnOutput
 from rlkit.sandbox.threads import in_thread
 
 
-class LocalSandbox(OwnEnvironment):
-    """A sandbox of Linux namespaces as an environment of Harbor's.
+class LocalSandbox(LimitedEnvironment):
+    """A sandbox of Linux namespaces as a Harbor environment.
 
     Its configuration there: `environment: {import_path: "rlkit.envs.harbor.sandbox:LocalSandbox", kwargs: {…}}`.
 
     Args:
-        rootfs: root file system in the place of a task's `FROM` and `docker_image`: its path, or `host`.
-        images: paths, or `host`, by names of images; they come before `rootfs`.
-        host_folders: folders shown besides the system's where the root is `host`; written to, they are copied.
-        memory_mb: memory for tasks that say nothing.
+        rootfs: root file system that replaces a task's `FROM` and `docker_image`: a path, or `host`.
+        images: paths, or `host`, by names of images; they override `rootfs`.
+        host_folders: additional folders shown where the root is `host`; copied when written to.
+        memory_mb: memory for tasks that set none.
         processes: processes and threads at one time.
         cpu_s: processor seconds of a single process.
-        file_mb: size of a single file, for tasks that say nothing about storage.
-        output_mb: kept output of a command.
+        file_mb: size of a single file, for tasks that set no storage.
+        output_mb: size of a command's output, beyond which it is dropped.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class LocalSandbox(OwnEnvironment):
         self._sandbox: Sandbox | None = None
         self._view: View | None = None
         self.seal_problem = landlock.confinement_problem()
-        """Why a verifier cannot have a view of its own here; empty where it can."""
+        """Reason why a verifier cannot have a view of its own here; empty where it can."""
         self._image: Image | None = None
-        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's own, as it gives them
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's arguments, passed through
 
     @staticmethod
     @override
@@ -84,12 +84,12 @@ class LocalSandbox(OwnEnvironment):
         services = self.environment_dir / "docker-compose.yaml"
         if services.exists():
             raise UsageError(
-                f"{services}: a local sandbox is a single machine, and cannot start the services of a compose file: "
-                "use a container engine for this task"
+                f"{services}: a local sandbox cannot start the services of a compose file: use a container engine for "
+                "this task"
             )
         if not self.task_env_config.docker_image:
             dockerfile.read(self.environment_dir / "Dockerfile")
-        for mount in self._own_mounts():
+        for mount in self._user_mounts():
             if mount["type"] != "bind":
                 raise UsageError(f"a local sandbox mounts files and folders of the host (bind), not {mount['type']}")
 
@@ -97,13 +97,13 @@ class LocalSandbox(OwnEnvironment):
     async def start(self, force_build: bool) -> None:
         await self.stop(delete=True)
         limits = self._limits()
-        self._image = made = await self._built(limits, fresh=force_build)
-        mounts = self._own_mounts()
-        own = {mount["target"] for mount in mounts}
-        logs = [target for target in self._mount_targets(writable_only=True) if target not in own]
+        self._image = built = await self._build_image(limits, rebuild=force_build)
+        mounts = self._user_mounts()
+        mount_targets = {mount["target"] for mount in mounts}
+        logs = [target for target in self._mount_targets(writable_only=True) if target not in mount_targets]
         workdir = self.task_env_config.workdir
         spec = Spec(
-            trees=image.trees(made),
+            trees=image.trees(built),
             hostname=self.environment_name.replace("_", "-").lower()[:63] or "sandbox",
             network=self._network_is_public,
             binds=tuple(
@@ -111,11 +111,11 @@ class LocalSandbox(OwnEnvironment):
                 for mount in mounts
             ),
             folders={
-                **dict.fromkeys((*made.folders, *([workdir] if workdir else [])), 0o755),
+                **dict.fromkeys((*built.folders, *([workdir] if workdir else [])), 0o755),
                 **dict.fromkeys(logs, 0o777),
             },
             limits=limits,
-            uses=made.layers,
+            uses=built.layers,
         )
         self._sandbox = await Sandbox.start(spec)
         self.logger.debug(f"{self.session_id}: limited to {', '.join(self._sandbox.limit_descriptions)}")
@@ -128,19 +128,19 @@ class LocalSandbox(OwnEnvironment):
             await sandbox.stop()
 
     async def seal(self, work: TestedWork, user: str | int | None) -> None:
-        """Have commands and transfers go to a view with `/tests`, `/logs/verifier` and `/logs/agent` of its own.
+        """Send commands and transfers to a view with private `/tests`, `/logs/verifier` and `/logs/agent`.
 
-        It shows the agent's work. The user of the tests, None for the image's, may write to `/logs/verifier`.
+        The view shows the agent's work. The user of the tests, None for the image's, may write to `/logs/verifier`.
         """
-        self._view = await self._running().open_view(private=PRIVATE_FOLDERS, shared=work.folders)
-        if (who := self._user(user)) not in (None, "root", "0"):
+        self._view = await self._require_sandbox().open_view(private=PRIVATE_FOLDERS, shared=work.folders)
+        if (owner := self._user_name(user)) not in (None, "root", "0"):
             folder = str(EnvironmentPaths.verifier_dir)
-            done = await self._view.run(["chown", str(who), folder])
-            if done.exit_code != 0:
-                raise EnvironmentFault(f"chown {who} {folder}: {done.stderr.decode(errors='replace').strip()}")
+            chown = await self._view.run(["chown", str(owner), folder])
+            if chown.exit_code != 0:
+                raise EnvironmentFault(f"chown {owner} {folder}: {chown.stderr.decode(errors='replace').strip()}")
 
     async def unseal(self) -> None:
-        """Have commands and transfers go to the agent's side again, and end what the tests left running."""
+        """Send commands and transfers to the agent's side again, and end what the tests left running."""
         view, self._view = self._view, None
         if view is not None:
             await view.close()
@@ -154,49 +154,49 @@ class LocalSandbox(OwnEnvironment):
         timeout_sec: int | None = None,
         user: str | int | None = None,
     ) -> ExecResult:
-        made = self._image
-        done = await self._place_of_commands().run(
+        built = self._image
+        completed = await self._commands().run(
             command,
-            user=self._user(user),
-            cwd=cwd or self.task_env_config.workdir or (made.workdir if made else None),
-            env={**(made.env if made else {}), **(self._merge_env(env) or {})},
+            user=self._user_name(user),
+            cwd=cwd or self.task_env_config.workdir or (built.workdir if built else None),
+            env={**(built.env if built else {}), **(self._merge_env(env) or {})},
             timeout_s=timeout_sec or None,
             output_bytes=self._output_bytes,
-            on_output=self._heard(),
+            on_output=self._make_output_callback(),
         )
-        return result(done.stdout, done.stderr, done.exit_code)
+        return make_exec_result(completed.stdout, completed.stderr, completed.exit_code)
 
     @override
     async def upload_file(self, source_path: Path | str, target_path: str) -> None:
-        await self._place_of_commands().put(Path(source_path), self._place(target_path))
+        await self._commands().put(Path(source_path), self._sandbox_path(target_path))
 
     @override
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
-        await self._place_of_commands().put(Path(source_dir), self._place(target_dir))
+        await self._commands().put(Path(source_dir), self._sandbox_path(target_dir))
 
     @override
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        await self._place_of_commands().get(self._place(source_path), Path(target_path), folder=False)
+        await self._commands().get(self._sandbox_path(source_path), Path(target_path), folder=False)
 
     @override
     async def download_dir(self, source_dir: str, target_dir: Path | str) -> None:
-        await self._place_of_commands().get(self._place(source_dir), Path(target_dir), folder=True)
+        await self._commands().get(self._sandbox_path(source_dir), Path(target_dir), folder=True)
 
-    def _running(self) -> Sandbox:
+    def _require_sandbox(self) -> Sandbox:
         if self._sandbox is None:
             raise EnvironmentFault(f"{self.session_id}: the sandbox has not been started, or was stopped")
         return self._sandbox
 
-    def _place_of_commands(self) -> Commands:
-        """The sandbox, or the view of it while a verifier runs."""
-        return self._view or self._running()
+    def _commands(self) -> Commands:
+        """Return the sandbox, or its view while a verifier runs."""
+        return self._view or self._require_sandbox()
 
-    def _user(self, user: str | int | None) -> str | None:
-        who = self._resolve_user(user)
-        return str(who) if who is not None else self._image.user if self._image else None
+    def _user_name(self, user: str | int | None) -> str | None:
+        name = self._resolve_user(user)
+        return str(name) if name is not None else self._image.user if self._image else None
 
-    def _place(self, path: str) -> str:
-        return str(self._absolute(path, workdir=self._image.workdir if self._image else None))
+    def _sandbox_path(self, path: str) -> str:
+        return str(self._resolve_path(path, workdir=self._image.workdir if self._image else None))
 
     def _limits(self) -> Limits:
         return Limits(
@@ -207,30 +207,32 @@ class LocalSandbox(OwnEnvironment):
             file_bytes=(self._effective_storage_mb or self._file_mb) * MIB,
         )
 
-    async def _built(self, limits: Limits, *, fresh: bool) -> Image:
-        named, path = self.task_env_config.docker_image, self.environment_dir / "Dockerfile"
-        if named and not (fresh and path.exists()):
-            return await in_thread(self._ground, named)
+    async def _build_image(self, limits: Limits, *, rebuild: bool) -> Image:
+        image_name, path = self.task_env_config.docker_image, self.environment_dir / "Dockerfile"
+        if image_name and not (rebuild and path.exists()):
+            return await in_thread(self._base_image, image_name)
         recipe = await in_thread(dockerfile.read, path)
-        ground = await in_thread(self._ground, recipe.image)
-        within_s = self.task_env_config.build_timeout_sec
-        return await image.build(recipe, ground, self.environment_dir, limits=limits, fresh=fresh, timeout_s=within_s)
+        base = await in_thread(self._base_image, recipe.image)
+        timeout_s = self.task_env_config.build_timeout_sec
+        return await image.build(
+            recipe, base, self.environment_dir, limits=limits, rebuild=rebuild, timeout_s=timeout_s
+        )
 
-    def _ground(self, name: str) -> Image:
+    def _base_image(self, name: str) -> Image:
         return image.base(self._images.get(name, self._rootfs), folders=self._host_folders)
 
-    def _own_mounts(self) -> list[ServiceVolumeConfig]:
-        """The mounts that a user asked for: Harbor's own are the folders of logs, which are downloaded."""
+    def _user_mounts(self) -> list[ServiceVolumeConfig]:
+        """Return the user's mounts; Harbor's own are the folders of logs, which are downloaded."""
         paths = EnvironmentPaths()
         logs = {str(path) for path in (paths.agent_dir, paths.user_agent_dir, paths.verifier_dir, paths.artifacts_dir)}
         return [mount for mount in self._mounts if mount["target"] not in logs]
 
-    def _heard(self) -> OnOutput | None:
+    def _make_output_callback(self) -> OnOutput | None:
         callback = self._output_callback()
         if callback is None:
             return None
 
-        async def heard(data: bytes, stream: Literal["stdout", "stderr"]) -> None:
+        async def on_output(data: bytes, stream: Literal["stdout", "stderr"]) -> None:
             await callback(data.decode(errors="replace"), stream)
 
-        return heard
+        return on_output

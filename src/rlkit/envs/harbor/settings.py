@@ -1,4 +1,4 @@
-"""How tasks are played: everything but the tasks themselves.
+"""Settings of trials: environment, agent, limits and rewards.
 
 Invariant: plain frozen data, so that a task can be pickled and played in another process.
 """
@@ -20,19 +20,21 @@ from rlkit.envs.harbor.phases import PhaseLimits
 from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+
 LOCAL = "local"
 LOCAL_SANDBOX = "rlkit.envs.harbor.sandbox:LocalSandbox"
-OWN = {LOCAL: LOCAL_SANDBOX, "beaker": "rlkit.envs.harbor.beaker:BeakerSandbox"}
-"""Environments of rlkit's own, by their names."""
+RLKIT_ENVIRONMENTS = {LOCAL: LOCAL_SANDBOX, "beaker": "rlkit.envs.harbor.beaker:BeakerSandbox"}
+"""Classes of rlkit's environments by name."""
 
-_CALLED = {LOCAL: "the local sandbox", "beaker": "a job of Beaker"}
+_DESCRIPTIONS = {LOCAL: "the local sandbox", "beaker": "a Beaker job"}
 
 type Keep = Literal["all", "failed", "none"]
 
 
 @dataclass(frozen=True)
 class Environment:
-    """Where trials run: `type` is a name of Harbor's, `import_path` a class; one of them is None."""
+    """The environment of trials: `type` is one of Harbor's names, `import_path` a class; one of them is None."""
 
     type: str | None = None
     import_path: str | None = LOCAL_SANDBOX
@@ -49,7 +51,7 @@ AGENTS: Mapping[AgentName, str] = {
     "terminus2": "rlkit.envs.harbor.agents.agent:RLTerminus2",
     "shell": "rlkit.envs.harbor.agents.shell:ShellAgent",
 }
-"""The classes of the agents, by their names."""
+"""Classes of agents by name."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,9 @@ class Agent:
     """An agent and its options.
 
     Args:
-        max_turns: replies of the model; None for as many as its time and its context allow.
-        parser: the form of a reply to Terminus 2.
-        summarize: whether Terminus 2 goes on from a summary when the context is nearly full.
+        max_turns: replies of the model; None to limit them by time and context only.
+        parser: format of a reply to Terminus 2.
+        summarize: let Terminus 2 continue from a summary when the context is nearly full.
     """
 
     name: AgentName = "terminus2"
@@ -69,10 +71,11 @@ class Agent:
     kwargs: Mapping[str, Json] = field(default_factory=dict[str, Json])
 
     def __post_init__(self) -> None:
-        own = {"max_turns": "max_turns", "parser_name": "parser", "enable_summarize": "summarize", "policy": None}
+        keys = {"max_turns": "max_turns", "parser_name": "parser", "enable_summarize": "summarize", "policy": None}
         for name in self.kwargs:
-            if name in own:
-                raise UsageError(f"agent_kwargs: {name} is not set here; set {own[name] or 'nothing for it'}")
+            if name in keys:
+                fix = f"set {keys[name]} instead" if keys[name] else "remove it, rlkit sets it"
+                raise UsageError(f"agent_kwargs: {name} cannot be set here; {fix}")
         if self.name == "shell":
             for name, is_default in (("parser", self.parser == "json"), ("summarize", not self.summarize)):
                 if not is_default:
@@ -81,36 +84,36 @@ class Agent:
 
     @property
     def import_path(self) -> str:
-        """Path of the class that Harbor makes."""
+        """Import path of the agent's class."""
         return AGENTS[self.name]
 
     def options(self, policy: str) -> dict[str, Json]:
-        """Return all options of an agent that plays with this policy."""
-        own: dict[str, Json] = {"policy": policy}
+        """Return all options of the agent's class, given the key of its policy."""
+        options: dict[str, Json] = {"policy": policy}
         if self.max_turns is not None:
-            own["max_turns"] = self.max_turns
+            options["max_turns"] = self.max_turns
         if self.name == "terminus2":
-            own |= {"parser_name": self.parser, "enable_summarize": self.summarize}
-        return {**own, **self.kwargs}
+            options |= {"parser_name": self.parser, "enable_summarize": self.summarize}
+        return {**options, **self.kwargs}
 
     def _check_shell(self) -> None:
         from rlkit.envs.harbor.agents.shell import ShellOptions
 
         try:
-            ShellOptions.read({**self.kwargs, "max_turns": self.max_turns})
+            ShellOptions.parse({**self.kwargs, "max_turns": self.max_turns})
         except UsageError as error:
             raise UsageError(f"agent_kwargs: {error}") from None
 
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """How a task is played.
+    """Settings of the trials of a task.
 
     Args:
-        agent_timeout_s: limit in the place of the task's own, as is `verifier_timeout_s`.
+        agent_timeout_s: time limit of the agent, overriding the task's; `verifier_timeout_s` likewise for its tests.
         timeout_multiplier: factor of every time limit of a task.
-        trials_dir: folder of the trials' folders; None for one of rlkit's own, which goes with the trial.
-        keep: the folders that stay.
+        trials_dir: parent of the trials' folders; None for a temporary one, removed with the trial.
+        keep: trials whose folders stay.
     """
 
     environment: Environment = field(default_factory=Environment)
@@ -138,29 +141,29 @@ def make_environment(
     storage_mb: int | None = None,
     force_build: bool = False,
 ) -> Environment:
-    """Return the environment `local`, `beaker`, a type of Harbor's, or `package.module:Class`.
+    """Make the environment `local`, `beaker`, a Harbor type, or `package.module:Class`.
 
-    Its class takes `kwargs`. `cpus`, `memory_mb` and `storage_mb` are in the place of what a task asks for.
+    `kwargs` go to its class. `cpus`, `memory_mb` and `storage_mb` override the task's requests.
 
     Raises:
-        UsageError: there is no such environment, or one of rlkit's own takes no such argument.
+        UsageError: there is no such environment, or a class of rlkit's takes no such argument.
     """
     from harbor.models.environment_type import EnvironmentType
 
-    given = dict(kwargs or {})
-    known = [LOCAL, *(one.value for one in EnvironmentType), *(own for own in OWN if own != LOCAL)]
+    arguments = dict(kwargs or {})
+    names = [LOCAL, *(kind.value for kind in EnvironmentType), *(own for own in RLKIT_ENVIRONMENTS if own != LOCAL)]
     if ":" in name:
         load_object(name, field="environment")
-    elif name not in known:
-        hint = did_you_mean(name, known)
-        raise UsageError(f"environment: there is no {name!r}.{hint} Known: {', '.join(known)}, or package.module:Class")
-    if name in OWN:
-        _check_own(name, given)
-    path = OWN.get(name, name if ":" in name else None)
+    elif name not in names:
+        hint = did_you_mean(name, names)
+        raise UsageError(f"environment: there is no {name!r}.{hint} Known: {', '.join(names)}, or package.module:Class")
+    if name in RLKIT_ENVIRONMENTS:
+        _check_arguments(name, arguments)
+    path = RLKIT_ENVIRONMENTS.get(name, name if ":" in name else None)
     return Environment(
         type=None if path else name,
         import_path=path,
-        kwargs=given,
+        kwargs=arguments,
         cpus=cpus,
         memory_mb=memory_mb,
         storage_mb=storage_mb,
@@ -168,18 +171,18 @@ def make_environment(
     )
 
 
-def _check_own(environment: str, kwargs: Mapping[str, Json]) -> None:
-    made = load_object(OWN[environment], field="environment")
-    assert isinstance(made, type)
-    parameters = inspect.signature(made.__init__, eval_str=True).parameters.values()
-    known = {one.name: one.annotation for one in parameters if one.kind is one.KEYWORD_ONLY}
-    for name, value in kwargs.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known)}"
-            raise UsageError(f"environment_kwargs.{name}: {_CALLED[environment]} takes no such argument. {hint}")
+def _check_arguments(environment: str, arguments: Mapping[str, Json]) -> None:
+    cls = load_object(RLKIT_ENVIRONMENTS[environment], field="environment")
+    assert isinstance(cls, type)
+    parameters = inspect.signature(cls.__init__, eval_str=True).parameters.values()
+    types = {parameter.name: parameter.annotation for parameter in parameters if parameter.kind is _KEYWORD_ONLY}
+    for name, value in arguments.items():
+        if name not in types:
+            near = difflib.get_close_matches(name, types, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(types)}"
+            raise UsageError(f"environment_kwargs.{name}: {_DESCRIPTIONS[environment]} takes no such argument. {hint}")
         try:
-            TypeAdapter(known[name]).validate_python(value, strict=True)
+            TypeAdapter(types[name]).validate_python(value, strict=True)
         except ValidationError as error:
-            said = error.errors()[0]["msg"]
-            raise UsageError(f"environment_kwargs.{name}: {value!r} is no value for it: {said}") from None
+            reason = error.errors()[0]["msg"]
+            raise UsageError(f"environment_kwargs.{name}: invalid value {value!r}: {reason}") from None

@@ -1,11 +1,10 @@
-"""`TinkerTerminus2`: Harbor's own command line measures a model or a checkpoint of a Tinker service.
+"""`TinkerTerminus2`: an agent with which Harbor's command line evaluates a model or checkpoint of a Tinker service.
 
     harbor run --agent rlkit.envs.harbor.standalone:TinkerTerminus2 --model Qwen/Qwen3-8B \\
         --agent-kwarg checkpoint_path=tinker://…/sampler_weights/… --path tasks
 
-Invariant: all trials of a process that ask for the same weights share one connection and one client, made when the
-first of them begins and kept to the end of the event loop. A failure of the service is an error of the trial, never a
-reward of 0.
+Invariant: all trials of a process with the same weights share one connection and one client, from the first trial to
+the end of the event loop. A failure of the service is an error of the trial, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -40,48 +39,48 @@ if TYPE_CHECKING:
     from harbor.environments.base import BaseEnvironment
 
 MAX_TOKENS = 4096
-"""Of a reply, unless asked for otherwise: commands, and some thought before them."""
+"""Default limit of a reply: commands, and some thought before them."""
 
 
 class TinkerOptions(PolicyOptions):
-    """The options of a policy in Terminus2, and where its model is."""
+    """The options of a policy in Terminus2, and the source of its model."""
 
     checkpoint_path: str | None = Field(
         default=None, description="tinker://…/sampler_weights/… path; without it, the base model that --model names."
     )
     base_url: str | None = Field(default=None, description="Address of the service; TINKER_BASE_URL by default.")
-    renderer: str | None = Field(default=None, description="Of conversations; the one recommended for the model.")
-    context_tokens: int | None = Field(default=None, ge=2, description="Less than the service offers, if given.")
+    renderer: str | None = Field(default=None, description="Chat format; by default the one recommended for the model.")
+    context_tokens: int | None = Field(default=None, ge=2, description="Context, if less than the service offers.")
     top_p: float = Field(default=1.0, gt=0, le=1)
     top_k: int = Field(default=-1, ge=-1)
     seed: int = Field(default=0, ge=0)
-    timeout_s: float = Field(default=600.0, gt=0, description="Seconds that the service may be silent.")
+    timeout_s: float = Field(default=600.0, gt=0, description="Seconds without an answer of the service.")
 
 
 class TinkerTerminus2(PolicyTerminus2):
     """Terminus2 with a model of a Tinker service; options are those of `PolicyTerminus2` and `TinkerOptions`.
 
-    The service is found as a run finds it: `base_url`, TINKER_BASE_URL, a credential, or else the embedded engine.
+    The service is chosen as in a run: `base_url`, TINKER_BASE_URL, a credential, or else the embedded engine.
     """
 
     options_model = TinkerOptions
-    raised = frozenset({"service_error", "agent_error"})
+    raised_reasons = frozenset({"service_error", "agent_error"})
 
     def __init__(self, logs_dir: Path, model_name: str | None = None, **kwargs: object) -> None:
-        self._given_model = model_name
+        self._requested_model = model_name
         super().__init__(logs_dir, model_name, **kwargs)
 
     @override
     def _init_llm(self, *args: object, **kwargs: object) -> BaseLLM:
-        if self._given_model is None and cast("TinkerOptions", self.options).checkpoint_path is None:
+        if self._requested_model is None and cast("TinkerOptions", self.options).checkpoint_path is None:
             raise UsageError("give a model (--model), or a checkpoint (--agent-kwarg checkpoint_path=tinker://…)")
         return _Unconnected()
 
     @override
     async def setup(self, environment: BaseEnvironment) -> None:
         options = cast("TinkerOptions", self.options)
-        source = _Source(self._given_model, options.checkpoint_path, options.base_url, options.renderer)
-        connection = await _shared(source, timeout_s=options.timeout_s, note=self.logger.info)
+        source = _Source(self._requested_model, options.checkpoint_path, options.base_url, options.renderer)
+        connection = await _get_connection(source, timeout_s=options.timeout_s, note=self.logger.info)
         limits = [tokens for tokens in (connection.context_tokens, options.context_tokens) if tokens is not None]
         sampling = Sampling(
             max_tokens=options.max_tokens or MAX_TOKENS,
@@ -104,11 +103,11 @@ class TinkerTerminus2(PolicyTerminus2):
 
 
 class _Unconnected(BaseLLM):
-    """Stands in for the model until the agent is set up, where what it takes may be waited for."""
+    """Placeholder of the model until the asynchronous setup of the agent."""
 
     @override
     async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
-        raise RlkitError("the agent was asked to run before it was set up")
+        raise RlkitError("the agent was run before its setup")
 
     @override
     def get_model_context_limit(self) -> int:
@@ -121,7 +120,7 @@ class _Unconnected(BaseLLM):
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Which weights, from where, written how."""
+    """Weights, their service, and the chat format."""
 
     model: str | None
     checkpoint: str | None
@@ -138,32 +137,32 @@ class _Connection:
 
 
 type _PendingConnection = tuple[asyncio.Future[_Connection], asyncio.Task[None]]
-"""A connection that is open, or will be, as long as its task runs."""
+"""A connection that is open, or will be, while its task runs."""
 
 _CONNECTIONS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[_Source, _PendingConnection]] = WeakKeyDictionary()
 
 
 async def disconnect() -> None:
     """Close the connections of this event loop, as its end does too."""
-    holding = [task for _, task in _CONNECTIONS.pop(asyncio.get_running_loop(), {}).values()]
-    for task in holding:
+    tasks = [task for _, task in _CONNECTIONS.pop(asyncio.get_running_loop(), {}).values()]
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*holding, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _shared(source: _Source, *, timeout_s: float, note: Callable[[str], None]) -> _Connection:
+async def _get_connection(source: _Source, *, timeout_s: float, note: Callable[[str], None]) -> _Connection:
     loop = asyncio.get_running_loop()
     connections = _CONNECTIONS.setdefault(loop, {})
     if source not in connections or connections[source][1].done():
         ready = loop.create_future()
-        connections[source] = ready, asyncio.create_task(_hold(ready, source, timeout_s=timeout_s, note=note))
-    return await asyncio.shield(connections[source][0])  # one trial that is stopped stops no other
+        connections[source] = ready, asyncio.create_task(_keep_connected(ready, source, timeout_s=timeout_s, note=note))
+    return await asyncio.shield(connections[source][0])  # a trial that is cancelled must not cancel the others
 
 
-async def _hold(
+async def _keep_connected(
     ready: asyncio.Future[_Connection], source: _Source, *, timeout_s: float, note: Callable[[str], None]
 ) -> None:
-    """Connect, and keep the connection until this is cancelled, which the end of an event loop does first of all."""
+    """Connect, and keep the connection until this task is cancelled, at the latest by the end of the event loop."""
     config = ServiceConfig(base_url=source.base_url, timeout_s=timeout_s)
     choice, watch = choose_service(config), ServiceWatch(note, timeout_s)
     try:
@@ -185,4 +184,4 @@ async def _hold(
             raise
         ready.set_exception(error)
     finally:
-        ready.cancel()  # unless it is done: nobody waits for ever
+        ready.cancel()  # if it is pending, so that no trial waits for ever

@@ -1,7 +1,7 @@
-"""Finding task folders, and choosing among them.
+"""Search for task folders, and selection of tasks.
 
-Invariant: whether a task is in the training or in the evaluation half depends on its own id alone, or on a list of
-names, so that the two never share one, whatever else is chosen, added or shuffled.
+Invariant: the split of a task (training or evaluation) depends on its id alone, or on a list of names, so that the two
+splits never share a task, whatever else is selected, added or shuffled.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlkit.errors import UsageError
 
 TASK_FILE = "task.toml"
 OLD_TASK_FILE = "task.yaml"
-"""Of terminal-bench 1."""
+"""Task file of terminal-bench 1."""
 
 EVAL_FRACTION = 0.2
-"""Of the tasks, where a half is asked for and nothing says how large."""
+"""Default share of the evaluation split."""
 
-_DEEPEST = 3
-"""Folders between the one that is given and a task's own: datasets, and collections of them."""
+_MAX_DEPTH = 3
+"""Depth of a task below the search folder: datasets, and collections of datasets."""
 
-_SHOWN = 5
+_IDS_SHOWN = 5
 
 type Split = Literal["all", "train", "eval"]
 
@@ -36,13 +36,13 @@ class Selection:
     """A selection of tasks.
 
     Args:
-        task_ids: globs of the tasks, each for whole ids or for their last parts; empty for all.
-        exclude: globs of tasks that are left out.
-        split: `eval` for the tasks kept for evaluation, `train` for the rest.
-        eval_fraction: about this share of the tasks is kept, by a hash of their ids; None for a fifth.
-        eval_tasks: globs of the tasks that are kept, in the place of a share.
-        max_tasks: the most tasks, after shuffling; None for all.
-        shuffle: whether `seed` decides the order; otherwise ids do.
+        task_ids: globs for whole ids or for their last parts; empty for all tasks.
+        exclude: globs of tasks to leave out.
+        split: `eval` for the tasks held out for evaluation, `train` for the rest.
+        eval_fraction: approximate share of held-out tasks, by a hash of their ids; None for a fifth.
+        eval_tasks: globs of the held-out tasks, instead of a share.
+        max_tasks: maximum number of tasks, after shuffling; None for all.
+        shuffle: order the tasks by `seed` instead of by id.
     """
 
     task_ids: Sequence[str] = ()
@@ -61,76 +61,79 @@ class Selection:
         if self.eval_tasks and self.eval_fraction is not None:
             raise UsageError("eval_fraction has no effect beside eval_tasks: leave one of them out")
 
-    def of(self, ids: Sequence[str]) -> list[str]:
-        """The ids that are chosen, in the order in which they are to be played.
+    def select(self, task_ids: Sequence[str]) -> list[str]:
+        """Select tasks by their ids, in the order of playing.
 
         Raises:
-            UsageError: there is nothing to choose from, nothing is chosen, or a glob matches nothing.
+            UsageError: there are no tasks, none is selected, or a glob matches nothing.
         """
-        if not ids:
-            raise UsageError("there is no task to choose from: the dataset has none")
+        if not task_ids:
+            raise UsageError("the dataset has no tasks")
         for field, globs in (("task_ids", self.task_ids), ("exclude", self.exclude), ("eval_tasks", self.eval_tasks)):
             for glob in globs:
-                if not any(_matches(one, glob) for one in ids):
-                    raise UsageError(f"{field}: no task matches {glob!r}.{_near(glob, ids)}")
-        named = [one for one in ids if not self.task_ids or _any(one, self.task_ids)]
-        kept = [one for one in named if not _any(one, self.exclude)]
-        if not kept:
-            raise UsageError(f"exclude: it leaves out all of the {len(named)} tasks that are chosen")
-        chosen = sorted(one for one in kept if self.split == "all" or (self.split == "eval") == self._held_out(one))
-        if not chosen:
-            mend = "" if self.eval_tasks else ": change eval_fraction, or name the tasks with eval_tasks"
-            raise UsageError(f"split: none of the {len(kept)} tasks that are chosen is in the {self.split} half{mend}")
+                if not any(_matches(task_id, glob) for task_id in task_ids):
+                    raise UsageError(f"{field}: no task matches {glob!r}.{_suggest_ids(glob, task_ids)}")
+        named = [task_id for task_id in task_ids if not self.task_ids or _matches_any(task_id, self.task_ids)]
+        included = [task_id for task_id in named if not _matches_any(task_id, self.exclude)]
+        if not included:
+            raise UsageError(f"exclude: it leaves out all of the {len(named)} selected tasks")
+        selected = sorted(filter(self._is_in_split, included))
+        if not selected:
+            fix = "" if self.eval_tasks else ": change eval_fraction, or name the tasks with eval_tasks"
+            raise UsageError(f"split: none of the {len(included)} selected tasks is in the split {self.split}{fix}")
         if self.shuffle:
-            chosen.sort(key=lambda one: derive_seed(self.seed, "harbor", "order", one))
-        return chosen[: self.max_tasks]
+            selected.sort(key=lambda task_id: derive_seed(self.seed, "harbor", "order", task_id))
+        return selected[: self.max_tasks]
 
-    def _held_out(self, task_id: str) -> bool:
+    def _is_in_split(self, task_id: str) -> bool:
+        return self.split == "all" or (self.split == "eval") == self._is_held_out(task_id)
+
+    def _is_held_out(self, task_id: str) -> bool:
         if self.eval_tasks:
-            return _any(task_id, self.eval_tasks)
+            return _matches_any(task_id, self.eval_tasks)
         fraction = EVAL_FRACTION if self.eval_fraction is None else self.eval_fraction
         return derive_seed(0, "harbor", "split", task_id) < fraction * 2**31
 
 
 def find_tasks(folder: Path, *, field: str = "tasks_dir") -> dict[str, Path]:
-    """The folders of tasks in `folder`, by id: the path from there, or the name of `folder` where it is a task itself.
+    """Find the folders of tasks in `folder`, by id: the relative path, or the name of `folder` if it is a task itself.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there are no tasks.
     """
     folder = folder.expanduser().absolute()
     if not folder.is_dir():
-        near = difflib.get_close_matches(folder.name, _names(folder.parent), n=1)
+        near = difflib.get_close_matches(folder.name, _list_names(folder.parent), n=1)
         hint = f" Did you mean {str(folder.with_name(near[0]))!r}?" if near else ""
         raise UsageError(f"{field}: there is no folder {folder}.{hint}")
     if (folder / TASK_FILE).is_file():
         return {folder.name: folder}
-    found = _each_once(folder, _walk(folder, _DEEPEST))
-    if not found:
-        if old := [path for path in (folder, *_folders(folder)) if (path / OLD_TASK_FILE).is_file()]:
+    tasks = _deduplicate(folder, _walk(folder, _MAX_DEPTH))
+    if not tasks:
+        if old := [path for path in (folder, *_list_folders(folder)) if (path / OLD_TASK_FILE).is_file()]:
             raise UsageError(
                 f"{field}: {old[0]} is a task of terminal-bench 1: "
                 f"run `rlkit tasks convert {folder} --to DIR`, and use that folder"
             )
         raise UsageError(f"{field}: no folder in {folder} holds a {TASK_FILE}")
-    return found
+    return tasks
 
 
-def require_readable(found: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
-    """Have Harbor read the tasks, so that a broken one is known before a run begins.
+def require_readable(tasks: Mapping[str, Path], *, field: str = "tasks_dir") -> None:
+    """Let Harbor read the tasks, so that a broken one is reported before a run begins.
 
     Raises:
-        UsageError: one cannot be read.
+        UsageError: a task cannot be read.
     """
-    for name, path in found.items():
-        if (why := find_task_fault(path)) is not None:
+    for name, path in tasks.items():
+        if (fault := find_task_fault(path)) is not None:
             raise UsageError(
-                f"{field}: the task {name} cannot be read: {why.rstrip('.')}. Mend it, or leave it out with exclude"
+                f"{field}: the task {name} cannot be read: {fault.rstrip('.')}. Fix it, or leave it out with exclude"
             )
 
 
 def find_task_fault(path: Path) -> str | None:
-    """In one line, why Harbor cannot read a task, or what of it says nothing; None where it can be played."""
+    """Return in one line why Harbor cannot play a task: an unreadable file or an empty instruction; None if it can."""
     from harbor.models.task.task import Task
 
     from rlkit.envs.harbor.verification.sealing import TestedWork
@@ -141,35 +144,35 @@ def find_task_fault(path: Path) -> str | None:
         texts = {"instruction.md": task.instruction}
         if steps := task.config.steps:
             texts = {f"steps/{step.name}/instruction.md": task.step_instruction(step.name) for step in steps}
-    except Exception as error:  # of many kinds, all of which say what is wrong with the task's files
+    except Exception as error:  # Harbor's errors have no common class; all describe the task's files
         return " ".join(f"{type(error).__name__}: {error}".split())
     return next((f"{name} is empty" for name, text in texts.items() if not text.strip()), None)
 
 
 def _walk(folder: Path, depth: int) -> Iterator[Path]:
-    for path in _folders(folder):
+    for path in _list_folders(folder):
         if (path / TASK_FILE).is_file():
             yield path
         elif depth > 1:
             yield from _walk(path, depth - 1)
 
 
-def _each_once(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
-    """By id: a task that links lead to, too, would otherwise be several, of which each half could have one."""
+def _deduplicate(folder: Path, paths: Iterable[Path]) -> dict[str, Path]:
+    """Return each task once, by id: with links to it counted too, both splits could contain the same task."""
     real = folder.resolve()
     names = {path: path.relative_to(folder) for path in paths}
-    own_first = sorted(names, key=lambda path: (path.resolve() != real / names[path], len(path.parts), path))
-    found = dict[Path, Path]()
-    for path in own_first:
-        found.setdefault(path.resolve(), path)
-    return {names[path].as_posix(): path for path in found.values()}
+    links_last = sorted(names, key=lambda path: (path.resolve() != real / names[path], len(path.parts), path))
+    tasks = dict[Path, Path]()
+    for path in links_last:
+        tasks.setdefault(path.resolve(), path)
+    return {names[path].as_posix(): path for path in tasks.values()}
 
 
-def _folders(folder: Path) -> list[Path]:
+def _list_folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _names(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
 
 
@@ -177,14 +180,14 @@ def _matches(task_id: str, glob: str) -> bool:
     return fnmatchcase(task_id, glob) or fnmatchcase(task_id.rpartition("/")[2], glob)
 
 
-def _any(task_id: str, globs: Sequence[str]) -> bool:
+def _matches_any(task_id: str, globs: Sequence[str]) -> bool:
     return any(_matches(task_id, glob) for glob in globs)
 
 
-def _near(glob: str, ids: Sequence[str]) -> str:
-    names = [one.rpartition("/")[2] for one in ids]
-    near = difflib.get_close_matches(glob.strip("*"), [*ids, *names], n=3, cutoff=0.5)
+def _suggest_ids(glob: str, task_ids: Sequence[str]) -> str:
+    names = [task_id.rpartition("/")[2] for task_id in task_ids]
+    near = difflib.get_close_matches(glob.strip("*"), [*task_ids, *names], n=3, cutoff=0.5)
     if near:
-        return f" Near it: {', '.join(dict.fromkeys(near))}"
-    more = ", …" if len(ids) > _SHOWN else ""
-    return f" The {len(ids)} tasks: {', '.join(list(ids)[:_SHOWN])}{more}"
+        return f" Similar: {', '.join(dict.fromkeys(near))}"
+    more = ", …" if len(task_ids) > _IDS_SHOWN else ""
+    return f" The {len(task_ids)} tasks: {', '.join(list(task_ids)[:_IDS_SHOWN])}{more}"

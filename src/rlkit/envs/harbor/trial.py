@@ -1,8 +1,8 @@
-"""One trial of Harbor, from its folder to its end.
+"""One Harbor trial, from its folder to its end.
 
-Invariant: the verdict is there as soon as the verifier has spoken; the environment is taken down behind it. However a
-trial ends, also when whoever waits for it is cancelled, its environment is stopped, its folder goes unless it is to be
-kept, and it holds no gate.
+Invariant: the verdict is returned as soon as the verifier has finished; the environment is stopped in the background.
+However a trial ends, also when its caller is cancelled, its environment is stopped, its folder is removed unless it is
+to be kept, and it holds no gate.
 """
 
 from __future__ import annotations
@@ -44,26 +44,24 @@ async def play_trial[T](
     """Run a trial and return its verdict.
 
     Args:
-        make: gives the fields of Harbor's `TrialConfig` for a folder of trials.
-        read: gives the verdict, from what Harbor knows once the verifier has spoken, the gates passed and the trial's
-            folder.
-        gates: the gates that the trial passes.
-        trials_dir: the folder of trials; None for one of rlkit's own, which is found again if this process is killed.
-        keep: says whether the trial's folder stays, given its verdict, or None where it came to none.
+        make: returns the fields of Harbor's `TrialConfig`, given a folder of trials.
+        read: returns the verdict, given Harbor's result after verification, the gate pass and the trial's folder.
+        trials_dir: the folder of trials; None for a temporary one, which is removed later if this process is killed.
+        keep: returns whether the trial's folder stays, given the verdict, or None without one.
 
     Raises:
-        Exception: what Harbor raises of a task or an environment that it cannot make.
+        Exception: Harbor cannot make the task or the environment.
     """
-    running = _RunningTrial(make, read, gates.enter(), trials_dir, keep)
+    running = _RunningTrial(make, read, GatePass(gates), trials_dir, keep)
     task = asyncio.create_task(running.run())
-    waited_for = register_cleanup(task)
+    is_awaited = register_cleanup(task)
     try:
         return await running.verdict
     except asyncio.CancelledError:
         task.cancel()
         raise
     finally:
-        if not waited_for:
+        if not is_awaited:
             await asyncio.wait([task])
 
 
@@ -71,35 +69,35 @@ async def play_trial[T](
 class _RunningTrial[T]:
     make: Callable[[Path], Mapping[str, Json]]
     read: Callable[[TrialResult, GatePass, Path], T]
-    passing: GatePass
+    gate_pass: GatePass
     trials_dir: Path | None
     keep: Callable[[T | None], bool]
     verdict: asyncio.Future[T] = field(init=False, default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def run(self) -> None:
-        place: SandboxFolder | None = None
+        temporary: SandboxFolder | None = None
         folder: Path | None = None
         try:
-            place = await in_thread(SandboxFolder, ()) if self.trials_dir is None else None
-            trial = await _create(self.make(place.path if place else self.trials_dir or Path()))
+            temporary = await in_thread(SandboxFolder, ()) if self.trials_dir is None else None
+            trial = await _create_trial(self.make(temporary.path if temporary else self.trials_dir or Path()))
             folder = trial.paths.trial_dir
-            self._watch(trial)
+            self._add_hooks(trial)
             result = await trial.run()
-            self._tell(result, folder)
+            self._set_verdict(result, folder)
         except asyncio.CancelledError:
             self.verdict.cancel()
             raise
         except Exception as error:
-            if self.verdict.done():  # it has spoken, and nobody waits any more
+            if self.verdict.done():  # the caller has its verdict, and no longer waits
                 _log.warning("a trial failed after its verdict: %s: %s", type(error).__name__, error)
             else:
                 self.verdict.set_exception(error)
         finally:
-            self.passing.leave()
-            await in_thread(self._clear, folder, place)
+            self.gate_pass.release()
+            await in_thread(self._remove_folder, folder, temporary)
 
-    def _watch(self, trial: Trial) -> None:
-        """Pass the gates with the trial's phases, and speak when its environment is about to be taken down."""
+    def _add_hooks(self, trial: Trial) -> None:
+        """Let the trial pass the gates, and set the verdict when its environment is about to be stopped."""
         from harbor.trial.hooks import TrialEvent
 
         from rlkit.envs.harbor.verification.agent_records import watch_records
@@ -109,56 +107,56 @@ class _RunningTrial[T]:
         records = watch_records(environment, trial.paths.agent_dir, folder / "agent-records")
         stop, start_environment = environment.stop, environment.start
 
-        async def tell_and_stop(delete: bool) -> None:
+        async def set_verdict_and_stop(delete: bool) -> None:
             if trial.result.verifier_result is not None or trial.result.exception_info is not None:
-                self.passing.leave()
-                self._tell(trial.result, folder)
+                self.gate_pass.release()
+                self._set_verdict(trial.result, folder)
             await stop(delete)
 
-        async def start(_: TrialHookEvent) -> None:
-            await self.passing.start()
+        async def on_environment_start(_: TrialHookEvent) -> None:
+            await self.gate_pass.start()
 
-        async def begin(_: TrialHookEvent) -> None:
-            await self.passing.play()
+        async def on_agent_start(_: TrialHookEvent) -> None:
+            await self.gate_pass.play()
             await in_thread(records.begin)
 
-        async def rest(_: TrialHookEvent) -> None:
-            self.passing.leave()
+        async def on_agent_end(_: TrialHookEvent) -> None:
+            self.gate_pass.release()
             await in_thread(records.save)
 
-        async def verify(_: TrialHookEvent) -> None:
-            await self.passing.verify()
+        async def on_verification_start(_: TrialHookEvent) -> None:
+            await self.gate_pass.verify()
 
-        async def start_noted(force_build: bool) -> None:
+        async def start_and_note_processes(force_build: bool) -> None:
             await start_environment(force_build)
             await note_processes(environment)
 
-        environment.stop = tell_and_stop
-        environment.start = start_noted
-        trial.add_hook(TrialEvent.ENVIRONMENT_START, start)
-        trial.add_hook(TrialEvent.AGENT_START, begin)
-        trial.add_hook(TrialEvent.AGENT_END, rest)
-        trial.add_hook(TrialEvent.VERIFICATION_START, verify)
+        environment.stop = set_verdict_and_stop
+        environment.start = start_and_note_processes
+        trial.add_hook(TrialEvent.ENVIRONMENT_START, on_environment_start)
+        trial.add_hook(TrialEvent.AGENT_START, on_agent_start)
+        trial.add_hook(TrialEvent.AGENT_END, on_agent_end)
+        trial.add_hook(TrialEvent.VERIFICATION_START, on_verification_start)
 
-    def _tell(self, result: TrialResult, folder: Path) -> None:
+    def _set_verdict(self, result: TrialResult, folder: Path) -> None:
         if self.verdict.done():
             return
         try:
-            self.verdict.set_result(self.read(result, self.passing, folder))
+            self.verdict.set_result(self.read(result, self.gate_pass, folder))
         except Exception as error:
             self.verdict.set_exception(error)
 
-    def _clear(self, folder: Path | None, place: SandboxFolder | None) -> None:
-        if place is not None:
-            place.remove()
+    def _remove_folder(self, folder: Path | None, temporary: SandboxFolder | None) -> None:
+        if temporary is not None:
+            temporary.remove()
         elif folder is not None:
             done = self.verdict.done() and not self.verdict.cancelled() and self.verdict.exception() is None
             if not self.keep(self.verdict.result() if done else None):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _create(fields: Mapping[str, Json]) -> Trial:
-    await in_thread(import_module, "harbor.trial.trial")  # for seconds, the first time
+async def _create_trial(fields: Mapping[str, Json]) -> Trial:
+    await in_thread(import_module, "harbor.trial.trial")  # the first import takes seconds
     from harbor.models.trial.config import TrialConfig
     from harbor.trial.trial import Trial
 
@@ -168,7 +166,7 @@ async def _create(fields: Mapping[str, Json]) -> Trial:
 
 
 def make_environment_fields(environment: Environment) -> dict[str, Json]:
-    """The fields of Harbor's configuration of an environment."""
+    """Return the fields of Harbor's `EnvironmentConfig`."""
     return {
         "type": environment.type,
         "import_path": environment.import_path,
@@ -181,25 +179,25 @@ def make_environment_fields(environment: Environment) -> dict[str, Json]:
 
 
 def list_steps(result: TrialResult) -> Sequence[TrialResult | StepResult]:
-    """The parts of a trial that were played: its steps, or itself where it has none."""
+    """Return the results of a trial's steps, or its own result where it has none."""
     return list(result.step_results) if result.step_results else [result]
 
 
-def measure_phases(result: TrialResult, passing: GatePass) -> dict[str, float]:
-    """How long each phase took, by its name, and the wait at gates."""
-    parts = list_steps(result)
+def measure_phases(result: TrialResult, gate_pass: GatePass) -> dict[str, float]:
+    """Return the seconds of each phase by name, and those of waiting at gates."""
+    steps = list_steps(result)
     phases = {
         "start": [result.environment_setup],
         "agent_setup": [result.agent_setup],
-        "agent": [part.agent_execution for part in parts],
-        "verifier": [part.verifier for part in parts],
+        "agent": [step.agent_execution for step in steps],
+        "verifier": [step.verifier for step in steps],
     }
-    return {"gates": passing.waited_s} | {
-        name: sum(map(_seconds, timings)) for name, timings in phases.items() if any(timings)
+    return {"gates": gate_pass.waited_s} | {
+        name: sum(map(_measure_seconds, timings)) for name, timings in phases.items() if any(timings)
     }
 
 
-def _seconds(timing: TimingInfo | None) -> float:
+def _measure_seconds(timing: TimingInfo | None) -> float:
     if timing is None or timing.started_at is None or timing.finished_at is None:
         return 0.0
     return (timing.finished_at - timing.started_at).total_seconds()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlkit.envs.harbor.terminal_bench.checkout import Place, check_out, newest_commit
+from rlkit.envs.harbor.terminal_bench.checkout import GitFolder, check_out, find_newest_commit
 from rlkit.envs.harbor.terminal_bench.git import GitLimits
 from rlkit.errors import MissingError
 
@@ -18,8 +18,8 @@ from .conftest import BRANCH, Upstream, git
 AT_ONCE = GitLimits(waits_s=(0.0, 0.0), note_every_s=0.0)
 
 
-def place(upstream: Upstream, *, url: str | None = None, commit: str = "", folder: str = "tasks") -> Place:
-    return Place(url or upstream.repository.as_uri(), BRANCH, commit or upstream.commit, folder)
+def place(upstream: Upstream, *, url: str | None = None, commit: str = "", folder: str = "tasks") -> GitFolder:
+    return GitFolder(url or upstream.repository.as_uri(), BRANCH, commit or upstream.commit, folder)
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
@@ -63,9 +63,9 @@ def test_a_whole_repository_can_be_the_folder(upstream: Upstream, tmp_path: Path
 
 def test_the_newest_commit_of_a_branch_is_asked_for(upstream: Upstream, notes: list[str]) -> None:
     url = upstream.repository.as_uri()
-    assert newest_commit(url, BRANCH, note=notes.append) == git(upstream.repository, "rev-parse", BRANCH)
+    assert find_newest_commit(url, BRANCH, note=notes.append) == git(upstream.repository, "rev-parse", BRANCH)
     with pytest.raises(MissingError, match="has no branch gone: check the registry's entry"):
-        newest_commit(url, "gone", note=notes.append)
+        find_newest_commit(url, "gone", note=notes.append)
 
 
 @pytest.mark.parametrize(
@@ -88,9 +88,9 @@ def test_a_repository_that_cannot_be_reached_is_asked_again_and_then_told(
     upstream: Upstream, tmp_path: Path, notes: list[str]
 ) -> None:
     unreachable = place(upstream, url="http://user:secret@127.0.0.1:9/t.git?token=secret")
-    with pytest.raises(MissingError, match=r"cannot be fetched \(.*\): check the network, then try again$") as raised:
+    with pytest.raises(MissingError, match=r"cannot be fetched \(.*\): check the network, then retry$") as raised:
         check_out(unreachable, tmp_path / "out", note=notes.append, limits=AT_ONCE)
-    assert [note.rpartition("; ")[2] for note in notes] == ["trying again in 0 s"] * 2
+    assert [note.rpartition("; ")[2] for note in notes] == ["retrying in 0 s"] * 2
     assert "secret" not in str(raised.value) + "".join(notes)
 
 
@@ -98,15 +98,17 @@ def test_names_that_look_like_trouble_with_the_network_are_none(
     upstream: Upstream, tmp_path: Path, notes: list[str]
 ) -> None:
     repository = upstream.repository.rename(tmp_path / "openssl-connection-reset.git")
-    odd = Place(repository.as_uri(), "fix-tls/ssl", "a" * 40, "tasks")
+    odd = GitFolder(repository.as_uri(), "fix-tls/ssl", "a" * 40, "tasks")
     with pytest.raises(
         MissingError, match=r"does not give commit aaaaaaaaaaaa of branch fix-tls/ssl \(.*\): check the"
     ):
         check_out(odd, tmp_path / "out", note=notes.append, limits=AT_ONCE)
-    gone = Place(f"{tmp_path.as_uri()}/openssl/rpc-failed-early eof.git".replace(" ", "%20"), BRANCH, "a" * 40, "tasks")
+    gone = GitFolder(
+        f"{tmp_path.as_uri()}/openssl/rpc-failed-early eof.git".replace(" ", "%20"), BRANCH, "a" * 40, "tasks"
+    )
     with pytest.raises(MissingError, match="check the URL and the rights to read it"):
         check_out(gone, tmp_path / "out", note=notes.append, limits=AT_ONCE)
-    assert not any("trying again" in note for note in notes)
+    assert not any("retrying" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -132,7 +134,7 @@ def test_only_trouble_with_the_network_is_tried_again(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(MissingError):
-        newest_commit("https://host/t.git", BRANCH, note=notes.append, limits=AT_ONCE)
+        find_newest_commit("https://host/t.git", BRANCH, note=notes.append, limits=AT_ONCE)
     assert len(notes) == (2 if network else 0)
 
 
@@ -143,7 +145,7 @@ def test_a_folder_that_was_deleted_is_no_hindrance(
     deleted.mkdir()
     monkeypatch.chdir(deleted)
     deleted.rmdir()
-    commit = newest_commit(upstream.repository.as_uri(), BRANCH, note=notes.append)
+    commit = find_newest_commit(upstream.repository.as_uri(), BRANCH, note=notes.append)
     folder = check_out(place(upstream, commit=commit), tmp_path / "out", note=notes.append, limits=AT_ONCE)
     assert "43" in (folder / "answer" / "task.yaml").read_text()
 
@@ -186,7 +188,7 @@ def test_the_ssh_program_that_a_user_set_is_used(
         monkeypatch.setenv(variable, "own")
     settings(monkeypatch, ssh__variant="simple", **({"core__sshCommand": setting} if setting else {}))
     url = f"ssh://host{upstream.repository}"
-    assert newest_commit(url, BRANCH, note=notes.append, limits=AT_ONCE) != upstream.commit
+    assert find_newest_commit(url, BRANCH, note=notes.append, limits=AT_ONCE) != upstream.commit
     (call,) = (tmp_path / "log").read_text().splitlines()
     assert call.startswith(f"{programs}/{used}host git-upload-pack")
 
@@ -233,9 +235,7 @@ def test_without_git_that_is_what_is_told(
     upstream: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        MissingError, match=r"^git is not installed: install it, or give a folder of tasks as tasks_dir"
-    ):
+    with pytest.raises(MissingError, match=r"^git is not installed: install it, or set tasks_dir to a folder of tasks"):
         check_out(place(upstream), tmp_path / "out", note=notes.append)
 
 

@@ -137,7 +137,7 @@ def test_a_version_that_follows_a_branch_stays_where_a_run_began(
     assert "43" in (now["answer"] / "instruction.md").read_text()
     upstream.repository.rename(tmp_path / "gone")
     assert fetched(upstream, notes, "terminal-bench-core@head", task_ids=["answer"]) == now
-    assert f"taking commit {newest[:12]}, which this machine has" in notes[-1]
+    assert f"using commit {newest[:12]}, which this machine has" in notes[-1]
 
 
 def test_a_task_that_would_take_files_of_this_machine_is_left_out(
@@ -156,10 +156,10 @@ def test_a_task_that_would_take_files_of_this_machine_is_left_out(
     assert {name.rpartition(" ")[2]: why for name, _, why in told if "keystrokes" not in name} == {
         "answer": "its link data leads out of its folder",
         "endless": "its link tests/loop leads to a folder",
-        "services": "its file big.bin is kept by git-lfs, which is not installed here",
+        "services": "its file big.bin is stored in git-lfs, which is not installed here",
     }
     assert len(told) == 4
-    with pytest.raises(UsageError, match=r"^dataset: none of the 1 tasks of .* that are chosen can be converted"):
+    with pytest.raises(UsageError, match=r"^dataset: none of the 1 selected tasks of .* can be converted"):
         fetched(upstream, notes, task_ids=["answer"])
 
 
@@ -236,7 +236,7 @@ def test_a_folder_without_tasks_is_told(upstream: Upstream, notes: list[str], pa
     upstream.write_registry(commit_hash=upstream.commit_all(), dataset_path="empty")
     with pytest.raises(UsageError, match=r"holds no task of terminal-bench 1 in its folder empty") as raised:
         fetched(upstream, notes)
-    assert ("packed" in str(raised.value)) == packed
+    assert ("archives" in str(raised.value)) == packed
 
 
 def test_a_repository_that_is_not_there_is_told_in_one_line(upstream: Upstream, notes: list[str]) -> None:

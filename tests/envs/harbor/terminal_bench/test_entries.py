@@ -65,7 +65,7 @@ def test_a_repository_is_a_url_or_an_absolute_path(url: str) -> None:
 
 def test_credentials_of_a_repository_that_is_refused_are_not_told() -> None:
     rows = [CORE | {"github_url": "https://me:se cret@host/t.git"}]
-    with pytest.raises(UsageError, match=r"github_url .* cannot be given to git") as raised:
+    with pytest.raises(UsageError, match=r"github_url .* since it is an argument of git") as raised:
         find_entry(rows, "terminal-bench-core", "0.1.1", registry="r")
     assert "cret" not in str(raised.value)
 
@@ -73,16 +73,16 @@ def test_credentials_of_a_repository_that_is_refused_are_not_told() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "told"),
     [
-        ("github_url", "--upload-pack=touch x", "cannot be given to git"),
+        ("github_url", "--upload-pack=touch x", "since it is an argument of git"),
         ("github_url", None, "valid string"),
         ("github_url", "../tasks", "is a relative path: give a URL, or an absolute path"),
         ("github_url", "tasks/a:b", "is a relative path: give a URL, or an absolute path"),
         ("github_url", "~/tasks", "is a relative path: give a URL, or an absolute path"),
-        ("branch", "-q", "cannot be given to git"),
-        ("commit_hash", "main", "neither a whole commit hash nor 'head'"),
-        ("dataset_path", "../up", "no folder below the repository's root"),
-        ("dataset_path", "/etc", "no folder below the repository's root"),
-        ("dataset_path", "tasks\n*", "no folder below the repository's root"),
+        ("branch", "-q", "since it is an argument of git"),
+        ("commit_hash", "main", "neither a full commit hash nor 'head'"),
+        ("dataset_path", "../up", "not a folder below the repository's root"),
+        ("dataset_path", "/etc", "not a folder below the repository's root"),
+        ("dataset_path", "tasks\n*", "not a folder below the repository's root"),
         ("task_id_subset", "hello-world", "valid tuple"),
     ],
 )

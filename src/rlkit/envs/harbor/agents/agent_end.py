@@ -1,6 +1,6 @@
-"""How an agent ended: what a rollout's outcome is decided by.
+"""The end of an agent, which decides the outcome of a rollout.
 
-Invariant: what is said first of a run's end holds; one of which nothing was said was stopped from outside.
+Invariant: the first recorded end of a run holds; a run without one was stopped from outside.
 """
 
 from __future__ import annotations
@@ -16,23 +16,22 @@ type Reason = Literal["completed", "max_turns", "overflow", "service_error", "ag
 
 
 class EnvironmentDown(EnvironmentFault):
-    """The environment failed under the agent, which is not the agent's fault, nor the model's."""
+    """The environment failed while the agent ran: neither the agent's fault nor the model's."""
 
 
 @dataclass(slots=True)
 class AgentEnd:
-    """The end of an agent's loop, in all steps of its task.
+    """The end of an agent's loop, over all steps of its task.
 
     Args:
-        reason: `completed` when the model said that the task is done (to Terminus2, twice), or ended its terminal;
-            `max_turns` when it had no more turns; `overflow` when the context was full; `service_error` when the
-            service failed after its retries; `agent_error` when the agent's own code failed, or the environment under
-            it; `cancelled` when it was stopped from outside, as by a time limit, or never began. Of several steps, the
-            first that was not completed.
-        turns: replies of the model, those that were cut off included, those of summaries not.
-        parse_errors: replies that held no commands in the form that was asked for.
+        reason: `completed`: the model said that the task is done (to Terminus2, twice), or ended its terminal;
+            `max_turns`: no turns are left; `overflow`: the context is full; `service_error`: the service failed after
+            its retries; `agent_error`: the agent's own code failed, or the environment; `cancelled`: stopped from
+            outside, as by a time limit, or never begun. Of several steps, the first that was not completed.
+        turns: replies of the model, truncated ones included, without those of summaries.
+        parse_errors: replies without commands in the required format.
         truncated_turns: replies that `max_tokens` cut off.
-        llm_s: seconds that the policy took.
+        llm_s: seconds of the policy.
     """
 
     reason: Reason = "cancelled"
@@ -46,15 +45,15 @@ class AgentEnd:
 
 
 class Tally(AgentEnd):
-    """The end of one run of the agent; it is `cancelled` until it ended otherwise."""
+    """The end of one run of the agent; `cancelled` until another end is recorded."""
 
-    def ended(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
-        """Say how; what is said first holds."""
+    def record_end(self, reason: Reason, detail: str, error: Exception | None = None) -> None:
+        """Record the end, unless one is recorded."""
         if self.reason == "cancelled":
             self.reason, self.detail, self.error = reason, escape_surrogates(detail), error
 
-    def ended_by(self, error: Exception) -> None:
-        """Say that an exception ended it, and so why."""
+    def record_error(self, error: Exception) -> None:
+        """Record the end by an exception."""
         text = str(error)
         match error:
             case ContextFull():
@@ -67,11 +66,11 @@ class Tally(AgentEnd):
                 reason = "agent_error"
             case _:
                 reason, text = "agent_error", f"{type(error).__name__}: {safe_str(error)}"
-        self.ended(reason, text, error)
+        self.record_end(reason, text, error)
 
 
 def sum_tallies(tallies: Sequence[Tally]) -> AgentEnd:
-    """How the agent ended, over all its runs."""
+    """Return the end of the agent over all its runs."""
     if not tallies:
         return AgentEnd("cancelled", "the agent did not begin")
     first = next((tally for tally in tallies if tally.reason != "completed"), tallies[-1])

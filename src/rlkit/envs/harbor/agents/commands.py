@@ -1,4 +1,4 @@
-"""Shell commands as text: the command in a model's reply, the script that runs it, and what the model is shown of it.
+"""Shell commands as text: the command in a model's reply, the script that runs it, and its output for the model.
 
 Invariant: any reply gives a command or none, and any output gives printable text within its limit; nothing here raises.
 """
@@ -10,13 +10,13 @@ import shlex
 from dataclasses import dataclass
 
 END_WORD = "exit"
-"""The word for a model to end an episode with."""
+"""The command with which a model ends an episode."""
 
 END_WORDS = frozenset(["", END_WORD, "done"])
 """Commands that end an episode; they are not run."""
 
 NO_OUTPUT = "(no output)"
-"""The text that a model is shown of a command that printed nothing and went well."""
+"""The observation of a command that succeeded without output."""
 
 _FENCED = re.compile(r"```[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _PROMPT = re.compile(r"\A\$ +")
@@ -26,8 +26,8 @@ _CODE = re.compile(r"\A`([^`]+)`\Z")
 def read_command(reply: str) -> str | None:
     """Return the command in a reply: its first fenced block, or else its first line.
 
-    A `$ ` before it and backticks around it are left out, as is what no command can hold. It is "" for an empty
-    reply, and None for the beginning of a block without anything in it.
+    A leading `$ `, enclosing backticks and characters that no command can hold are removed. An empty reply gives "",
+    an empty block None.
     """
     text = reply.replace("\0", "").encode(errors="replace").decode().strip()
     if (block := _FENCED.search(text)) is not None:
@@ -39,20 +39,20 @@ def read_command(reply: str) -> str | None:
     return _CODE.sub(r"\1", line)
 
 
-def command_script(command: str, *, folder: str, mark: str) -> str:
-    """Return the script that runs a command in a folder, and prints a mark and the folder that it has come to.
+def make_command_script(command: str, *, folder: str, mark: str) -> str:
+    """Return a script that runs a command in a folder, and prints a mark and the folder where the shell ends up.
 
-    With "" as the folder, or one that is gone, the command runs where the script starts. Nothing else may print `mark`.
+    With "" or a missing folder the command runs where the script starts. Nothing else may print `mark`.
     """
-    begin = f"cd -- {shlex.quote(folder)} 2>/dev/null\n" if folder else ""
-    # its own descriptor, since a command may send its output elsewhere
-    end = f'trap \'printf "\\n%s%s" {mark} "$PWD" >&9\' EXIT\n'
-    return f"exec 9>&1 2>&1\n{end}{begin}eval {shlex.quote(command)}\n"
+    prologue = f"cd -- {shlex.quote(folder)} 2>/dev/null\n" if folder else ""
+    # its own descriptor, since a command may redirect its output
+    epilogue = f'trap \'printf "\\n%s%s" {mark} "$PWD" >&9\' EXIT\n'
+    return f"exec 9>&1 2>&1\n{epilogue}{prologue}eval {shlex.quote(command)}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command printed to both streams, and the folder where it left the shell, None where that is unknown."""
+    """Output of a command on both streams, and the folder where it left the shell, None if unknown."""
 
     output: str
     exit_status: int
@@ -60,27 +60,27 @@ class CommandResult:
 
     @classmethod
     def read(cls, printed: str, exit_status: int, *, mark: str) -> CommandResult:
-        """Read what a `command_script` printed."""
+        """Parse the output of a script by `make_command_script`."""
         output, separator, folder = printed.rpartition(f"\n{mark}")
         return cls(output, exit_status, folder) if separator else cls(printed, exit_status, None)
 
-    def observation(self, most_chars: int) -> str:
-        """Return the text that the model is shown: both ends of the output, and the exit status unless it is 0."""
-        output = _printable(_cut(self.output.strip("\r\n"), most_chars))
+    def make_observation(self, max_chars: int) -> str:
+        """Return the text for the model: both ends of the output, and the exit status unless it is 0."""
+        output = _replace_unprintable(_truncate(self.output.strip("\r\n"), max_chars))
         lines = [output] if output.strip() else []
         if self.exit_status:
             lines.append(f"(exit status {self.exit_status})")
         return "\n".join(lines) or NO_OUTPUT
 
 
-def _cut(text: str, most_chars: int) -> str:
-    if len(text) <= most_chars:
+def _truncate(text: str, max_chars: int) -> str:
+    if len(text) <= max_chars:
         return text
-    head = most_chars // 2
-    tail = most_chars - head
-    return f"{text[:head]}\n(… {len(text) - most_chars:,} characters left out …)\n{text[-tail:]}"
+    head = max_chars // 2
+    tail = max_chars - head
+    return f"{text[:head]}\n(… {len(text) - max_chars:,} characters left out …)\n{text[-tail:]}"
 
 
-def _printable(text: str) -> str:
+def _replace_unprintable(text: str) -> str:
     lines = text.replace("\r\n", "\n").encode(errors="replace").decode()
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in lines)

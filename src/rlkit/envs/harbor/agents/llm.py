@@ -1,8 +1,8 @@
-"""`PolicyLLM`: a policy in the place where Harbor expects a language model.
+"""`PolicyLLM`: a policy as one of Harbor's language models.
 
-Invariant: a conversation that Harbor goes on with reaches the policy with the very messages that the policy gave, with
-their thinking, so that it extends their exact tokens. Harbor keeps texts only; they are found again by all that was
-said before them. Where Harbor breaks the history off, as for a summary, what follows is a new segment.
+Invariant: a conversation that Harbor continues reaches the policy with the policy's own messages, with their thinking,
+so that it extends their exact tokens. Harbor keeps texts only; a message is found by its text and all texts before it.
+Where Harbor breaks off the history, as for a summary, a new segment begins.
 """
 
 from __future__ import annotations
@@ -21,48 +21,48 @@ from rlkit.policy import Policy, Reply
 from rlkit.types import Message
 
 NO_LIMIT_TOKENS = 1 << 30
-"""What Harbor is told of a context of which nothing is known: it must be told a number."""
+"""Context size reported to Harbor where it is unknown, since Harbor needs a number."""
 
 _CHARS_PER_TOKEN = 3.0
-"""Of text before the first reply; few, so that a count is too high rather than too low."""
+"""Estimate before the first reply; low, so that a token count is too high rather than too low."""
 
 
 @dataclass(slots=True, eq=False)
-class _Said:
-    """A conversation up to one message, and what follows it by role and text.
+class _ConversationNode:
+    """A conversation up to one message, and its continuations by role and text.
 
-    `tokens` counts the whole conversation so far; it is None where no reply of the policy's ends it.
+    `tokens` counts the whole conversation so far; None unless a reply of the policy ends it.
     """
 
     message: Message | None = None
     tokens: int | None = None
-    next: dict[tuple[str, str], _Said] = field(default_factory=dict[tuple[str, str], "_Said"])
+    next: dict[tuple[str, str], _ConversationNode] = field(default_factory=dict[tuple[str, str], "_ConversationNode"])
 
-    def then(self, message: Mapping[str, object]) -> _Said:
-        """The conversation with one more of Harbor's messages."""
-        role, text = str(message["role"]), str(message["content"])
-        if (known := self.next.get((role, text))) is not None:
-            return known
-        # a warning of Harbor's may quote what no tokenizer takes
+    def follow(self, harbor_message: Mapping[str, object]) -> _ConversationNode:
+        """Return the node of the conversation with one more of Harbor's messages."""
+        role, text = str(harbor_message["role"]), str(harbor_message["content"])
+        if (node := self.next.get((role, text))) is not None:
+            return node
+        # a warning of Harbor's may quote characters that no tokenizer accepts
         plain = text.encode(errors="replace").decode()
-        said: Message = {"role": cast("Literal['system', 'user', 'assistant']", role), "content": plain}
-        if thinking := message.get("reasoning_content"):
-            said["thinking"] = str(thinking)
-        self.next[role, text] = made = _Said(said)
-        return made
+        message: Message = {"role": cast("Literal['system', 'user', 'assistant']", role), "content": plain}
+        if thinking := harbor_message.get("reasoning_content"):
+            message["thinking"] = str(thinking)
+        self.next[role, text] = node = _ConversationNode(message)
+        return node
 
 
 class PolicyLLM(BaseLLM):
     """A policy as one of Harbor's language models.
 
     Room for a reply is reserved: where a prompt leaves less than `reserve_tokens` of the context, nothing is sampled,
-    and Harbor is told that the context is full. So is it of a reply that the end of the context cut off. One that
-    `max_tokens` cut off is an `OutputLengthExceededError` with its text. Either was recorded by the policy before.
+    and Harbor gets a `ContextLengthExceededError`, as for a reply that the end of the context cut off. A reply that
+    `max_tokens` cut off is an `OutputLengthExceededError` with its text. The policy has recorded either before.
 
     Args:
-        max_tokens: limit of a reply, where that is to be less than the policy's own.
+        max_tokens: limit of a reply, if less than the policy's.
         reserve_tokens: None for `max_tokens`, but at most a quarter of the context.
-        temperature: None for the policy's own.
+        temperature: None for the policy's.
 
     Its `seconds`, `prompt_tokens` and `completion_tokens` count all requests.
     """
@@ -86,9 +86,9 @@ class PolicyLLM(BaseLLM):
         self.reserve_tokens = reserve_tokens or reserved
         self.seconds = 0.0
         self.prompt_tokens = self.completion_tokens = 0
-        self._root = _Said()
+        self._root = _ConversationNode()
         self._chars_per_token = _CHARS_PER_TOKEN
-        self._takes_cut = False
+        self._accepts_truncated = False
 
     @override
     def get_model_context_limit(self) -> int:
@@ -99,27 +99,27 @@ class PolicyLLM(BaseLLM):
         return self._max_tokens
 
     @contextmanager
-    def cut_replies_taken(self) -> Generator[None]:
-        """Inside, a reply that is cut off is a reply like others: what there is of a summary is better than none."""
-        before, self._takes_cut = self._takes_cut, True
+    def accept_truncated_replies(self) -> Generator[None]:
+        """Accept truncated replies inside the context: half a summary is better than none."""
+        previous, self._accepts_truncated = self._accepts_truncated, True
         try:
             yield
         finally:
-            self._takes_cut = before
+            self._accepts_truncated = previous
 
-    def tokens(self, messages: Sequence[Mapping[str, object]]) -> int:
-        """How many tokens a conversation has: exact up to the last reply of the policy's, estimated after that."""
-        node, known, after = self._root, 0, 0
+    def count_tokens(self, messages: Sequence[Mapping[str, object]]) -> int:
+        """Count the tokens of a conversation: exact up to the policy's last reply, estimated after that."""
+        node, exact_tokens, chars = self._root, 0, 0
         for message in messages:
-            node = node.then(message)
-            after += len(str(message["content"]))
+            node = node.follow(message)
+            chars += len(str(message["content"]))
             if node.tokens is not None:
-                known, after = node.tokens, 0
-        return known + round(after / self._chars_per_token)
+                exact_tokens, chars = node.tokens, 0
+        return exact_tokens + round(chars / self._chars_per_token)
 
     @override
     async def call(self, prompt: str, **kwargs: object) -> LLMResponse:
-        """Ask the policy for the reply to a prompt, after the conversation in `message_history`.
+        """Return the policy's reply to a prompt, after the conversation in `message_history`.
 
         Raises:
             ContextLengthExceededError: the context has no room for a reply, or not for all of it.
@@ -129,11 +129,11 @@ class PolicyLLM(BaseLLM):
         """
         messages, node = list[Message](), self._root
         history = cast("Sequence[Mapping[str, object]] | None", kwargs.get("message_history")) or ()
-        for given in [*history, {"role": "user", "content": prompt}]:
-            node = node.then(given)
+        for message in [*history, {"role": "user", "content": prompt}]:
+            node = node.follow(message)
             assert node.message is not None
             messages.append(node.message)
-        started = time.monotonic()
+        start_s = time.monotonic()
         try:
             reply = await self._policy.chat(
                 messages, max_tokens=self._max_tokens, temperature=self._temperature, room=self.reserve_tokens
@@ -141,14 +141,14 @@ class PolicyLLM(BaseLLM):
         except ContextFull as error:
             raise ContextLengthExceededError(str(error)) from error
         finally:
-            self.seconds += time.monotonic() - started
-        self._learn(node, messages, reply)
+            self.seconds += time.monotonic() - start_s
+        self._record_reply(node, messages, reply)
         count = len(reply.turn.completion)
-        if reply.truncated and not self._takes_cut:
+        if reply.truncated and not self._accepts_truncated:
             if count < self._max_tokens:
                 raise ContextLengthExceededError(f"the end of the context cut a reply off after {count} tokens")
-            cut_off = f"max_tokens cut a reply off after {count} tokens"
-            raise OutputLengthExceededError(cut_off, truncated_response=reply.text)
+            detail = f"max_tokens cut a reply off after {count} tokens"
+            raise OutputLengthExceededError(detail, truncated_response=reply.text)
         return LLMResponse(
             content=reply.text,
             reasoning_content=reply.thinking or None,
@@ -158,8 +158,8 @@ class PolicyLLM(BaseLLM):
             ),
         )
 
-    def _learn(self, node: _Said, messages: Sequence[Message], reply: Reply) -> None:
-        node.next["assistant", reply.text] = _Said(reply.message, len(reply.tokens))
+    def _record_reply(self, node: _ConversationNode, messages: Sequence[Message], reply: Reply) -> None:
+        node.next["assistant", reply.text] = _ConversationNode(reply.message, len(reply.tokens))
         count = len(reply.turn.completion)
         self.prompt_tokens += len(reply.tokens) - count
         self.completion_tokens += count

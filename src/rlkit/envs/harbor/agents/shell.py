@@ -1,8 +1,8 @@
 """`ShellAgent`: one command a turn, for models that are too small for Terminus2's prompts and its JSON.
 
-Invariant: the conversation only grows, by the very messages that the policy gave, so that each prompt extends the exact
-tokens of the turn before. Whatever ends the loop, `run` returns, so that Harbor's verifier grades what is there, and
-`AgentEnd` says why; raised are a failure of the environment and what no repetition mends.
+Invariant: the conversation only grows, by the policy's own messages, so that each prompt extends the exact tokens of
+the previous turn. Whatever ends the loop, `run` returns, so that Harbor's verifier grades the finished work, and
+`AgentEnd` has the reason; only an environment failure and faults that a retry cannot fix are raised.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlkit.envs.harbor.agents.commands import (
     END_WORDS,
     NO_OUTPUT,
     CommandResult,
-    command_script,
+    make_command_script,
     read_command,
 )
 from rlkit.envs.harbor.agents.policy_registry import find_registration
@@ -43,10 +43,10 @@ from rlkit.types import Message
 SYSTEM_PROMPT = "You work in a Linux shell. Reply with one command and nothing else. Reply exit when the task is done."
 
 ONE_TURN_PROMPT = "You work in a Linux shell. Reply with one command and nothing else."
-"""The system prompt where there is one turn: a task ends with its command, and nobody says `exit`."""
+"""The system prompt for a single turn: a task ends with its command, without an `exit`."""
 
 TRANSCRIPT = "transcript.jsonl"
-"""In the trial's folder of the agent's logs: a message on each line."""
+"""File in the agent's logs, with a message on each line."""
 
 
 type Example = Annotated[list[str], Field(min_length=2)]
@@ -59,19 +59,21 @@ class ShellOptions(AgentOptions):
     max_turns: int | None = Field(
         default=None, ge=1, description="Replies of the model in each step of a task; by default no limit but time."
     )
-    system_prompt: str | None = Field(default=None, description="The first message; empty for none, null for its own.")
+    system_prompt: str | None = Field(
+        default=None, description="The first message; empty for none, null for the default."
+    )
     examples: list[Example] = Field(
         default_factory=list["Example"],
         description="Worked examples, each an instruction and the commands that carry it out and print nothing.",
     )
     output_chars: int = Field(default=2000, ge=1, description="Characters of a command's output that are shown.")
     command_timeout_s: int = Field(default=30, ge=1, description="Seconds that a command may take.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply; less than the run's, if given.")
-    temperature: float | None = Field(default=None, ge=0, description="Instead of the run's.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Tokens of a reply, if less than the run's.")
+    temperature: float | None = Field(default=None, ge=0, description="Temperature, instead of the run's.")
 
     @classmethod
-    def read(cls, options: Mapping[str, object]) -> ShellOptions:
-        """Read options as a configuration gives them, or raise a UsageError that names a wrong one."""
+    def parse(cls, options: Mapping[str, object]) -> ShellOptions:
+        """Parse the options of a configuration, or raise a UsageError that names a wrong one."""
         for name in sorted(options.keys() - cls.model_fields.keys()):
             raise UsageError(f"agent option {name!r} is unknown.{did_you_mean(name, cls.model_fields)}")
         try:
@@ -79,11 +81,11 @@ class ShellOptions(AgentOptions):
         except ValidationError as error:
             faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
             raise UsageError(f"agent options: {'; '.join(faults)}") from None
-        for place, (_, *commands) in enumerate(settings.examples):
+        for index, (_, *commands) in enumerate(settings.examples):
             if settings.max_turns is not None and len(commands) > settings.max_turns:
                 count = len(commands)
                 raise UsageError(
-                    f"agent options: examples.{place}: {count} commands, and max_turns is {settings.max_turns}"
+                    f"agent options: examples.{index}: {count} commands, and max_turns is {settings.max_turns}"
                 )
         return settings
 
@@ -91,8 +93,8 @@ class ShellOptions(AgentOptions):
 class ShellAgent(BaseAgent):
     """An agent that runs one command a turn and shows the model its output.
 
-    A reply is the command: its first fenced block, or else its first line. `exit`, `done` and an empty reply end the
-    episode. Each command runs in a shell of its own, in the directory where the one before it ended.
+    The command is the first fenced block of a reply, or else its first line. `exit`, `done` and an empty reply end the
+    episode. Each command runs in a new shell, in the directory where the previous one ended.
     """
 
     options_model: ClassVar[type[AgentOptions] | None] = ShellOptions
@@ -108,7 +110,7 @@ class ShellAgent(BaseAgent):
     @classmethod
     @override
     def parse_options(cls, kwargs: dict[str, Any] | None = None, env: Mapping[str, str] | None = None) -> ShellOptions:
-        return ShellOptions.read(kwargs or {})
+        return ShellOptions.parse(kwargs or {})
 
     @staticmethod
     @override
@@ -131,13 +133,13 @@ class ShellAgent(BaseAgent):
         try:
             await episode.play(instruction)
         except (EnvironmentDown, UsageError, MissingError) as error:
-            tally.ended_by(error)
+            tally.record_error(error)
             raise
         except (LimitReached, ServiceError) as error:
-            tally.ended_by(error)
+            tally.record_error(error)
         except Exception as error:
             self.logger.exception("the agent's own code failed")
-            tally.ended_by(error)
+            tally.record_error(error)
         finally:
             context.n_input_tokens, context.n_cache_tokens = episode.prompt_tokens, 0
             context.n_output_tokens = episode.completion_tokens
@@ -147,7 +149,7 @@ class ShellAgent(BaseAgent):
 
 
 class _Episode:
-    """One conversation with the policy, and the shell that it is about."""
+    """One conversation with the policy, and its shell."""
 
     def __init__(self, policy: Policy, environment: BaseEnvironment, settings: ShellOptions, tally: Tally) -> None:
         self.messages: list[Message] = []
@@ -160,27 +162,27 @@ class _Episode:
         self._mark = uuid.uuid4().hex
 
     async def play(self, instruction: str) -> None:
-        """Let the policy work until it says that it has done, or has had its turns."""
-        self.messages = _opening(self._settings, instruction)
+        """Let the policy work until it ends the episode, or has no turns left."""
+        self.messages = _make_opening(self._settings, instruction)
         limit = self._settings.max_turns
         for _ in range(limit) if limit else itertools.count():
-            reply = await self._ask()
-            if (answer := await self._answer(reply)) is None:
+            reply = await self._sample_reply()
+            if (observation := await self._execute(reply)) is None:
                 return
-            self.messages.append({"role": "user", "content": answer})
-        if limit == 1:  # nothing was cut short: there was to be one command
-            self._tally.ended("completed", "the agent has had its one turn")
+            self.messages.append({"role": "user", "content": observation})
+        if limit == 1:  # not truncated: a single command is the whole episode
+            self._tally.record_end("completed", "the agent has had its one turn")
         else:
-            self._tally.ended("max_turns", f"the agent has had its {limit} turns (max_turns)")
+            self._tally.record_end("max_turns", f"the agent has had its {limit} turns (max_turns)")
 
-    async def _ask(self) -> Reply:
-        started = time.monotonic()
+    async def _sample_reply(self) -> Reply:
+        start_s = time.monotonic()
         try:
             reply = await self._policy.chat(
                 self.messages, max_tokens=self._max_tokens, temperature=self._settings.temperature, room=self._room
             )
         finally:
-            self._tally.llm_s += time.monotonic() - started
+            self._tally.llm_s += time.monotonic() - start_s
         count = len(reply.turn.completion)
         self.prompt_tokens += len(reply.tokens) - count
         self.completion_tokens += count
@@ -188,8 +190,8 @@ class _Episode:
         self._tally.turns += 1
         return reply
 
-    async def _answer(self, reply: Reply) -> str | None:
-        """Carry a reply out, and return what the model is shown of it; None where it has ended the episode."""
+    async def _execute(self, reply: Reply) -> str | None:
+        """Execute a reply, and return the observation; None if the reply ends the episode."""
         if reply.truncated:
             self._tally.truncated_turns += 1
             return f"(nothing was run: the reply was cut off after {len(reply.turn.completion)} tokens)"
@@ -198,33 +200,34 @@ class _Episode:
             self._tally.parse_errors += 1
             return "(nothing was run: the reply holds no command)"
         if command in END_WORDS:
-            self._tally.ended("completed", f"the model said {command!r}" if command else "the model said nothing more")
+            detail = f"the model said {command!r}" if command else "the model said nothing more"
+            self._tally.record_end("completed", detail)
             return None
         return await self._run(command)
 
     async def _run(self, command: str) -> str:
         limit_s = self._settings.command_timeout_s
-        script = command_script(command, folder=self._folder, mark=self._mark)
-        started = time.monotonic()
+        script = make_command_script(command, folder=self._folder, mark=self._mark)
+        start_s = time.monotonic()
         try:
             execution = await self._environment.exec(script, timeout_sec=limit_s)
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            if _is_command_timeout(error, limit_s=limit_s, elapsed_s=time.monotonic() - started):
+            if _is_command_timeout(error, limit_s=limit_s, elapsed_s=time.monotonic() - start_s):
                 return f"(the command was ended after {limit_s} s)"
             raise EnvironmentDown(f"the environment failed: {type(error).__name__}: {safe_str(error)}") from error
-        printed = (execution.stdout or "") + (execution.stderr or "")
-        result = CommandResult.read(printed, execution.return_code, mark=self._mark)
+        output = (execution.stdout or "") + (execution.stderr or "")
+        result = CommandResult.read(output, execution.return_code, mark=self._mark)
         self._folder = self._folder if result.folder is None else result.folder
-        return result.observation(self._settings.output_chars)
+        return result.make_observation(self._settings.output_chars)
 
 
 def _is_command_timeout(error: Exception, *, limit_s: int, elapsed_s: float) -> bool:
     """Return whether an environment reports that the command exceeded its time limit.
 
-    Environments have no type in common for that: Harbor's engines raise a plain `RuntimeError` with these words at its
-    beginning. A `TimeoutError` before the time was over is one of the environment's connection.
+    Environments have no common type for that: Harbor's engines raise a plain `RuntimeError` that begins with these
+    words. An earlier `TimeoutError` comes from the environment's connection.
     """
     if isinstance(error, CommandTimeout):
         return True
@@ -234,11 +237,11 @@ def _is_command_timeout(error: Exception, *, limit_s: int, elapsed_s: float) -> 
     return type(error) is RuntimeError and re.match(words, str(error), re.IGNORECASE) is not None
 
 
-def _opening(settings: ShellOptions, instruction: str) -> list[Message]:
+def _make_opening(settings: ShellOptions, instruction: str) -> list[Message]:
     messages: list[Message] = []
     one_turn = settings.max_turns == 1
-    own = ONE_TURN_PROMPT if one_turn else SYSTEM_PROMPT
-    if system := own if settings.system_prompt is None else settings.system_prompt:
+    default = ONE_TURN_PROMPT if one_turn else SYSTEM_PROMPT
+    if system := default if settings.system_prompt is None else settings.system_prompt:
         messages.append({"role": "system", "content": system})
     for task, *commands in settings.examples:
         messages.append({"role": "user", "content": task})

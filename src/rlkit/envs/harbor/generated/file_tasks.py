@@ -1,4 +1,4 @@
-"""Small tasks about files, each solved by a command or two: the ground on which the smallest models learn a shell.
+"""Small tasks about files, each solved by a command or two, with which the smallest models learn a shell.
 
 Invariant: the tasks follow from `FileTasks` alone. Training and held-out tasks share no name of a file or folder, no
 word and no instruction.
@@ -33,11 +33,11 @@ _HELD_OUT_NAMES = """
 NAMES: Mapping[Part, Sequence[str]] = {"train": _TRAIN_NAMES.split(), "held-out": _HELD_OUT_NAMES.split()}
 """Names of files and folders, and words in files; the two parts share none."""
 
-MOST_VARIANTS = 20
-"""Of a kind of task, in each part: fewer than there are held-out names, so that there are as many folders to make."""
+MAX_VARIANTS = 20
+"""Maximum number of tasks of a kind in each part: fewer than held-out names, since each needs a folder name."""
 
 
-type Variants = Annotated[int, Field(ge=1, le=MOST_VARIANTS)]
+type Variants = Annotated[int, Field(ge=1, le=MAX_VARIANTS)]
 
 
 class FileTasks(BaseModel):
@@ -50,8 +50,8 @@ class FileTasks(BaseModel):
     seed: Annotated[int, Field(ge=0)] = 0
 
     @classmethod
-    def read(cls, settings: Mapping[str, Json]) -> FileTasks:
-        """Read the settings as a configuration gives them, or raise a UsageError that names a wrong one."""
+    def parse(cls, settings: Mapping[str, Json]) -> FileTasks:
+        """Parse the settings of a configuration, or raise a UsageError that names a wrong one."""
         for name in settings.keys() - cls.model_fields.keys():
             raise UsageError(f"file_tasks.{name}: there is no such setting.{did_you_mean(name, cls.model_fields)}")
         try:
@@ -65,12 +65,12 @@ class FileTasks(BaseModel):
 
 @dataclass(frozen=True)
 class FileTask:
-    """A task.
+    """A task about files.
 
     Args:
-        checks: conditions of the shell in the folder of work, all of which hold once it is solved.
-        files: texts of the files that are there at the beginning, by path.
-        task_id: its part, its level and kind, and a number.
+        checks: shell conditions in the working directory, all true once the task is solved.
+        files: texts of the initial files, by path.
+        task_id: part, level and kind, and a number.
     """
 
     instruction: str
@@ -81,14 +81,14 @@ class FileTask:
 
 
 class _Names:
-    """Names that are all different, in an order that a seed decides."""
+    """Distinct names, in an order that a seed decides."""
 
     def __init__(self, part: Part, rng: random.Random) -> None:
-        self._left = rng.sample(NAMES[part], len(NAMES[part]))
+        self._unused = rng.sample(NAMES[part], len(NAMES[part]))
         self.rng = rng
 
     def word(self) -> str:
-        return self._left.pop()
+        return self._unused.pop()
 
     def file(self) -> str:
         return f"{self.word()}.txt"
@@ -208,20 +208,20 @@ _LEVELS: Mapping[int, Mapping[str, _Kind]] = {
     3: {"two-commands": _two_commands},
     4: {"count-lines": _count_lines, "folder-and-file": _folder_and_file, "number-lines": _number_lines},
 }
-"""Kinds of tasks by level: one plain command; a less common one; two of level 1, one after the other; several things
-that one line of the shell does at once."""
+"""Kinds of tasks by level: one plain command; a less common one; two of level 1 in sequence; several actions in one
+line of the shell."""
 
 
-def file_tasks(settings: FileTasks) -> Iterator[FileTask]:
+def generate_file_tasks(settings: FileTasks) -> Iterator[FileTask]:
     """Yield the tasks, `train/1-make-folder-00` and so on."""
     for part in PARTS:
         count = settings.variants if part == "train" else settings.held_out
         for level, kinds in _LEVELS.items():
             for kind, make in kinds.items():
-                yield from _variants(part, f"{level}-{kind}", count, settings.seed, make)
+                yield from _generate_variants(part, f"{level}-{kind}", count, settings.seed, make)
 
 
-def _variants(part: Part, kind: str, count: int, seed: int, make: _Kind) -> Iterator[FileTask]:
+def _generate_variants(part: Part, kind: str, count: int, seed: int, make: _Kind) -> Iterator[FileTask]:
     instructions = set[str]()
     draw = 0
     while len(instructions) < count:

@@ -1,7 +1,7 @@
-"""The folders of generated tasks: Harbor plays what is on the disk.
+"""Folders of generated tasks: Harbor plays tasks from the disk.
 
-Invariant: a folder of tasks is there whole or not at all, also where two processes write it at one time. A task's tests
-accept what its instruction asks for and nothing less.
+Invariant: a folder of tasks exists whole or not at all, also if two processes write it at one time. A task's tests pass
+only if its instruction is fully carried out.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlkit._util.paths import cache_dir
-from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasks, file_tasks
+from rlkit.envs.harbor.generated.file_tasks import FileTask, FileTasks, generate_file_tasks
 from rlkit.errors import UsageError
 
 _LEFTOVER_S = 3600.0
-"""Age of a temporary folder that no process writes any more: writing takes seconds."""
+"""Age of an abandoned temporary folder: writing takes seconds."""
 
 _SETTINGS = """schema_version = "1.4"
 
@@ -65,8 +65,8 @@ echo $reward > /logs/verifier/reward.txt
 """
 
 
-def task_files(task: FileTask) -> Mapping[str, str]:
-    """Return the texts of the files of Harbor's task folder, by path."""
+def make_task_files(task: FileTask) -> Mapping[str, str]:
+    """Return the texts of the files of a Harbor task folder, by path."""
     level = task.task_id.partition("/")[2][0]
     dockerfile = "FROM ubuntu:24.04\n\nWORKDIR /app\n" + ("COPY files/ ./\n" if task.files else "")
     return {
@@ -79,9 +79,9 @@ def task_files(task: FileTask) -> Mapping[str, str]:
     }
 
 
-def cached_file_tasks(settings: FileTasks) -> Path:
-    """Return the folder in rlkit's cache that holds the tasks, which are written unless they are there."""
-    texts = _texts(settings)
+def cache_file_tasks(settings: FileTasks) -> Path:
+    """Write the tasks to a folder in rlkit's cache, unless it exists, and return the folder."""
+    texts = _make_texts(settings)
     digest = hashlib.blake2b(json.dumps(texts).encode(), digest_size=8).hexdigest()
     target = cache_dir() / "file-tasks" / digest
     _remove_leftovers(target.parent, now_s=time.time())
@@ -92,7 +92,7 @@ def cached_file_tasks(settings: FileTasks) -> Path:
 
 
 def _remove_leftovers(folder: Path, *, now_s: float) -> None:
-    """Remove what processes left that were killed while they wrote; a younger folder may be in use."""
+    """Remove the temporary folders of processes that were killed while writing; a younger one may be in use."""
     for path in folder.glob(".*.tmp"):
         with suppress(FileNotFoundError):  # another process was faster
             if now_s - path.stat().st_mtime > _LEFTOVER_S:
@@ -100,24 +100,24 @@ def _remove_leftovers(folder: Path, *, now_s: float) -> None:
 
 
 def write_file_tasks(settings: FileTasks, target: Path) -> int:
-    """Write the tasks to a folder that is not there yet, or is empty, and return how many they are.
+    """Write the tasks to a missing or empty folder, and return their number.
 
     Raises:
-        UsageError: the folder holds something, or cannot be written.
+        UsageError: the folder is not empty, or cannot be written.
     """
     target = target.expanduser().absolute()
     try:
-        return _write(_texts(settings), target)
+        return _write(_make_texts(settings), target)
     except FileExistsError:
-        raise UsageError(f"--to: {target} is there and not empty; take another folder") from None
+        raise UsageError(f"--to: {target} exists and is not empty; choose another folder") from None
     except NotADirectoryError:
-        raise UsageError(f"--to: {target} is or lies in a file; take another folder") from None
+        raise UsageError(f"--to: {target} is or lies in a file; choose another folder") from None
     except OSError as error:
-        raise UsageError(f"--to: {target} cannot be written: {error.strerror}; take another folder") from error
+        raise UsageError(f"--to: {target} cannot be written: {error.strerror}; choose another folder") from error
 
 
-def _texts(settings: FileTasks) -> Mapping[str, Mapping[str, str]]:
-    return {task.task_id: task_files(task) for task in file_tasks(settings)}
+def _make_texts(settings: FileTasks) -> Mapping[str, Mapping[str, str]]:
+    return {task.task_id: make_task_files(task) for task in generate_file_tasks(settings)}
 
 
 def _write(texts: Mapping[str, Mapping[str, str]], target: Path) -> int:

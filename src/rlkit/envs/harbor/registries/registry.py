@@ -1,7 +1,7 @@
 """Datasets of registries: Harbor's, and terminal-bench 1's.
 
-Invariant: all tasks are on this machine before the first of them is played. Harbor's own client reads what has Harbor's
-form.
+Invariant: all tasks are on this machine before the first of them is played. Harbor's own client reads registries in
+Harbor's form.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def fetch(
     """Fetch the selected tasks of a dataset, unless this machine has them, and return their folders by name.
 
     Args:
-        dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a package of Harbor's.
-        registry: a file or a URL, in Harbor's form or terminal-bench 1's. None for the published registry that has the
+        dataset: `name@version`, `name==version`, `name`, or `organisation/name@ref` for a Harbor package.
+        registry: a file or a URL, in Harbor's form or terminal-bench 1's. None for the published registry with the
             dataset: terminal-bench 1's where it lists that name and version, otherwise Harbor's.
-        note: called with progress, and with what a task of terminal-bench 1 loses.
-        recorded: gives the commit of when the run began, from the newest one of a version that follows a branch.
+        note: called with progress, and with differences between a task and its terminal-bench 1 original.
+        recorded: returns the commit at the run's start, given the newest one of a version that follows a branch.
 
     Raises:
         MissingError: the registry or a repository cannot be reached, or Harbor's has no such dataset.
@@ -55,7 +55,7 @@ def fetch(
     name, version = parse_dataset(dataset)
     source = registry or (REGISTRY_URL if is_published(name, version) else None)
     if source in (None, DEFAULT_REGISTRY_URL):
-        return _fetch_from_harbor(dataset, selection, None, named=HARBOR_REGISTRY_NAME)
+        return _fetch_from_harbor(dataset, selection, None, registry_name=HARBOR_REGISTRY_NAME)
     rows = read_rows(source, note=note)
     entries = [row for row in rows if is_entry(row)]
     others = [row for row in rows if not is_entry(row)]
@@ -63,11 +63,11 @@ def fetch(
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "registry.json"
             path.write_text(json.dumps(others), encoding="utf-8")
-            return _fetch_from_harbor(dataset, selection, path, named=show_url(source))
+            return _fetch_from_harbor(dataset, selection, path, registry_name=show_url(source))
     from rlkit.envs.harbor.terminal_bench.dataset import select_tasks
 
     entry = find_entry(entries, name, version, registry=show_url(source))
-    return select_tasks(entry, selection, note=note, recorded=recorded)
+    return select_tasks(entry, selection, note=note, pin_commit=recorded)
 
 
 def parse_dataset(dataset: str) -> tuple[str, str | None]:
@@ -78,17 +78,17 @@ def parse_dataset(dataset: str) -> tuple[str, str | None]:
     return name.strip(), version.strip() or None
 
 
-def _fetch_from_harbor(dataset: str, selection: Selection, path: Path | None, *, named: str) -> dict[str, Path]:
+def _fetch_from_harbor(dataset: str, selection: Selection, path: Path | None, *, registry_name: str) -> dict[str, Path]:
     try:
-        with ThreadPoolExecutor(1) as thread:  # an event loop may be waiting in this one
+        with ThreadPoolExecutor(1) as thread:  # this thread may run an event loop
             return thread.submit(asyncio.run, _fetch(dataset, selection, path)).result()
     except RlkitError:
         raise
     except Exception as error:  # of the network, of git, of files, or Harbor's own
-        why = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise MissingError(
-            f"dataset: {dataset} cannot be had from {named} ({why}): check the name and the network, or give the "
-            "folder of its tasks as tasks_dir"
+            f"dataset: {dataset} cannot be fetched from {registry_name} ({reason}): check the name and the network, or "
+            "set tasks_dir to the folder of its tasks"
         ) from error
 
 
@@ -97,22 +97,22 @@ async def _fetch(dataset: str, selection: Selection, path: Path | None) -> dict[
     from harbor.tasks.client import TaskClient
 
     name, version = parse_dataset(dataset)
-    packaged = "/" in name
+    is_package = "/" in name
     config = DatasetConfig(
         name=name,
-        version=None if packaged else version,
-        ref=version if packaged else None,
+        version=None if is_package else version,
+        ref=version if is_package else None,
         registry_path=path,
     )
-    listed = await config.get_task_configs()
-    tasks = {_name(task): task for task in listed}
-    if len(tasks) < len(listed):
-        name, count = Counter(map(_name, listed)).most_common(1)[0]
-        raise MissingError(f"dataset: {dataset} has {count} tasks named {name!r}: give their folders as tasks_dir")
-    chosen = [tasks[one] for one in selection.of(list(tasks))]
-    fetched = await TaskClient().download_tasks(task_ids=[task.get_task_id() for task in chosen])
-    return {_name(task): path.expanduser().absolute() for task, path in zip(chosen, fetched.paths, strict=True)}
+    configs = await config.get_task_configs()
+    tasks = {_get_name(task): task for task in configs}
+    if len(tasks) < len(configs):
+        name, count = Counter(map(_get_name, configs)).most_common(1)[0]
+        raise MissingError(f"dataset: {dataset} has {count} tasks named {name!r}: set tasks_dir to their folder")
+    selected = [tasks[name] for name in selection.select(list(tasks))]
+    downloads = await TaskClient().download_tasks(task_ids=[task.get_task_id() for task in selected])
+    return {_get_name(task): path.expanduser().absolute() for task, path in zip(selected, downloads.paths, strict=True)}
 
 
-def _name(task: TaskConfig) -> str:
+def _get_name(task: TaskConfig) -> str:
     return task.get_task_id().get_name()

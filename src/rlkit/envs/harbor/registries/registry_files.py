@@ -1,7 +1,7 @@
 """Registry files of datasets, from a path or a URL.
 
-Invariant: a registry that was read from a URL once can be read again without a network, whatever else was answered
-since. No credential of a URL is in a message.
+Invariant: a registry that was read from a URL once can be read again without a network, whatever the server has
+answered since. No credential of a URL is in a message.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _LIMIT_S = 30.0
 def read_rows(
     registry: str, *, note: Callable[[str], None], sleep: Callable[[float], None] = time.sleep
 ) -> Sequence[Json]:
-    """Read the rows of a registry's file or URL: objects with a name, which may be of any form.
+    """Read the rows of a registry's file or URL: objects of any form with a name.
 
     Raises:
-        MissingError: the URL cannot be read, and never was.
-        UsageError: there is no such file, it is no list of datasets in JSON, or the URL is none of HTTP.
+        MissingError: the URL cannot be read, and there is no copy from before.
+        UsageError: there is no such file, it is no list of datasets in JSON, or the URL is not HTTP.
     """
     if "://" in registry:
         _check_url(registry)
@@ -48,14 +48,14 @@ def read_rows(
 
 
 class _NoRegistryError(Exception):
-    """A text is no registry; the message goes on from the name of the text."""
+    """A text is no registry; the message follows the name of the text."""
 
 
 def _parse(text: str) -> Sequence[Json]:
     try:
         rows: object = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise _NoRegistryError(f"is no JSON: {error}") from None
+        raise _NoRegistryError(f"is not JSON: {error}") from None
     if not isinstance(rows, list):
         raise _NoRegistryError(f"must be a list of datasets, and not of type {type(rows).__name__}")
     rows = cast("list[Json]", rows)
@@ -73,10 +73,10 @@ def _check_url(url: str) -> None:
             "of a file"
         )
     if is_malformed_url(url):
-        raise _malformed(url)
+        raise _make_malformed_url_error(url)
 
 
-def _malformed(url: str) -> UsageError:
+def _make_malformed_url_error(url: str) -> UsageError:
     return UsageError(f"registry: {show_url(url)} is malformed: check it, and percent-encode a user and password in it")
 
 
@@ -84,7 +84,7 @@ def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], No
     import httpx
 
     copy = cache_dir() / "registries" / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
-    shown, reason = show_url(url), ""
+    displayed_url, reason = show_url(url), ""
     for wait_s in (*_WAITS_S, None):
         try:
             answer = httpx.get(url, timeout=_LIMIT_S, follow_redirects=True)
@@ -92,23 +92,23 @@ def _download(url: str, note: Callable[[str], None], sleep: Callable[[float], No
                 rows = _parse(answer.text)
                 files.write_text(copy, answer.text)
                 return rows
-            reason, again = f"HTTP status {answer.status_code}", answer.is_server_error
+            reason, can_retry = f"HTTP status {answer.status_code}", answer.is_server_error
         except _NoRegistryError as error:  # such as the login page of a network
-            reason, again = f"the answer {error}", False
+            reason, can_retry = f"the answer {error}", False
         except httpx.InvalidURL:
-            raise _malformed(url) from None
+            raise _make_malformed_url_error(url) from None
         except httpx.HTTPError as error:
             reason = hide_credentials(str(error)) or type(error).__name__
-            again = isinstance(error, httpx.TransportError)
-        if not again or wait_s is None:
+            can_retry = isinstance(error, httpx.TransportError)
+        if not can_retry or wait_s is None:
             break
-        note(f"registry: {shown} cannot be read ({reason}); trying again in {wait_s:g} s")
+        note(f"registry: {displayed_url} cannot be read ({reason}); retrying in {wait_s:g} s")
         sleep(wait_s)
     if copy.is_file():
         with suppress(_NoRegistryError):
             rows = _parse(copy.read_text(encoding="utf-8"))
-            note(f"registry: {shown} cannot be read ({reason}): taking it as it was when this machine last read it")
+            note(f"registry: {displayed_url} cannot be read ({reason}): using this machine's last copy")
             return rows
     raise MissingError(
-        f"registry: {shown} cannot be read ({reason}): check the network, or give a file of yours as registry"
+        f"registry: {displayed_url} cannot be read ({reason}): check the network, or set registry to a local file"
     )

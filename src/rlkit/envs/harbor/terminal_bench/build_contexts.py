@@ -1,7 +1,7 @@
 """Build contexts that a task's `docker-compose.yaml` names.
 
-Invariant: a conversion copies nothing from outside of the task's folder, and names no build context or Dockerfile there
-for a container engine to read.
+Invariant: a conversion copies nothing from outside the task's folder, and refers a container engine to no build context
+or Dockerfile there.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ from pathlib import Path
 
 import yaml
 
-from rlkit.envs.harbor.terminal_bench.fidelity import as_mapping
+from rlkit.envs.harbor.terminal_bench.differences import as_mapping
 from rlkit.types import Json
 
 _FILE = "docker-compose.yaml"
 
 
-def context_fault(task: Path) -> str | None:
-    """Return the reason for which the build contexts of a task's folder cannot be copied; None where they can."""
+def find_context_fault(task: Path) -> str | None:
+    """Return why the build contexts of a task's folder cannot be copied; None if they can."""
     try:
         compose: object = yaml.safe_load((task / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         return f"its {_FILE} cannot be read: {' '.join(str(error).split())}"
     for service, settings in as_mapping(as_mapping(compose).get("services")).items():
-        for setting, path in _paths(as_mapping(settings).get("build")):
+        for setting, path in _list_paths(as_mapping(settings).get("build")):
             if _leaves(task, path):
                 return f"the {setting} of its service {service!r} leads out of its folder: {path!r}"
     return None
 
 
-def _paths(build: Json) -> Iterator[tuple[str, str]]:
-    """Yield the paths of a service's `build`, from the task's folder."""
+def _list_paths(build: Json) -> Iterator[tuple[str, str]]:
+    """Yield the paths of a service's `build`, relative to the task's folder."""
     if isinstance(build, str):
         yield "build context", build
         return
@@ -45,7 +45,7 @@ def _paths(build: Json) -> Iterator[tuple[str, str]]:
 
 
 def _leaves(task: Path, path: str) -> bool:
-    """Say whether a path leads out, by its text or through links; one with a variable may lead anywhere."""
+    """Return whether a path leads out, by its text or through links; a path with a variable may lead anywhere."""
     if "$" in path or path.startswith(("/", "~")) or os.path.normpath(path).split("/")[0] == "..":
         return True
     try:

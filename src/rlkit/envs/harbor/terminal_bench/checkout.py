@@ -1,6 +1,6 @@
 """Checkouts of one folder of a git repository at one commit.
 
-Invariant: what is checked out is of the commit that was asked for, whichever way the server let it be fetched.
+Invariant: the files are those of the requested commit, whichever way of fetching the server allows.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ DEFAULT_LIMITS = GitLimits()
 
 
 @dataclass(frozen=True)
-class Place:
-    """A folder of a repository at a commit of a branch: a path from the root, `.` for all, and a whole hash."""
+class GitFolder:
+    """A folder of a repository at a commit of a branch: a path from the root, `.` for all, and a full hash."""
 
     url: str
     branch: str
@@ -29,29 +29,33 @@ class Place:
     folder: str
 
 
-def newest_commit(url: str, branch: str, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS) -> str:
-    """Ask a repository for the newest commit of a branch.
+def find_newest_commit(
+    url: str, branch: str, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS
+) -> str:
+    """Return the newest commit of a branch of a repository.
 
     Raises:
         MissingError: git is not installed, the repository cannot be reached, or has no such branch.
     """
     reference = f"refs/heads/{branch}"
     try:
-        with tempfile.TemporaryDirectory() as folder:  # the working directory may be gone, or a repository
-            listed = Git(Path(folder), note, limits).repeat("ls-remote", "--", url, reference)
+        with tempfile.TemporaryDirectory() as folder:  # the working directory may be removed, or a repository
+            output = Git(Path(folder), note, limits).run_with_retries("ls-remote", "--", url, reference)
     except GitError as error:
-        raise _unreachable(url, error) from None
-    commit = next((line.split()[0] for line in listed.splitlines() if line.endswith(f"\t{reference}")), None)
+        raise _make_unreachable_error(url, error) from None
+    commit = next((line.split()[0] for line in output.splitlines() if line.endswith(f"\t{reference}")), None)
     if commit is None:
         raise MissingError(f"dataset: {show_url(url)} has no branch {branch}: check the registry's entry")
     return commit
 
 
-def check_out(place: Place, target: Path, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS) -> Path:
-    """Check a folder out, of whose repository no more is fetched than the server allows to leave out.
+def check_out(
+    source: GitFolder, target: Path, *, note: Callable[[str], None], limits: GitLimits = DEFAULT_LIMITS
+) -> Path:
+    """Check out a folder, and fetch as little of its repository as the server allows.
 
     Args:
-        target: a folder for the repository, which must not exist.
+        target: a new folder for the repository.
         note: called with progress.
 
     Returns:
@@ -61,47 +65,47 @@ def check_out(place: Place, target: Path, *, note: Callable[[str], None], limits
         MissingError: git is not installed, the repository cannot be reached, or has no such commit or folder.
     """
     problem: GitError | None = None
-    # From the way that takes least to the one that every server allows.
-    ways = (
-        ("--depth=1", "--filter=blob:none", "origin", place.commit),
-        ("--depth=1", "origin", place.commit),
-        ("origin", f"refs/heads/{place.branch}"),
+    # From the smallest download to the one that every server allows.
+    fetches = (
+        ("--depth=1", "--filter=blob:none", "origin", source.commit),
+        ("--depth=1", "origin", source.commit),
+        ("origin", f"refs/heads/{source.branch}"),
     )
-    for fetch in ways:
+    for fetch in fetches:
         shutil.rmtree(target, ignore_errors=True)
         make_folder(target)
         try:
-            _fetch(place, Git(target, note, limits), fetch)
+            _fetch(source, Git(target, note, limits), fetch)
         except GitError as error:
             problem = problem or error
             if error.network or error.final:
-                raise _unreachable(place.url, error) from None
+                raise _make_unreachable_error(source.url, error) from None
         else:
-            folder = target / place.folder
+            folder = target / source.folder
             if not folder.is_dir():
                 raise MissingError(
-                    f"dataset: {show_url(place.url)} has no folder {place.folder} at commit "
-                    f"{place.commit[:12]}: check dataset_path in the registry's entry"
+                    f"dataset: {show_url(source.url)} has no folder {source.folder} at commit "
+                    f"{source.commit[:12]}: check dataset_path in the registry's entry"
                 )
             return folder
     raise MissingError(
-        f"dataset: {show_url(place.url)} does not give commit {place.commit[:12]} of branch {place.branch} "
+        f"dataset: {show_url(source.url)} does not give commit {source.commit[:12]} of branch {source.branch} "
         f"({problem}): check the registry's entry"
     )
 
 
-def _fetch(place: Place, git: Git, fetch: Sequence[str]) -> None:
+def _fetch(source: GitFolder, git: Git, fetch: Sequence[str]) -> None:
     git.run("init", "--quiet")
-    git.run("config", "remote.origin.url", place.url)
+    git.run("config", "remote.origin.url", source.url)
     git.run("config", "http.lowSpeedLimit", "1000")
     git.run("config", "http.lowSpeedTime", f"{git.limits.silence_s:.0f}")
-    if place.folder != ".":
+    if source.folder != ".":
         git.run("config", "core.sparseCheckout", "true")
-        (git.folder / ".git" / "info" / "sparse-checkout").write_text(f"/{place.folder}/\n", encoding="utf-8")
-    git.repeat("fetch", "--progress", "--no-tags", *fetch)
-    git.repeat("checkout", "--progress", "--detach", place.commit)
+        (git.folder / ".git" / "info" / "sparse-checkout").write_text(f"/{source.folder}/\n", encoding="utf-8")
+    git.run_with_retries("fetch", "--progress", "--no-tags", *fetch)
+    git.run_with_retries("checkout", "--progress", "--detach", source.commit)
 
 
-def _unreachable(url: str, error: GitError) -> MissingError:
-    fix = "check the network, then try again" if error.network else "check the URL and the rights to read it"
+def _make_unreachable_error(url: str, error: GitError) -> MissingError:
+    fix = "check the network, then retry" if error.network else "check the URL and the rights to read it"
     return MissingError(f"dataset: {show_url(url)} cannot be fetched ({error}): {fix}")

@@ -1,6 +1,6 @@
-"""Tasks of terminal-bench 1 (`task.yaml`) as tasks of Harbor (`task.toml`), by Harbor's own mapper.
+"""Conversion of terminal-bench 1 tasks (`task.yaml`) to Harbor tasks (`task.toml`), by Harbor's own mapper.
 
-Invariant: a converted task is solved where terminal-bench 1 calls it resolved; what else differs is listed with it.
+Invariant: a converted task is solved where terminal-bench 1 calls it resolved; all other differences are listed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from yaml.error import MarkedYAMLError
 
 from rlkit._util import files
 from rlkit.envs.harbor.tasks import OLD_TASK_FILE, find_task_fault
-from rlkit.envs.harbor.terminal_bench.build_contexts import context_fault
-from rlkit.envs.harbor.terminal_bench.fidelity import PYTEST, differences, parser_of
+from rlkit.envs.harbor.terminal_bench.build_contexts import find_context_fault
+from rlkit.envs.harbor.terminal_bench.differences import PYTEST, list_differences, read_parser_name
 from rlkit.errors import MissingError, UsageError
 from rlkit.types import Json
 
-# terminal-bench 1 reads the lines below pytest's first summary, and looks at no exit code. The output goes to a file: a
+# terminal-bench 1 reads the lines below pytest's first summary, and ignores the exit code. The output goes to a file: a
 # program that the tests leave running would hold a pipe open.
 _TEST = """#!/bin/bash
 export TEST_DIR=/tests
@@ -62,7 +62,7 @@ _VERDICT = """rm -f "$output"
 echo "$reward" >/logs/verifier/reward.txt
 exit "$code"
 """
-# There, the tests ran in the container as the agent had left it, and no task said whether they look at processes.
+# In terminal-bench 1 the tests ran in the agent's container, and no task declared whether they look at processes.
 _METADATA = """
 [metadata.rlkit]
 tested_processes = true
@@ -71,7 +71,7 @@ tested_processes = true
 
 @dataclass(frozen=True)
 class Conversion:
-    """The new folders of a conversion, and by names of tasks why they failed, or what differs from terminal-bench 1."""
+    """The new folders of a conversion, and by task name reasons of failures and differences from terminal-bench 1."""
 
     folders: Sequence[Path]
     failed: Mapping[str, str]
@@ -79,7 +79,7 @@ class Conversion:
 
 
 def convert(source: Path, target: Path) -> Conversion:
-    """Convert a task, or a folder of tasks, to folders in `target`, none of which may be there yet.
+    """Convert a task, or a folder of tasks, to new folders in `target`.
 
     Raises:
         UsageError: `source` holds no such task, or `target` is inside it or cannot be written.
@@ -87,25 +87,25 @@ def convert(source: Path, target: Path) -> Conversion:
     """
     source, target = source.expanduser().absolute(), target.expanduser().absolute()
     if not source.is_dir():
-        raise UsageError(f"{source} is no folder")
+        raise UsageError(f"{source} is not a folder")
     if target.is_relative_to(source):
-        raise UsageError(f"--to: {target} is inside {source}; take a folder of its own")
-    tasks = [source] if (source / OLD_TASK_FILE).is_file() else sorted(old_tasks(source))
+        raise UsageError(f"--to: {target} is inside {source}; choose another folder")
+    tasks = [source] if (source / OLD_TASK_FILE).is_file() else sorted(list_old_tasks(source))
     if not tasks:
         raise UsageError(f"{source} holds no {OLD_TASK_FILE} of terminal-bench 1, nor does a folder in it")
     _make_writable(target)
-    folders, failed, differing = list[Path](), dict[str, str](), dict[str, Sequence[str]]()
+    folders, failed, differences = list[Path](), dict[str, str](), dict[str, Sequence[str]]()
     for task in tasks:
-        if (why := _convert_task(task, target)) is not None:
-            failed[task.name] = why
+        if (reason := _convert_task(task, target)) is not None:
+            failed[task.name] = reason
             continue
         folders.append(target / task.name)
-        if found := differences(task):
-            differing[task.name] = found
-    return Conversion(folders, failed, differing)
+        if lines := list_differences(task):
+            differences[task.name] = lines
+    return Conversion(folders, failed, differences)
 
 
-def old_tasks(folder: Path) -> list[Path]:
+def list_old_tasks(folder: Path) -> list[Path]:
     """List the tasks of terminal-bench 1 in a folder."""
     return [path.parent for path in folder.glob(f"*/{OLD_TASK_FILE}")]
 
@@ -114,47 +114,47 @@ def _make_writable(target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise UsageError(f"--to: {target} is or lies in a file; take another folder") from None
+        raise UsageError(f"--to: {target} is or lies in a file; choose another folder") from None
     except OSError as error:
-        raise UsageError(f"--to: {target} cannot be written: {error.strerror}; take another folder") from None
+        raise UsageError(f"--to: {target} cannot be written: {error.strerror}; choose another folder") from None
     if not os.access(target, os.W_OK | os.X_OK):
-        raise UsageError(f"--to: {target} cannot be written: you have no right to; take another folder")
+        raise UsageError(f"--to: {target} cannot be written: no permission; choose another folder")
 
 
 def _convert_task(source: Path, target: Path) -> str | None:
-    """Convert one task, and return the reason where it cannot be, in one line."""
+    """Convert one task, or return in one line why it cannot be converted."""
     from harbor.mappers.terminal_bench import TerminalBenchMapper
 
     target_folder = target / source.name
     if target_folder.exists():
-        return f"{target_folder} already exists: remove it, or take another folder"
-    why = _problem_of(source) or context_fault(source)  # the mapper copies a context from wherever it is
-    if why is not None:
-        return why
+        return f"{target_folder} already exists: remove it, or choose another folder"
+    reason = _find_file_fault(source) or find_context_fault(source)  # the mapper copies contexts from anywhere
+    if reason is not None:
+        return reason
     with tempfile.TemporaryDirectory() as temporary, contextlib.redirect_stdout(io.StringIO()):
         staged = Path(temporary) / source.name
         try:
             shutil.copytree(source, staged)
-        except OSError as error:  # such as a link that leads nowhere
+        except OSError as error:  # such as a broken link
             _require_room(str(error))
             return f"its files cannot be read: {' '.join(str(error).split())}"
-        (staged / "solution.yaml").unlink(missing_ok=True)  # the mapper refuses a task for it
-        mapped = TerminalBenchMapper().map(staged.parent, target)
-    why = " ".join(mapped.failed[0][1].split()) if mapped.failed else _finish(source, target_folder)
-    if why is not None:  # a half of a task would be in the way of a second try
+        (staged / "solution.yaml").unlink(missing_ok=True)  # the mapper refuses tasks with it
+        mapping = TerminalBenchMapper().map(staged.parent, target)
+    reason = " ".join(mapping.failed[0][1].split()) if mapping.failed else _finish(source, target_folder)
+    if reason is not None:  # an incomplete folder would block a retry
         shutil.rmtree(target_folder, ignore_errors=True)
-        _require_room(why)
-    return why
+        _require_room(reason)
+    return reason
 
 
 def _require_room(reason: str) -> None:
-    """Refuse to go on where a task failed for want of room; `shutil` and Harbor's mapper give no error numbers."""
+    """Raise a MissingError if the disk is full; `shutil` and Harbor's mapper give no error numbers."""
     if any(os.strerror(number) in reason for number in files.FULL):
-        raise MissingError("the disk is full, and the tasks cannot be converted: make room, then try again")
+        raise MissingError("the disk is full, and the tasks cannot be converted: free some space, then retry")
 
 
-def _problem_of(source: Path) -> str | None:
-    """Return the fault in the files that each task must have; the mapper's own messages name temporary files."""
+def _find_file_fault(source: Path) -> str | None:
+    """Return the fault in a task's required files, if any; the mapper's own messages name temporary files."""
     from harbor.mappers.terminal_bench import TerminalBenchTaskConfig
 
     if not (source / "run-tests.sh").is_file():
@@ -180,12 +180,12 @@ def _read_yaml(path: Path) -> Mapping[str, Json]:
     except OSError as error:
         raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path.name} is no text in UTF-8") from None
+        raise ValueError(f"{path.name} is not UTF-8 text") from None
     except MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ValueError(f"{path.name}{line}: is no YAML: {error.problem or error.context}") from None
+        raise ValueError(f"{path.name}{line}: is not YAML: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path.name}: is no YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path.name}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, Mapping):
         raise ValueError(f"{path.name}: must hold a mapping of settings, and not {type(content).__name__}")
     return cast("Mapping[str, Json]", content)
@@ -195,9 +195,9 @@ def _finish(source: Path, target_folder: Path) -> str | None:
     if not (target_folder / "environment" / "Dockerfile").is_file():
         return "it has no Dockerfile in the build context of its docker-compose.yaml"
     if (source / "tests" / "test.sh").exists():
-        return "its tests have a test.sh, whose name Harbor needs for its own"
+        return "its tests have a test.sh, a name that Harbor needs"
     shutil.copyfile(source / "run-tests.sh", target_folder / "tests" / "run-tests.sh")
-    rule = _BY_SUMMARY if parser_of(source) == PYTEST else _BY_EXIT_CODE
+    rule = _BY_SUMMARY if read_parser_name(source) == PYTEST else _BY_EXIT_CODE
     (target_folder / "tests" / "test.sh").write_text(_TEST + rule + _VERDICT, encoding="utf-8")
     with (target_folder / "task.toml").open("a", encoding="utf-8") as file:
         file.write(_METADATA)

@@ -17,10 +17,10 @@ from rlkit.errors import UsageError, did_you_mean
 from rlkit.types import Json
 
 REGISTRY_URL = "https://raw.githubusercontent.com/laude-institute/terminal-bench/main/registry.json"
-"""Where terminal-bench 1 publishes its registry."""
+"""The published registry of terminal-bench 1."""
 
 HEAD = "head"
-"""Stands for the newest commit of a branch, and for the version that follows it."""
+"""Name of the newest commit of a branch, and of the version that follows it."""
 
 # fmt: off
 _ON_A_BRANCH = (
@@ -39,7 +39,7 @@ PUBLISHED: Mapping[str, Sequence[str]] = {
 
 def _check_argument(value: str) -> str:
     if not value or value.startswith("-") or any(character.isspace() for character in value):
-        raise ValueError("what is empty, has a space or begins with - cannot be given to git")
+        raise ValueError("must not be empty, contain a space or begin with -, since it is an argument of git")
     return value
 
 
@@ -53,14 +53,14 @@ def _check_url(value: str) -> str:
 
 def _check_commit(value: str) -> str:
     if value != HEAD and not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", value):
-        raise ValueError(f"{value!r} is neither a whole commit hash nor {HEAD!r}")
+        raise ValueError(f"{value!r} is neither a full commit hash nor {HEAD!r}")
     return value
 
 
 def _check_folder(value: str) -> str:
     path = PurePosixPath(value)
     if path.is_absolute() or ".." in path.parts or any(character in value for character in "\n*?[\\!"):
-        raise ValueError(f"{value!r} is no folder below the repository's root")
+        raise ValueError(f"{value!r} is not a folder below the repository's root")
     return str(path)
 
 
@@ -70,8 +70,8 @@ class Entry(BaseModel):
     Args:
         version: such as `0.1.1`, or `head`.
         github_url: git repository: a URL, `HOST:PATH` or an absolute path.
-        commit_hash: whole hash, or `head` for the newest of the branch.
-        task_id_subset: tasks that belong to the dataset; None for all of the folder.
+        commit_hash: full hash, or `head` for the newest commit of the branch.
+        task_id_subset: tasks of the dataset; None for all of the folder.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
@@ -91,49 +91,49 @@ class Entry(BaseModel):
 
 
 def is_published(name: str, version: str | None) -> bool:
-    """Say whether a dataset is of terminal-bench 1's published registry.
+    """Return whether terminal-bench 1's published registry has a dataset.
 
-    A name without a version is only where Harbor's registry has nothing of that name.
+    Without a version only names count that Harbor's registry lacks.
     """
     return name == "terminal-bench-core" if version is None else version in PUBLISHED.get(name, ())
 
 
 def is_entry(row: Json) -> bool:
-    """Say whether a row of a registry has the form of terminal-bench 1; Harbor's rows list tasks instead."""
+    """Return whether a row of a registry has the form of terminal-bench 1; Harbor's rows list tasks instead."""
     return isinstance(row, Mapping) and "github_url" in row
 
 
 def find_entry(rows: Sequence[Json], name: str, version: str | None, *, registry: str) -> Entry:
     """Find the entry of a dataset in rows of terminal-bench 1's form, read from a registry's file or URL.
 
-    Without a version it is the newest release, or `head` where nothing is released.
+    The default version is the newest release, or `head` without releases.
 
     Raises:
-        UsageError: there is none, or the entry lacks something.
+        UsageError: there is no such entry, or it lacks a field.
     """
-    named = [row for row in map(_fields, rows) if row.get("name") == name]
-    if not named:
-        names = sorted({str(row.get("name")) for row in map(_fields, rows)})
+    candidates = [row for row in map(_as_fields, rows) if row.get("name") == name]
+    if not candidates:
+        names = sorted({str(row.get("name")) for row in map(_as_fields, rows)})
         raise UsageError(
             f"dataset: {registry} has no {name!r}.{did_you_mean(name, names)} It has: {', '.join(names[:20])}"
         )
-    versions = [str(row.get("version")) for row in named]
-    wanted = version or max(versions, key=_release)
-    row = next((row for row in named if row.get("version") == wanted), None)
+    versions = [str(row.get("version")) for row in candidates]
+    version = version or max(versions, key=_parse_release)
+    row = next((row for row in candidates if row.get("version") == version), None)
     if row is None:
-        raise UsageError(f"dataset: {registry} has no version {wanted!r} of {name}; it has {', '.join(versions)}")
+        raise UsageError(f"dataset: {registry} has no version {version!r} of {name}; it has {', '.join(versions)}")
     try:
         return Entry.model_validate(row)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"]))
-        raise UsageError(f"registry: {field} of {name} {wanted} in {registry}: {first['msg']}") from None
+        raise UsageError(f"registry: {field} of {name} {version} in {registry}: {first['msg']}") from None
 
 
-def _fields(row: Json) -> Mapping[str, Json]:
+def _as_fields(row: Json) -> Mapping[str, Json]:
     return cast("Mapping[str, Json]", row)
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """Order releases by their numbers, before which comes what is no release."""
+def _parse_release(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release; nothing for other versions, which come before all releases."""
     return tuple(map(int, version.split("."))) if re.fullmatch(r"\d+(\.\d+)*", version) else ()

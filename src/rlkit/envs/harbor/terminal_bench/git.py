@@ -1,7 +1,7 @@
-"""Running git for a checkout of one folder at one commit.
+"""Calls of git for a checkout of one folder at one commit.
 
-Invariant: no call of git asks a person anything, runs a program of the repository's, or goes on for ever: it ends with
-its limit, with silence, and with its caller.
+Invariant: no call of git prompts a person, runs a program of the repository, or runs for ever: it ends at its limit,
+after a silence, and with its caller.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FINAL = re.compile(
     re.IGNORECASE,
 )
 _NAMES = re.compile(r"(?<!\w)'[^']*'|\w[\w+.-]*://\S+|\brefs/\S+")
-"""Names of files, repositories and branches in what git says: they may have any words."""
+"""Names of files, repositories and branches in git's messages: they may contain any words."""
 
 _TAIL_CHARACTERS = 300
 _READ_BYTES = 4096
@@ -45,7 +45,7 @@ _READ_BYTES = 4096
 
 @dataclass(frozen=True)
 class GitLimits:
-    """Seconds of a call of git, of its silence, before each repetition, and between notes on progress."""
+    """Limits of a call of git and of its silence, waits before retries, and interval of notes on progress."""
 
     total_s: float = 1800.0
     silence_s: float = 120.0
@@ -56,7 +56,7 @@ class GitLimits:
 class GitError(Exception):
     """A call of git failed; the text is one line without credentials.
 
-    `network` says whether a repetition may help, `final` whether no other way of fetching can.
+    `network`: a retry may help. `final`: no other way of fetching can help.
     """
 
     def __init__(self, reason: str, *, network: bool, final: bool) -> None:
@@ -73,18 +73,18 @@ class Git:
     limits: GitLimits
 
     def run(self, *arguments: str) -> str:
-        """Run a command and return what it printed, or raise a GitError where it failed or ran into a limit."""
+        """Run a command and return its output, or raise a GitError if it failed or ran into a limit."""
         program = shutil.which("git")
         if program is None:
-            raise MissingError("git is not installed: install it, or give a folder of tasks as tasks_dir")
-        return self._call(program, arguments, _environment() | self._ssh_command(program))
+            raise MissingError("git is not installed: install it, or set tasks_dir to a folder of tasks")
+        return self._call(program, arguments, _make_environment() | self._choose_ssh_command(program))
 
-    def _ssh_command(self, program: str) -> dict[str, str]:
-        """Return the variable of an ssh that asks nothing, unless the user has chosen a program."""
+    def _choose_ssh_command(self, program: str) -> dict[str, str]:
+        """Return the variable for an ssh without prompts, unless the user has configured a program."""
         if os.environ.keys() & {"GIT_SSH", "GIT_SSH_COMMAND"}:
             return {}
         try:
-            self._call(program, ("config", "--get", "core.sshCommand"), _environment())
+            self._call(program, ("config", "--get", "core.sshCommand"), _make_environment())
         except GitError:
             return {"GIT_SSH_COMMAND": "ssh -o BatchMode=yes -o ConnectTimeout=30"}
         return {}
@@ -101,92 +101,93 @@ class Git:
             start_new_session=True,
         ) as process:
             try:
-                out, messages = self._watch(process)
+                out, messages = self._read_output(process)
             finally:
-                _end(process)
+                _kill(process)
         if process.returncode != 0:
             message = " ".join(messages.decode(errors="replace").split())
-            said = _NAMES.sub("NAME", message)
-            final = _FINAL.search(said) is not None
-            network = not final and _NETWORK.search(said) is not None
+            anonymous = _NAMES.sub("NAME", message)
+            final = _FINAL.search(anonymous) is not None
+            network = not final and _NETWORK.search(anonymous) is not None
             reason = hide_credentials(message)[-_TAIL_CHARACTERS:] or f"exit code {process.returncode}"
             raise GitError(reason, network=network, final=final)
         return out.decode(errors="replace").strip()
 
-    def repeat(self, *arguments: str) -> str:
-        """Run a command that asks the network, again where that was in trouble."""
+    def run_with_retries(self, *arguments: str) -> str:
+        """Run a command that uses the network, and retry it after network errors."""
         for wait_s in (*self.limits.waits_s, None):
             try:
                 return self.run(*arguments)
             except GitError as error:
                 if not error.network or wait_s is None:
                     raise
-                self.note(f"git: {error}; trying again in {wait_s:g} s")
+                self.note(f"git: {error}; retrying in {wait_s:g} s")
                 sleep(wait_s)
         raise AssertionError
 
-    def _watch(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    def _read_output(self, process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         assert process.stdout is not None
         assert process.stderr is not None
-        heard = Queue[tuple[bool, bytes]]()
+        queue = Queue[tuple[bool, bytes]]()
         for stream, is_error in ((process.stdout, False), (process.stderr, True)):
-            Thread(target=_forward, args=(stream, is_error, heard), daemon=True).start()
-        printed = {False: bytearray(), True: bytearray()}
-        began_s = noted_s = monotonic()
-        ends = 0
-        while ends < len(printed):
-            left_s = began_s + self.limits.total_s - monotonic()
+            Thread(target=_forward, args=(stream, is_error, queue), daemon=True).start()
+        output = {False: bytearray(), True: bytearray()}
+        start_s = last_note_s = monotonic()
+        closed_streams = 0
+        while closed_streams < len(output):
+            left_s = start_s + self.limits.total_s - monotonic()
             try:
-                is_error, data = heard.get(timeout=max(0.0, min(left_s, self.limits.silence_s)))
+                is_error, data = queue.get(timeout=max(0.0, min(left_s, self.limits.silence_s)))
             except Empty:
                 limit_s = self.limits.total_s if left_s <= self.limits.silence_s else self.limits.silence_s
-                what = "did not finish" if limit_s == self.limits.total_s else "said nothing"
-                raise GitError(f"git {what} for {limit_s:g} s", network=True, final=False) from None
-            ends += not data
-            printed[is_error] += data
-            if is_error and monotonic() - noted_s > self.limits.note_every_s and (line := _progress(printed[True])):
+                problem = "did not finish" if limit_s == self.limits.total_s else "said nothing"
+                raise GitError(f"git {problem} for {limit_s:g} s", network=True, final=False) from None
+            closed_streams += not data
+            output[is_error] += data
+            is_note_due = is_error and monotonic() - last_note_s > self.limits.note_every_s
+            if is_note_due and (line := _find_progress(output[True])):
                 self.note(f"git: {line}")
-                noted_s = monotonic()
+                last_note_s = monotonic()
         process.wait()
-        return bytes(printed[False]), _without_progress(bytes(printed[True]))
+        return bytes(output[False]), _remove_progress(bytes(output[True]))
 
 
-def _forward(stream: IO[bytes], is_error: bool, heard: Queue[tuple[bool, bytes]]) -> None:
+def _forward(stream: IO[bytes], is_error: bool, queue: Queue[tuple[bool, bytes]]) -> None:
     descriptor = stream.fileno()
     while True:
         try:
             data = os.read(descriptor, _READ_BYTES)
         except OSError:
             data = b""
-        heard.put((is_error, data))
+        queue.put((is_error, data))
         if not data:
             return
 
 
-def _environment() -> dict[str, str]:
-    variables = {name: value for name, value in os.environ.items() if name not in _OF_A_REPOSITORY}
+def _make_environment() -> dict[str, str]:
+    variables = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
     return variables | {"GIT_TERMINAL_PROMPT": "0", "GCM_INTERACTIVE": "never", "GIT_ASKPASS": "true", "LC_ALL": "C"}
 
 
-# Set for the hooks of a repository, in which rlkit may run.
-_OF_A_REPOSITORY = frozenset(
+# Set for a repository's hooks, in which rlkit may run.
+_REPOSITORY_VARIABLES = frozenset(
     {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_PREFIX"}
 )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a call that goes on: git's helpers are of its group."""
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a running call with its process group, to which git's helpers belong."""
     if process.returncode is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
-def _progress(data: bytearray) -> str:
-    """The last line of progress that is whole, such as `Receiving objects:  45% (9/20)`."""
+def _find_progress(data: bytearray) -> str:
+    """Return the last complete line of progress, such as `Receiving objects:  45% (9/20)`."""
     lines = re.split(r"[\r\n]", bytes(data[-_READ_BYTES:]).decode(errors="replace"))[:-1]
     return next((" ".join(line.split()) for line in reversed(lines) if "% (" in line), "")
 
 
-def _without_progress(data: bytes) -> bytes:
-    """Keep what git said for good: a line of progress ends with a carriage return."""
+def _remove_progress(data: bytes) -> bytes:
+    """Remove progress, whose lines end with a carriage return."""
     return b"\n".join(line.rpartition(b"\r")[2] for line in data.replace(b"\r\n", b"\n").split(b"\n"))

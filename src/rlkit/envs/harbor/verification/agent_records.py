@@ -1,7 +1,7 @@
-"""The records that an agent writes on rlkit's side of its environment, such as a trajectory, which tests may read.
+"""Records that an agent's program writes on rlkit's side, such as a trajectory, for tests to read.
 
-Invariant: what a verifier reads of them is what the agent's own program wrote. Harbor copies the folder of logs out of
-the environment over them, and what the agent left running there can write to that folder.
+Invariant: a verifier reads exactly the records of the agent's program. Harbor copies the folder of logs out of the
+environment over them, and processes that the agent left running there can write to that folder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _records = WeakKeyDictionary[BaseEnvironment, "AgentRecords"]()
 
 
 class AgentRecords:
-    """Copies of the files that were written to a folder of logs while an agent ran; its subfolders do not count.
+    """Copies of the files that were written to a folder of logs while an agent ran, without subfolders.
 
-    The agent cannot reach the folder `copies`, which is made when it is needed.
+    The agent cannot reach the folder `copies`, which is made on demand.
     """
 
     def __init__(self, folder: Path, copies: Path) -> None:
@@ -34,51 +34,51 @@ class AgentRecords:
         self._before = dict[str, _Stamp]()
 
     def begin(self) -> None:
-        """Take note of what is there before the agent runs."""
+        """Note the files that exist before the agent runs."""
         self._before = self._stamps()
 
     def save(self) -> None:
-        """Copy what was written since then."""
+        """Copy the files that were written since `begin`."""
         for name, stamp in self._stamps().items():
             if self._before.get(name) != stamp:
                 self._copies.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(self._folder / name, self._copies / name, follow_symlinks=False)
 
     def restore(self) -> None:
-        """Put the copies back in the place of what is there now, and remove them."""
+        """Replace the folder's files by the copies, and remove the copies."""
         if not self._copies.is_dir():
             return
         for copy in self._copies.iterdir():
             target = self._folder / copy.name
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target)
-            copy.replace(target)  # which replaces a link, and follows none
+            copy.replace(target)  # replaces a link instead of following it
         self._copies.rmdir()
 
     def _stamps(self) -> dict[str, _Stamp]:
         stamps = dict[str, _Stamp]()
         if self._folder.is_dir():
             for entry in os.scandir(self._folder):
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode):
-                    stamps[entry.name] = (found.st_ino, found.st_mtime_ns, found.st_size)
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode):
+                    stamps[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
         return stamps
 
 
 def watch_records(environment: BaseEnvironment, folder: Path, copies: Path) -> AgentRecords:
-    """Return the records of the agent that plays in an environment, under which `records_of` finds them."""
+    """Register and return the records of the agent that plays in an environment; `get_records` finds them."""
     return _records.setdefault(environment, AgentRecords(folder, copies))
 
 
-def records_of(environment: BaseEnvironment) -> AgentRecords | None:
-    """Return the records of the agent that plays in an environment; None where nobody watches them."""
+def get_records(environment: BaseEnvironment) -> AgentRecords | None:
+    """Return the registered records of the agent that plays in an environment, if any."""
     return _records.get(environment)
 
 
 def write_record(path: Path, data: bytes, log: logging.Logger) -> None:
-    """Write a record in a folder that the agent may write to as well, through no link in its place.
+    """Write a record in a folder that the agent can write to as well, without following a link at `path`.
 
-    A record that cannot be written is logged: how the agent ended matters more.
+    A failure is only logged: the end of the agent matters more.
     """
     try:
         write_bytes(path, data)

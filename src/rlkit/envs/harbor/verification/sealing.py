@@ -1,7 +1,7 @@
-"""Sealing verification from the agent: what it left running cannot write a reward, nor the tests that decide on it.
+"""Sealing of verification: processes that the agent left running can write neither a reward nor the tests.
 
-Invariant: no verifier starts before its environment was sealed; an environment that cannot be is a failure of the
-environment, never a reward.
+Invariant: no verifier starts before its environment was sealed; an environment that cannot be sealed is an environment
+fault, never a reward.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from harbor.models.task.config import TaskOS
 from harbor.models.trial.paths import EnvironmentPaths
 
 from rlkit._util.threads import in_thread
-from rlkit.envs.harbor.verification.agent_records import records_of
+from rlkit.envs.harbor.verification.agent_records import get_records
 from rlkit.errors import EnvironmentFault, UsageError
 from rlkit.sandbox.spec import shared_paths
 
 TABLE = "rlkit"
-"""The table of a task's `[metadata]` that says what of the agent's work is verified."""
+"""Table of a task's `[metadata]` with the part of the agent's work that is verified."""
 
 PRIVATE_FOLDERS = tuple(
     str(path) for path in (EnvironmentPaths.verifier_dir, EnvironmentPaths.tests_dir, EnvironmentPaths.agent_dir)
 )
-"""Folders that a verifier's view has to itself."""
+"""Private folders of a verifier's view."""
 
 _PROGRAM_FOLDERS = frozenset({"bin", "etc", "lib", "lib32", "lib64", "sbin", "usr"})
 """Folders at the root of an image with its programs, libraries and settings."""
@@ -84,12 +84,12 @@ done
 
 @dataclass(frozen=True)
 class TestedWork:
-    """The part of the agent's work that a task's tests look at: folders of the sandbox, None for everything.
+    """The part of the agent's work that a task's tests examine: folders of the sandbox, None for everything.
 
-    In the place of all else the tests see the image as it was. `processes` adds what the agent leaves running.
+    Outside these folders the tests see the original image. `processes` adds processes that the agent leaves running.
     """
 
-    __test__ = False  # pytest would take it for a class of tests
+    __test__ = False  # else pytest collects it as a class of tests
 
     folders: tuple[str, ...] | None = None
     processes: bool = False
@@ -127,14 +127,14 @@ class SealableEnvironment(Protocol):
     """An environment that gives the verifier a view of its own."""
 
     seal_problem: str
-    """Why it cannot, as far as it is known; empty where it can."""
+    """Reason why it cannot, as far as it is known; empty where it can."""
 
     async def seal(self, work: TestedWork, user: str | int | None) -> None:
-        """Have commands and transfers from now on go to a view that shows this work to a verifier."""
+        """Send commands and transfers from now on to a view that shows this work to a verifier."""
         ...
 
     async def unseal(self) -> None:
-        """Have them go to the agent's side again."""
+        """Send them to the agent's side again."""
         ...
 
 
@@ -142,7 +142,7 @@ _own_processes = WeakKeyDictionary[BaseEnvironment, frozenset[str]]()
 
 
 async def note_processes(environment: BaseEnvironment) -> None:
-    """Note the processes that an environment starts with, before an agent has been in it."""
+    """Note the processes of an environment before an agent has been in it."""
     if not _has_view(environment) and environment.os != TaskOS.WINDOWS:
         listed = await environment.exec(f"{_LIST}\nlist", user="root", timeout_sec=_SEAL_S)
         if listed.return_code == 0:
@@ -150,11 +150,11 @@ async def note_processes(environment: BaseEnvironment) -> None:
 
 
 async def restore_logs(environment: BaseEnvironment, folder: Path) -> None:
-    """Give the tests in a sealed environment the agent's logs as they were when its work was over.
+    """Upload the agent's logs, as they were at the end of its work, to a sealed environment.
 
     They are in the trial's folder of logs, with the records that the agent wrote on this side.
     """
-    if (records := records_of(environment)) is not None:
+    if (records := get_records(environment)) is not None:
         await in_thread(records.restore)
     if not environment.capabilities.mounted:
         await environment.upload_dir(folder, str(EnvironmentPaths.for_os(environment.os).agent_dir))
@@ -164,12 +164,12 @@ async def restore_logs(environment: BaseEnvironment, folder: Path) -> None:
 async def sealed(
     environment: BaseEnvironment, work: TestedWork, *, user: str | int | None, is_last: bool
 ) -> AsyncGenerator[None]:
-    """Keep what the agent left running from a verification.
+    """Seal an environment from processes that the agent left running, for the time of a verification.
 
     Args:
-        user: the user that the tests run as; None for the image's own.
-        is_last: whether the agent's work is over. Where its processes have to be kept away, they are ended then, and
-            halted otherwise.
+        user: user of the tests; None for the image's own.
+        is_last: the agent's work is over. Without a view its processes are then killed, and otherwise stopped for the
+            time of the verification.
 
     Raises:
         EnvironmentFault: it cannot be sealed.
@@ -196,7 +196,7 @@ async def sealed(
 
 
 def describe_seal(*, has_view: bool, work: TestedWork) -> tuple[str, ...]:
-    """Say what an agent can still forge in an environment, a line each; nothing where all is sealed."""
+    """List what an agent can still forge in an environment, a line each; nothing where all is sealed."""
     open_ends: list[str] = []
     programs = [folder for folder in work.folders or () if PurePosixPath(folder).parts[1] in _PROGRAM_FOLDERS]
     if has_view and programs:
@@ -220,10 +220,10 @@ def _has_view(environment: BaseEnvironment) -> bool:
 
 
 async def _signal_processes(environment: BaseEnvironment, signal: str) -> None:
-    kept = _own_processes.get(environment)
-    if kept is None:
-        raise EnvironmentFault("the environment's own processes are not known, so the agent's cannot be told apart")
-    await _run_as_root(environment, f"{_LIST}\nkept='{' '.join(sorted(kept))}'\nsignal={signal}\n{_SIGNAL}")
+    processes = _own_processes.get(environment)
+    if processes is None:
+        raise EnvironmentFault("the environment's own processes are unknown, so the agent's cannot be identified")
+    await _run_as_root(environment, f"{_LIST}\nkept='{' '.join(sorted(processes))}'\nsignal={signal}\n{_SIGNAL}")
 
 
 async def _renew_folders(environment: BaseEnvironment, user: str | int | None) -> None:
@@ -235,6 +235,6 @@ async def _renew_folders(environment: BaseEnvironment, user: str | int | None) -
 
 
 async def _run_as_root(environment: BaseEnvironment, script: str) -> None:
-    done = await environment.exec(script, user="root", timeout_sec=_SEAL_S)
-    if done.return_code != 0:
-        raise EnvironmentFault(f"the environment could not be sealed: {(done.stderr or done.stdout or '').strip()}")
+    result = await environment.exec(script, user="root", timeout_sec=_SEAL_S)
+    if result.return_code != 0:
+        raise EnvironmentFault(f"the environment could not be sealed: {(result.stderr or result.stdout or '').strip()}")

@@ -17,10 +17,10 @@ from rlkit.envs.harbor.verification.sealing import TestedWork, restore_logs, sea
 
 
 class SealedVerifier(Verifier):
-    """A verifier that seals the agent's environment, where it shares it, and reads the reward from what is sealed."""
+    """A verifier that seals the environment that it shares with the agent, and reads the reward from there."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's own, as it gives them
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportArgumentType]  Harbor's arguments, passed through
         config = self.task.config
         step = next((step for step in config.steps or () if step.name == self.step_name), None)
         mode = resolve_task_verifier_mode(config) if step is None else resolve_step_verifier_mode(config, step)
